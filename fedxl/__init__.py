@@ -1,0 +1,33 @@
+"""fedxl: train across data holders who cannot pool their data, for objectives that couple their examples."""
+
+from fedxl.algorithms import ALGORITHMS, Method
+from fedxl.errors import UserError
+from fedxl.risk import (
+    RISKS,
+    XRisk,
+    auroc,
+    average_precision,
+    contrastive,
+    p_norm_push,
+    partial_auc,
+    two_way_partial_auc,
+)
+from fedxl.run import Result, Settings, fit
+
+__version__ = "0.1.0"
+__all__ = [
+    "ALGORITHMS",
+    "RISKS",
+    "Method",
+    "Result",
+    "Settings",
+    "UserError",
+    "XRisk",
+    "auroc",
+    "average_precision",
+    "contrastive",
+    "fit",
+    "p_norm_push",
+    "partial_auc",
+    "two_way_partial_auc",
+]

@@ -1,0 +1,174 @@
+"""What an algorithm is: a client's round as pure functions over named tensors, everything random already drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedxl import tree
+from fedxl.errors import require
+from fedxl.models import Score, Weights
+from fedxl.risk import Side
+
+T = TypeVar("T")
+
+
+class Share(NamedTuple):
+    """How much one client counts; scalars, see `data.federation.shares`."""
+
+    model: Tensor  # in the average of the models; sums to 1 over the population
+    first: Tensor  # factor of its gradient from S1, 0 if it holds none
+    second: Tensor  # the same for S2
+
+
+class Fresh(NamedTuple):
+    """Examples that are scored for the pool but not trained on (the z-hat of Algorithm 2); may be empty."""
+
+    x: Tensor  # [F1 + F2, ...]
+    y: Tensor  # [F1 + F2]
+    rows: Tensor  # [F1]
+
+
+class Batch(NamedTuple):
+    """One step's examples of S1, then of S2, and which pooled scores to pair them with."""
+
+    x: Tensor  # [B1 + B2, ...]
+    y: Tensor  # [B1 + B2]
+    rows: Tensor  # [B1] where the examples of S1 stand in this client's u
+    lag1: Tensor  # [B1] indices into the pool's S1 entries
+    lag2: Tensor  # [B2] ... and its S2 entries
+    fresh: Fresh
+
+
+class Reading(NamedTuple):
+    """What an algorithm reads at each step: which labels, how many, and whether fresh points besides."""
+
+    first: Side
+    second: Side
+    size1: int
+    size2: int
+    fresh: bool = False
+
+
+class PoolWeights(NamedTuple):
+    """How likely each entry of the pool is to be drawn, S1's and S2's; no entry at all is one of weight 0."""
+
+    first: Tensor
+    second: Tensor
+
+
+class Algorithm(Protocol):
+    """Hyper-parameters are the fields of a frozen dataclass; state goes in and comes out.
+
+    *Server* is the global state and the downlink message, *Client* is private to its site, *Work* lives inside a
+    round, *Trace* is what a step emits and *Update* is the uplink message. Every Server has `weights` and `step`,
+    every Update `share`; the rest is each algorithm's own affair. `aggregate` gets updates stacked, a row a client.
+    """
+
+    @property
+    def prelude(self) -> Algorithm | None:
+        """What runs as round 0, or None: then training begins with round 1."""
+
+    def reading(self, batch1: int, batch2: int) -> Reading: ...
+
+    def pool_weights(self, server: Any) -> PoolWeights | None: ...
+
+    def init(self, weights: Weights) -> Any: ...
+
+    def init_client(self, server: Any, num_rows: int) -> Any: ...
+
+    def start(self, server: Any, client: Any, share: Share) -> Any: ...
+
+    def step(self, server: Any, work: Any, batch: Batch) -> tuple[Any, Any]: ...
+
+    def finish(self, server: Any, work: Any, trace: Any) -> tuple[Any, Any]: ...
+
+    def aggregate(self, server: Any, updates: Any) -> Any: ...
+
+
+class ClientRound(Protocol):
+    """The part of an algorithm that runs at a client; an executor may offer its own version for many at once."""
+
+    def start(self, server: Any, client: Any, share: Share) -> Any: ...
+
+    def step(self, server: Any, work: Any, batch: Batch) -> tuple[Any, Any]: ...
+
+    def finish(self, server: Any, work: Any, trace: Any) -> tuple[Any, Any]: ...
+
+
+def local_round(
+    algorithm: ClientRound, server: Any, client: Any, share: Share, batches: Iterable[Batch]
+) -> tuple[Any, Any]:
+    """One client's round, a scan over its steps: (client, update). Traces come stacked, steps first."""
+    work = algorithm.start(server, client, share)
+    traces = []
+    for batch in batches:
+        work, trace = algorithm.step(server, work, batch)
+        traces.append(trace)
+    return algorithm.finish(server, work, tree.stack(traces))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Descent:
+    """What all local methods share: a score function, a learning rate and its decay, and what becomes of buffers."""
+
+    score: Score
+    lr: float = 0.1
+    milestones: tuple[int, ...] = ()  # local steps at which the rate is multiplied by `decay`
+    decay: float = 0.1
+    weight_decay: float = 0.0
+    buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client's own
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require(0 < self.decay <= 1, f"decay must lie in (0, 1], got {self.decay}")
+        require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
+        require(
+            all(step > 0 for step in self.milestones) and list(self.milestones) == sorted(set(self.milestones)),
+            f"milestones must be positive and ascending, got {list(self.milestones)}",
+        )
+        require(
+            self.buffers in ("average", "local"),
+            f"buffers must be 'average' or 'local', not '{self.buffers}'",
+        )
+
+    def rate(self, step: Tensor) -> Tensor | float:
+        """The learning rate at a step; a plain number while there is nothing to decay."""
+        rate: Tensor | float = self.lr
+        for milestone in self.milestones:
+            rate = torch.where(step >= milestone, rate * self.decay, rate)
+        return rate
+
+    def descend(self, params: dict[str, Tensor], G: dict[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+        """params - rate (G + weight_decay params)."""
+        if self.weight_decay:
+            G = tree.map(lambda g, w: torch.add(g, w, alpha=self.weight_decay), G, params)
+        rate = self.rate(step)
+        if isinstance(rate, float):
+            return tree.map(lambda w, g: torch.add(w, g, alpha=-rate), params, G)
+        return tree.map(lambda w, g: torch.addcmul(w, g, -rate), params, G)
+
+    def own_buffers(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What of the buffers a client keeps to itself between its rounds."""
+        return buffers if self.buffers == "local" else {}
+
+
+def average(stacked: T, shares: Tensor, otherwise: T) -> T:
+    """The weighted mean over clients, leaf by leaf; `otherwise` where no client counts.
+
+    Integer leaves (BatchNorm's counters) are averaged too, and rounded.
+    """
+    total = shares.sum()
+    weights = shares / torch.where(total > 0, total, torch.ones_like(total))
+
+    def mean(leaf: Tensor, fallback: Tensor) -> Tensor:
+        exact = leaf if leaf.is_floating_point() else leaf.double()
+        averaged = torch.tensordot(weights.to(exact.dtype), exact, 1)
+        averaged = averaged if leaf.is_floating_point() else averaged.round().to(leaf.dtype)
+        return torch.where(total > 0, averaged, fallback)
+
+    return tree.map(mean, stacked, otherwise)

@@ -1,0 +1,176 @@
+"""CODASCA (Yuan, Guo, Xu, Ying, Yang. Federated Deep AUC Maximization for Heterogeneous Data. ICML 2021).
+
+Min-max AUC on sigmoid scores h, p the share of positives, m the margin, (w, a, b) primal and alpha dual:
+
+    F = (1-p) E[(h-a)^2; y=1] + p E[(h-b)^2; y=0]
+        + 2 alpha (p (1-p) m + E[p h; y=0] - E[(1-p) h; y=1]) - p (1-p) alpha^2
+
+Local steps are corrected by control variates, c - c_i, and pulled to a reference point that moves stage by stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedxl import tree
+from fedxl.algorithm import Batch, Descent, PoolWeights, Reading, Share, average
+from fedxl.errors import require
+from fedxl.models import Weights
+
+
+class Point(NamedTuple):
+    """The primal-dual variable, or a direction in its space."""
+
+    params: dict[str, Tensor]
+    a: Tensor
+    b: Tensor
+    alpha: Tensor
+
+
+class Server(NamedTuple):
+    weights: Weights
+    point: Point  # the averaged point; its params are those of `weights`
+    reference: Point  # where this stage began
+    c: Point  # mean of all clients' control variates
+    step: Tensor
+
+
+class Client(NamedTuple):
+    c: Point  # its mean direction in its last round
+    buffers: dict[str, Tensor]
+
+
+class Work(NamedTuple):
+    point: Point
+    buffers: dict[str, Tensor]
+    c: Point
+    total: Point  # sum of this round's directions
+    step: Tensor
+    share: Share
+
+
+class Trace(NamedTuple):
+    """Nothing to tell."""
+
+
+class Update(NamedTuple):
+    point: Point
+    buffers: dict[str, Tensor]
+    change: Point  # of this client's control variate
+    share: Share
+    steps: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CODASCA(Descent):
+    """Min-max AUC with control variates. The defaults are its authors' settings."""
+
+    weight_decay: float = 1e-5
+    positive_share: float = 0.0  # p over all clients' examples; 0: taken from the data
+    margin: float = 1.0
+    proximal: float = 500.0  # gamma of its paper: the pull to the reference is (v - v_ref) / proximal
+    clip: float = 1.0  # every entry of a gradient is held to [-clip, clip], as its authors' optimiser does; 0: not
+    stage_steps: int = 4000  # T0: steps after which the rate is divided and the reference renewed
+    stage_decay: float = 3.0
+    control: bool = True  # False: CODA+, the same without control variates
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.positive_share < 1, f"positive_share must lie in [0, 1), got {self.positive_share}")
+        require(self.margin > 0, f"margin must be positive, got {self.margin}")
+        require(self.proximal > 0, f"proximal must be positive, got {self.proximal}")
+        require(self.clip >= 0, f"clip must not be negative (0: no clipping), got {self.clip}")
+        require(self.stage_steps > 0, f"stage_steps must be positive, got {self.stage_steps}")
+        require(self.stage_decay >= 1, f"stage_decay must be at least 1, got {self.stage_decay}")
+
+    @property
+    def prelude(self) -> None:
+        return None
+
+    def reading(self, batch1: int, batch2: int) -> Reading:
+        return Reading("all", "none", batch1 + batch2, 0)
+
+    def pool_weights(self, server: Server) -> PoolWeights | None:
+        return None
+
+    def init(self, weights: Weights) -> Server:
+        like = next(iter(weights.params.values()))
+        zero = like.new_zeros(())
+        point = Point(weights.params, zero, zero, zero)
+        return Server(
+            weights,
+            point,
+            point,
+            tree.map(torch.zeros_like, point),
+            torch.zeros_like(zero, dtype=torch.int64),
+        )
+
+    def init_client(self, server: Server, num_rows: int) -> Client:
+        return Client(tree.map(torch.zeros_like, server.c), self.own_buffers(server.weights.buffers))
+
+    def start(self, server: Server, client: Client, share: Share) -> Work:
+        buffers = client.buffers or server.weights.buffers
+        total = tree.map(torch.zeros_like, client.c)
+        return Work(server.point, buffers, client.c, total, server.step, share)
+
+    def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
+        def objective(point: Point) -> tuple[Tensor, dict[str, Tensor]]:
+            h, buffers = self.score(Weights(point.params, work.buffers), batch.x)
+            return self.min_max(torch.sigmoid(h), batch.y.to(h.dtype), point), buffers
+
+        gradient, buffers = torch.func.grad(objective, has_aux=True)(work.point)
+        direction = self.direction(gradient)
+        total = tree.map(torch.add, work.total, direction)
+        if self.control:
+            direction = tree.map(lambda d, own, mean: d - own + mean, direction, work.c, server.c)
+        point = self.move(work.point, direction, server.reference, work.step)
+        return work._replace(point=point, buffers=buffers, total=total, step=work.step + 1), Trace()
+
+    def min_max(self, h: Tensor, y: Tensor, point: Point) -> Tensor:
+        p, (_, a, b, alpha) = self.positive_share, point
+        squares = (1 - p) * y * (h - a).square() + p * (1 - y) * (h - b).square()
+        coupling = p * (1 - y) * h - (1 - p) * y * h
+        return squares.mean() + 2 * alpha * (p * (1 - p) * self.margin + coupling.mean()) - p * (1 - p) * alpha**2
+
+    def direction(self, gradient: Point) -> Point:
+        """What to subtract: the gradient in the primal variables, its negative in the dual one, clipped."""
+        if self.clip:
+            gradient = tree.map(lambda g: g.clamp(-self.clip, self.clip), gradient)
+        return gradient._replace(alpha=-gradient.alpha)
+
+    def move(self, point: Point, direction: Point, reference: Point, step: Tensor) -> Point:
+        rate = self.rate(step) * self.stage_decay ** -(step // self.stage_steps).to(point.a.dtype)
+        decay = tree.map(torch.zeros_like, point)._replace(
+            params=tree.map(lambda w: self.weight_decay * w, point.params)
+        )
+        pulled = tree.map(
+            lambda v, d, ref, w: v - rate * (d + (v - ref) / self.proximal + w),
+            point,
+            direction,
+            reference,
+            decay,
+        )
+        # The proximal term is for the primal variables; the dual one is held at or above 0.
+        return pulled._replace(alpha=torch.relu(point.alpha - rate * direction.alpha))
+
+    def finish(self, server: Server, work: Work, trace: Trace) -> tuple[Client, Update]:
+        steps = work.step - server.step
+        c = tree.map(lambda total: total / steps, work.total)
+        client = Client(c, self.own_buffers(work.buffers))
+        change = tree.map(torch.sub, c, work.c)
+        return client, Update(work.point, work.buffers, change, work.share, steps)
+
+    def aggregate(self, server: Server, updates: Update) -> Server:
+        shares = updates.share.model
+        point = average(updates.point, shares, server.point)
+        buffers = average(updates.buffers, shares, server.weights.buffers)
+        # The mean over all clients: who is absent keeps its c_i, so the mean moves by what the present ones changed.
+        c = tree.map(lambda mean, d: mean + torch.tensordot(shares.to(d.dtype), d, 1), server.c, updates.change)
+        step = server.step + updates.steps.max()
+        new_stage = step // self.stage_steps > server.step // self.stage_steps
+        reference = tree.map(lambda old, new: torch.where(new_stage, new, old), server.reference, point)
+        return Server(Weights(point.params, buffers), point, reference, c, step)

@@ -1,0 +1,75 @@
+"""Local Pair: each client optimises the X-risk over pairs of its own examples alone, and models are averaged.
+
+The baseline of the paper's section 4, FeDXL without the pool: the passive side is the client's own mini-batch, still
+active. On a federation of one client this is mini-batch SGD (linear f) and SOX (Wang and Yang, ICML 2022).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedxl import tree
+from fedxl.algorithm import Batch, PoolWeights, Share
+from fedxl.algorithms.fedxl import Client, FeDXL2, Server, Trace, Update, Work
+from fedxl.algorithms.pool import Firsts, Pool, Seconds
+from fedxl.errors import require
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalPair(FeDXL2):
+    """Pairs within a client only; a client with one class has no pair and is left out of the average."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not self.fresh and not self.uploads and self.pool_rounds == 1,
+            "this algorithm has no pool: leave out fresh, uploads and pool_rounds",
+        )
+
+    @property
+    def prelude(self) -> None:
+        return None
+
+    def pool_weights(self, server: Server) -> PoolWeights | None:
+        return None
+
+    def factors(self, server: Server, share: Share) -> Tensor:
+        both = (share.first > 0) & (share.second > 0)
+        return both.to(share.first.dtype).expand(2)
+
+    def pulls(
+        self, pool: Pool, factors: Tensor, batch: Batch, a: Tensor, b: Tensor, y: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        l = self.risk.pair(a, b, y)
+        if self.risk.linear:
+            return factors[0] * self.risk.pull(l, l), before
+        u = self.risk.blend(before, self.risk.estimate(l.detach()), self.gamma)
+        return factors[0] * self.risk.pull(l, u), u
+
+    def start(self, server: Server, client: Client, share: Share) -> Work:
+        work = super().start(server, client, share)
+        return work._replace(share=share._replace(model=share.model * work.factors[0]))
+
+    def upload(self, trace: Trace, mass1: Tensor, mass2: Tensor) -> tuple[Firsts, Seconds]:
+        return super().upload(tree.map(lambda scores: scores[:0], trace), mass1, mass2)
+
+    def merge(self, pool: Pool, updates: Update) -> Pool:
+        return pool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CentralizedSGD(LocalPair):
+    """Mini-batch SGD on the pooled data, for linear f: Local Pair with one client and beta = 1."""
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.risk.linear, "sgd is for risks with a linear outer function (auroc); use sox")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SOX(LocalPair):
+    """SOX on the pooled data: Local Pair with one client."""

@@ -1,0 +1,74 @@
+"""The pool: the merged scores H1, U and H2 of the last rounds, from which clients take the passive side."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedxl import tree
+from fedxl.algorithm import PoolWeights
+from fedxl.risk import XRisk
+
+S = TypeVar("S", "Firsts", "Seconds")
+
+
+class Firsts(NamedTuple):
+    """Pooled examples of S1. A score and its inner estimate belong together, so they are drawn by one index."""
+
+    a: Tensor  # [P1, *d]
+    u: Tensor  # [P1, *m]
+    weight: Tensor  # [P1] how likely to be drawn; 0 marks an entry that says nothing
+    age: Tensor  # [P1] rounds since it was uploaded
+
+
+class Seconds(NamedTuple):
+    """Pooled examples of S2."""
+
+    b: Tensor  # [P2, *d]
+    y: Tensor  # [P2]
+    weight: Tensor  # [P2]
+    age: Tensor  # [P2]
+
+
+class Pool(NamedTuple):
+    first: Firsts
+    second: Seconds
+
+    def weights(self) -> PoolWeights:
+        return PoolWeights(self.first.weight, self.second.weight)
+
+    def ready(self) -> tuple[Tensor, Tensor]:
+        """Whether there is anything to take on either side, as 0 or 1."""
+        return tuple((side.weight.sum() > 0).to(side.weight.dtype) for side in self)  # type: ignore[return-value]
+
+
+def empty(risk: XRisk, like: Tensor) -> Pool:
+    """One entry of weight 0 a side: indices always have something to point at, and it counts for nothing."""
+    nothing, age = like.new_zeros(1), torch.zeros(1, dtype=torch.int64, device=like.device)
+    a = like.new_zeros(1, *risk.score_shape)
+    return Pool(Firsts(a, like.new_zeros(1, *risk.inner_shape), nothing, age), Seconds(a, nothing, nothing, age))
+
+
+def merge(kept: S, uploads: S, rounds: int) -> S:
+    """The last `rounds` rounds' entries of one side; as it was if nobody had anything to upload.
+
+    `uploads` holds one row a client; entries of weight 0 come from clients without examples of this side.
+    """
+    fresh = tree.map(lambda leaf: leaf.flatten(0, 1), uploads)
+    fresh = tree.map(lambda leaf: leaf[fresh.weight > 0], fresh)
+    if not len(fresh.weight):
+        return kept
+    older = kept._replace(age=kept.age + 1)
+    recent = (older.age < rounds) & (older.weight > 0)
+    return tree.concat([tree.map(lambda leaf: leaf[recent], older), fresh])
+
+
+def thin(scores: Tensor, count: int) -> Tensor:
+    """`count` of the round's scores [K, B, ...] (0: all), spread evenly over its steps, as one row [count, ...]."""
+    flat = scores.flatten(0, 1)
+    total = flat.shape[0]
+    if not 0 < count < total:
+        return flat
+    return flat[torch.arange(count, device=flat.device) * total // count]

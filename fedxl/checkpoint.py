@@ -1,0 +1,87 @@
+"""State on disk: safetensors, written whole or not at all, and checked when read. Never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+KEEP = 2  # checkpoints; the one before the last is there in case the last is damaged
+
+
+class Checkpoint(NamedTuple):
+    path: Path
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file holds all of `content` after this and nothing of it before, whenever process or machine stop."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save_checkpoint(folder: Path, round: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> Path:
+    """Write the state after `round`, then drop all but the last two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Views and expanded tensors share memory, which the format does not hold.
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {"info": json.dumps(dict(info)), "digest": _digest(whole)}
+    path = folder / f"round-{round:08d}.safetensors"
+    write_atomically(path, save(whole, metadata))
+    for old in _files(folder)[:-KEEP]:
+        old.unlink()
+    return path
+
+
+def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint, and a line for every newer one that is damaged."""
+    complaints: list[str] = []
+    for path in reversed(_files(folder)):
+        try:
+            return _load(path), complaints
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            complaints.append(f"checkpoint {path.name} is damaged ({reason}); going back to the one before it")
+    return None, complaints
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.safetensors"))
+
+
+def _load(path: Path) -> Checkpoint:
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if _digest(tensors) != metadata["digest"]:
+        raise ValueError("its contents do not match their checksum")
+    return Checkpoint(path, tensors, json.loads(metadata["info"]))
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, types, shapes and bytes: the format itself would not notice a flipped bit."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        # Seen as bytes, because numpy knows no bfloat16.
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

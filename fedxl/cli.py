@@ -1,0 +1,192 @@
+"""The command line: argument parsing and what is shown on the way; the work is done elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from fedxl import config as configs
+from fedxl import report as reports
+from fedxl.algorithms import ALGORITHMS
+from fedxl.errors import UserError, require
+from fedxl.risk import RISKS
+from fedxl.run import Hooks, Progress, Result
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+out, err = Console(), Console(stderr=True)
+
+
+def main() -> None:
+    """A user's mistake is one line and exit code 2; anything else is a bug and shows its traceback."""
+    try:
+        app()
+    except UserError as error:
+        err.print(f"fedxl: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
+        sys.exit(2)
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option(help="How many runs of each algorithm to average.")] = 3,
+    folder: Annotated[Path, typer.Option("--out", help="Where the table and the plot go.")] = Path("demo"),
+) -> None:
+    """FeDXL against the baselines on handwritten digits: a table and a plot, in about a minute and a half."""
+    from fedxl import demo as demos
+
+    require(seeds >= 1, f"seeds must be at least 1, got {seeds}")
+    demos.run(range(seeds), folder, out)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; repeatable."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder; a new one under runs/ by default.")
+    ] = None,
+) -> None:
+    """Run an experiment."""
+    experiment = configs.read(config, overrides or [])
+    target = folder or _free(Path("runs"), config.stem)
+    if reports.is_run(target):
+        raise UserError(f"{target} already holds a run; `fedxl resume {target}`, or choose another folder")
+    _show(experiment, target, resume=False)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run that was stopped.")],
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    require(reports.is_run(folder), f"{folder} holds no run: there is no config.toml in it")
+    _show(configs.read(folder / "config.toml"), folder, resume=True)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Runs, or folders of runs.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")] = False,
+) -> None:
+    """A table of runs."""
+    rows = [reports.row(path) for path in reports.run_dirs(folders)]
+    if markdown:
+        print(reports.as_markdown(rows), end="")
+    else:
+        width = None if out.is_terminal else 200  # a pipe has no width to fit
+        Console(width=width).print(reports.as_text(rows))
+
+
+@app.command()
+def algorithms() -> None:
+    """What there is to train with, one line each."""
+    _list({name: method.summary for name, method in ALGORITHMS.items()})
+
+
+@app.command()
+def risks() -> None:
+    """What there is to optimise, one line each."""
+    _list({name: (inspect.getdoc(risk) or "").splitlines()[0] for name, risk in RISKS.items()})
+
+
+def _list(lines: dict[str, str]) -> None:
+    width = max(map(len, lines))
+    for name, line in lines.items():
+        print(f"{name:<{width}}  {line}")
+
+
+def _free(parent: Path, stem: str) -> Path:
+    """runs/NAME-1, or the next number that is free."""
+    number = 1
+    while (parent / f"{stem}-{number}").exists():
+        number += 1
+    return parent / f"{stem}-{number}"
+
+
+def _show(experiment: configs.Config, folder: Path, resume: bool) -> None:
+    """Run with a progress bar (on a terminal), and say what came of it."""
+    with Interrupts() as interrupts, _bar() as bar:
+        task = bar.add_task("round", total=None, figure="")
+
+        def advance(progress: Progress) -> None:
+            bar.update(task, total=progress.rounds, completed=progress.round, figure=_latest(progress))
+
+        def say(line: str) -> None:
+            bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        hooks = Hooks(on_progress=advance, say=say, should_stop=lambda: interrupts.asked)
+        result = configs.execute(experiment, folder, resume, hooks)
+    _conclude(result, folder)
+
+
+def _conclude(result: Result, folder: Path) -> None:
+    if result.interrupted:
+        out.print(f"stopped after the round was finished; go on with: fedxl resume {folder}", highlight=False)
+        sys.exit(130)
+    figures = result.test or result.validation
+    shown = "  ".join(f"{name} {figures[name]:.4f}" for name in reports.FIGURES if name in figures)
+    where = "test" if result.test else "validation"
+    out.print(f"best round {result.best_round}, {where}: {shown}  ({result.seconds:.1f} s)", highlight=False)
+    out.print(f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/", highlight=False)
+
+
+def _latest(progress: Progress) -> str:
+    figures = (progress.record or {}).get("validation") or {}
+    name = next((name for name in ("auroc", "risk") if name in figures), None)
+    return f"validation {name} {figures[name]:.4f}" if name else ""
+
+
+def _bar() -> Bar:
+    return Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TextColumn("{task.fields[figure]}"),
+        TimeRemainingColumn(),
+        console=out,
+        disable=not out.is_terminal,
+    )
+
+
+class Rate(ProgressColumn):
+    """Rounds a second, over the last of them."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f} rounds/s" if task.speed else "")
+
+
+class Interrupts:
+    """Ctrl-C asks for a stop after the round; a second one stops at once."""
+
+    asked = False
+
+    def __enter__(self) -> Interrupts:
+        self.previous = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        err.print("finishing the round, then saving (again: stop at once) ...")
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Experiments as TOML: [data], [model], [risk], [algorithm] and [run], each with the options of what it names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import math
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedxl import sampling
+from fedxl.algorithms import ALGORITHMS
+from fedxl.data import DATASETS
+from fedxl.data.federation import Splits
+from fedxl.errors import UserError, require, unknown
+from fedxl.models import MODELS, TwoViews
+from fedxl.options import call
+from fedxl.risk import RISKS, XRisk
+from fedxl.run import Hooks, Result, Settings, Trainer
+
+SECTIONS = ("data", "model", "risk", "algorithm", "run")
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment, as its file says it; every section is checked when it is used."""
+
+    data: Table
+    risk: Table
+    algorithm: Table
+    model: Table = field(default_factory=lambda: {"name": "mlp"})
+    run: Table = field(default_factory=dict)
+
+    def tables(self) -> dict[str, Table]:
+        return {name: getattr(self, name) for name in SECTIONS}
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a file, with `section.key=value` overrides put in."""
+    try:
+        tables = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no config file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    for name, table in tables.items():
+        if name not in SECTIONS:
+            raise unknown("section", name, SECTIONS)
+        require(isinstance(table, dict), f"'{name}' must be a section, [{name}], with settings in it")
+    for override in overrides:
+        _override(tables, override)
+    for name in ("data", "risk", "algorithm"):
+        require("name" in tables.get(name, {}), f"{path} needs a section [{name}] with a name")
+    return Config(**tables)
+
+
+def _override(tables: dict[str, Table], text: str) -> None:
+    key, equals, value = text.partition("=")
+    section, dot, name = key.strip().partition(".")
+    require(bool(equals and dot and name), f"'{text}' must read section.key=value, for example algorithm.lr=0.1")
+    if section not in SECTIONS:
+        raise unknown("section", section, SECTIONS)
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is a text
+    tables.setdefault(section, {})[name] = parsed
+
+
+def dump(config: Config) -> str:
+    """The config as TOML; `read` gives the same config back."""
+    lines = []
+    for section, table in config.tables().items():
+        lines += [f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items()), ""]
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    # JSON's texts, numbers and booleans are TOML's, too.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def load_data(config: Config) -> Splits:
+    name, options = _named(config.data, "data", DATASETS)
+    if "seed" in inspect.signature(DATASETS[name]).parameters:
+        options.setdefault("seed", config.run.get("seed", 0))
+    return call(DATASETS[name], options, "data")
+
+
+def build_risk(config: Config) -> XRisk:
+    name, options = _named(config.risk, "risk", RISKS)
+    return call(RISKS[name], options, "risk")
+
+
+def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Module:
+    """A network by name, or `package.module:factory` of your own; its first weights are drawn from the run's seed."""
+    table = dict(config.model)
+    name = str(table.pop("name", "mlp"))
+    seed = sampling.torch_seed(int(config.run.get("seed", 0)), sampling.Purpose.WEIGHTS)
+    outputs = math.prod(risk.score_shape)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        if ":" in name:
+            return _imported(name, table)
+        if name not in MODELS:
+            raise unknown("model", name, MODELS)
+        if risk.score_shape:  # two views, each embedded by the network
+            return TwoViews(call(MODELS[name], {"shape": shape[1:], "outputs": outputs // 2, **table}, "model"))
+        return call(MODELS[name], {"shape": shape, "outputs": outputs, **table}, "model")
+
+
+def execute(config: Config, out: Path | None = None, resume: bool = False, hooks: Hooks | None = None) -> Result:
+    """Run a config from data to result."""
+    run = call(Settings, config.run, "run")
+    algorithm, options = _named(config.algorithm, "algorithm", ALGORITHMS)
+    risk = build_risk(config)
+    splits = load_data(config)
+    shape = tuple(splits.train.source.fetch(torch.tensor([0])).shape[1:])
+    model = build_model(config, shape, risk)
+    held_back = (splits.validation, splits.test)
+    trainer = Trainer(model, splits.train, risk, algorithm, options, run, *held_back, hooks or Hooks())
+    return trainer.train(out, resume, files={} if resume else {"config.toml": dump(config)})
+
+
+def _named(table: Table, section: str, known: Mapping[str, Any]) -> tuple[str, Table]:
+    options = dict(table)
+    name = options.pop("name")
+    if name not in known:
+        raise unknown(section if section != "data" else "data set", str(name), known)
+    return name, options
+
+
+def _imported(name: str, options: Table) -> nn.Module:
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` would, so that a file beside the config is found
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"cannot import the model '{name}': {error}") from None
+    finally:
+        sys.path.pop(0)
+    model = factory(**options)
+    require(isinstance(model, nn.Module), f"'{name}' gave a {type(model).__name__}, not a torch.nn.Module")
+    return model  # type: ignore[no-any-return]

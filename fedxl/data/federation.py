@@ -1,0 +1,92 @@
+"""A federation's data: one source, split over clients, and how much each client counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedxl.algorithm import Share
+from fedxl.data.source import Source, TensorSource, checked
+from fedxl.errors import require
+from fedxl.risk import Side, belongs
+from fedxl.sampling import Indices
+
+Weighting = Literal["clients", "samples"]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Which examples of the source each client holds."""
+
+    source: Source
+    parts: Sequence[Indices]
+
+    def __post_init__(self) -> None:
+        require(len(self.parts) > 0, "a federation needs at least one client")
+        for client, part in enumerate(self.parts):
+            require(len(part) > 0, f"client {client} has no examples; leave it out or give it some")
+
+    def pooled(self) -> Federation:
+        """The same data in one place: what a centralised method trains on."""
+        return Federation(self.source, [np.concatenate(self.parts)])
+
+    def side(self, side: Side) -> list[Indices]:
+        """Each client's examples of one side, as indices into the source."""
+        member = belongs(self.source.labels.cpu(), side).numpy()
+        return [part[member[part]] for part in self.parts]
+
+    def positive_share(self) -> float:
+        labels = self.source.labels.cpu().numpy()
+        held = np.concatenate(self.parts)
+        return float(labels[held].mean())
+
+
+class Split(NamedTuple):
+    """Examples to evaluate on."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Splits(NamedTuple):
+    train: Federation
+    validation: Split | None
+    test: Split | None
+
+
+def from_arrays(clients: Iterable[tuple[Tensor, Tensor]]) -> Federation:
+    """A federation of the clients' own (x, y) pairs."""
+    sources = [checked(x, y, f"client {client}") for client, (x, y) in enumerate(clients)]
+    require(len(sources) > 0, "a federation needs at least one client")
+    shapes = {tuple(source.x.shape[1:]) for source in sources}
+    require(len(shapes) == 1, f"clients hold examples of different shapes: {sorted(shapes)}")
+    ends = np.cumsum([len(source) for source in sources])
+    parts = [np.arange(end - len(source), end) for source, end in zip(sources, ends, strict=True)]
+    joint = TensorSource(
+        torch.cat([source.x for source in sources]), torch.cat([source.labels for source in sources])
+    )
+    return Federation(joint, parts)
+
+
+def shares(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting) -> Share:
+    """How much each client counts, stacked over clients; model * first (or second) is its part of S1 (or S2).
+
+    `clients` is the paper's objective: every client that holds a side counts the same on it. `samples` is the
+    objective of the pooled data: a client counts by its examples. Either way a client without S1 has first = 0, and
+    the others make up for it, so that the average over clients stays an unbiased gradient of the whole risk.
+    """
+    counts = torch.tensor([list(num_first), list(num_second)], dtype=torch.float64)  # [2, N]
+    if weighting == "clients":
+        model = torch.full((counts.shape[1],), 1 / counts.shape[1], dtype=torch.float64)
+        mass = (counts > 0).double()
+    else:
+        model = counts.sum(0) / counts.sum()
+        mass = counts
+    mass = mass / mass.sum(1, keepdim=True).clamp(min=1)  # [2, N], each row sums to 1, or is all 0
+    first, second = torch.where(model > 0, mass / model, torch.zeros_like(mass))
+    return Share(model, first, second)

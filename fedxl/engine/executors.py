@@ -1,0 +1,95 @@
+"""How the simulator runs the clients of a wave: one after another, or all at once as one vectorised program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fedxl import tree
+from fedxl.algorithm import Algorithm, Batch, Share, local_round
+
+
+class Wave(NamedTuple):
+    """The clients that run together, with their draws: everything an executor needs, already on the device."""
+
+    clients: Sequence[Any]  # their private states
+    shares: Share  # [C]
+    batches: Callable[[Any], Iterable[Batch]]  # the steps of one client (an int) or of all of them (a slice)
+    seeds: Sequence[int]  # for the layers that draw inside the model (dropout)
+
+
+class Executor(Protocol):
+    def __call__(self, algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+        """(clients, stacked updates)."""
+
+
+def loop(algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+    """One client after another."""
+    clients, updates = [], []
+    for i, client in enumerate(wave.clients):
+        with _seeded(wave.seeds[i], wave.shares.model):
+            share = tree.map(lambda leaf, i=i: leaf[i], wave.shares)
+            client, update = local_round(algorithm, server, client, share, wave.batches(i))
+        clients.append(client)
+        updates.append(update)
+    return clients, tree.stack(updates)
+
+
+def vectorised(algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+    """All clients at once under `vmap`. Ragged states are padded; indices never reach the padding."""
+    with _seeded(wave.seeds[0], wave.shares.model):
+        stacked, updates = local_round(
+            _Vectorised(algorithm),
+            server,
+            tree.stack_ragged(wave.clients),
+            wave.shares,
+            wave.batches(slice(None)),
+        )
+    return tree.unstack_ragged(stacked, wave.clients), updates
+
+
+class _Vectorised:
+    """An algorithm's round for many clients: the server's state is shared, everything else has a row a client."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.start = vmap(algorithm.start, in_dims=(None, 0, 0))
+        self.step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
+        # Traces arrive stacked over steps first, then over clients.
+        self.finish = vmap(algorithm.finish, in_dims=(None, 0, 1))
+
+
+class _seeded:
+    """Dropout and the like draw from a stream of their own; the caller's is left as it was."""
+
+    def __init__(self, seed: int, like: Tensor) -> None:
+        self.seed = seed
+        self.fork = torch.random.fork_rng([like.device] if like.is_cuda else [])
+
+    def __enter__(self) -> None:
+        self.fork.__enter__()
+        torch.manual_seed(self.seed)
+
+    def __exit__(self, *error: Any) -> None:
+        self.fork.__exit__(*error)
+
+
+EXECUTORS: Mapping[str, Executor] = {"loop": loop, "vmap": vectorised}
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
+
+def choose(model: nn.Module, device: torch.device, clients_at_once: int) -> tuple[str, str]:
+    """What `auto` runs, and why (measured in docs/benchmarks.md)."""
+    modules = list(model.modules())
+    if clients_at_once < 2:
+        return "loop", "one client at a time"
+    if any(isinstance(module, RECURRENT) for module in modules):
+        return "loop", "recurrent layers have no vectorised form"
+    if device.type == "cpu" and any(isinstance(module, CONVOLUTIONS) for module in modules):
+        return "loop", "grouped convolutions gain nothing on a CPU"
+    return "vmap", f"{clients_at_once} clients as one program"

@@ -1,0 +1,173 @@
+"""The in-process engine: a population of clients on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedxl import sampling, tree
+from fedxl.algorithm import Algorithm, Batch, Fresh, PoolWeights, Reading, Share
+from fedxl.data.federation import Federation, Weighting, shares
+from fedxl.data.source import Source
+from fedxl.engine.executors import Executor, Wave
+from fedxl.sampling import Indices, Purpose
+
+CPU = torch.device("cpu")
+I = TypeVar("I", Indices, Tensor)
+
+
+class Draws(NamedTuple, Generic[I]):
+    """Every index a client needs in a round (of several clients: [C, ...]); examples are positions in the source."""
+
+    examples: I  # [K, B1 + B2]
+    rows: I  # [K, B1]
+    lag1: I  # [K, B1]
+    lag2: I  # [K, B2]
+    fresh: I  # [K, F1 + F2]
+    fresh_rows: I  # [K, F1]
+
+
+class Population(NamedTuple):
+    """The clients' private side of a run: what a checkpoint must hold besides the server."""
+
+    rounds: dict[str, Tensor]  # by client number: in how many rounds it took part
+    states: dict[str, Any]
+
+
+@dataclass
+class Simulator:
+    """Runs rounds of a federation in this process. Clients that never took part cost nothing but their data."""
+
+    algorithm: Algorithm
+    federation: Federation
+    executor: Executor
+    local_steps: int
+    batch1: int
+    batch2: int
+    seed: int = 0
+    weighting: Weighting = "clients"
+    clients_at_once: int = 0  # 0: the whole cohort
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        self.reading: Reading = self.algorithm.reading(self.batch1, self.batch2)
+        self.source: Source = self.federation.source.to(self.device)
+        self.first = self.federation.side(self.reading.first)
+        self.second = self.federation.side(self.reading.second)
+        first, second = ([len(part) for part in parts] for parts in (self.first, self.second))
+        self.shares: Share = tree.map(lambda leaf: leaf.to(self.dtype), shares(first, second, self.weighting))
+        self.population = Population({}, {})
+
+    def run_round(self, algorithm: Algorithm, server: Any, round: int, cohort: Indices) -> Any:
+        """The cohort's updates, stacked in its order. Private states change only once all of them are done."""
+        size = self.clients_at_once or len(cohort)
+        pool = algorithm.pool_weights(server)
+        pool_draws = None if pool is None else _as_weights(pool)
+        states: dict[str, Any] = {}
+        updates = []
+        for begin in range(0, len(cohort), size):
+            members = [int(client) for client in cohort[begin : begin + size]]
+            clients, update = self.executor(algorithm, server, self._wave(server, round, members, pool_draws))
+            states |= {str(member): client for member, client in zip(members, clients, strict=True)}
+            updates.append(update)
+        counts = {str(client): torch.tensor(self._rounds(client) + 1) for client in map(int, cohort)}
+        self.population = Population(self.population.rounds | counts, self.population.states | states)
+        return updates[0] if len(updates) == 1 else tree.concat(updates)
+
+    def restore(self, server: Any, members: list[int], tensors: dict[str, Tensor]) -> None:
+        """Take the population back from a checkpoint."""
+        like = {str(member): self.algorithm.init_client(server, len(self.first[member])) for member in members}
+        counts = {str(member): torch.zeros(()) for member in members}
+        population = tree.unpack(Population(counts, like), tensors)
+        self.population = population._replace(states=tree.to(population.states, self.device))
+
+    def _rounds(self, client: int) -> int:
+        rounds = self.population.rounds.get(str(client))
+        return 0 if rounds is None else int(rounds)
+
+    def _state(self, server: Any, client: int) -> Any:
+        state = self.population.states.get(str(client))
+        return self.algorithm.init_client(server, len(self.first[client])) if state is None else state
+
+    def _wave(self, server: Any, round: int, members: list[int], pool: _PoolDraws | None) -> Wave:
+        draws = [self._draw(client, round, pool) for client in members]
+        joint = Draws(*(self._device(np.stack(arrays)) for arrays in zip(*draws, strict=True)))
+        return Wave(
+            clients=[self._state(server, client) for client in members],
+            shares=tree.map(lambda leaf: leaf[members].to(self.device), self.shares),
+            batches=lambda which: self._batches(Draws(*(indices[which] for indices in joint))),
+            seeds=[sampling.torch_seed(self.seed, Purpose.LAYERS, client, round) for client in members],
+        )
+
+    def _device(self, indices: Indices) -> Tensor:
+        return torch.from_numpy(indices).to(self.device)
+
+    def _draw(self, client: int, round: int, pool: _PoolDraws | None) -> Draws[Indices]:
+        """All of a client's draws for a round. A side without examples gets a stand-in, which counts for nothing."""
+        steps, (_, _, size1, size2, fresh) = self.local_steps, self.reading
+        visits = self._rounds(client)
+
+        def read(purpose: Purpose, size: int, side: Indices) -> Indices:
+            count = steps * size
+            if not count or not len(side):
+                return np.zeros((steps, size), np.int64)
+            return sampling.epochs(self.seed, purpose, client, visits * count, count, len(side)).reshape(steps, size)
+
+        def locate(first: Indices, second: Indices) -> Indices:
+            stand_in = self.federation.parts[client][:1]
+            sides = (self.first[client], self.second[client])
+            return np.concatenate(
+                [(side if len(side) else stand_in)[rows] for side, rows in zip(sides, (first, second), strict=True)],
+                1,
+            )
+
+        def lag(purpose: Purpose, size: int, weights: npt.NDArray[np.float64] | int) -> Indices:
+            return sampling.pooled(self.seed, purpose, client, round, steps * size, weights).reshape(steps, size)
+
+        rows = read(Purpose.FIRST, size1, self.first[client])
+        fresh_rows = read(Purpose.FRESH_FIRST, size1 * fresh, self.first[client])
+        return Draws(
+            examples=locate(rows, read(Purpose.SECOND, size2, self.second[client])),
+            rows=rows,
+            lag1=lag(Purpose.POOL_FIRST, size1, pool.first) if pool else rows[:, :0],
+            lag2=lag(Purpose.POOL_SECOND, size2, pool.second) if pool else rows[:, :0],
+            fresh=locate(fresh_rows, read(Purpose.FRESH_SECOND, size2 * fresh, self.second[client])),
+            fresh_rows=fresh_rows,
+        )
+
+    def _batches(self, draws: Draws[Tensor]) -> Iterator[Batch]:
+        """The steps' batches; indices have shape [K, B] for one client or [C, K, B] for several."""
+        for k in range(self.local_steps):
+            now = Draws(*(indices[..., k, :] for indices in draws))
+            fresh = Fresh(self._fetch(now.fresh), self._labels(now.fresh), now.fresh_rows)
+            yield Batch(self._fetch(now.examples), self._labels(now.examples), now.rows, now.lag1, now.lag2, fresh)
+
+    def _fetch(self, indices: Tensor) -> Tensor:
+        x = self.source.fetch(indices)
+        return x.to(self.dtype) if x.is_floating_point() else x
+
+    def _labels(self, indices: Tensor) -> Tensor:
+        return self.source.labels[indices]
+
+
+class _PoolDraws(NamedTuple):
+    """The pool as `sampling.pooled` takes it: a size where all entries weigh the same, their weights otherwise."""
+
+    first: npt.NDArray[np.float64] | int
+    second: npt.NDArray[np.float64] | int
+
+
+def _as_weights(pool: PoolWeights) -> _PoolDraws:
+    def side(weights: Tensor) -> npt.NDArray[np.float64] | int:
+        host: npt.NDArray[np.float64] = weights.double().cpu().numpy()
+        # One entry of weight 0 stands for an empty pool: draw it, it counts for nothing.
+        return len(host) if float(np.ptp(host)) <= 1e-12 * float(host.max()) else host
+
+    return _PoolDraws(side(pool.first), side(pool.second))

@@ -1,0 +1,43 @@
+"""Scoring a data split with a model, and the figures that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedxl import metrics
+from fedxl.data.source import Source
+from fedxl.models import Score, Weights
+from fedxl.risk import XRisk
+
+BATCH = 4096
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Figures of merit and the exact empirical risk of a model on any source."""
+
+    score: Score
+    risk: XRisk
+    max_fprs: Sequence[float]
+    dtype: torch.dtype
+
+    def scores(self, weights: Weights, source: Source) -> Tensor:
+        """Raw outputs [n, *d] for all examples of a source."""
+        outputs = []
+        with torch.no_grad():
+            for indices in torch.arange(len(source.labels), device=source.labels.device).split(BATCH):
+                x = source.fetch(indices)
+                outputs.append(self.score(weights, x.to(self.dtype) if x.is_floating_point() else x)[0])
+        return torch.cat(outputs)
+
+    def figures(self, weights: Weights, source: Source) -> dict[str, float]:
+        """Ranking metrics need a scalar score; the risk is always there."""
+        h = self.scores(weights, source)
+        figures = {"risk": float(self.risk.value(h, source.labels))}
+        if self.risk.score_shape:
+            return figures
+        return metrics.summary(h.double().cpu().numpy(), source.labels.cpu().numpy(), self.max_fprs) | figures

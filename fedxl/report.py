@@ -1,0 +1,77 @@
+"""What people read after a run: tables of runs, as text and as Markdown."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedxl.errors import UserError, require
+from fedxl.rundir import read_metrics
+
+FIGURES = ("auroc", "pauc@0.3", "pauc@0.5", "ap", "risk")
+COLUMNS = ("run", "algorithm", "risk", "state", "best round", *FIGURES, "on", "seconds")
+
+
+def run_dirs(paths: Iterable[Path]) -> list[Path]:
+    """The runs among these folders and directly under them."""
+    found: list[Path] = []
+    for path in paths:
+        require(path.is_dir(), f"there is no folder {path}")
+        inside = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
+        require(bool(inside), f"{path} holds no run: no config.toml in it or directly below it")
+        found += inside
+    return found
+
+
+def is_run(path: Path) -> bool:
+    return (path / "config.toml").is_file()
+
+
+def row(path: Path) -> list[str]:
+    """One run as a line of the table: test figures once it has finished, the best validation figures before."""
+    try:
+        config = tomllib.loads((path / "config.toml").read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"cannot read {path / 'config.toml'}: {error}") from None
+    records = read_metrics(path)
+    done = next((record for record in records if "test" in record), None)
+    evaluations = [record for record in records if "test" not in record]
+    latest: dict[str, Any] = evaluations[-1] if evaluations else {}
+    figures = (done or {}).get("test") or latest.get("validation") or {}
+    return [
+        path.name,
+        config.get("algorithm", {}).get("name", "?"),
+        config.get("risk", {}).get("name", "?"),
+        "finished" if done else f"at round {latest.get('round', 0)}",
+        str(done["best_round"]) if done else "",
+        *(_number(figures.get(name), 4) for name in FIGURES),
+        "test" if (done or {}).get("test") else "validation" if figures else "",
+        _number((done or latest).get("seconds"), 1),
+    ]
+
+
+def _number(value: Any, digits: int) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, (int, float)) else ""
+
+
+def as_text(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS, title: str = "") -> Table:
+    table = Table(title=title or None)
+    for name, cells in zip(columns, zip(*rows, strict=True), strict=True):
+        table.add_column(name, justify="right" if _numeric(cells) else "left", no_wrap=True)
+    for line in rows:
+        table.add_row(*line)
+    return table
+
+
+def as_markdown(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) -> str:
+    aligned = ["---:" if _numeric(cells) else "---" for cells in zip(*rows, strict=True)]
+    lines: list[Sequence[str]] = [columns, aligned, *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def _numeric(cells: Iterable[str]) -> bool:
+    return all(set(cell) <= set("0123456789.-± ") for cell in cells)

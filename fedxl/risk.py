@@ -1,0 +1,298 @@
+"""X-risks: objectives that compare every example of S1 with all of S2.
+
+    F(w) = mean_{i in S1} f(g_i),    g_i = estimate_{j in S2} l(h(w; z_i), h(w; z_j), y_j)
+
+`estimate` is the mean, or `log mean exp(l / lam)` for the entropic risks (partial AUC, contrastive), whose inner
+estimates live in the log domain so that no score, however large, overflows. Every gradient estimator of the paper
+is the gradient of one scalar, the *pull* (docs/maths.md):
+
+    pull = mean_ij < c(l_ij, u_i), l_ij >,   c carries no gradient,   u_i the running estimate of g_i
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from fedxl.errors import require, unknown
+
+Side = Literal["positive", "negative", "all", "none"]
+Scores = Literal["raw", "sigmoid"]
+
+# With exact u a coupling is at most |S2| (one pair holds all of the mass). A stale passive u can be exceeded by more;
+# this cap keeps such a pair from turning the model into NaN and is out of reach for |S2| up to a million.
+MAX_COUPLING = 1e6
+
+
+def identity(h: Tensor) -> Tensor:
+    return h
+
+
+@dataclass(frozen=True, eq=False)
+class XRisk:
+    """One X-risk. `m` numbers make an inner estimate, `d` numbers a score; both may be none (a plain scalar).
+
+    A risk of your own needs `pair`, `outer` and `slope`; this one is the exponential loss, cubed:
+
+    >>> mine = XRisk(
+    ...     pair=lambda a, b, y: torch.exp(-gap(a, b)),
+    ...     outer=lambda g: g**3,
+    ...     slope=lambda u: 3 * u**2,
+    ... )
+    >>> mine.value(torch.tensor([0.0, 0.0]), torch.tensor([1, 0]))
+    tensor(1.)
+    """
+
+    pair: Callable[[Tensor, Tensor, Tensor], Tensor]  # a [.., B1, *d], b [.., B2, *d], y [.., B2] -> [.., B1, B2, *m]
+    outer: Callable[[Tensor], Tensor]  # f: inner estimates [.., *m] -> [..]
+    slope: Callable[[Tensor], Tensor]  # f': inner estimates [.., *m] -> [.., *m]
+    lam: float | None = None  # None: g is the mean of l; otherwise g = log mean exp(l / lam)
+    sides: tuple[Side, Side] = ("positive", "negative")  # which labels form S1 and S2
+    inner_shape: tuple[int, ...] = ()  # m
+    score_shape: tuple[int, ...] = ()  # d
+    link: Callable[[Tensor], Tensor] = identity  # from the model's output to what is paired and pooled
+    linear: bool = False  # f is the identity: u plays no part (FeDXL1)
+    metric: str = "auroc"  # the figure by which the best model is chosen
+
+    @property
+    def _j(self) -> int:
+        """The dimension of S2 in a block of pairs."""
+        return -1 - len(self.inner_shape)
+
+    def estimate(self, l: Tensor) -> Tensor:
+        """Pairs [.., B1, B2, *m] -> inner estimates [.., B1, *m]."""
+        if self.lam is None:
+            return l.mean(self._j)
+        return torch.logsumexp(l / self.lam, self._j) - math.log(l.shape[self._j])
+
+    def blend(self, u: Tensor, g: Tensor, gamma: float) -> Tensor:
+        """(1 - gamma) u + gamma g, in the log domain where estimates live there; a first visit (NaN) takes g."""
+        if self.lam is None:
+            blended = torch.lerp(u, g, gamma)
+        elif gamma < 1:
+            blended = torch.logaddexp(u + math.log1p(-gamma), g + math.log(gamma))
+        else:
+            blended = g
+        return torch.where(u.isnan(), g, blended)
+
+    def coupling(self, l: Tensor, u: Tensor) -> Tensor:
+        """c = |S2| df(g_i)/dl_ij, at the running estimate u instead of g; carries no gradient."""
+        l, u = l.detach(), u.detach().unsqueeze(self._j)
+        if self.lam is None:
+            return self.slope(u)
+        share = torch.exp((l / self.lam - u).clamp(max=math.log(MAX_COUPLING)))
+        return self.slope(u) / self.lam * share
+
+    def pull(self, l: Tensor, u: Tensor) -> Tensor:
+        """The scalar whose gradient is G1 or G2, whichever side is active: pairs [.., B1, B2, *m] -> [..]."""
+        weighted = l if self.linear else self.coupling(l, u) * l
+        if self.inner_shape:
+            weighted = weighted.flatten(self._j + 1).sum(-1)
+        return weighted.mean((-2, -1))
+
+    def inner(self, a: Tensor, b: Tensor, y: Tensor, chunk: int = 2**22) -> Tensor:
+        """Exact inner estimates of every a against every b, a block of about `chunk` pairs at a time."""
+        rows = max(1, chunk // max(1, b.shape[0]))
+        return torch.cat([self.estimate(self.pair(part, b, y)) for part in a.split(rows)])
+
+    def value(self, h: Tensor, labels: Tensor) -> Tensor:
+        """The exact empirical risk of the model outputs `h`, for monitoring; NaN where S1 or S2 is empty."""
+        h, (first, second) = self.link(h), self.sides
+        a, b = h[belongs(labels, first)], h[belongs(labels, second)]
+        if not len(a) or not len(b):
+            return h.new_tensor(float("nan"))
+        y = labels[belongs(labels, second)].to(h.dtype)
+        return self.outer(self.inner(a, b, y)).mean()
+
+
+def belongs(labels: Tensor, side: Side) -> Tensor:
+    """Which examples form a side: a mask over labels of 0 and 1."""
+    masks = {
+        "positive": labels > 0,
+        "negative": labels <= 0,
+        "all": torch.ones_like(labels, dtype=torch.bool),
+    }
+    return masks.get(side, torch.zeros_like(labels, dtype=torch.bool))
+
+
+def gap(a: Tensor, b: Tensor) -> Tensor:
+    """a_i - b_j for every pair: [.., B1], [.., B2] -> [.., B1, B2]."""
+    return a.unsqueeze(-1) - b.unsqueeze(-2)
+
+
+# Surrogates of the indicator [t <= 0] of a misranked pair, t = h(should be high) - h(should be low), m the margin.
+SURROGATES: Mapping[str, Callable[[Tensor, float], Tensor]] = {
+    "psm": lambda t, m: torch.sigmoid(-t),  # pairwise sigmoid: l(t) + l(-t) = 1, robust to flipped labels
+    "square": lambda t, m: (m - t).square(),
+    "squared_hinge": lambda t, m: torch.relu(m - t).square(),
+    "logistic": lambda t, m: nnf.softplus(-t),
+}
+LINKS: Mapping[str, Callable[[Tensor], Tensor]] = {"raw": identity, "sigmoid": torch.sigmoid}
+
+
+def _surrogate(name: str, margin: float) -> Callable[[Tensor], Tensor]:
+    if name not in SURROGATES:
+        raise unknown("surrogate", name, SURROGATES)
+    require(margin > 0, f"margin must be positive, got {margin}")
+    return lambda t: SURROGATES[name](t, margin)
+
+
+def _link(scores: str) -> Callable[[Tensor], Tensor]:
+    if scores not in LINKS:
+        raise unknown("kind of scores", scores, LINKS)
+    return LINKS[scores]
+
+
+def auroc(surrogate: str = "psm", margin: float = 1.0, scores: str = "raw") -> XRisk:
+    """Area under the ROC curve: every positive against every negative, linear f.
+
+    F = mean_{i in +} mean_{j in -} l(h_i - h_j). The default surrogate, psm, is the paper's section 4.
+    """
+    loss = _surrogate(surrogate, margin)
+    return XRisk(
+        pair=lambda a, b, y: loss(gap(a, b)),
+        outer=identity,
+        slope=torch.ones_like,
+        link=_link(scores),
+        linear=True,
+    )
+
+
+def partial_auc(
+    lam: float = 1.0, surrogate: str = "squared_hinge", margin: float = 1.0, scores: str = "raw"
+) -> XRisk:
+    """One-way partial AUC (low false positive rates), KL form: the smaller lam, the harder the negatives that count.
+
+    F = mean_{i in +} lam log mean_{j in -} exp(l(h_i - h_j) / lam)   (the paper's KL-OPAUC, section 4).
+    """
+    require(lam > 0, f"lam must be positive, got {lam}")
+    loss = _surrogate(surrogate, margin)
+    return XRisk(
+        pair=lambda a, b, y: loss(gap(a, b)),
+        outer=lambda v: lam * v,
+        slope=lambda v: torch.full_like(v, lam),
+        lam=lam,
+        link=_link(scores),
+        metric="pauc@0.3",
+    )
+
+
+def two_way_partial_auc(
+    lam: float = 1.0,
+    lam_outer: float = 1.0,
+    surrogate: str = "squared_hinge",
+    margin: float = 1.0,
+    scores: str = "sigmoid",
+) -> XRisk:
+    """Two-way partial AUC (low FPR and high TPR): hard positives count more, too.
+
+    F = mean_{i in +} u_i^(lam / lam_outer),  u_i = mean_{j in -} exp(l(h_i - h_j) / lam), kept as v = log u.
+    F itself grows like exp(l / lam_outer); the default sigmoid scores bound it.
+    """
+    require(lam > 0 and lam_outer > 0, f"lam and lam_outer must be positive, got {lam} and {lam_outer}")
+    loss = _surrogate(surrogate, margin)
+    power = lam / lam_outer
+    return XRisk(
+        pair=lambda a, b, y: loss(gap(a, b)),
+        outer=lambda v: torch.exp(power * v),
+        slope=lambda v: power * torch.exp(power * v),
+        lam=lam,
+        link=_link(scores),
+        metric="pauc@0.3",
+    )
+
+
+def average_precision(
+    surrogate: str = "squared_hinge", margin: float = 1.0, damping: float = 1e-3, scores: str = "sigmoid"
+) -> XRisk:
+    """Average precision (AUPRC): each positive against everything, a ratio of two inner estimates.
+
+    F = mean_{i in +} 1 - u_i1 / (u_i2 + damping),  u_i = mean_{j in all} [y_j l(h_i - h_j), l(h_i - h_j)].
+    The damping bounds f' where a sampled u_2 is zero (a positive that outranks its whole batch by the margin).
+    """
+    require(damping > 0, f"damping must be positive, got {damping}")
+    loss = _surrogate(surrogate, margin)
+
+    def pair(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        l = loss(gap(a, b))
+        return torch.stack((y.unsqueeze(-2) * l, l), -1)
+
+    def slope(u: Tensor) -> Tensor:
+        low = 1 / (u[..., 1] + damping)
+        return torch.stack((-low, u[..., 0] * low.square()), -1)
+
+    return XRisk(
+        pair=pair,
+        outer=lambda u: 1 - u[..., 0] / (u[..., 1] + damping),
+        slope=slope,
+        sides=("positive", "all"),
+        inner_shape=(2,),
+        link=_link(scores),
+        metric="ap",
+    )
+
+
+def p_norm_push(p: float = 3.0, surrogate: str = "logistic", margin: float = 1.0, scores: str = "raw") -> XRisk:
+    """P-norm push (Rudin 2009): pushes down the negatives that outrank many positives, p >= 1.
+
+    F = mean_{i in -} ( mean_{j in +} l(h_j - h_i) )^p.
+    """
+    require(p >= 1, f"p must be at least 1, got {p}")
+    loss = _surrogate(surrogate, margin)
+    return XRisk(
+        pair=lambda a, b, y: loss(-gap(a, b)),
+        outer=lambda u: u.pow(p),
+        slope=lambda u: p * u.pow(p - 1),
+        sides=("negative", "positive"),
+        link=_link(scores),
+        metric="pauc@0.3",
+    )
+
+
+def contrastive(dim: int = 128, temperature: float = 0.1) -> XRisk:
+    """Global contrastive loss of two views (Yuan et al. 2022): each example against all others, not its batch alone.
+
+    The model maps an example, which holds both views, to their embeddings side by side: h = (p, q) in R^(2 dim).
+    With <.,.> the cosine and t the temperature, summed over both directions:
+
+    F = mean_i t log mean_j exp((<p_i, q_j> - <p_i, q_i>) / t) + t log mean_j exp((<q_i, p_j> - <q_i, p_i>) / t).
+    """
+    require(dim > 0, f"dim must be positive, got {dim}")
+    require(temperature > 0, f"temperature must be positive, got {temperature}")
+
+    def link(h: Tensor) -> Tensor:
+        return nnf.normalize(h.unflatten(-1, (2, dim)), dim=-1).flatten(-2)
+
+    def pair(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        p, q = a.split(dim, -1)
+        own: Tensor = (p * q).sum(-1, keepdim=True)  # [.., B1, 1]
+        across = torch.stack((p @ b[..., dim:].mT, q @ b[..., :dim].mT), -1)  # [.., B1, B2, 2]
+        return across - own.unsqueeze(-1)
+
+    return XRisk(
+        pair=pair,
+        outer=lambda v: temperature * v.sum(-1),
+        slope=lambda v: torch.full_like(v, temperature),
+        lam=temperature,
+        sides=("all", "all"),
+        inner_shape=(2,),
+        score_shape=(2 * dim,),
+        link=link,
+        metric="-risk",
+    )
+
+
+RISKS: Mapping[str, Callable[..., XRisk]] = {
+    "auroc": auroc,
+    "pauc": partial_auc,
+    "tpauc": two_way_partial_auc,
+    "ap": average_precision,
+    "p_norm_push": p_norm_push,
+    "contrastive": contrastive,
+}

@@ -1,0 +1,109 @@
+"""A run's folder: config.toml, metrics.jsonl, checkpoints/ and model.safetensors. Only one process writes to it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from fedxl.checkpoint import Checkpoint, load_latest, save_checkpoint, write_atomically
+from fedxl.errors import UserError, require
+
+
+class RunDir:
+    """Opens the folder of a new run, or of one to be resumed, and holds a lock on it."""
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path = path
+        begun = self.checkpoints.exists() or self.metrics.exists()
+        if not resume:
+            require(not begun, f"{path} already holds a run; `fedxl resume {path}`, or choose another folder")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.lock = (path / ".lock").open("w")
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is working on {path}; wait for it or stop it") from None
+        except OSError as error:
+            raise UserError(f"cannot write to {path}: {error.strerror}") from None
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write(self, name: str, text: str) -> None:
+        self._guard(lambda: write_atomically(self.path / name, text.encode()))
+
+    def save(self, round: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+        self._guard(lambda: save_checkpoint(self.checkpoints, round, tensors, info))
+
+    def load(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest whole checkpoint, and a line about each damaged one."""
+        return load_latest(self.checkpoints)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """One line of metrics; NaN is written as null, which JSON knows."""
+
+        def write() -> None:
+            with self.metrics.open("a") as file:
+                file.write(json.dumps(_plain(record)) + "\n")
+
+        self._guard(write)
+
+    def rewind(self, round: int) -> list[dict[str, Any]]:
+        """Drop what was recorded after `round` (the resumed run records it again); what is left."""
+        kept = [record for record in read_metrics(self.path) if record["round"] <= round and "test" not in record]
+        lines = "".join(json.dumps(record) + "\n" for record in kept)
+        self.write(self.metrics.name, lines)
+        return kept
+
+    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """The chosen weights under the model's own names, for `load_state_dict`."""
+        whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        self._guard(lambda: write_atomically(self.path / "model.safetensors", save(whole)))
+
+    def _guard(self, write: Any) -> None:
+        try:
+            write()
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {self.path}: {error.strerror}; what was saved before is whole: make room and "
+                f"`fedxl resume {self.path}`"
+            ) from error
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a run's metrics; a line cut off by a crash is the last one and is left out."""
+    file = path / "metrics.jsonl"
+    records = []
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,80 @@
+"""Every random choice, as a pure function of (seed, purpose, client, position): nothing to save, nothing to restore.
+
+`client` is the partition's number, never an engine's node id, so that all engines draw the same.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+# A client with a handful of examples reads many epochs in one round; they are drawn in blocks of about this many.
+BLOCK = 1024
+
+
+class Purpose(IntEnum):
+    """What a stream is for; part of its key, so that streams never meet. Numbers are never reused."""
+
+    COHORT = 1
+    FIRST = 2  # the order in which a client reads S1
+    SECOND = 3  # ... and S2
+    FRESH_FIRST = 4  # the z-hat of Algorithm 2
+    FRESH_SECOND = 5
+    POOL_FIRST = 6  # which pooled (a, u) a client takes, and which b
+    POOL_SECOND = 7
+    LAYERS = 8  # dropout and the like, inside the model
+    WEIGHTS = 9  # initial weights
+    DATA = 10  # splits, partitions and site shifts
+
+
+def generator(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> np.random.Generator:
+    """The stream of one purpose. Keys have a fixed length: SeedSequence reads [1] and [1, 0] as the same."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, purpose, client, position])))
+
+
+def torch_seed(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> int:
+    return int(generator(seed, purpose, client, position).integers(2**62))
+
+
+def cohort(seed: int, round: int, num_clients: int, size: int) -> Indices:
+    """The clients of a round, in ascending order; all of them if `size` is 0 or no less than their number."""
+    if size <= 0 or size >= num_clients:
+        return np.arange(num_clients)
+    return np.sort(generator(seed, Purpose.COHORT, 0, round).choice(num_clients, size, replace=False))
+
+
+def epochs(seed: int, purpose: Purpose, client: int, position: int, count: int, size: int) -> Indices:
+    """`count` indices below `size` from `position` on, in a stream of epochs, each a fresh permutation."""
+    per_block = max(1, BLOCK // size)
+    block, offset = divmod(position, per_block * size)
+    parts: list[Indices] = []
+    while count > 0:
+        rng = generator(seed, purpose, client, block)
+        ordered = rng.permuted(np.tile(np.arange(size), (per_block, 1)), axis=1).ravel()
+        parts.append(ordered[offset : offset + count])
+        count -= len(parts[-1])
+        block, offset = block + 1, 0
+    return np.concatenate(parts)
+
+
+def pooled(
+    seed: int, purpose: Purpose, client: int, round: int, count: int, weights: npt.NDArray[np.float64] | int
+) -> Indices:
+    """Which entries of a pool a client takes in a round: shuffled, without replacement, reshuffled when exhausted.
+
+    `weights` is the number of entries, or one weight each; then an entry comes up in proportion to its weight
+    (systematic resampling: no entry is more than one copy away from its share).
+    """
+    rng = generator(seed, purpose, client, round)
+    if isinstance(weights, int):
+        if count <= weights:
+            return rng.choice(weights, count, replace=False)
+        repeats = -(-count // weights)
+        return rng.permuted(np.tile(np.arange(weights), (repeats, 1)), axis=1).ravel()[:count]
+    edges = np.cumsum(weights) / weights.sum()
+    points = (rng.random() + np.arange(count)) / count
+    return rng.permutation(np.minimum(np.searchsorted(edges, points, side="right"), len(weights) - 1))

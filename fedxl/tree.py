@@ -1,0 +1,107 @@
+"""Trees of tensors: dicts, tuples and NamedTuples with tensors at the leaves. Nothing else knows about nesting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
+    """Apply `fn` leaf by leaf to trees of one structure.
+
+    >>> map(lambda a, b: a + b, {"w": torch.ones(2)}, {"w": torch.ones(2)})
+    {'w': tensor([2., 2.])}
+    """
+    if isinstance(tree, Tensor):
+        return cast(T, fn(tree, *rest))
+    others: tuple[Any, ...] = rest
+    if isinstance(tree, dict):
+        return cast(T, {key: map(fn, value, *(other[key] for other in others)) for key, value in tree.items()})
+    assert isinstance(tree, tuple), f"not a tree: {type(tree).__name__}"
+    values = [map(fn, value, *(other[i] for other in others)) for i, value in enumerate(tree)]
+    return cast(T, type(tree)(*values) if hasattr(tree, "_fields") else tuple(values))
+
+
+def pack(tree: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Every leaf under its dotted path: the form in which state goes to disk and over a wire.
+
+    >>> sorted(pack({"w": {"bias": torch.zeros(1)}, "pools": (torch.zeros(2),)}))
+    ['pools.0', 'w.bias']
+    """
+    if isinstance(tree, Tensor):
+        return {prefix: tree}
+    items: Sequence[tuple[str, Any]]
+    if isinstance(tree, dict):
+        items = list(tree.items())
+    else:
+        names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
+        items = list(zip(names, tree, strict=True))
+    packed: dict[str, Tensor] = {}
+    for name, value in items:
+        packed |= pack(value, f"{prefix}.{name}" if prefix else name)
+    return packed
+
+
+def unpack(like: T, tensors: Mapping[str, Tensor]) -> T:
+    """The tree of `like`'s structure with the leaves that `pack` named; shapes are those of `tensors`."""
+    names = iter(pack(like))
+    return map(lambda _: tensors[next(names)], like)
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    return list(pack(tree).values())
+
+
+def stack(trees: Sequence[T]) -> T:
+    return map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def concat(trees: Sequence[T]) -> T:
+    return map(lambda *leaves: torch.cat(leaves), *trees)
+
+
+def unstack(tree: T, size: int) -> list[T]:
+    """The inverse of `stack`: one tree for each index of the leading dimension."""
+    return [map(lambda leaf, i=i: leaf[i], tree) for i in range(size)]
+
+
+def stack_ragged(trees: Sequence[T]) -> T:
+    """Stack trees whose leaves may differ in their first dimension; short ones are padded with NaN (or 0)."""
+
+    def pad_and_stack(*leaves: Tensor) -> Tensor:
+        if len({leaf.shape for leaf in leaves}) == 1:
+            return torch.stack(leaves)
+        longest = max(leaf.shape[0] for leaf in leaves)
+        blank = float("nan") if leaves[0].is_floating_point() else 0
+        out = leaves[0].new_full((len(leaves), longest, *leaves[0].shape[1:]), blank)
+        for row, leaf in zip(out, leaves, strict=True):
+            row[: leaf.shape[0]] = leaf
+        return out
+
+    return map(pad_and_stack, *trees)
+
+
+def unstack_ragged(tree: T, like: Sequence[T]) -> list[T]:
+    """The inverse of `stack_ragged`: each tree cut back to the lengths of its `like`.
+
+    Leaves are copied, so that a client's state does not keep its whole wave's memory alive.
+    """
+
+    def cut(leaf: Tensor, original: Tensor) -> Tensor:
+        return (leaf[: original.shape[0]] if original.ndim else leaf).clone()
+
+    return [map(cut, one, original) for one, original in zip(unstack(tree, len(like)), like, strict=True)]
+
+
+def to(tree: T, device: torch.device | str) -> T:
+    return map(lambda leaf: leaf.to(device), tree)
+
+
+def finite(tree: Any) -> bool:
+    """Whether every floating leaf is finite."""
+    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree) if leaf.is_floating_point())
