@@ -136,9 +136,11 @@ class Descent:
             f"buffers must be 'average' or 'local', not '{self.buffers}'",
         )
 
-    def rate(self, step: Tensor) -> Tensor | float:
+    def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor | float:
         """The learning rate at a step; a plain number while there is nothing to decay."""
-        rate: Tensor | float = self.lr
+        if not self.milestones:
+            return self.lr
+        rate = torch.full_like(step, self.lr, dtype=dtype)
         for milestone in self.milestones:
             rate = torch.where(step >= milestone, rate * self.decay, rate)
         return rate
@@ -147,7 +149,7 @@ class Descent:
         """params - rate (G + weight_decay params)."""
         if self.weight_decay:
             G = tree.map(lambda g, w: torch.add(g, w, alpha=self.weight_decay), G, params)
-        rate = self.rate(step)
+        rate = self.rate(step, next(iter(params.values())).dtype)
         if isinstance(rate, float):
             return tree.map(lambda w, g: torch.add(w, g, alpha=-rate), params, G)
         return tree.map(lambda w, g: torch.addcmul(w, g, -rate), params, G)

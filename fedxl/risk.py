@@ -165,11 +165,13 @@ def auroc(surrogate: str = "psm", margin: float = 1.0, scores: str = "raw") -> X
 
 
 def partial_auc(
-    lam: float = 1.0, surrogate: str = "squared_hinge", margin: float = 1.0, scores: str = "raw"
+    lam: float = 1.0, surrogate: str = "squared_hinge", margin: float = 1.0, scores: str = "sigmoid"
 ) -> XRisk:
     """One-way partial AUC (low false positive rates), KL form: the smaller lam, the harder the negatives that count.
 
     F = mean_{i in +} lam log mean_{j in -} exp(l(h_i - h_j) / lam)   (the paper's KL-OPAUC, section 4).
+    Raw scores never overflow, but the weights of pairs then differ by orders of magnitude and want small rates;
+    sigmoid scores, the default, bound them.
     """
     require(lam > 0, f"lam must be positive, got {lam}")
     loss = _surrogate(surrogate, margin)

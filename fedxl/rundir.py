@@ -30,6 +30,7 @@ class RunDir:
             self.lock = (path / ".lock").open("w")
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.lock.close()
             raise UserError(f"another process is working on {path}; wait for it or stop it") from None
         except OSError as error:
             raise UserError(f"cannot write to {path}: {error.strerror}") from None

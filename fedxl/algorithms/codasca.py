@@ -143,7 +143,8 @@ class CODASCA(Descent):
         return gradient._replace(alpha=-gradient.alpha)
 
     def move(self, point: Point, direction: Point, reference: Point, step: Tensor) -> Point:
-        rate = self.rate(step) * self.stage_decay ** -(step // self.stage_steps).to(point.a.dtype)
+        dtype = point.a.dtype
+        rate = self.rate(step, dtype) * self.stage_decay ** -(step // self.stage_steps).to(dtype)
         decay = tree.map(torch.zeros_like, point)._replace(
             params=tree.map(lambda w: self.weight_decay * w, point.params)
         )

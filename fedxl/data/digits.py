@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.datasets import load_digits
+from torch import Tensor
 
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.source import TensorSource
@@ -17,42 +18,46 @@ Images = npt.NDArray[np.float32]
 
 def digits(
     clients: int = 16,
-    one_class: int = 6,
-    referral: int = 4,
+    one_class: int = 10,
     positive: tuple[int, ...] = (3, 8, 9),
     ratio: float = 0.1,
-    shift: float = 0.5,
-    noise: float = 0.35,
-    flip: float = 0.0,
+    shift: float = 1.0,
+    noise: float = 0.2,
+    copies: int = 2,
     views: bool = False,
     seed: int = 0,
 ) -> Splits:
-    """Is it one of these digits? Positives are rare, sites differ, and some sites have never seen one.
+    """Is it one of these digits? Positives are rare, sites differ, and some have never seen one.
 
     clients: sites; one_class: how many of them hold no positive; ratio: positives to negatives in training;
     shift: how far sites differ in brightness and contrast; noise: standard deviation of pixel noise;
-    views: pair the upper and the lower half of each image instead [2, 32], for the contrastive risk.
+    copies: at how many sites each training image is seen; views: pair the upper and the lower half of each image
+    instead [2, 32], for the contrastive risk. Held back are other images, seen at sites drawn at random: who never
+    had a positive before will meet one, so a model gains nothing by telling sites apart.
     """
     require(clients >= 1, f"clients must be at least 1, got {clients}")
     require(0 <= one_class < clients, f"one_class must lie in [0, clients), got {one_class} of {clients}")
     require(ratio > 0, f"ratio must be positive, got {ratio}")
     require(noise >= 0, f"noise must not be negative, got {noise}")
+    require(copies >= 1, f"copies must be at least 1, got {copies}")
     require(set(positive) <= set(range(10)), f"positive must name digits 0 to 9, got {list(positive)}")
 
     bundle = load_digits()
+    images = (bundle.images / 16).astype(np.float32)
     labels = np.isin(bundle.target, positive).astype(np.int64)
     rng = generator(seed, Purpose.DATA)
-    sites = _assign(labels, clients, one_class, referral, rng)
-    images = _through((bundle.images / 16).astype(np.float32), _lenses(clients, shift, rng)[sites], noise, rng)
-    x, y = _tensor(images, views), torch.from_numpy(labels)
+    train, *held_back = _stratified(labels, (0.5, 0.25, 0.25), rng)
+    train = np.tile(_imbalanced(train, labels, ratio, rng), copies)
+    lenses = _lenses(clients, shift, rng)
 
-    train, validation, test = _stratified(labels, (0.5, 0.25, 0.25), rng)
-    train = _imbalanced(train, labels, ratio, rng)
-    parts = [np.flatnonzero(sites[train] == site) for site in range(clients)]
-    wrong = (rng.random(len(train)) < flip) & (sites[train] < clients - one_class)
-    given = np.where(wrong, 1 - labels[train], labels[train])
-    federation = Federation(TensorSource(x[train], torch.from_numpy(given)), parts)
-    return Splits(federation, *(Split(x[which], y[which]) for which in (validation, test)))
+    def seen(which: Indices, sites: Indices) -> tuple[Tensor, Tensor]:
+        x = _through(images[which], lenses[sites], noise, rng)
+        return torch.from_numpy(x.reshape(-1, *((2, 32) if views else (1, 8, 8)))), torch.from_numpy(labels[which])
+
+    sites = _assign(labels[train], clients, one_class, rng)
+    parts = [np.flatnonzero(sites == site) for site in range(clients)]
+    federation = Federation(TensorSource(*seen(train, sites)), parts)
+    return Splits(federation, *(Split(*seen(which, rng.integers(clients, size=len(which)))) for which in held_back))
 
 
 def _stratified(labels: Indices, parts: tuple[float, ...], rng: np.random.Generator) -> list[Indices]:
@@ -72,13 +77,12 @@ def _imbalanced(indices: Indices, labels: Indices, ratio: float, rng: np.random.
     return np.concatenate([rng.permutation(positives)[:kept], negatives])
 
 
-def _assign(labels: Indices, clients: int, screening: int, referral: int, rng: np.random.Generator) -> Indices:
-    """A site for every example: the first sites hold positives only, the last ones negatives only."""
+def _assign(labels: Indices, clients: int, one_class: int, rng: np.random.Generator) -> Indices:
+    """A site for every example: negatives anywhere, positives only at the sites that see them."""
     sites = np.empty(len(labels), np.int64)
-    holders = {0: np.arange(referral, clients), 1: np.arange(clients - screening)}
-    for label, numbers in holders.items():
+    for label, number in ((0, clients), (1, clients - one_class)):
         members = np.flatnonzero(labels == label)
-        sites[members] = rng.permutation(np.resize(numbers, len(members)))
+        sites[members] = rng.permutation(np.arange(len(members)) % number)
     return sites
 
 
@@ -94,8 +98,3 @@ def _through(images: Images, lens: Images, noise: float, rng: np.random.Generato
     brightness, contrast = lens[:, 0, None, None], lens[:, 1, None, None]
     grain = rng.normal(0, noise, images.shape).astype(np.float32)
     return images * contrast + brightness + grain
-
-
-def _tensor(images: Images, views: bool) -> torch.Tensor:
-    shape = (len(images), 2, 32) if views else (len(images), 1, 8, 8)
-    return torch.from_numpy(images.reshape(shape))

@@ -97,7 +97,7 @@ class Simulator:
         return self.algorithm.init_client(server, len(self.first[client])) if state is None else state
 
     def _wave(self, server: Any, round: int, members: list[int], pool: _PoolDraws | None) -> Wave:
-        draws = [self._draw(client, round, pool) for client in members]
+        draws = [self.draw(client, round, pool) for client in members]
         joint = Draws(*(self._device(np.stack(arrays)) for arrays in zip(*draws, strict=True)))
         return Wave(
             clients=[self._state(server, client) for client in members],
@@ -109,7 +109,7 @@ class Simulator:
     def _device(self, indices: Indices) -> Tensor:
         return torch.from_numpy(indices).to(self.device)
 
-    def _draw(self, client: int, round: int, pool: _PoolDraws | None) -> Draws[Indices]:
+    def draw(self, client: int, round: int, pool: _PoolDraws | None) -> Draws[Indices]:
         """All of a client's draws for a round. A side without examples gets a stand-in, which counts for nothing."""
         steps, (_, _, size1, size2, fresh) = self.local_steps, self.reading
         visits = self._rounds(client)

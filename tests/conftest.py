@@ -1,0 +1,49 @@
+"""What the tests share: small federations in float64, with ragged and one-class clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedxl.data.federation import Federation, from_arrays
+
+Clients = list[tuple[Tensor, Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def make_clients(sizes: list[tuple[int, int]], dim: int = 5, seed: int = 0) -> Clients:
+    """Clients with so many positives and negatives each, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    clients = []
+    for positives, negatives in sizes:
+        y = torch.cat([torch.ones(positives), torch.zeros(negatives)]).long()
+        x = torch.randn(len(y), dim, generator=generator, dtype=torch.float64) + y[:, None]
+        clients.append((x, y))
+    return clients
+
+
+RAGGED = [(6, 14), (7, 0), (0, 9), (3, 28), (5, 7), (1, 1)]  # (positives, negatives); two clients have one class
+
+
+@pytest.fixture
+def ragged() -> Federation:
+    return from_arrays(make_clients(RAGGED))
+
+
+@pytest.fixture
+def network() -> Callable[[int], nn.Module]:
+    """A small smooth network with the given number of outputs, always with the same weights."""
+
+    def build(outputs: int = 1) -> nn.Module:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
+
+    return build

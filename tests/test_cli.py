@@ -1,0 +1,147 @@
+"""The command line as people use it: real processes where it matters."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.test_errors import CONFIG, command
+
+FEDXL = [sys.executable, "-m", "fedxl.cli"]
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch, capsys) -> Path:
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    for name in ("fedxl2", "local_sgd"):
+        code, out, _ = command(monkeypatch, capsys, "train", "tiny.toml", "--set", f"algorithm.name={name}")
+        assert code == 0, out
+    return tmp_path / "runs"
+
+
+def test_train_leaves_everything_in_a_new_folder(finished):
+    assert sorted(path.name for path in finished.iterdir()) == ["tiny-1", "tiny-2"]
+    run = finished / "tiny-1"
+    assert {path.name for path in run.iterdir()} == {".lock", "config.toml", "metrics.jsonl", "model.safetensors", "checkpoints"}
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert records[0]["round"] == 2
+    assert {"auroc", "ap", "pauc@0.3", "pauc_raw@0.3", "risk", "positives"} <= records[0]["validation"].keys()
+    assert 0 < records[-1]["test"]["auroc"] < 1
+
+
+def test_report_as_text_and_markdown(finished, monkeypatch, capsys):
+    code, out, _ = command(monkeypatch, capsys, "report", str(finished))
+    assert code == 0
+    assert all(word in out for word in ("tiny-1", "tiny-2", "fedxl2", "local_sgd", "finished", "pauc@0.3"))
+    code, out, _ = command(monkeypatch, capsys, "report", str(finished / "tiny-2"), "--markdown")
+    lines = out.strip().splitlines()
+    assert lines[0].startswith("| run | algorithm | risk |")
+    assert set(lines[1]) <= set("|-: ")
+    assert len(lines) == 3
+
+
+def test_the_saved_model_loads_with_plain_torch(finished):
+    from safetensors.torch import load_file
+
+    from fedxl.models import mlp
+
+    mlp((1, 8, 8), hidden=(4,)).load_state_dict(load_file(finished / "tiny-1" / "model.safetensors"))
+
+
+def test_resuming_a_finished_run_says_the_same(finished, monkeypatch, capsys):
+    before = (finished / "tiny-1" / "model.safetensors").read_bytes()
+    code, out, _ = command(monkeypatch, capsys, "resume", str(finished / "tiny-1"))
+    assert code == 0
+    assert "best round" in out
+    assert (finished / "tiny-1" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("verb", ["algorithms", "risks"])
+def test_lists_hold_one_line_each(verb, monkeypatch, capsys):
+    from fedxl import ALGORITHMS, RISKS
+
+    code, out, _ = command(monkeypatch, capsys, verb)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list({"algorithms": ALGORITHMS, "risks": RISKS}[verb])
+    assert all(len(line.split()) > 3 for line in out.splitlines())
+
+
+def test_every_algorithm_and_risk_trains_from_a_config(tmp_path, monkeypatch, capsys):
+    from fedxl import ALGORITHMS, RISKS
+
+    (tmp_path / "c.toml").write_text(CONFIG)
+    pairs = [(name, "auroc") for name in ALGORITHMS] + [("fedxl2", name) for name in RISKS if name != "contrastive"]
+    for number, (algorithm, risk) in enumerate(pairs):
+        chosen = ["--set", f"algorithm.name={algorithm}", "--set", f"risk.name={risk}"]
+        code, _, err = command(
+            monkeypatch, capsys, "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / str(number)), *chosen
+        )
+        assert code == 0, f"{algorithm}, {risk}: {err}"
+    views = ["--set", "risk.name=contrastive", "--set", "risk.dim=4", "--set", "data.views=true"]
+    code, out, err = command(
+        monkeypatch, capsys, "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / "views"), *views
+    )
+    assert code == 0, err
+    assert "risk" in out
+
+
+def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG)
+    run = tmp_path / "run"
+    arguments = ["train", str(tmp_path / "c.toml"), "--out", str(run), "--set", "run.rounds=100000"]
+    process = subprocess.Popen(
+        [*FEDXL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(run.glob("checkpoints/*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"fedxl resume {run}" in out.replace("\n", " ")
+    assert "Traceback" not in err
+    stopped_at = int(sorted(run.glob("checkpoints/*.safetensors"))[-1].stem.removeprefix("round-"))
+
+    config = run / "config.toml"  # let it end soon after where it stopped
+    config.write_text(re.sub(r"rounds = \d+", f"rounds = {stopped_at + 3}", config.read_text()))
+    again = subprocess.run([*FEDXL, "resume", str(run)], capture_output=True, text=True, check=True)
+    assert "best round" in again.stdout
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["round"] == stopped_at + 3
+
+
+def test_a_terminal_sees_a_progress_bar_and_a_pipe_does_not(tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG.replace("rounds = 2", "rounds = 60\neval_every = 5"))
+    piped = subprocess.run(
+        [*FEDXL, "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / "piped")], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    assert "\r" not in piped.stdout
+    assert len(piped.stdout.strip().splitlines()) <= 5
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm"
+        os.environ["COLUMNS"] = "120"
+        os.execv(sys.executable, [*FEDXL, "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / "shown")])
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(terminal, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.waitpid(pid, 0)
+    assert b"rounds/s" in shown
+    assert b"60/60" in shown
+    assert b"validation auroc" in shown

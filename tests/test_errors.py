@@ -1,0 +1,212 @@
+"""Bad input: one clear line, exit code 2, no traceback, nothing written over."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedxl import UserError, auroc, cli, fit, partial_auc
+from tests.conftest import make_clients
+
+CONFIG = """
+[data]
+name = "digits"
+[model]
+name = "mlp"
+hidden = [4]
+[risk]
+name = "pauc"
+[algorithm]
+name = "fedxl2"
+[run]
+rounds = 2
+local_steps = 2
+"""
+
+
+def command(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["fedxl", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    captured = capsys.readouterr()
+    return int(stop.value.code or 0), captured.out, captured.err
+
+
+# What a user may get wrong in a config or on the command line, and what the line must say.
+MISTAKES = {
+    "unknown key": ("algorithm.leraning_rate=1", "unknown setting 'algorithm.leraning_rate'"),
+    "nearly known key": ("algorithm.milestone=[3]", "did you mean 'algorithm.milestones'?"),
+    "a run setting among the algorithm's": ("algorithm.rounds=3", "unknown setting 'algorithm.rounds'"),
+    "unknown run key": ("run.round=3", "did you mean 'run.rounds'?"),
+    "unknown section": ("algo.lr=1", "unknown section 'algo'; did you mean 'algorithm'?"),
+    "unknown algorithm": ("algorithm.name=fedxl", "unknown algorithm 'fedxl'; did you mean 'fedxl"),
+    "unknown risk": ("risk.name=auc", "unknown risk 'auc'; did you mean"),
+    "unknown model": ("model.name=resnet", "unknown model 'resnet'"),
+    "unknown data set": ("data.name=digit", "unknown data set 'digit'; did you mean 'digits'?"),
+    "unknown surrogate": ("risk.surrogate=hinge", "unknown surrogate 'hinge'"),
+    "wrong type": ("algorithm.lr=fast", "'algorithm.lr' must be a number, not 'fast'"),
+    "a number that is not whole": ("run.rounds=2.5", "'run.rounds' must be a whole number, not 2.5"),
+    "true is not a number": ("run.rounds=true", "'run.rounds' must be a whole number, not True"),
+    "not a list": ("algorithm.milestones=3", "'algorithm.milestones' must be a list, each item a whole number"),
+    "negative rate": ("algorithm.lr=-0.1", "lr must be positive, got -0.1"),
+    "zero rate": ("algorithm.lr=0", "lr must be positive"),
+    "beta out of range": ("algorithm.beta=1.5", "beta must lie in (0, 1], got 1.5"),
+    "K = 0": ("run.local_steps=0", "local_steps must be at least 1, got 0"),
+    "no rounds": ("run.rounds=0", "rounds must be at least 1"),
+    "negative lam": ("risk.lam=-1", "lam must be positive"),
+    "a cohort too large": ("run.cohort=17", "cohort is 17, but there are only 16 clients"),
+    "unknown figure": ("run.select=auc", "unknown figure to select by 'auc'"),
+    "unknown executor": ("run.executor=gpu", "unknown executor 'gpu'"),
+    "unknown device": ("run.device=tpu9", "cannot use device 'tpu9'"),
+    "an option not its own": ("algorithm.name=local_sgd algorithm.beta=0.1", "unknown setting 'algorithm.beta'"),
+    "linear f only": ("algorithm.name=fedxl1", "fedxl1 is for risks with a linear outer function"),
+    "no such file": ("data.name=npz data.path=nowhere.npz", "there is no file nowhere.npz"),
+    "a missing setting": ("data.name=npz", "the setting 'data.path' is missing"),
+    "embeddings from images": ("risk.name=contrastive", "the model"),
+    "a model that is not there": ("model.name=nowhere:Net", "cannot import the model 'nowhere:Net'"),
+    "not an override": ("lr=3", "must read section.key=value"),
+}
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_a_mistake_in_the_config_is_one_line(mistake, tmp_path, monkeypatch, capsys):
+    overrides, expected = MISTAKES[mistake]
+    (tmp_path / "c.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    arguments = [item for override in overrides.split(" ") for item in ("--set", override)]
+    code, _, err = command(monkeypatch, capsys, "train", "c.toml", "--out", "run", *arguments)
+    assert code == 2
+    assert expected in err
+    assert len(err.strip().splitlines()) == 1, err
+    assert not Path("run").exists(), "nothing is begun before everything is checked"
+
+
+def test_files_that_are_not_configs(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bad.toml").write_text("[data\n")
+    (tmp_path / "half.toml").write_text("[data]\nname = 'digits'\n")
+    for name, expected in (("bad.toml", "cannot read"), ("half.toml", "needs a section [risk]"), ("no.toml", "no config")):
+        code, _, err = command(monkeypatch, capsys, "train", str(tmp_path / name))
+        assert (code, expected in err, len(err.strip().splitlines())) == (2, True, 1), err
+    for verb in ("resume", "report"):
+        code, _, err = command(monkeypatch, capsys, verb, str(tmp_path))
+        assert code == 2
+        assert "holds no run" in err
+
+
+def test_a_run_is_never_written_over(tmp_path, monkeypatch, capsys):
+    config = tmp_path / "c.toml"
+    config.write_text(CONFIG)
+    out = tmp_path / "run"
+    monkeypatch.setattr(sys, "argv", ["fedxl", "train", str(config), "--out", str(out)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    code, _, err = command(monkeypatch, capsys, "train", str(config), "--out", str(out))
+    assert code == 2
+    assert f"fedxl resume {out}" in err
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def save(path: Path, **arrays) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def arrays() -> dict:
+    rng = np.random.default_rng(0)
+    return {"x": rng.normal(size=(12, 5)), "y": np.arange(12) % 2, "client": np.arange(12) // 4}
+
+
+DATA = {
+    "NaN in data": (lambda a: a["x"].__setitem__((3, 2), np.nan), "1 of 12 examples hold NaN or infinity"),
+    "an empty client": (lambda a: a.update(client=np.where(a["client"] == 1, 2, a["client"])), "client 1 has no examples"),
+    "no positive anywhere": (lambda a: a.update(y=np.zeros(12, int)), "needs positive examples (S1), and no client holds any"),
+    "no negative anywhere": (lambda a: a.update(y=np.ones(12, int)), "needs negative examples (S2), and no client holds any"),
+    "strange labels": (lambda a: a.update(y=np.arange(12)), "labels must be 0 or 1 (or -1 and 1), found 2"),
+    "too few labels": (lambda a: a.update(y=np.zeros(7, int)), "12 examples but 7 labels"),
+    "no client column": (lambda a: a.pop("client"), "lacks the array(s) client"),
+    "half a split": (lambda a: a.update(x_test=a["x"]), "holds x_test but no y_test"),
+    "one class to validate on": (
+        lambda a: a.update(x_validation=a["x"], y_validation=np.ones(12, int)),
+        "validation must hold both classes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(DATA))
+def test_bad_data_is_one_line(case, tmp_path, monkeypatch, capsys):
+    change, expected = DATA[case]
+    content = arrays()
+    change(content)
+    path = save(tmp_path / "d.npz", **content)
+    (tmp_path / "c.toml").write_text(CONFIG.replace('"digits"', f'"npz"\npath = "{path}"'))
+    code, _, err = command(monkeypatch, capsys, "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert expected in err
+    assert len(err.strip().splitlines()) == 1, err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_is_no_npz(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "d.npz"
+    path.write_bytes(b"rubbish")
+    (tmp_path / "c.toml").write_text(CONFIG.replace('"digits"', f'"npz"\npath = "{path}"'))
+    code, _, err = command(monkeypatch, capsys, "train", str(tmp_path / "c.toml"))
+    assert (code, len(err.strip().splitlines())) == (2, 1), err
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (TwoOutputs(), r"returned scores of shape \[2, 2\] for 2 examples; this risk needs \[2\]"),
+        (nn.Linear(7, 1), r"cannot score examples of shape \[5\]"),
+        (nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)), None),
+    ],
+    ids=["two outputs", "other inputs", "a flat vector is fine"],
+)
+def test_a_model_of_the_wrong_shape(model, expected):
+    def train():
+        return fit(model, make_clients([(4, 4)]), partial_auc(), rounds=1, local_steps=1)
+
+    if expected is None:
+        train()
+    else:
+        with pytest.raises(UserError, match=expected):
+            train()
+
+
+def test_mistakes_in_the_library_call():
+    clients = make_clients([(4, 4)])
+    with pytest.raises(UserError, match=r"unknown setting 'algorithm.rouns'; did you mean"):
+        fit(nn.Linear(5, 1), clients, auroc(), rouns=3)
+    with pytest.raises(UserError, match="at least one client"):
+        fit(nn.Linear(5, 1), [], auroc())
+    with pytest.raises(UserError, match="client 1 has no examples"):
+        fit(nn.Linear(5, 1), [*clients, (torch.empty(0, 5), torch.empty(0))], auroc())
+    with pytest.raises(UserError, match="different shapes"):
+        fit(nn.Linear(5, 1), [*clients, (torch.zeros(3, 4), torch.zeros(3))], auroc())
+
+
+def test_divergence_is_told_and_not_saved(tmp_path):
+    with pytest.raises(UserError, match="no longer finite by round"):
+        fit(
+            nn.Linear(5, 1), make_clients([(9, 9), (5, 5)]), auroc(surrogate="square"), "fedxl1",
+            lr=1e6, rounds=40, local_steps=8, out=tmp_path,
+        )  # fmt: skip
+    saved = [path.name for path in tmp_path.glob("checkpoints/*")]
+    assert saved == ["round-00000000.safetensors"], "only what was still finite: round 0"

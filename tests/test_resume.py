@@ -1,0 +1,182 @@
+"""Nothing is lost: runs killed at random moments end with the same bits, and damaged checkpoints are noticed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedxl import UserError, fit, partial_auc, tree
+from fedxl.checkpoint import load_latest, save_checkpoint
+from fedxl.run import Hooks
+from tests.conftest import RAGGED, make_clients
+
+KILLS = 20
+ROUNDS = 400
+
+
+def settings() -> dict:
+    return {
+        "algorithm": "fedxl2", "rounds": ROUNDS, "local_steps": 2, "batch1": 2, "batch2": 3, "cohort": 4, "lr": 0.05,
+        "eval_every": 20, "checkpoint_every": 3, "executor": "vmap", "dtype": "float64", "seed": 5,
+        "pool_rounds": 2,
+    }  # fmt: skip
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def run(out: Path | None, resume: bool = False, **changes):
+    torch.set_num_threads(1)
+    validation = make_clients([(20, 30)], seed=9)[0]
+    say = changes.pop("say", lambda line: None)
+    return fit(
+        model(), make_clients(RAGGED), partial_auc(), validation=validation, test=validation,
+        out=out, resume=resume, hooks=Hooks(say=say), **{**settings(), **changes},
+    )  # fmt: skip
+
+
+def in_child(out: Path) -> multiprocessing.Process:
+    """A real process, forked so that it need not import torch again."""
+    process = multiprocessing.get_context("fork").Process(target=run, args=(out, True))
+    process.start()
+    return process
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_killed_at_random_moments_the_run_ends_with_the_same_bits(tmp_path):
+    whole = run(tmp_path / "whole")
+    chance = random.Random(0)
+    out, kills, progress = tmp_path / "killed", 0, set()
+    lifetime = whole.seconds / KILLS
+    while kills < KILLS:
+        process = in_child(out)
+        process.join(chance.uniform(0.2, 1.2) * lifetime)
+        if process.exitcode is not None:
+            assert process.exitcode == 0
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += 1
+        checkpoint, complaints = load_latest(out / "checkpoints")
+        assert not complaints, "a kill must not leave a damaged checkpoint"
+        progress.add(checkpoint.info["round"] if checkpoint else 0)
+    assert kills == KILLS, f"the run finished after {kills} kills; make it longer"
+    assert len(progress) > 3, "kills must have hit different stages of the run"
+
+    resumed = run(out, resume=True)
+    for name, expected in tree.pack(whole.server).items():
+        assert torch.equal(tree.pack(resumed.server)[name], expected), name
+    assert all(torch.equal(resumed.weights.params[n], w) for n, w in whole.weights.params.items())
+    assert resumed.best_round == whole.best_round
+    assert resumed.test == whole.test
+
+    def records(path: Path) -> list[dict]:
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+    assert records(out) == records(tmp_path / "whole"), "each round is recorded once"
+
+
+DAMAGE = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "a flipped bit": lambda content: content[:-20] + bytes([content[-20] ^ 1]) + content[-19:],
+    "rubbish": lambda content: os.urandom(len(content)),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGE))
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(tmp_path, damage):
+    expected = run(None, rounds=9)
+    run(tmp_path, rounds=9)
+    newest = sorted((tmp_path / "checkpoints").glob("*.safetensors"))[-1]
+    newest.write_bytes(DAMAGE[damage](newest.read_bytes()))
+    lines: list[str] = []
+    resumed = run(tmp_path, resume=True, rounds=9, say=lines.append)
+    assert any(newest.name in line and "damaged" in line for line in lines), lines
+    assert all(torch.equal(resumed.weights.params[n], w) for n, w in expected.weights.params.items())
+
+
+def test_with_no_whole_checkpoint_it_starts_again(tmp_path):
+    expected = run(tmp_path, rounds=6)
+    for path in (tmp_path / "checkpoints").glob("*.safetensors"):
+        path.write_bytes(b"rubbish")
+    lines: list[str] = []
+    resumed = run(tmp_path, resume=True, rounds=6, say=lines.append)
+    assert any("from the beginning" in line for line in lines)
+    assert all(torch.equal(resumed.weights.params[n], w) for n, w in expected.weights.params.items())
+
+
+def test_stopping_finishes_the_round_and_resuming_goes_on(tmp_path):
+    expected = run(None, rounds=12)
+    asked = iter([False, False, False, False, True])
+    stopped = fit(
+        model(), make_clients(RAGGED), partial_auc(), validation=make_clients([(20, 30)], seed=9)[0], out=tmp_path,
+        hooks=Hooks(should_stop=lambda: next(asked)), **{**settings(), "rounds": 12},
+    )  # fmt: skip
+    assert stopped.interrupted
+    assert load_latest(tmp_path / "checkpoints")[0].info["round"] == 4
+    resumed = run(tmp_path, resume=True, rounds=12)
+    assert all(torch.equal(resumed.weights.params[n], w) for n, w in expected.weights.params.items())
+
+
+def test_a_finished_run_can_be_extended(tmp_path):
+    run(tmp_path, rounds=6)
+    longer = run(tmp_path, resume=True, rounds=12)
+    assert all(torch.equal(longer.weights.params[n], w) for n, w in run(None, rounds=12).weights.params.items())
+
+
+def test_other_settings_are_refused(tmp_path):
+    run(tmp_path, rounds=6)
+    with pytest.raises(UserError, match="lr was 0.05 and is now 0.1"):
+        run(tmp_path, resume=True, rounds=12, lr=0.1)
+
+
+def test_only_one_process_at_a_time(tmp_path):
+    process = in_child(tmp_path)
+    try:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "checkpoints").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with pytest.raises(UserError, match="another process"):
+            run(tmp_path, resume=True)
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, monkeypatch):
+    run(tmp_path, rounds=6)
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        run(tmp_path, resume=True, rounds=12)
+    monkeypatch.undo()
+    assert load_latest(tmp_path / "checkpoints")[0].info["round"] == 6
+
+
+def test_checkpoints_hold_every_dtype(tmp_path):
+    tensors = {
+        "half": torch.ones(3, dtype=torch.bfloat16), "scalar": torch.tensor(3), "none": torch.empty(0, 2),
+        "nan": torch.tensor([float("nan")]), "view": torch.arange(4.0).expand(2, 4), "flag": torch.tensor([True]),
+    }  # fmt: skip
+    save_checkpoint(tmp_path, 1, tensors, {"round": 1})
+    checkpoint, complaints = load_latest(tmp_path)
+    assert not complaints
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(checkpoint.tensors[name], tensor, equal_nan=True, rtol=0, atol=0)
