@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     """One step's examples of S1, then of S2, and which pooled scores to pair them with."""
 
     x: Tensor  # [B1 + B2, ...]
-    y: Tensor  # [B1 + B2]
+    y: Tensor  # [B1 + B2] 0 or 1, as floats
     rows: Tensor  # [B1] where the examples of S1 stand in this client's u
     lag1: Tensor  # [B1] indices into the pool's S1 entries
     lag2: Tensor  # [B2] ... and its S2 entries

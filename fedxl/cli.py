@@ -133,12 +133,18 @@ def _show(experiment: configs.Config, folder: Path, resume: bool) -> None:
 
 def _conclude(result: Result, folder: Path) -> None:
     if result.interrupted:
-        out.print(f"stopped after the round was finished; go on with: fedxl resume {folder}", highlight=False, soft_wrap=True)
+        out.print(
+            f"stopped after the round was finished; go on with: fedxl resume {folder}",
+            highlight=False,
+            soft_wrap=True,
+        )
         sys.exit(130)
     figures = result.test or result.validation
     shown = "  ".join(f"{name} {figures[name]:.4f}" for name in reports.FIGURES if name in figures)
     where = "test" if result.test else "validation"
-    out.print(f"best round {result.best_round}, {where}: {shown}  ({result.seconds:.1f} s)", highlight=False, soft_wrap=True)
+    out.print(
+        f"best round {result.best_round}, {where}: {shown}  ({result.seconds:.1f} s)", highlight=False, soft_wrap=True
+    )
     out.print(f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/", highlight=False, soft_wrap=True)
 
 

@@ -51,14 +51,19 @@ class XRisk:
 
     pair: Callable[[Tensor, Tensor, Tensor], Tensor]  # a [.., B1, *d], b [.., B2, *d], y [.., B2] -> [.., B1, B2, *m]
     outer: Callable[[Tensor], Tensor]  # f: inner estimates [.., *m] -> [..]
-    slope: Callable[[Tensor], Tensor]  # f': inner estimates [.., *m] -> [.., *m]
+    slope: Callable[[Tensor], Tensor] | None = None  # df/dg (over lam, where there is one), [.., *m]; None: it is 1
     lam: float | None = None  # None: g is the mean of l; otherwise g = log mean exp(l / lam)
+    reads_labels: bool = False  # whether `pair` makes use of y; if not, nobody fetches it
     sides: tuple[Side, Side] = ("positive", "negative")  # which labels form S1 and S2
     inner_shape: tuple[int, ...] = ()  # m
     score_shape: tuple[int, ...] = ()  # d
     link: Callable[[Tensor], Tensor] = identity  # from the model's output to what is paired and pooled
-    linear: bool = False  # f is the identity: u plays no part (FeDXL1)
     metric: str = "auroc"  # the figure by which the best model is chosen
+
+    @property
+    def linear(self) -> bool:
+        """f is the identity: u plays no part (FeDXL1)."""
+        return self.lam is None and self.slope is None
 
     @property
     def _j(self) -> int:
@@ -83,11 +88,11 @@ class XRisk:
 
     def coupling(self, l: Tensor, u: Tensor) -> Tensor:
         """c = |S2| df(g_i)/dl_ij, at the running estimate u instead of g; carries no gradient."""
-        l, u = l.detach(), u.detach().unsqueeze(self._j)
+        u = u.detach().unsqueeze(self._j)
         if self.lam is None:
-            return self.slope(u)
-        share = torch.exp((l / self.lam - u).clamp(max=math.log(MAX_COUPLING)))
-        return self.slope(u) / self.lam * share
+            return torch.ones_like(u) if self.slope is None else self.slope(u)
+        share = torch.exp((l.detach() / self.lam - u).clamp(max=math.log(MAX_COUPLING)))
+        return share if self.slope is None else self.slope(u) * share
 
     def pull(self, l: Tensor, u: Tensor) -> Tensor:
         """The scalar whose gradient is G1 or G2, whichever side is active: pairs [.., B1, B2, *m] -> [..]."""
@@ -155,13 +160,7 @@ def auroc(surrogate: str = "psm", margin: float = 1.0, scores: str = "raw") -> X
     F = mean_{i in +} mean_{j in -} l(h_i - h_j). The default surrogate, psm, is the paper's section 4.
     """
     loss = _surrogate(surrogate, margin)
-    return XRisk(
-        pair=lambda a, b, y: loss(gap(a, b)),
-        outer=identity,
-        slope=torch.ones_like,
-        link=_link(scores),
-        linear=True,
-    )
+    return XRisk(pair=lambda a, b, y: loss(gap(a, b)), outer=identity, link=_link(scores))
 
 
 def partial_auc(
@@ -178,7 +177,6 @@ def partial_auc(
     return XRisk(
         pair=lambda a, b, y: loss(gap(a, b)),
         outer=lambda v: lam * v,
-        slope=lambda v: torch.full_like(v, lam),
         lam=lam,
         link=_link(scores),
         metric="pauc@0.3",
@@ -203,7 +201,7 @@ def two_way_partial_auc(
     return XRisk(
         pair=lambda a, b, y: loss(gap(a, b)),
         outer=lambda v: torch.exp(power * v),
-        slope=lambda v: power * torch.exp(power * v),
+        slope=lambda v: torch.exp(power * v) / lam_outer,
         lam=lam,
         link=_link(scores),
         metric="pauc@0.3",
@@ -233,6 +231,7 @@ def average_precision(
         pair=pair,
         outer=lambda u: 1 - u[..., 0] / (u[..., 1] + damping),
         slope=slope,
+        reads_labels=True,
         sides=("positive", "all"),
         inner_shape=(2,),
         link=_link(scores),
@@ -280,7 +279,6 @@ def contrastive(dim: int = 128, temperature: float = 0.1) -> XRisk:
     return XRisk(
         pair=pair,
         outer=lambda v: temperature * v.sum(-1),
-        slope=lambda v: torch.full_like(v, temperature),
         lam=temperature,
         sides=("all", "all"),
         inner_shape=(2,),

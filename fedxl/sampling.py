@@ -13,7 +13,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 
 # A client with a handful of examples reads many epochs in one round; they are drawn in blocks of about this many.
-BLOCK = 1024
+BLOCK = 512
 
 
 class Purpose(IntEnum):
@@ -24,11 +24,10 @@ class Purpose(IntEnum):
     SECOND = 3  # ... and S2
     FRESH_FIRST = 4  # the z-hat of Algorithm 2
     FRESH_SECOND = 5
-    POOL_FIRST = 6  # which pooled (a, u) a client takes, and which b
-    POOL_SECOND = 7
-    LAYERS = 8  # dropout and the like, inside the model
-    WEIGHTS = 9  # initial weights
-    DATA = 10  # splits, partitions and site shifts
+    POOL = 6  # which pooled (a, u) a client takes, then which b
+    LAYERS = 7  # dropout and the like, inside the model
+    WEIGHTS = 8  # initial weights
+    DATA = 9  # splits, partitions and site shifts
 
 
 def generator(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> np.random.Generator:
@@ -61,15 +60,12 @@ def epochs(seed: int, purpose: Purpose, client: int, position: int, count: int, 
     return np.concatenate(parts)
 
 
-def pooled(
-    seed: int, purpose: Purpose, client: int, round: int, count: int, weights: npt.NDArray[np.float64] | int
-) -> Indices:
+def pooled(rng: np.random.Generator, count: int, weights: npt.NDArray[np.float64] | int) -> Indices:
     """Which entries of a pool a client takes in a round: shuffled, without replacement, reshuffled when exhausted.
 
     `weights` is the number of entries, or one weight each; then an entry comes up in proportion to its weight
     (systematic resampling: no entry is more than one copy away from its share).
     """
-    rng = generator(seed, purpose, client, round)
     if isinstance(weights, int):
         if count <= weights:
             return rng.choice(weights, count, replace=False)

@@ -85,7 +85,7 @@ def test_codasca_against_a_plain_transcription(control):
         mean_c = {name: sum(ci[name] for ci in c) / len(c) for name in v}
         ends, new_c = [], {}
         for i in cohort:
-            local, total = dict(v), {name: 0.0 for name in v}
+            local, total = dict(v), dict.fromkeys(v, 0.0)
             for k, (x, y) in enumerate(batches_of(engine, i, r)):
                 x, y = x.numpy(), y.numpy()
                 h = 1 / (1 + np.exp(-x @ local["w"]))
@@ -95,7 +95,8 @@ def test_codasca_against_a_plain_transcription(control):
                     "w": (d_h * h * (1 - h)) @ x / len(y),
                     "a": np.mean((1 - p) * y * -2 * (h - local["a"])),
                     "b": np.mean(p * (1 - y) * -2 * (h - local["b"])),
-                    "alpha": 2 * (p * (1 - p) + np.mean(p * (1 - y) * h - (1 - p) * y * h)) - 2 * p * (1 - p) * local["alpha"],
+                    "alpha": 2 * (p * (1 - p) + np.mean(p * (1 - y) * h - (1 - p) * y * h))
+                    - 2 * p * (1 - p) * local["alpha"],
                 }
                 grad = {name: np.clip(g, -clip, clip) for name, g in grad.items()}
                 grad["alpha"] = -grad["alpha"]
@@ -142,7 +143,11 @@ def test_sox_is_local_pair_alone_and_follows_its_paper(network):
             u |= dict(zip(rows, new, strict=True))
             loss = (1.5 / torch.stack(new) * g).mean()  # f'(u) g, f' without gradient
             gradient = torch.autograd.grad(loss, list(model.parameters()))
-            G = [0.3 * d for d in gradient] if G is None else [0.7 * m + 0.3 * d for m, d in zip(G, gradient, strict=True)]
+            G = (
+                [0.3 * d for d in gradient]
+                if G is None
+                else [0.7 * m + 0.3 * d for m, d in zip(G, gradient, strict=True)]
+            )
             with torch.no_grad():
                 for p, m in zip(model.parameters(), G, strict=True):
                     p -= 0.05 * m

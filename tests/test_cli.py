@@ -16,6 +16,7 @@ import pytest
 
 from tests.test_errors import CONFIG, command
 
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 FEDXL = [sys.executable, "-m", "fedxl.cli"]
 
 
@@ -32,7 +33,13 @@ def finished(tmp_path, monkeypatch, capsys) -> Path:
 def test_train_leaves_everything_in_a_new_folder(finished):
     assert sorted(path.name for path in finished.iterdir()) == ["tiny-1", "tiny-2"]
     run = finished / "tiny-1"
-    assert {path.name for path in run.iterdir()} == {".lock", "config.toml", "metrics.jsonl", "model.safetensors", "checkpoints"}
+    assert {path.name for path in run.iterdir()} == {
+        ".lock",
+        "config.toml",
+        "metrics.jsonl",
+        "model.safetensors",
+        "checkpoints",
+    }
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert records[0]["round"] == 2
     assert {"auroc", "ap", "pauc@0.3", "pauc_raw@0.3", "risk", "positives"} <= records[0]["validation"].keys()
@@ -100,7 +107,7 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(tmp_path):
     run = tmp_path / "run"
     arguments = ["train", str(tmp_path / "c.toml"), "--out", str(run), "--set", "run.rounds=100000"]
     process = subprocess.Popen(
-        [*FEDXL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [*FEDXL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not list(run.glob("checkpoints/*.safetensors")) and time.monotonic() < deadline:
@@ -121,9 +128,8 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(tmp_path):
 
 def test_a_terminal_sees_a_progress_bar_and_a_pipe_does_not(tmp_path):
     (tmp_path / "c.toml").write_text(CONFIG.replace("rounds = 2", "rounds = 60\neval_every = 5"))
-    piped = subprocess.run(
-        [*FEDXL, "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / "piped")], capture_output=True, text=True, check=True
-    )  # fmt: skip
+    arguments = ["train", str(tmp_path / "c.toml"), "--out"]
+    piped = subprocess.run([*FEDXL, *arguments, str(tmp_path / "piped")], capture_output=True, text=True, check=True)
     assert "\r" not in piped.stdout
     assert len(piped.stdout.strip().splitlines()) <= 5
 
@@ -131,7 +137,7 @@ def test_a_terminal_sees_a_progress_bar_and_a_pipe_does_not(tmp_path):
     if pid == 0:
         os.environ["TERM"] = "xterm"
         os.environ["COLUMNS"] = "120"
-        os.execv(sys.executable, [*FEDXL, "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / "shown")])
+        os.execv(sys.executable, [*FEDXL, *arguments, str(tmp_path / "shown")])
     shown = b""
     while True:
         try:

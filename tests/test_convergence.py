@@ -28,7 +28,9 @@ def problem(num_clients: int) -> tuple[nn.Module, Federation]:
     return model, from_arrays([(0.4 * x[part], y[part]) for part in split])
 
 
-def squared_norms(algorithm_class, risk: XRisk, clients: int, rounds: int, steps: int, seed: int, **options) -> Tensor:
+def squared_norms(
+    algorithm_class, risk: XRisk, clients: int, rounds: int, steps: int, seed: int, **options
+) -> Tensor:
     """|grad F|^2 at the averaged model after each round, F over all examples of all clients."""
     model, federation = problem(clients)
     algorithm = algorithm_class(score=scorer(model, True), risk=risk, **options)

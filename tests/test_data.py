@@ -43,17 +43,21 @@ def test_cohorts():
     assert np.array_equal(some[7], sampling.cohort(0, 7, 100, 10))
 
 
+def stream(seed: int = 0) -> np.random.Generator:
+    return sampling.generator(seed, Purpose.POOL, 1, 1)
+
+
 def test_the_pool_is_read_without_replacement():
-    assert len(set(sampling.pooled(0, Purpose.POOL_FIRST, 1, 1, 40, 50))) == 40
-    twice = sampling.pooled(0, Purpose.POOL_FIRST, 1, 1, 100, 50)
+    assert len(set(sampling.pooled(stream(), 40, 50))) == 40
+    twice = sampling.pooled(stream(), 100, 50)
     assert (np.bincount(twice, minlength=50) == 2).all(), "exhausted, it is reshuffled"
 
 
 def test_a_weighted_pool_gives_each_entry_its_share():
     weights = np.array([1.0, 0.0, 2.0, 5.0])
-    drawn = sampling.pooled(0, Purpose.POOL_FIRST, 1, 1, 80, weights)
+    drawn = sampling.pooled(stream(), 80, weights)
     assert np.bincount(drawn, minlength=4).tolist() == [10, 0, 20, 50]
-    few = [sampling.pooled(s, Purpose.POOL_FIRST, 1, 1, 3, weights) for s in range(2000)]
+    few = [sampling.pooled(stream(s), 3, weights) for s in range(2000)]
     share = np.bincount(np.concatenate(few), minlength=4) / 6000
     np.testing.assert_allclose(share, weights / 8, atol=0.02)
 

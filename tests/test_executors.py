@@ -30,9 +30,7 @@ def final_state(name: str, options: dict[str, Any], risk, model, clients, execut
     federation = federation.pooled() if method.centralized else federation
     algorithm = build_algorithm(method, scorer(model, True), risk, federation, options)
     cohort = engine.pop("cohort", 0)
-    simulator = Simulator(
-        algorithm, federation, EXECUTORS[executor], 3, 4, 5, seed=1, dtype=torch.float64, **engine
-    )
+    simulator = Simulator(algorithm, federation, EXECUTORS[executor], 3, 4, 5, seed=1, dtype=torch.float64, **engine)
     server = algorithm.init(weights_of(model))
     for r in range(0 if algorithm.prelude else 1, 6):
         running = algorithm.prelude if r == 0 else algorithm
@@ -67,7 +65,10 @@ def test_loop_and_vmap_agree(name, setting, network):
     assert_agree(*states)
     params = {key: value for key, value in states[0].items() if key.startswith("server.weights.params")}
     start = tree.pack(weights_of(network()).params)
-    assert any((value - start[key.removeprefix("server.weights.params.")]).abs().max() > 1e-4 for key, value in params.items())
+    assert any(
+        (value - start[key.removeprefix("server.weights.params.")]).abs().max() > 1e-4
+        for key, value in params.items()
+    )
     assert all(torch.isfinite(value).all() for value in params.values())
 
 

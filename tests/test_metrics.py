@@ -28,7 +28,9 @@ def test_against_scikit_learn(kind, size, positives):
         labels = np.zeros(size, int)
         labels[RNG.permutation(size)[: positives if positives == 1 else max(1, int(positives * size))]] = 1
         assert metrics.auroc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
-        assert metrics.average_precision(scores, labels) == pytest.approx(average_precision_score(labels, scores), abs=1e-12)
+        assert metrics.average_precision(scores, labels) == pytest.approx(
+            average_precision_score(labels, scores), abs=1e-12
+        )
         for limit in (0.05, 0.3, 0.5, 0.999):
             expected = roc_auc_score(labels, scores, max_fpr=limit)
             assert metrics.partial_auc(scores, labels, limit) == pytest.approx(expected, abs=1e-12)

@@ -68,7 +68,7 @@ def transcription(federation: Federation, draws, cohorts, w, risk, beta, gamma):
     x = federation.source.x.numpy()
     label = federation.source.labels.numpy()
     first = [part[label[part] == 1] for part in federation.parts]
-    u = [dict() for _ in federation.parts]  # row -> u; a first visit sets it
+    u = [{} for _ in federation.parts]  # row -> u; a first visit sets it
     G = np.zeros_like(w)
     H1, H2, U = [], [], []
     for i in cohorts[0]:  # lines 3 and 4: predictions with the initial model

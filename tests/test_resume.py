@@ -140,7 +140,7 @@ def test_a_finished_run_can_be_extended(tmp_path):
 
 def test_other_settings_are_refused(tmp_path):
     run(tmp_path, rounds=6)
-    with pytest.raises(UserError, match="lr was 0.05 and is now 0.1"):
+    with pytest.raises(UserError, match=r"lr was 0\.05 and is now 0\.1"):
         run(tmp_path, resume=True, rounds=12, lr=0.1)
 
 

@@ -35,7 +35,9 @@ def mean(values) -> float:
 
 
 def sides(h, y):
-    return [s for s, label in zip(h, y, strict=True) if label == 1], [s for s, label in zip(h, y, strict=True) if label == 0]
+    return [s for s, label in zip(h, y, strict=True) if label == 1], [
+        s for s, label in zip(h, y, strict=True) if label == 0
+    ]
 
 
 def plain_auroc(loss):
@@ -66,7 +68,9 @@ def plain_ap(h, y):
     scores = [sigmoid(s) for s in h]
     pos, _ = sides(scores, y)
     return mean(
-        1 - mean(label * hinge(a - s) for s, label in zip(scores, y, strict=True)) / (mean(hinge(a - s) for s in scores) + 1e-3)
+        1
+        - mean(label * hinge(a - s) for s, label in zip(scores, y, strict=True))
+        / (mean(hinge(a - s) for s in scores) + 1e-3)
         for a in pos
     )
 
@@ -81,13 +85,16 @@ def plain_push(p):
 
 def plain_contrastive(dim, t):
     def cosine(p, q):
-        return sum(a * b for a, b in zip(p, q, strict=True)) / math.sqrt(sum(a * a for a in p) * sum(b * b for b in q))
+        return sum(a * b for a, b in zip(p, q, strict=True)) / math.sqrt(
+            sum(a * a for a in p) * sum(b * b for b in q)
+        )
 
     def value(h, y):
         total = 0.0
         for left, right in ((slice(dim), slice(dim, None)), (slice(dim, None), slice(dim))):
             total += mean(
-                t * math.log(mean(math.exp((cosine(i[left], j[right]) - cosine(i[left], i[right])) / t) for j in h)) for i in h
+                t * math.log(mean(math.exp((cosine(i[left], j[right]) - cosine(i[left], i[right])) / t) for j in h))
+                for i in h
             )
         return total
 

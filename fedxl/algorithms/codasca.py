@@ -120,7 +120,7 @@ class CODASCA(Descent):
     def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
         def objective(point: Point) -> tuple[Tensor, dict[str, Tensor]]:
             h, buffers = self.score(Weights(point.params, work.buffers), batch.x)
-            return self.min_max(torch.sigmoid(h), batch.y.to(h.dtype), point), buffers
+            return self.min_max(torch.sigmoid(h), batch.y, point), buffers
 
         gradient, buffers = torch.func.grad(objective, has_aux=True)(work.point)
         direction = self.direction(gradient)

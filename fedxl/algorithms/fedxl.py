@@ -131,7 +131,7 @@ class FeDXL2(Descent):
     def sides(self, h: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Model outputs [B1 + B2, *d] as the scores a of S1, b of S2, and S2's labels."""
         h, size1 = self.risk.link(h), rows.shape[0]
-        return h[:size1], h[size1:], y[size1:].to(h.dtype)
+        return h[:size1], h[size1:], y[size1:]
 
     def pulls(
         self, pool: Pool, factors: Tensor, batch: Batch, a: Tensor, b: Tensor, y: Tensor, before: Tensor
@@ -144,7 +144,7 @@ class FeDXL2(Descent):
         l = self.risk.pair(
             torch.stack((a, first.a[batch.lag1])),
             torch.stack((second.b[batch.lag2], b)),
-            torch.stack((second.y[batch.lag2], y)),
+            torch.stack((second.y[batch.lag2], y)) if self.risk.reads_labels else y,
         )
         if self.risk.linear:
             return self.risk.pull(l, l) @ factors, before

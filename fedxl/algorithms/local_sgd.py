@@ -66,7 +66,7 @@ class LocalSGD(Descent):
     def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
         def objective(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             h, buffers = self.score(work.weights._replace(params=params), batch.x)
-            return nnf.binary_cross_entropy_with_logits(h, batch.y.to(h.dtype)), buffers
+            return nnf.binary_cross_entropy_with_logits(h, batch.y), buffers
 
         gradient, buffers = torch.func.grad(objective, has_aux=True)(work.weights.params)
         params = self.descend(work.weights.params, gradient, work.step)

@@ -18,10 +18,11 @@ Images = npt.NDArray[np.float32]
 
 def digits(
     clients: int = 16,
-    one_class: int = 10,
+    one_class: int = 6,
     positive: tuple[int, ...] = (3, 8, 9),
     ratio: float = 0.1,
-    shift: float = 1.0,
+    skew: float = 20.0,
+    shift: float = 0.5,
     noise: float = 0.2,
     copies: int = 2,
     views: bool = False,
@@ -29,7 +30,8 @@ def digits(
 ) -> Splits:
     """Is it one of these digits? Positives are rare, sites differ, and some have never seen one.
 
-    clients: sites; one_class: how many of them hold no positive; ratio: positives to negatives in training;
+    clients: sites; one_class: how many of them hold no positive; skew: how many times as many negatives these hold;
+    ratio: positives to negatives in training;
     shift: how far sites differ in brightness and contrast; noise: standard deviation of pixel noise;
     copies: at how many sites each training image is seen; views: pair the upper and the lower half of each image
     instead [2, 32], for the contrastive risk. Held back are other images, seen at sites drawn at random: who never
@@ -37,6 +39,7 @@ def digits(
     """
     require(clients >= 1, f"clients must be at least 1, got {clients}")
     require(0 <= one_class < clients, f"one_class must lie in [0, clients), got {one_class} of {clients}")
+    require(skew > 0, f"skew must be positive, got {skew}")
     require(ratio > 0, f"ratio must be positive, got {ratio}")
     require(noise >= 0, f"noise must not be negative, got {noise}")
     require(copies >= 1, f"copies must be at least 1, got {copies}")
@@ -54,7 +57,7 @@ def digits(
         x = _through(images[which], lenses[sites], noise, rng)
         return torch.from_numpy(x.reshape(-1, *((2, 32) if views else (1, 8, 8)))), torch.from_numpy(labels[which])
 
-    sites = _assign(labels[train], clients, one_class, rng)
+    sites = _assign(labels[train], clients, one_class, skew, rng)
     parts = [np.flatnonzero(sites == site) for site in range(clients)]
     federation = Federation(TensorSource(*seen(train, sites)), parts)
     return Splits(federation, *(Split(*seen(which, rng.integers(clients, size=len(which)))) for which in held_back))
@@ -77,12 +80,15 @@ def _imbalanced(indices: Indices, labels: Indices, ratio: float, rng: np.random.
     return np.concatenate([rng.permutation(positives)[:kept], negatives])
 
 
-def _assign(labels: Indices, clients: int, one_class: int, rng: np.random.Generator) -> Indices:
-    """A site for every example: negatives anywhere, positives only at the sites that see them."""
+def _assign(labels: Indices, clients: int, one_class: int, skew: float, rng: np.random.Generator) -> Indices:
+    """A site for every example: positives at the first sites only, negatives mostly at the others."""
+    sees_positives = np.arange(clients) < clients - one_class
+    shares = {0: np.where(sees_positives, 1.0, skew), 1: sees_positives.astype(float)}
     sites = np.empty(len(labels), np.int64)
-    for label, number in ((0, clients), (1, clients - one_class)):
-        members = np.flatnonzero(labels == label)
-        sites[members] = rng.permutation(np.arange(len(members)) % number)
+    for label, share in shares.items():
+        members = rng.permutation(np.flatnonzero(labels == label))
+        ends = np.rint(np.cumsum(share) / share.sum() * len(members)).astype(int)
+        sites[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
     return sites
 
 

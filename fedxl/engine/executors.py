@@ -19,7 +19,7 @@ class Wave(NamedTuple):
     clients: Sequence[Any]  # their private states
     shares: Share  # [C]
     batches: Callable[[Any], Iterable[Batch]]  # the steps of one client (an int) or of all of them (a slice)
-    seeds: Sequence[int]  # for the layers that draw inside the model (dropout)
+    seed: Callable[[int], int]  # of a client, for the layers that draw inside the model (dropout)
 
 
 class Executor(Protocol):
@@ -31,7 +31,7 @@ def loop(algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any], Any]
     """One client after another."""
     clients, updates = [], []
     for i, client in enumerate(wave.clients):
-        with _seeded(wave.seeds[i], wave.shares.model):
+        with _seeded(wave.seed(i), wave.shares.model):
             share = tree.map(lambda leaf, i=i: leaf[i], wave.shares)
             client, update = local_round(algorithm, server, client, share, wave.batches(i))
         clients.append(client)
@@ -41,7 +41,7 @@ def loop(algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any], Any]
 
 def vectorised(algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any], Any]:
     """All clients at once under `vmap`. Ragged states are padded; indices never reach the padding."""
-    with _seeded(wave.seeds[0], wave.shares.model):
+    with _seeded(wave.seed(0), wave.shares.model):
         stacked, updates = local_round(
             _Vectorised(algorithm),
             server,

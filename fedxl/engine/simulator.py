@@ -59,6 +59,7 @@ class Simulator:
     def __post_init__(self) -> None:
         self.reading: Reading = self.algorithm.reading(self.batch1, self.batch2)
         self.source: Source = self.federation.source.to(self.device)
+        self.labels = self.source.labels.to(self.dtype)
         self.first = self.federation.side(self.reading.first)
         self.second = self.federation.side(self.reading.second)
         first, second = ([len(part) for part in parts] for parts in (self.first, self.second))
@@ -103,7 +104,7 @@ class Simulator:
             clients=[self._state(server, client) for client in members],
             shares=tree.map(lambda leaf: leaf[members].to(self.device), self.shares),
             batches=lambda which: self._batches(Draws(*(indices[which] for indices in joint))),
-            seeds=[sampling.torch_seed(self.seed, Purpose.LAYERS, client, round) for client in members],
+            seed=lambda i: sampling.torch_seed(self.seed, Purpose.LAYERS, members[i], round),
         )
 
     def _device(self, indices: Indices) -> Tensor:
@@ -128,16 +129,19 @@ class Simulator:
                 1,
             )
 
-        def lag(purpose: Purpose, size: int, weights: npt.NDArray[np.float64] | int) -> Indices:
-            return sampling.pooled(self.seed, purpose, client, round, steps * size, weights).reshape(steps, size)
+        def lags(pool: _PoolDraws) -> Iterator[Indices]:
+            rng = sampling.generator(self.seed, Purpose.POOL, client, round)
+            for size, weights in zip((size1, size2), pool, strict=True):
+                yield sampling.pooled(rng, steps * size, weights).reshape(steps, size)
 
         rows = read(Purpose.FIRST, size1, self.first[client])
+        lag1, lag2 = lags(pool) if pool else (rows[:, :0], rows[:, :0])
         fresh_rows = read(Purpose.FRESH_FIRST, size1 * fresh, self.first[client])
         return Draws(
             examples=locate(rows, read(Purpose.SECOND, size2, self.second[client])),
             rows=rows,
-            lag1=lag(Purpose.POOL_FIRST, size1, pool.first) if pool else rows[:, :0],
-            lag2=lag(Purpose.POOL_SECOND, size2, pool.second) if pool else rows[:, :0],
+            lag1=lag1,
+            lag2=lag2,
             fresh=locate(fresh_rows, read(Purpose.FRESH_SECOND, size2 * fresh, self.second[client])),
             fresh_rows=fresh_rows,
         )
@@ -154,7 +158,7 @@ class Simulator:
         return x.to(self.dtype) if x.is_floating_point() else x
 
     def _labels(self, indices: Tensor) -> Tensor:
-        return self.source.labels[indices]
+        return self.labels[indices]
 
 
 class _PoolDraws(NamedTuple):

@@ -1,0 +1,70 @@
+"""What the benchmarks share: populations of MLP clients, and fair timing."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedxl import ALGORITHMS, partial_auc
+from fedxl.data.federation import Federation
+from fedxl.data.source import TensorSource
+from fedxl.engine.executors import EXECUTORS
+from fedxl.engine.simulator import Simulator
+from fedxl.models import mlp, scorer, weights_of
+from fedxl.run import build_algorithm
+
+FEATURES = 64
+
+
+def population(num_clients: int, examples: int = 64) -> Federation:
+    """Clients with so many examples each, a quarter of them positive."""
+    rng = np.random.default_rng(0)
+    total = num_clients * examples
+    x = torch.from_numpy(rng.normal(size=(total, FEATURES)).astype(np.float32))
+    y = torch.from_numpy((np.arange(total) % 4 == 0).astype(np.int64))
+    return Federation(TensorSource(x, y), list(np.arange(total).reshape(num_clients, examples)))
+
+
+class Job:
+    """Rounds of one algorithm on one executor, to be timed."""
+
+    def __init__(self, name: str, federation: Federation, executor: str, steps: int, batch: int = 16) -> None:
+        torch.manual_seed(0)
+        model = mlp((FEATURES,), hidden=(64,))
+        self.algorithm = build_algorithm(
+            ALGORITHMS[name], scorer(model, True), partial_auc(), federation, {"lr": 0.01}
+        )
+        self.engine = Simulator(self.algorithm, federation, EXECUTORS[executor], steps, batch, batch)
+        self.server = self.algorithm.init(weights_of(model))
+        self.round = 0
+        if self.algorithm.prelude:
+            self.run(np.arange(min(100, len(federation.parts))), self.algorithm.prelude)
+
+    def run(self, cohort: Any, algorithm: Any = None) -> None:
+        algorithm = algorithm or self.algorithm
+        updates = self.engine.run_round(algorithm, self.server, self.round, cohort)
+        self.server = algorithm.aggregate(self.server, updates)
+        self.round += 1
+
+
+def compare(jobs: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median seconds of each job. They take turns, so that a noisy moment of the machine falls on all of them."""
+    for job in jobs.values():
+        job()
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(repeats):
+        for name, job in jobs.items():
+            began = time.perf_counter()
+            job()
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def machine() -> str:
+    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"

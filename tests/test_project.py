@@ -1,0 +1,116 @@
+"""The project as a whole: imports go only downwards, examples in the documentation run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fedxl"
+
+# From the bottom up: a module imports only from lines above its own, or from its own line.
+LAYERS = [
+    {"errors"},
+    {"tree", "options"},
+    {"risk", "sampling", "models", "metrics", "checkpoint"},
+    {"algorithm", "rundir"},
+    {"algorithms"},
+    {"data"},
+    {"evaluate", "engine"},
+    {"run"},
+    {"config", "report", "plots"},
+    {"demo"},
+    {"cli"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+MODULES = sorted(path.relative_to(ROOT) for path in PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """The fedxl modules a file imports, by their first name below fedxl."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names if node.module == "fedxl"}
+    return {name.split(".")[1] for name in found if name.startswith("fedxl.")}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_imports_go_only_downwards(module):
+    name = module.with_suffix("").parts[1]
+    if name == "__init__":
+        return  # the front door shows what is inside
+    assert name in LEVEL, f"put {name} into LAYERS"
+    upwards = {other for other in imported(ROOT / module) if LEVEL[other] > LEVEL[name]}
+    assert not upwards, f"{module} imports upwards: {sorted(upwards)}"
+
+
+def test_only_whole_packages_share_a_layer():
+    """Two files of one layer do not import each other, packages excepted."""
+    for module in MODULES:
+        name = module.with_suffix("").parts[1]
+        same = {other for other in imported(ROOT / module) if other != name and LEVEL.get(other) == LEVEL.get(name)}
+        assert not same, f"{module} imports its neighbours {sorted(same)}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if ">>>" in (ROOT / m).read_text()], ids=str)
+def test_examples_in_docstrings_run(module):
+    loaded = importlib.import_module(".".join(module.with_suffix("").parts))
+    result = doctest.testmod(loaded)
+    assert result.attempted
+    assert not result.failed
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+def test_the_readme_fits_in_fifteen_lines_and_runs(tmp_path):
+    code = blocks(ROOT / "README.md", "python")
+    assert code
+    for block in code:
+        lines = [line for line in block.splitlines() if line.strip() and not line.strip().startswith("#")]
+        assert len(lines) < 15, "the README promises few lines"
+        done = subprocess.run(
+            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout, "an example shows something"
+
+
+def test_the_readme_names_commands_that_exist(monkeypatch, capsys):
+    text = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"`?make (\w+)", text)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+    from fedxl.cli import app
+
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    for block in blocks(ROOT / "README.md", "bash"):
+        for verb in re.findall(r"^(?:\.venv/bin/)?fedxl (\w+)", block, re.MULTILINE):
+            assert verb in known, f"fedxl {verb}"
+
+
+def test_the_documentation_links_to_files_that_exist():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_no_pickle_and_no_ambient_randomness():
+    for module in MODULES:
+        text = (ROOT / module).read_text()
+        assert not re.search(r"^\s*(import|from) pickle|torch\.(load|save)\(", text, re.MULTILINE), module
+        if "algorithms" in module.parts or module.name in ("risk.py", "algorithm.py"):
+            assert not re.search(
+                r"torch\.(rand|randn|randint|randperm|manual_seed)\b|np\.random|\.item\(\)|\.cuda\(", text
+            ), module
