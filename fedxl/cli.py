@@ -44,7 +44,7 @@ def demo(
     from fedxl import demo as demos
 
     require(seeds >= 1, f"seeds must be at least 1, got {seeds}")
-    demos.run(range(seeds), folder, out)
+    demos.run(range(10, 10 + seeds), folder, out)  # apart from the seeds of the tuning
 
 
 @app.command()

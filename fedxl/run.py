@@ -17,7 +17,7 @@ from fedxl import sampling, tree
 from fedxl.algorithm import Algorithm
 from fedxl.algorithms import ALGORITHMS, Method
 from fedxl.checkpoint import Checkpoint
-from fedxl.data.federation import Federation, from_arrays
+from fedxl.data.federation import Federation, Weighting, from_arrays
 from fedxl.data.source import Source, checked
 from fedxl.engine.executors import EXECUTORS, choose
 from fedxl.engine.simulator import Simulator
@@ -40,7 +40,7 @@ class Settings:
     batch1: int = 32  # examples of S1 a step, and of S2; methods without pairs read batch1 + batch2 of any label
     batch2: int = 32
     cohort: int = 0  # clients a round, drawn anew each time; 0: all
-    weighting: str = "clients"  # every client counts the same, or "samples": by its examples
+    weighting: Weighting = "clients"  # every client counts the same, or "samples": by its examples
     seed: int = 0
     eval_every: int = 10  # rounds
     checkpoint_every: int = 10
@@ -57,10 +57,6 @@ class Settings:
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("cohort", "seed", "clients_at_once"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
-        require(
-            self.weighting in ("clients", "samples"),
-            f"weighting must be 'clients' or 'samples', not '{self.weighting}'",
-        )
         require(all(0 < limit <= 1 for limit in self.fpr), f"fpr must lie in (0, 1], got {list(self.fpr)}")
         if self.executor not in ("auto", *EXECUTORS):
             raise unknown("executor", self.executor, ("auto", *EXECUTORS))
@@ -162,7 +158,7 @@ class Trainer:
         probe = federation.source.fetch(torch.as_tensor(federation.parts[0][:2]))
         check_output(self.model, self._cast(probe).to(self.device), risk.score_shape)
 
-        self.algorithm = build_algorithm(method, scorer(self.model, True), risk, federation, options)
+        self.algorithm = build_algorithm(method, scorer(self.model, True), risk, federation, options, run.weighting)
         num_clients = len(federation.parts)
         cohort = run.cohort or num_clients
         require(cohort <= num_clients, f"cohort is {cohort}, but there are only {num_clients} clients")
@@ -175,7 +171,7 @@ class Trainer:
             batch1=run.batch1,
             batch2=run.batch2,
             seed=run.seed,
-            weighting=run.weighting,  # type: ignore[arg-type]
+            weighting=run.weighting,
             clients_at_once=run.clients_at_once,
             device=self.device,
             dtype=self.dtype,
@@ -346,7 +342,12 @@ class Trainer:
 
 
 def build_algorithm(
-    method: Method, score: Score, risk: XRisk, federation: Federation, options: Mapping[str, Any]
+    method: Method,
+    score: Score,
+    risk: XRisk,
+    federation: Federation,
+    options: Mapping[str, Any],
+    weighting: Weighting = "clients",
 ) -> Algorithm:
     """The algorithm with its options checked; what it needs of the task (risk, share of positives) is filled in."""
     known = {item.name for item in fields(method.build)}  # type: ignore[arg-type]
@@ -354,7 +355,7 @@ def build_algorithm(
     if "risk" in known:
         given["risk"] = risk
     if "positive_share" in known and not options.get("positive_share"):
-        given["positive_share"] = federation.positive_share()
+        given["positive_share"] = federation.positive_share(weighting)
     algorithm: Algorithm = call(method.build, {**options, **given}, "algorithm", trusted=set(given))
     return algorithm
 

@@ -70,7 +70,7 @@ class CODASCA(Descent):
     """Min-max AUC with control variates. The defaults are its authors' settings."""
 
     weight_decay: float = 1e-5
-    positive_share: float = 0.0  # p over all clients' examples; 0: taken from the data
+    positive_share: float = 0.0  # p of its objective; 0: taken from the data, as clients are weighted
     margin: float = 1.0
     proximal: float = 500.0  # gamma of its paper: the pull to the reference is (v - v_ref) / proximal
     clip: float = 1.0  # every entry of a gradient is held to [-clip, clip], as its authors' optimiser does; 0: not

@@ -40,10 +40,12 @@ class Federation:
         member = belongs(self.source.labels.cpu(), side).numpy()
         return [part[member[part]] for part in self.parts]
 
-    def positive_share(self) -> float:
+    def positive_share(self, weighting: Weighting) -> float:
+        """How likely an example is positive where every client, or every example, counts the same."""
         labels = self.source.labels.cpu().numpy()
-        held = np.concatenate(self.parts)
-        return float(labels[held].mean())
+        if weighting == "samples":
+            return float(labels[np.concatenate(self.parts)].mean())
+        return float(np.mean([labels[part].mean() for part in self.parts]))
 
 
 class Split(NamedTuple):
