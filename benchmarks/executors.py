@@ -44,9 +44,7 @@ def main() -> None:
         }
         timed["autograd"] = lambda n=num_clients: autograd_loop(n, steps)
         seconds = compare(timed, 5 if num_clients == 100 else 1)
-        print(
-            f"\n{num_clients} clients, MLP 64-64-1, batch 16+16, ms a step (rounds of {steps}):"
-        )
+        print(f"\n{num_clients} clients, MLP 64-64-1, batch 16+16, ms a step (rounds of {steps}):")
         for name, value in seconds.items():
             print(f"  {name:<16} {1000 * value / steps:9.2f}")
         for name in ("fedxl2", "local_sgd"):

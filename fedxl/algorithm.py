@@ -26,7 +26,7 @@ class Share(NamedTuple):
 
 
 class Fresh(NamedTuple):
-    """Examples that are scored for the pool but not trained on (the z-hat of Algorithm 2); may be empty."""
+    """Examples that are scored for the pool but not trained on: the z-hat of Algorithm 2."""
 
     x: Tensor  # [F1 + F2, ...]
     y: Tensor  # [F1 + F2]
@@ -34,14 +34,13 @@ class Fresh(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One step's examples of S1, then of S2, and which pooled scores to pair them with."""
+    """One step's examples of S1, then of S2, and the pooled scores to pair them with."""
 
     x: Tensor  # [B1 + B2, ...]
     y: Tensor  # [B1 + B2] 0 or 1, as floats
     rows: Tensor  # [B1] where the examples of S1 stand in this client's u
-    lag1: Tensor  # [B1] indices into the pool's S1 entries
-    lag2: Tensor  # [B2] ... and its S2 entries
-    fresh: Fresh
+    passive: Any  # what the algorithm's `passive` took from the pool for this step
+    fresh: Fresh | tuple[()]
 
 
 class Reading(NamedTuple):
@@ -77,6 +76,9 @@ class Algorithm(Protocol):
 
     def pool_weights(self, server: Any) -> PoolWeights | None: ...
 
+    def passive(self, server: Any, lag1: Tensor, lag2: Tensor) -> Any:
+        """The pool's entries at these indices of any shape, S1's and S2's: a whole round's at once."""
+
     def init(self, weights: Weights) -> Any: ...
 
     def init_client(self, server: Any, num_rows: int) -> Any: ...
@@ -85,7 +87,7 @@ class Algorithm(Protocol):
 
     def step(self, server: Any, work: Any, batch: Batch) -> tuple[Any, Any]: ...
 
-    def finish(self, server: Any, work: Any, trace: Any) -> tuple[Any, Any]: ...
+    def finish(self, server: Any, share: Share, work: Any, trace: Any) -> tuple[Any, Any]: ...
 
     def aggregate(self, server: Any, updates: Any) -> Any: ...
 
@@ -97,7 +99,7 @@ class ClientRound(Protocol):
 
     def step(self, server: Any, work: Any, batch: Batch) -> tuple[Any, Any]: ...
 
-    def finish(self, server: Any, work: Any, trace: Any) -> tuple[Any, Any]: ...
+    def finish(self, server: Any, share: Share, work: Any, trace: Any) -> tuple[Any, Any]: ...
 
 
 def local_round(
@@ -109,7 +111,7 @@ def local_round(
     for batch in batches:
         work, trace = algorithm.step(server, work, batch)
         traces.append(trace)
-    return algorithm.finish(server, work, tree.stack(traces))
+    return algorithm.finish(server, share, work, tree.stack(traces))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,6 +155,13 @@ class Descent:
         if isinstance(rate, float):
             return tree.map(lambda w, g: torch.add(w, g, alpha=-rate), params, G)
         return tree.map(lambda w, g: torch.addcmul(w, g, -rate), params, G)
+
+    def pool_weights(self, server: Any) -> PoolWeights | None:
+        """No pool, unless a method says otherwise."""
+        return None
+
+    def passive(self, server: Any, lag1: Tensor, lag2: Tensor) -> Any:
+        return ()
 
     def own_buffers(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         """What of the buffers a client keeps to itself between its rounds."""

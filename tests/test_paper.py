@@ -145,7 +145,7 @@ def test_against_the_transcription(case, sizes, cohort, executor):
     for r, members in enumerate(cohorts):
         running = algorithm.prelude if r == 0 else algorithm
         for client in members:
-            drawn[client, r] = engine.draw(client, r, _as_weights(running.pool_weights(server)))
+            drawn[client, r] = engine.draw(client, r, _as_weights(running.pool_weights(server)) if r else None)
         server = running.aggregate(server, engine.run_round(running, server, r, members))
         actual.append(server.weights.params["weight"].numpy()[0])
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Batch, Descent, PoolWeights, Reading, Share, average
+from fedxl.algorithm import Batch, Descent, Reading, Share, average
 from fedxl.errors import require
 from fedxl.models import Weights
 
@@ -50,7 +50,6 @@ class Work(NamedTuple):
     c: Point
     total: Point  # sum of this round's directions
     step: Tensor
-    share: Share
 
 
 class Trace(NamedTuple):
@@ -94,9 +93,6 @@ class CODASCA(Descent):
     def reading(self, batch1: int, batch2: int) -> Reading:
         return Reading("all", "none", batch1 + batch2, 0)
 
-    def pool_weights(self, server: Server) -> PoolWeights | None:
-        return None
-
     def init(self, weights: Weights) -> Server:
         like = next(iter(weights.params.values()))
         zero = like.new_zeros(())
@@ -115,7 +111,7 @@ class CODASCA(Descent):
     def start(self, server: Server, client: Client, share: Share) -> Work:
         buffers = client.buffers or server.weights.buffers
         total = tree.map(torch.zeros_like, client.c)
-        return Work(server.point, buffers, client.c, total, server.step, share)
+        return Work(server.point, buffers, client.c, total, server.step)
 
     def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
         def objective(point: Point) -> tuple[Tensor, dict[str, Tensor]]:
@@ -158,12 +154,12 @@ class CODASCA(Descent):
         # The proximal term is for the primal variables; the dual one is held at or above 0.
         return pulled._replace(alpha=torch.relu(point.alpha - rate * direction.alpha))
 
-    def finish(self, server: Server, work: Work, trace: Trace) -> tuple[Client, Update]:
+    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
         steps = work.step - server.step
         c = tree.map(lambda total: total / steps, work.total)
         client = Client(c, self.own_buffers(work.buffers))
         change = tree.map(torch.sub, c, work.c)
-        return client, Update(work.point, work.buffers, change, work.share, steps)
+        return client, Update(work.point, work.buffers, change, share, steps)
 
     def aggregate(self, server: Server, updates: Update) -> Server:
         shares = updates.share.model

@@ -11,14 +11,14 @@ round (passive, numbers from the pool):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithm import Batch, Descent, PoolWeights, Reading, Share, average
-from fedxl.algorithms.pool import Firsts, Pool, Seconds, empty, merge, thin
+from fedxl.algorithms.pool import Firsts, Passive, Pool, Seconds, empty, merge, thin
 from fedxl.errors import require
 from fedxl.models import Weights
 from fedxl.risk import XRisk
@@ -41,7 +41,6 @@ class Work(NamedTuple):
     G: dict[str, Tensor]
     u: Tensor
     step: Tensor
-    share: Share
     factors: Tensor  # [2] of G1 and G2: 0 where a side of the client or of the pool is empty
 
 
@@ -89,6 +88,9 @@ class FeDXL2(Descent):
     def pool_weights(self, server: Server) -> PoolWeights | None:
         return server.pool.weights()
 
+    def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> Passive | tuple[()]:
+        return server.pool.take(lag1, lag2)
+
     def init(self, weights: Weights) -> Server:
         like = next(iter(weights.params.values()))
         step = torch.zeros((), dtype=torch.int64, device=like.device)
@@ -101,7 +103,7 @@ class FeDXL2(Descent):
 
     def start(self, server: Server, client: Client, share: Share) -> Work:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
-        return Work(weights, server.G, client.u, server.step, share, self.factors(server, share))
+        return Work(weights, server.G, client.u, server.step, self.factors(server, share))
 
     def factors(self, server: Server, share: Share) -> Tensor:
         some_a, some_b = server.pool.ready()
@@ -110,18 +112,19 @@ class FeDXL2(Descent):
     def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
         before = work.u[batch.rows]
 
-        def objective(params: dict[str, Tensor]) -> tuple[Tensor, tuple[Trace, dict[str, Tensor]]]:
+        def objective(params: dict[str, Tensor]) -> tuple[Tensor, tuple[Any, ...]]:
             h, buffers = self.score(work.weights._replace(params=params), batch.x)
             a, b, y = self.sides(h, batch.y, batch.rows)
-            loss, u = self.pulls(server.pool, work.factors, batch, a, b, y, before)
-            return loss, (Trace(a, u, b, y), buffers)
+            loss, u = self.pulls(batch.passive, work.factors, a, b, y, before)
+            return loss, (a, u, b, buffers)
 
-        gradient, (trace, buffers) = torch.func.grad(objective, has_aux=True)(work.weights.params)
+        gradient, (a, u, b, buffers) = torch.func.grad(objective, has_aux=True)(work.weights.params)
+        trace = Trace(a, u, b, batch.y[batch.rows.shape[0] :])
         G = tree.map(lambda old, new: torch.lerp(old, new, self.beta), work.G, gradient)
         params = self.descend(work.weights.params, G, work.step)
-        u = work.u if self.risk.linear else self.remember(work, batch.rows, before, trace.u)
+        u = work.u if self.risk.linear else self.remember(work, batch.rows, before, u)
         if self.fresh:
-            trace = self.score_fresh(server.pool, work._replace(u=u), batch)
+            trace = self.score_fresh(work._replace(u=u), batch)
         return work._replace(weights=Weights(params, buffers), G=G, u=u, step=work.step + 1), trace
 
     def remember(self, work: Work, rows: Tensor, before: Tensor, u: Tensor) -> Tensor:
@@ -134,37 +137,37 @@ class FeDXL2(Descent):
         return h[:size1], h[size1:], y[size1:]
 
     def pulls(
-        self, pool: Pool, factors: Tensor, batch: Batch, a: Tensor, b: Tensor, y: Tensor, before: Tensor
+        self, passive: Passive, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The scalar whose gradient is G1 + G2, and the updated u of the active examples.
 
         Both sides are one block of pairs, [2, B1, B2]: (active a, passive b) above (passive a, active b).
         """
-        first, second = pool
         l = self.risk.pair(
-            torch.stack((a, first.a[batch.lag1])),
-            torch.stack((second.b[batch.lag2], b)),
-            torch.stack((second.y[batch.lag2], y)) if self.risk.reads_labels else y,
+            torch.stack((a, passive.a)),
+            torch.stack((passive.b, b)),
+            torch.stack((passive.y, y)) if self.risk.reads_labels else y,
         )
         if self.risk.linear:
             return self.risk.pull(l, l) @ factors, before
         u = self.risk.blend(before, self.risk.estimate(l[0].detach()), self.gamma)
-        return self.risk.pull(l, torch.stack((u, first.u[batch.lag1]))) @ factors, u
+        return self.risk.pull(l, torch.stack((u, passive.u))) @ factors, u
 
-    def score_fresh(self, pool: Pool, work: Work, batch: Batch) -> Trace:
+    def score_fresh(self, work: Work, batch: Batch) -> Trace:
         """Scores of the fresh points, by the model before the step; u of one never visited is its first estimate."""
-        h, _ = self.score(work.weights, batch.fresh.x)
-        a, b, y = self.sides(h, batch.fresh.y, batch.fresh.rows)
-        u = work.u[batch.fresh.rows]
+        x, labels, rows = batch.fresh
+        h, _ = self.score(work.weights, x)
+        a, b, y = self.sides(h, labels, rows)
+        u = work.u[rows]
         if not self.risk.linear:
-            first = self.risk.estimate(self.risk.pair(a, pool.second.b[batch.lag2], pool.second.y[batch.lag2]))
+            first = self.risk.estimate(self.risk.pair(a, batch.passive.b, batch.passive.y))
             u = torch.where(u.isnan(), first, u)
         return Trace(a, u, b, y)
 
-    def finish(self, server: Server, work: Work, trace: Trace) -> tuple[Client, Update]:
+    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
         client = Client(work.u, self.own_buffers(work.weights.buffers))
-        first, second = self.upload(trace, work.share.model * work.factors[0], work.share.model * work.share.second)
-        return client, Update(work.weights, work.G, first, second, work.share, work.step - server.step)
+        first, second = self.upload(trace, share.model * work.factors[0], share.model * share.second)
+        return client, Update(work.weights, work.G, first, second, share, work.step - server.step)
 
     def upload(self, trace: Trace, mass1: Tensor, mass2: Tensor) -> tuple[Firsts, Seconds]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
@@ -214,7 +217,13 @@ class FillPool:
         self.of = algorithm
         self.prelude = None
         self.init, self.init_client = algorithm.init, algorithm.init_client
-        self.reading, self.pool_weights = algorithm.reading, algorithm.pool_weights
+        self.reading = algorithm.reading
+
+    def pool_weights(self, server: Server) -> PoolWeights | None:
+        return None
+
+    def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> tuple[()]:
+        return ()
 
     def start(self, server: Server, client: Client, share: Share) -> Work:
         # The sides that the client holds count, whatever the pool holds: it is about to be filled.
@@ -225,8 +234,8 @@ class FillPool:
         a, b, y = self.of.sides(h, batch.y, batch.rows)
         return work, Trace(a, work.u[batch.rows], b, y)
 
-    def finish(self, server: Server, work: Work, trace: Trace) -> tuple[Client, Update]:
-        return self.of.finish(server, work, trace)
+    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
+        return self.of.finish(server, share, work, trace)
 
     def aggregate(self, server: Server, updates: Update) -> Server:
         first, second = self.of.merge(server.pool, updates)

@@ -7,11 +7,12 @@ active. On a federation of one client this is mini-batch SGD (linear f) and SOX 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Batch, PoolWeights, Share
+from fedxl.algorithm import PoolWeights, Share
 from fedxl.algorithms.fedxl import Client, FeDXL2, Server, Trace, Update, Work
 from fedxl.algorithms.pool import Firsts, Pool, Seconds
 from fedxl.errors import require
@@ -35,12 +36,15 @@ class LocalPair(FeDXL2):
     def pool_weights(self, server: Server) -> PoolWeights | None:
         return None
 
+    def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> tuple[()]:
+        return ()
+
     def factors(self, server: Server, share: Share) -> Tensor:
         both = (share.first > 0) & (share.second > 0)
         return both.to(share.first.dtype).expand(2)
 
     def pulls(
-        self, pool: Pool, factors: Tensor, batch: Batch, a: Tensor, b: Tensor, y: Tensor, before: Tensor
+        self, passive: Any, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor]:
         l = self.risk.pair(a, b, y)
         if self.risk.linear:
@@ -48,9 +52,8 @@ class LocalPair(FeDXL2):
         u = self.risk.blend(before, self.risk.estimate(l.detach()), self.gamma)
         return factors[0] * self.risk.pull(l, u), u
 
-    def start(self, server: Server, client: Client, share: Share) -> Work:
-        work = super().start(server, client, share)
-        return work._replace(share=share._replace(model=share.model * work.factors[0]))
+    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
+        return super().finish(server, share._replace(model=share.model * work.factors[0]), work, trace)
 
     def upload(self, trace: Trace, mass1: Tensor, mass2: Tensor) -> tuple[Firsts, Seconds]:
         return super().upload(tree.map(lambda scores: scores[:0], trace), mass1, mass2)

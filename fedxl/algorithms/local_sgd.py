@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from fedxl.algorithm import Batch, Descent, PoolWeights, Reading, Share, average
+from fedxl.algorithm import Batch, Descent, Reading, Share, average
 from fedxl.models import Weights
 
 
@@ -25,7 +25,6 @@ class Client(NamedTuple):
 class Work(NamedTuple):
     weights: Weights
     step: Tensor
-    share: Share
 
 
 class Trace(NamedTuple):
@@ -49,9 +48,6 @@ class LocalSGD(Descent):
     def reading(self, batch1: int, batch2: int) -> Reading:
         return Reading("all", "none", batch1 + batch2, 0)
 
-    def pool_weights(self, server: Server) -> PoolWeights | None:
-        return None
-
     def init(self, weights: Weights) -> Server:
         device = next(iter(weights.params.values())).device
         return Server(weights, torch.zeros((), dtype=torch.int64, device=device))
@@ -61,7 +57,7 @@ class LocalSGD(Descent):
 
     def start(self, server: Server, client: Client, share: Share) -> Work:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
-        return Work(weights, server.step, share)
+        return Work(weights, server.step)
 
     def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
         def objective(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -72,9 +68,9 @@ class LocalSGD(Descent):
         params = self.descend(work.weights.params, gradient, work.step)
         return work._replace(weights=Weights(params, buffers), step=work.step + 1), Trace()
 
-    def finish(self, server: Server, work: Work, trace: Trace) -> tuple[Client, Update]:
+    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
         client = Client(self.own_buffers(work.weights.buffers))
-        return client, Update(work.weights, work.share, work.step - server.step)
+        return client, Update(work.weights, share, work.step - server.step)
 
     def aggregate(self, server: Server, updates: Update) -> Server:
         weights = average(updates.weights, updates.share.model, server.weights)

@@ -32,9 +32,21 @@ class Seconds(NamedTuple):
     age: Tensor  # [P2]
 
 
+class Passive(NamedTuple):
+    """What one step takes from the pool."""
+
+    a: Tensor  # [B1, *d]
+    u: Tensor  # [B1, *m]
+    b: Tensor  # [B2, *d]
+    y: Tensor  # [B2]
+
+
 class Pool(NamedTuple):
     first: Firsts
     second: Seconds
+
+    def take(self, lag1: Tensor, lag2: Tensor) -> Passive:
+        return Passive(self.first.a[lag1], self.first.u[lag1], self.second.b[lag2], self.second.y[lag2])
 
     def weights(self) -> PoolWeights:
         return PoolWeights(self.first.weight, self.second.weight)

@@ -59,7 +59,7 @@ class _Vectorised:
         self.start = vmap(algorithm.start, in_dims=(None, 0, 0))
         self.step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
         # Traces arrive stacked over steps first, then over clients.
-        self.finish = vmap(algorithm.finish, in_dims=(None, 0, 1))
+        self.finish = vmap(algorithm.finish, in_dims=(None, 0, 0, 1))
 
 
 class _seeded:

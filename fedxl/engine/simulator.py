@@ -75,7 +75,9 @@ class Simulator:
         updates = []
         for begin in range(0, len(cohort), size):
             members = [int(client) for client in cohort[begin : begin + size]]
-            clients, update = self.executor(algorithm, server, self._wave(server, round, members, pool_draws))
+            clients, update = self.executor(
+                algorithm, server, self._wave(algorithm, server, round, members, pool_draws)
+            )
             states |= {str(member): client for member, client in zip(members, clients, strict=True)}
             updates.append(update)
         counts = {str(client): torch.tensor(self._rounds(client) + 1) for client in map(int, cohort)}
@@ -97,13 +99,15 @@ class Simulator:
         state = self.population.states.get(str(client))
         return self.algorithm.init_client(server, len(self.first[client])) if state is None else state
 
-    def _wave(self, server: Any, round: int, members: list[int], pool: _PoolDraws | None) -> Wave:
+    def _wave(
+        self, algorithm: Algorithm, server: Any, round: int, members: list[int], pool: _PoolDraws | None
+    ) -> Wave:
         draws = [self.draw(client, round, pool) for client in members]
         joint = Draws(*(self._device(np.stack(arrays)) for arrays in zip(*draws, strict=True)))
         return Wave(
             clients=[self._state(server, client) for client in members],
             shares=tree.map(lambda leaf: leaf[members].to(self.device), self.shares),
-            batches=lambda which: self._batches(Draws(*(indices[which] for indices in joint))),
+            batches=lambda which: self._batches(algorithm, server, Draws(*(indices[which] for indices in joint))),
             seed=lambda i: sampling.torch_seed(self.seed, Purpose.LAYERS, members[i], round),
         )
 
@@ -146,19 +150,29 @@ class Simulator:
             fresh_rows=fresh_rows,
         )
 
-    def _batches(self, draws: Draws[Tensor]) -> Iterator[Batch]:
-        """The steps' batches; indices have shape [K, B] for one client or [C, K, B] for several."""
+    def _batches(self, algorithm: Algorithm, server: Any, draws: Draws[Tensor]) -> Iterator[Batch]:
+        """The steps' batches; indices have shape [K, B] for one client or [C, K, B] for several.
+
+        All but the examples themselves is gathered for the whole round at once.
+        """
+        steps = draws.rows.ndim - 2
+        y = self.labels[draws.examples]
+        passive = algorithm.passive(server, draws.lag1, draws.lag2)
         for k in range(self.local_steps):
-            now = Draws(*(indices[..., k, :] for indices in draws))
-            fresh = Fresh(self._fetch(now.fresh), self._labels(now.fresh), now.fresh_rows)
-            yield Batch(self._fetch(now.examples), self._labels(now.examples), now.rows, now.lag1, now.lag2, fresh)
+            now = Draws(*(indices.select(steps, k) for indices in draws))
+            yield Batch(
+                x=self._fetch(now.examples),
+                y=y.select(steps, k),
+                rows=now.rows,
+                passive=tree.map(lambda leaf, k=k: leaf.select(steps, k), passive),
+                fresh=Fresh(self._fetch(now.fresh), self.labels[now.fresh], now.fresh_rows)
+                if self.reading.fresh
+                else (),
+            )
 
     def _fetch(self, indices: Tensor) -> Tensor:
         x = self.source.fetch(indices)
         return x.to(self.dtype) if x.is_floating_point() else x
-
-    def _labels(self, indices: Tensor) -> Tensor:
-        return self.labels[indices]
 
 
 class _PoolDraws(NamedTuple):
