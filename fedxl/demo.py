@@ -98,7 +98,7 @@ def _once(config: Config) -> Outcome:
 def row(label: str, runs: Sequence[Outcome]) -> list[str]:
     def spread(name: str) -> str:
         values = [outcome.result.test[name] for outcome in runs]
-        return f"{np.mean(values):.4f} ± {np.std(values):.4f}"
+        return f"{np.mean(values):.4f} ± {np.std(values, ddof=min(1, len(values) - 1)):.4f}"
 
     seconds = np.mean([outcome.result.seconds for outcome in runs])
     return [label, spread("auroc"), spread(f"pauc@{MAX_FPR:g}"), f"{seconds:.1f}"]

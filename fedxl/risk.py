@@ -23,7 +23,6 @@ from torch.nn import functional as nnf
 from fedxl.errors import require, unknown
 
 Side = Literal["positive", "negative", "all", "none"]
-Scores = Literal["raw", "sigmoid"]
 
 # With exact u a coupling is at most |S2| (one pair holds all of the mass). A stale passive u can be exceeded by more;
 # this cap keeps such a pair from turning the model into NaN and is out of reach for |S2| up to a million.
@@ -38,12 +37,11 @@ def identity(h: Tensor) -> Tensor:
 class XRisk:
     """One X-risk. `m` numbers make an inner estimate, `d` numbers a score; both may be none (a plain scalar).
 
-    A risk of your own needs `pair`, `outer` and `slope`; this one is the exponential loss, cubed:
+    A risk of your own needs `pair` and `outer` (and is faster with a `slope`); the exponential loss, cubed:
 
     >>> mine = XRisk(
     ...     pair=lambda a, b, y: torch.exp(-gap(a, b)),
     ...     outer=lambda g: g**3,
-    ...     slope=lambda u: 3 * u**2,
     ... )
     >>> mine.value(torch.tensor([0.0, 0.0]), torch.tensor([1, 0]))
     tensor(1.)
@@ -51,9 +49,8 @@ class XRisk:
 
     pair: Callable[[Tensor, Tensor, Tensor], Tensor]  # a [.., B1, *d], b [.., B2, *d], y [.., B2] -> [.., B1, B2, *m]
     outer: Callable[[Tensor], Tensor]  # f: inner estimates [.., *m] -> [..]
-    slope: Callable[[Tensor], Tensor] | None = None  # df/dg (over lam, where there is one), [.., *m]; None: it is 1
+    slope: Callable[[Tensor], Tensor] | float | None = None  # df/dg, over lam where there is one; None: by autograd
     lam: float | None = None  # None: g is the mean of l; otherwise g = log mean exp(l / lam)
-    reads_labels: bool = False  # whether `pair` makes use of y; if not, nobody fetches it
     sides: tuple[Side, Side] = ("positive", "negative")  # which labels form S1 and S2
     inner_shape: tuple[int, ...] = ()  # m
     score_shape: tuple[int, ...] = ()  # d
@@ -63,7 +60,7 @@ class XRisk:
     @property
     def linear(self) -> bool:
         """f is the identity: u plays no part (FeDXL1)."""
-        return self.lam is None and self.slope is None
+        return self.lam is None and self.outer is identity
 
     @property
     def _j(self) -> int:
@@ -90,9 +87,17 @@ class XRisk:
         """c = |S2| df(g_i)/dl_ij, at the running estimate u instead of g; carries no gradient."""
         u = u.detach().unsqueeze(self._j)
         if self.lam is None:
-            return torch.ones_like(u) if self.slope is None else self.slope(u)
+            return self._slope(u)
         share = torch.exp((l.detach() / self.lam - u).clamp(max=math.log(MAX_COUPLING)))
-        return share if self.slope is None else self.slope(u) * share
+        return share if self.slope == 1 else self._slope(u) * share
+
+    def _slope(self, u: Tensor) -> Tensor:
+        if callable(self.slope):
+            return self.slope(u)
+        if self.slope is not None:
+            return torch.full_like(u, self.slope)
+        gradient: Tensor = torch.func.grad(lambda g: self.outer(g).sum())(u)
+        return gradient if self.lam is None else gradient / self.lam
 
     def pull(self, l: Tensor, u: Tensor) -> Tensor:
         """The scalar whose gradient is G1 or G2, whichever side is active: pairs [.., B1, B2, *m] -> [..]."""
@@ -160,7 +165,7 @@ def auroc(surrogate: str = "psm", margin: float = 1.0, scores: str = "raw") -> X
     F = mean_{i in +} mean_{j in -} l(h_i - h_j). The default surrogate, psm, is the paper's section 4.
     """
     loss = _surrogate(surrogate, margin)
-    return XRisk(pair=lambda a, b, y: loss(gap(a, b)), outer=identity, link=_link(scores))
+    return XRisk(pair=lambda a, b, y: loss(gap(a, b)), outer=identity, slope=1.0, link=_link(scores))
 
 
 def partial_auc(
@@ -177,6 +182,7 @@ def partial_auc(
     return XRisk(
         pair=lambda a, b, y: loss(gap(a, b)),
         outer=lambda v: lam * v,
+        slope=1.0,
         lam=lam,
         link=_link(scores),
         metric="pauc@0.3",
@@ -231,7 +237,6 @@ def average_precision(
         pair=pair,
         outer=lambda u: 1 - u[..., 0] / (u[..., 1] + damping),
         slope=slope,
-        reads_labels=True,
         sides=("positive", "all"),
         inner_shape=(2,),
         link=_link(scores),
@@ -279,6 +284,7 @@ def contrastive(dim: int = 128, temperature: float = 0.1) -> XRisk:
     return XRisk(
         pair=pair,
         outer=lambda v: temperature * v.sum(-1),
+        slope=1.0,
         lam=temperature,
         sides=("all", "all"),
         inner_shape=(2,),

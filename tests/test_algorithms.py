@@ -13,7 +13,7 @@ from torch.nn import functional as nnf
 from fedxl import tree
 from fedxl.algorithm import Descent, average
 from fedxl.algorithms import CODASCA, SOX, FeDXL2, LocalPair, LocalSGD
-from fedxl.algorithms.pool import Seconds, merge, thin
+from fedxl.algorithms.pool import Seconds, merge, spread, thin
 from fedxl.data.federation import from_arrays
 from fedxl.engine.executors import EXECUTORS
 from fedxl.engine.simulator import Simulator
@@ -257,3 +257,26 @@ def test_fresh_points_are_scored_by_the_model_and_not_trained_on(network):
     assert pools[0].shape == pools[1].shape
     assert not torch.equal(*pools)
     assert torch.equal(*params), "which scores are uploaded matters only from the next round on"
+
+
+def test_stand_ins_leave_batch_statistics_alone():
+    """A client without positives fills that side with its own examples: BatchNorm sees nothing but its data."""
+    x, y = make_clients([(0, 64)])[0]
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 1)).double()
+    federation = from_arrays([(3 * x + 2, y), *make_clients([(8, 8)])])
+    algorithm = FeDXL2(score=scorer(model, True), risk=auroc(), lr=0.1, buffers="local")
+    engine = Simulator(algorithm, federation, EXECUTORS["vmap"], 60, 32, 8, dtype=torch.float64)
+    server = algorithm.init(weights_of(model))
+    server = algorithm.prelude.aggregate(server, engine.run_round(algorithm.prelude, server, 0, np.arange(2)))
+    engine.run_round(algorithm, server, 1, np.arange(2))
+    found = engine.population.states["0"].buffers
+    torch.testing.assert_close(found["0.running_mean"], (3 * x + 2).mean(0), rtol=0.2, atol=0.3)
+    torch.testing.assert_close(found["0.running_var"], (3 * x + 2).var(0), rtol=0.3, atol=0.5)
+
+
+def test_the_first_estimates_of_a_large_pool_are_from_an_even_sample():
+    assert spread(torch.ones(5), 10).tolist() == [0, 1, 2, 3, 4], "a small pool is taken whole"
+    assert spread(torch.ones(100), 4).tolist() == [12, 37, 62, 87]
+    assert spread(torch.tensor([0.0, 1.0, 0.0, 3.0]), 4).tolist() == [1, 3, 3, 3]

@@ -86,8 +86,12 @@ def test_digits_are_as_announced():
     assert sorted(np.concatenate(splits.train.parts)) == list(range(len(labels)))
     assert float(labels.sum()) / float((1 - labels).sum()) == pytest.approx(0.1, abs=0.01)
     again, other = digits(seed=3), digits(seed=4)
-    assert torch.equal(again.test.x, digits(seed=3).test.x)
-    assert not torch.equal(again.test.x, other.test.x)
+    assert torch.equal(again.train.source.x, digits(seed=3).train.source.x)
+    assert not torch.equal(again.validation.x, other.validation.x)
+    clean = [digits(seed=seed, noise=0, shift=0) for seed in (3, 4)]
+    assert torch.equal(clean[0].test.x, clean[1].test.x), "the same test images whatever the seed"
+    train, test = clean[0].train.source.x.flatten(1).tolist(), clean[1].test.x.flatten(1).tolist()
+    assert not set(map(tuple, train)) & set(map(tuple, test))
     assert digits(views=True).train.source.fetch(torch.tensor([0])).shape == (1, 2, 32)
     assert set(DATASETS) == {"digits", "npz"}
 

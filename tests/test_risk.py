@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -224,6 +225,17 @@ def test_value_in_chunks_and_without_a_side():
     a, b = h[y], h[~y]
     torch.testing.assert_close(risk.inner(a, b, y[~y], chunk=7), risk.inner(a, b, y[~y]))
     assert torch.isnan(risk.value(h, torch.zeros(50))), "no positives: no risk to speak of"
+
+
+@every_risk
+def test_a_slope_left_out_is_found_by_autograd(name, options, reference):
+    risk = RISKS[name](**options)
+    derived = dataclasses.replace(risk, slope=None)
+    generator = torch.Generator().manual_seed(3)
+    u = torch.rand(5, *risk.inner_shape, generator=generator, dtype=torch.float64) + 0.5
+    l = torch.rand(5, 4, *risk.inner_shape, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(derived.coupling(l, u), risk.coupling(l, u).expand_as(derived.coupling(l, u)))
+    assert risk.linear == derived.linear == (name == "auroc")
 
 
 def test_psm_is_symmetric():

@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Batch, Descent, PoolWeights, Reading, Share, average
-from fedxl.algorithms.pool import Firsts, Passive, Pool, Seconds, empty, merge, thin
+from fedxl.algorithm import Batch, Descent, Fresh, PoolWeights, Reading, Share, average
+from fedxl.algorithms.pool import Firsts, Passive, Pool, Seconds, empty, merge, spread, thin
 from fedxl.errors import require
 from fedxl.models import Weights
 from fedxl.risk import XRisk
+
+
+# Against so many pooled b the first u of a pool are estimated; all pairs of a large pool would take for ever.
+FIRST_ESTIMATE = 1024
 
 
 class Server(NamedTuple):
@@ -146,7 +150,7 @@ class FeDXL2(Descent):
         l = self.risk.pair(
             torch.stack((a, passive.a)),
             torch.stack((passive.b, b)),
-            torch.stack((passive.y, y)) if self.risk.reads_labels else y,
+            torch.stack((passive.y, y)),
         )
         if self.risk.linear:
             return self.risk.pull(l, l) @ factors, before
@@ -155,6 +159,7 @@ class FeDXL2(Descent):
 
     def score_fresh(self, work: Work, batch: Batch) -> Trace:
         """Scores of the fresh points, by the model before the step; u of one never visited is its first estimate."""
+        assert isinstance(batch.fresh, Fresh)
         x, labels, rows = batch.fresh
         h, _ = self.score(work.weights, x)
         a, b, y = self.sides(h, labels, rows)
@@ -209,8 +214,8 @@ class FeDXL1(FeDXL2):
 class FillPool:
     """Round 0: clients score their batches with the initial weights, and the server pools the scores.
 
-    The pool's first u are computed by the server from the pooled scores alone, each a against all b: so a client
-    with one class has its part in the pool from the beginning.
+    The pool's first u are computed by the server from the pooled scores alone: so a client with one class has its
+    part in the pool from the beginning.
     """
 
     def __init__(self, algorithm: FeDXL2) -> None:
@@ -239,9 +244,10 @@ class FillPool:
 
     def aggregate(self, server: Server, updates: Update) -> Server:
         first, second = self.of.merge(server.pool, updates)
-        if bool(second.weight.sum() > 0):
-            return server._replace(
-                pool=Pool(first._replace(u=self.of.risk.inner(first.a, second.b, second.y)), second)
-            )
-        # Without any b there is no u, and an a without its u is of no use.
-        return server._replace(pool=Pool(server.pool.first, second))
+        if not bool(second.weight.sum() > 0):
+            # Without any b there is no u, and an a without its u is of no use.
+            return server._replace(pool=Pool(server.pool.first, second))
+        if not self.of.risk.linear:
+            some = spread(second.weight, FIRST_ESTIMATE)
+            first = first._replace(u=self.of.risk.inner(first.a, second.b[some], second.y[some]))
+        return server._replace(pool=Pool(first, second))

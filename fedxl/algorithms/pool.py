@@ -77,6 +77,14 @@ def merge(kept: S, uploads: S, rounds: int) -> S:
     return tree.concat([tree.map(lambda leaf: leaf[recent], older), fresh])
 
 
+def spread(weight: Tensor, count: int) -> Tensor:
+    """At most `count` indices, evenly spread over the entries by their weight."""
+    count = min(count, len(weight))
+    edges = torch.cumsum(weight.double(), 0)
+    points = (torch.arange(count, device=weight.device, dtype=torch.float64) + 0.5) / count * edges[-1]
+    return torch.searchsorted(edges, points).clamp(max=len(weight) - 1)
+
+
 def thin(scores: Tensor, count: int) -> Tensor:
     """`count` of the round's scores [K, B, ...] (0: all), spread evenly over its steps, as one row [count, ...]."""
     flat = scores.flatten(0, 1)

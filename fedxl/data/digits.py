@@ -48,8 +48,10 @@ def digits(
     bundle = load_digits()
     images = (bundle.images / 16).astype(np.float32)
     labels = np.isin(bundle.target, positive).astype(np.int64)
-    rng = generator(seed, Purpose.DATA)
-    train, *held_back = _stratified(labels, (0.5, 0.25, 0.25), rng)
+    # The test images are the same whatever the seed: what was tuned with one seed has not seen another's test data.
+    rest, test = _stratified(np.arange(len(labels)), labels, 0.75, generator(0, Purpose.DATA))
+    rng = generator(seed, Purpose.DATA, 0, 1)
+    train, validation = _stratified(rest, labels, 2 / 3, rng)
     train = np.tile(_imbalanced(train, labels, ratio, rng), copies)
     lenses = _lenses(clients, shift, rng)
 
@@ -60,17 +62,18 @@ def digits(
     sites = _assign(labels[train], clients, one_class, skew, rng)
     parts = [np.flatnonzero(sites == site) for site in range(clients)]
     federation = Federation(TensorSource(*seen(train, sites)), parts)
-    return Splits(federation, *(Split(*seen(which, rng.integers(clients, size=len(which)))) for which in held_back))
+    held_back = (Split(*seen(which, rng.integers(clients, size=len(which)))) for which in (validation, test))
+    return Splits(federation, *held_back)
 
 
-def _stratified(labels: Indices, parts: tuple[float, ...], rng: np.random.Generator) -> list[Indices]:
-    """Disjoint index sets of the given sizes, each with the same share of positives."""
-    cuts = np.cumsum(parts)[:-1]
-    by_class = [
-        np.split(order, (cuts * len(order)).astype(int))
-        for order in (rng.permutation(np.flatnonzero(labels == label)) for label in (0, 1))
+def _stratified(indices: Indices, labels: Indices, share: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """The indices in two parts, the first of this share, both with the same share of positives."""
+    halves = [
+        np.split(order, [int(share * len(order))])
+        for order in (rng.permutation(indices[labels[indices] == label]) for label in (0, 1))
     ]
-    return [np.concatenate(pieces) for pieces in zip(*by_class, strict=True)]
+    first, second = (np.concatenate(pieces) for pieces in zip(*halves, strict=True))
+    return first, second
 
 
 def _imbalanced(indices: Indices, labels: Indices, ratio: float, rng: np.random.Generator) -> Indices:

@@ -115,7 +115,10 @@ class Simulator:
         return torch.from_numpy(indices).to(self.device)
 
     def draw(self, client: int, round: int, pool: _PoolDraws | None) -> Draws[Indices]:
-        """All of a client's draws for a round. A side without examples gets a stand-in, which counts for nothing."""
+        """All of a client's draws for a round. A side without examples is filled with the other side's.
+
+        Stand-ins count for nothing in the gradient, but BatchNorm sees them: so they are the client's real examples.
+        """
         steps, (_, _, size1, size2, fresh) = self.local_steps, self.reading
         visits = self._rounds(client)
 
@@ -126,11 +129,10 @@ class Simulator:
             return sampling.epochs(self.seed, purpose, client, visits * count, count, len(side)).reshape(steps, size)
 
         def locate(first: Indices, second: Indices) -> Indices:
-            stand_in = self.federation.parts[client][:1]
-            sides = (self.first[client], self.second[client])
+            held = self.federation.parts[client]
+            sides = ((self.first[client], first), (self.second[client], second))
             return np.concatenate(
-                [(side if len(side) else stand_in)[rows] for side, rows in zip(sides, (first, second), strict=True)],
-                1,
+                [side[rows] if len(side) else np.resize(held, rows.shape) for side, rows in sides], axis=1
             )
 
         def lags(pool: _PoolDraws) -> Iterator[Indices]:
