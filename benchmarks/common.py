@@ -17,7 +17,7 @@ from fedxl.data.source import TensorSource
 from fedxl.engine.executors import EXECUTORS
 from fedxl.engine.simulator import Simulator
 from fedxl.models import mlp, scorer, weights_of
-from fedxl.run import build_algorithm
+from fedxl.task import build_algorithm
 
 FEATURES = 64
 

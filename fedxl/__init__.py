@@ -13,12 +13,14 @@ from fedxl.risk import (
     partial_auc,
     two_way_partial_auc,
 )
-from fedxl.run import Result, Settings, fit
+from fedxl.run import Hooks, Result, fit
+from fedxl.task import Settings
 
 __version__ = "0.1.0"
 __all__ = [
     "ALGORITHMS",
     "RISKS",
+    "Hooks",
     "Method",
     "Result",
     "Settings",

@@ -60,7 +60,29 @@ class PoolWeights(NamedTuple):
     second: Tensor
 
 
-class Algorithm(Protocol):
+class ClientRound(Protocol):
+    """What runs at a client; an executor may offer its own version for many clients at once."""
+
+    def start(self, server: Any, client: Any, share: Share) -> Any: ...
+
+    def step(self, server: Any, work: Any, batch: Batch) -> tuple[Any, Any]: ...
+
+    def finish(self, server: Any, share: Share, work: Any, trace: Any) -> tuple[Any, Any]: ...
+
+
+class RoundOf(ClientRound, Protocol):
+    """One kind of round, clients and server together."""
+
+    def pool_weights(self, server: Any) -> PoolWeights | None:
+        """How to draw from the pool, or None: nothing is drawn."""
+
+    def passive(self, server: Any, lag1: Tensor, lag2: Tensor) -> Any:
+        """The pool's entries at these indices of any shape, S1's and S2's: a whole round's at once."""
+
+    def aggregate(self, server: Any, updates: Any) -> Any: ...
+
+
+class Algorithm(RoundOf, Protocol):
     """Hyper-parameters are the fields of a frozen dataclass; state goes in and comes out.
 
     *Server* is the global state and the downlink message, *Client* is private to its site, *Work* lives inside a
@@ -69,37 +91,14 @@ class Algorithm(Protocol):
     """
 
     @property
-    def prelude(self) -> Algorithm | None:
+    def prelude(self) -> RoundOf | None:
         """What runs as round 0, or None: then training begins with round 1."""
 
     def reading(self, batch1: int, batch2: int) -> Reading: ...
 
-    def pool_weights(self, server: Any) -> PoolWeights | None: ...
-
-    def passive(self, server: Any, lag1: Tensor, lag2: Tensor) -> Any:
-        """The pool's entries at these indices of any shape, S1's and S2's: a whole round's at once."""
-
     def init(self, weights: Weights) -> Any: ...
 
     def init_client(self, server: Any, num_rows: int) -> Any: ...
-
-    def start(self, server: Any, client: Any, share: Share) -> Any: ...
-
-    def step(self, server: Any, work: Any, batch: Batch) -> tuple[Any, Any]: ...
-
-    def finish(self, server: Any, share: Share, work: Any, trace: Any) -> tuple[Any, Any]: ...
-
-    def aggregate(self, server: Any, updates: Any) -> Any: ...
-
-
-class ClientRound(Protocol):
-    """The part of an algorithm that runs at a client; an executor may offer its own version for many at once."""
-
-    def start(self, server: Any, client: Any, share: Share) -> Any: ...
-
-    def step(self, server: Any, work: Any, batch: Batch) -> tuple[Any, Any]: ...
-
-    def finish(self, server: Any, share: Share, work: Any, trace: Any) -> tuple[Any, Any]: ...
 
 
 def local_round(
@@ -133,15 +132,11 @@ class Descent:
             all(step > 0 for step in self.milestones) and list(self.milestones) == sorted(set(self.milestones)),
             f"milestones must be positive and ascending, got {list(self.milestones)}",
         )
-        require(
-            self.buffers in ("average", "local"),
-            f"buffers must be 'average' or 'local', not '{self.buffers}'",
-        )
 
     def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor | float:
         """The learning rate at a step; a plain number while there is nothing to decay."""
         if not self.milestones:
-            return self.lr
+            return float(self.lr)
         rate = torch.full_like(step, self.lr, dtype=dtype)
         for milestone in self.milestones:
             rate = torch.where(step >= milestone, rate * self.decay, rate)
@@ -156,8 +151,16 @@ class Descent:
             return tree.map(lambda w, g: torch.add(w, g, alpha=-rate), params, G)
         return tree.map(lambda w, g: torch.addcmul(w, g, -rate), params, G)
 
+    # What a method without pairs and pool does; those with them say otherwise.
+
+    @property
+    def prelude(self) -> RoundOf | None:
+        return None
+
+    def reading(self, batch1: int, batch2: int) -> Reading:
+        return Reading("all", "none", batch1 + batch2, 0)
+
     def pool_weights(self, server: Any) -> PoolWeights | None:
-        """No pool, unless a method says otherwise."""
         return None
 
     def passive(self, server: Any, lag1: Tensor, lag2: Tensor) -> Any:

@@ -43,7 +43,8 @@ def save_checkpoint(folder: Path, round: int, tensors: Mapping[str, Tensor], inf
     folder.mkdir(parents=True, exist_ok=True)
     # Views and expanded tensors share memory, which the format does not hold.
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    metadata = {"info": json.dumps(dict(info)), "digest": _digest(whole)}
+    described = json.dumps(dict(info))
+    metadata = {"info": described, "digest": _digest(described, whole)}
     path = folder / f"round-{round:08d}.safetensors"
     write_atomically(path, save(whole, metadata))
     for old in _files(folder)[:-KEEP]:
@@ -57,9 +58,11 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     for path in reversed(_files(folder)):
         try:
             return _load(path), complaints
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             complaints.append(f"checkpoint {path.name} is damaged ({reason}); going back to the one before it")
+            # Out of the way, so that it does not count among the last ones that are kept.
+            path.rename(path.with_suffix(".damaged"))
     return None, complaints
 
 
@@ -71,14 +74,14 @@ def _load(path: Path) -> Checkpoint:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if _digest(tensors) != metadata["digest"]:
+    if _digest(metadata["info"], tensors) != metadata["digest"]:
         raise ValueError("its contents do not match their checksum")
     return Checkpoint(path, tensors, json.loads(metadata["info"]))
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, types, shapes and bytes: the format itself would not notice a flipped bit."""
-    digest = hashlib.sha256()
+def _digest(info: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of all there is to know, names, types, shapes and bytes: the format itself would not notice a flipped bit."""
+    digest = hashlib.sha256(info.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())

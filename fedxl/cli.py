@@ -43,8 +43,9 @@ def demo(
     """FeDXL against the baselines on handwritten digits: a table and a plot, in about a minute and a half."""
     from fedxl import demo as demos
 
-    require(seeds >= 1, f"seeds must be at least 1, got {seeds}")
-    demos.run(range(10, 10 + seeds), folder, out)  # apart from the seeds of the tuning
+    require(1 <= seeds <= len(demos.SEEDS), f"seeds must lie between 1 and {len(demos.SEEDS)}, got {seeds}")
+    require(folder.is_dir() or not folder.exists(), f"{folder} is a file; --out must name a folder")
+    demos.run(demos.SEEDS[:seeds], folder, out)
 
 
 @app.command()

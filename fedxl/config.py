@@ -24,7 +24,8 @@ from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
 from fedxl.options import call
 from fedxl.risk import RISKS, XRisk
-from fedxl.run import Hooks, Result, Settings, Trainer
+from fedxl.run import Hooks, Result, train
+from fedxl.task import Settings, Task
 
 SECTIONS = ("data", "model", "risk", "algorithm", "run")
 Table = dict[str, Any]
@@ -60,6 +61,9 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Config:
         _override(tables, override)
     for name in ("data", "risk", "algorithm"):
         require("name" in tables.get(name, {}), f"{path} needs a section [{name}] with a name")
+    for name, table in tables.items():
+        _require_plain(table, name)
+        require(isinstance(table.get("name", ""), str), f"'{name}.name' must be a text, not {table.get('name')!r}")
     return Config(**tables)
 
 
@@ -81,14 +85,31 @@ def dump(config: Config) -> str:
     lines = []
     for section, table in config.tables().items():
         lines += [f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items()), ""]
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    assert tomllib.loads(text) == json.loads(json.dumps(config.tables()))
+    return text
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(key)} = {_toml(item)}' for key, item in value.items())}}}"
     # JSON's texts, numbers and booleans are TOML's, too.
     return json.dumps(value, ensure_ascii=False)
+
+
+def _require_plain(value: Any, where: str) -> None:
+    """Dates and infinities are TOML, but no setting takes them and not every file we write could hold them."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _require_plain(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for item in value:
+            _require_plain(item, where)
+    else:
+        finite = not isinstance(value, float) or math.isfinite(value)
+        require(isinstance(value, (str, int, float)) and finite, f"'{where}' cannot be {value}")
 
 
 def load_data(config: Config) -> Splits:
@@ -128,9 +149,11 @@ def execute(config: Config, out: Path | None = None, resume: bool = False, hooks
     splits = load_data(config)
     shape = tuple(splits.train.source.fetch(torch.tensor([0])).shape[1:])
     model = build_model(config, shape, risk)
-    held_back = (splits.validation, splits.test)
-    trainer = Trainer(model, splits.train, risk, algorithm, options, run, *held_back, hooks or Hooks())
-    return trainer.train(out, resume, files={} if resume else {"config.toml": dump(config)})
+    held_back = {"validation": splits.validation, "test": splits.test}
+    sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
+    hooks = hooks or Hooks()
+    task = Task(model, splits.train, risk, algorithm, options, run, held_back, sections, hooks.say)
+    return train(task, hooks, out, resume, files={} if resume else {"config.toml": dump(config)})
 
 
 def _named(table: Table, section: str, known: Mapping[str, Any]) -> tuple[str, Table]:
@@ -143,13 +166,15 @@ def _named(table: Table, section: str, known: Mapping[str, Any]) -> tuple[str, T
 
 def _imported(name: str, options: Table) -> nn.Module:
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, str(Path.cwd()))  # as `python -m` would, so that a file beside the config is found
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` would, so that a file in the current folder is found
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        model = factory(**options)
+    except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"cannot import the model '{name}': {error}") from None
+    except TypeError as error:
+        raise UserError(f"cannot build the model '{name}': {error}") from None
     finally:
         sys.path.pop(0)
-    model = factory(**options)
     require(isinstance(model, nn.Module), f"'{name}' gave a {type(model).__name__}, not a torch.nn.Module")
     return model  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ from fedxl.errors import UserError, require
 
 class Weights(NamedTuple):
     params: dict[str, Tensor]  # what is trained
-    buffers: dict[str, Tensor]  # what is merely kept: BatchNorm statistics, frozen parameters
+    buffers: dict[str, Tensor]  # what is merely kept: BatchNorm statistics
 
 
 # (weights, x [B, ...]) -> (scores [B] or [B, d], the buffers after the call)
@@ -23,19 +23,17 @@ Score = Callable[[Weights, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """A copy of the model's state; frozen parameters count as buffers, for nothing trains them."""
-    named = {name: p.detach().clone() for name, p in model.named_parameters()}
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-    return Weights(
-        params={name: p for name, p in named.items() if name not in frozen},
-        buffers=buffers | {name: named[name] for name in sorted(frozen)},
-    )
+    """A copy of what changes in training. Frozen parameters are not part of it: they stay in the model."""
+    params = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    return Weights(params, {name: b.detach().clone() for name, b in model.named_buffers()})
 
 
 def load(model: nn.Module, weights: Weights) -> nn.Module:
     """The model with these weights written into it."""
-    model.load_state_dict({**weights.params, **weights.buffers}, strict=False)
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for name, tensor in {**weights.params, **weights.buffers}.items():
+            own[name].copy_(tensor)
     return model
 
 
@@ -54,6 +52,7 @@ def scorer(model: nn.Module, training: bool) -> Score:
 
 def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> None:
     """One line if the model cannot score these examples, or scores them in another shape than the risk pairs."""
+    require(any(p.requires_grad for p in model.parameters()), "the model has no parameter to train")
     wanted = f"[{', '.join(map(str, (len(x), *score_shape)))}]"
     try:
         with torch.no_grad():
@@ -75,6 +74,7 @@ def linear(shape: tuple[int, ...], outputs: int = 1) -> nn.Module:
 
 def mlp(shape: tuple[int, ...], outputs: int = 1, hidden: tuple[int, ...] = (64,)) -> nn.Module:
     """A multi-layer perceptron with ReLU, hidden layers of the given sizes."""
+    require(all(size > 0 for size in hidden), f"hidden sizes must be positive, got {list(hidden)}")
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for size in hidden:
@@ -91,9 +91,10 @@ def cnn(shape: tuple[int, ...], outputs: int = 1, channels: int = 16, norm: str 
     )
     norms: Mapping[str, Callable[[int], nn.Module]] = {
         "batch": nn.BatchNorm2d,
-        "group": lambda width: nn.GroupNorm(min(8, width), width),
+        "group": lambda width: nn.GroupNorm(math.gcd(8, width), width),
         "none": lambda width: nn.Identity(),
     }
+    require(channels > 0, f"channels must be positive, got {channels}")
     require(norm in norms, f"norm must be one of {', '.join(norms)}, not '{norm}'")
     first, second = channels, 2 * channels
     return nn.Sequential(

@@ -8,6 +8,8 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from fedxl.errors import UserError, unknown
 
 R = TypeVar("R")
@@ -47,6 +49,7 @@ def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, trusted: 
 def convert(value: Any, hint: Any, where: str) -> Any:
     """The value as the type that is hinted: whole numbers pass for floats, lists for tuples; nothing else is bent."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    value = value.item() if isinstance(value, np.generic) else value
     if hint is Any:
         return value
     if origin is typing.Literal:

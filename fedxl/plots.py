@@ -46,14 +46,13 @@ def roc_and_convergence(
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     grid = np.linspace(0, 1, 501)
     left.axvspan(0, max_fpr, color="#1b6ca8", alpha=0.08, lw=0, label=f"partial AUC: FPR ≤ {max_fpr:g}")
-    left.plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
     for (name, runs), (colour, style) in zip(scores.items(), STYLES, strict=False):
         left.plot(grid, mean_roc(runs, grid), color=colour, ls=style, lw=1.8, label=name)
     left.set(
         xlabel="false positive rate",
         ylabel="true positive rate",
         xlim=(0, 1),
-        ylim=(0, 1.005),
+        ylim=(0.4, 1.005),
         title="ROC, test data",
     )
     left.legend(loc="lower right", frameon=False)
@@ -62,8 +61,9 @@ def roc_and_convergence(
         rounds = [r for r, _ in histories[0]]
         values = np.array([[value for _, value in history] for history in histories])
         right.plot(rounds, values.mean(0), color=colour, ls=style, lw=1.8, label=name)
-        right.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.12, lw=0)
-    right.set(xlabel="round", ylabel=figure_name, title="validation data: mean and range over seeds")
+        mean, spread = values.mean(0), values.std(0)
+        right.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.1, lw=0)
+    right.set(xlabel="round", ylabel=figure_name, title="Validation data: mean and standard deviation over seeds")
     right.grid(alpha=0.25)
     figure.savefig(path, dpi=130)
     plt.close(figure)

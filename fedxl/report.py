@@ -32,22 +32,23 @@ def is_run(path: Path) -> bool:
 
 
 def row(path: Path) -> list[str]:
-    """One run as a line of the table: test figures once it has finished, the best validation figures before."""
+    """One run as a line of the table: figures of the best round once it has finished, the latest ones before."""
     try:
         config = tomllib.loads((path / "config.toml").read_text())
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"cannot read {path / 'config.toml'}: {error}") from None
-    records = read_metrics(path)
+    records, _ = read_metrics(path)
     done = next((record for record in records if "test" in record), None)
-    evaluations = [record for record in records if "test" not in record]
-    latest: dict[str, Any] = evaluations[-1] if evaluations else {}
-    figures = (done or {}).get("test") or latest.get("validation") or {}
+    evaluations = {record["round"]: record for record in records if "test" not in record}
+    latest: dict[str, Any] = evaluations[max(evaluations)] if evaluations else {}
+    shown = evaluations.get(done.get("best_round", 0), latest) if done else latest
+    figures = (done or {}).get("test") or shown.get("validation") or {}
     return [
-        path.name,
+        path.resolve().name,
         config.get("algorithm", {}).get("name", "?"),
         config.get("risk", {}).get("name", "?"),
         "finished" if done else f"at round {latest.get('round', 0)}",
-        str(done["best_round"]) if done else "",
+        str(done.get("best_round", "")) if done else "",
         *(_number(figures.get(name), 4) for name in FIGURES),
         "test" if (done or {}).get("test") else "validation" if figures else "",
         _number((done or latest).get("seconds"), 1),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedxl.checkpoint import Checkpoint, load_latest, save_checkpoint, write_atomically
-from fedxl.errors import UserError, require
+from fedxl.errors import UserError
 
 
 class RunDir:
@@ -22,9 +23,6 @@ class RunDir:
 
     def __init__(self, path: Path, resume: bool) -> None:
         self.path = path
-        begun = self.checkpoints.exists() or self.metrics.exists()
-        if not resume:
-            require(not begun, f"{path} already holds a run; `fedxl resume {path}`, or choose another folder")
         try:
             path.mkdir(parents=True, exist_ok=True)
             self.lock = (path / ".lock").open("w")
@@ -34,6 +32,9 @@ class RunDir:
             raise UserError(f"another process is working on {path}; wait for it or stop it") from None
         except OSError as error:
             raise UserError(f"cannot write to {path}: {error.strerror}") from None
+        if not resume and (self.checkpoints.exists() or self.metrics.exists()):
+            self.lock.close()
+            raise UserError(f"{path} already holds a run; `fedxl resume {path}`, or choose another folder")
 
     @property
     def metrics(self) -> Path:
@@ -54,20 +55,22 @@ class RunDir:
         return load_latest(self.checkpoints)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One line of metrics; NaN is written as null, which JSON knows."""
+        """One line of metrics, on disk when this returns; NaN is written as null, which JSON knows."""
 
         def write() -> None:
             with self.metrics.open("a") as file:
                 file.write(json.dumps(_plain(record)) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
         self._guard(write)
 
-    def rewind(self, round: int) -> list[dict[str, Any]]:
-        """Drop what was recorded after `round` (the resumed run records it again); what is left."""
-        kept = [record for record in read_metrics(self.path) if record["round"] <= round and "test" not in record]
-        lines = "".join(json.dumps(record) + "\n" for record in kept)
-        self.write(self.metrics.name, lines)
-        return kept
+    def rewind(self, round: int, regular: Callable[[int], bool]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Keep the regular evaluations up to `round`, for the rest will be done again: these, and any complaints."""
+        records, unreadable = read_metrics(self.path)
+        kept = [r for r in records if r["round"] <= round and regular(r["round"]) and "test" not in r]
+        self.write(self.metrics.name, "".join(json.dumps(record) + "\n" for record in kept))
+        return kept, [f"{unreadable} unreadable line(s) in {self.metrics.name} left out"] if unreadable else []
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         """The chosen weights under the model's own names, for `load_state_dict`."""
@@ -92,16 +95,17 @@ class RunDir:
         self.lock.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a run's metrics; a line cut off by a crash is the last one and is left out."""
+def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records of a run, and how many lines were unreadable (a crash may cut one off)."""
     file = path / "metrics.jsonl"
-    records = []
-    for line in file.read_text().splitlines() if file.exists() else []:
+    records, unreadable = [], 0
+    for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
+            record = json.loads(line)
+            records.append({**record, "round": int(record["round"])})
+        except (ValueError, TypeError, KeyError):
+            unreadable += 1
+    return records, unreadable
 
 
 def _plain(value: Any) -> Any:

@@ -73,6 +73,30 @@ def test_resuming_a_finished_run_says_the_same(finished, monkeypatch, capsys):
     assert (finished / "tiny-1" / "model.safetensors").read_bytes() == before
 
 
+def test_a_run_whose_config_was_edited_is_not_mixed_with_another(finished, monkeypatch, capsys):
+    config = finished / "tiny-1" / "config.toml"
+    for before, after, named in (("[4]", "[8]", "model.hidden"), ('"pauc"', '"auroc"', "risk.name")):
+        text = config.read_text()
+        config.write_text(text.replace(before, after))
+        code, _, err = command(monkeypatch, capsys, "resume", str(finished / "tiny-1"))
+        config.write_text(text)
+        assert code == 2
+        assert named in err
+
+
+def test_the_demo_writes_its_table_and_plot(tmp_path, monkeypatch, capsys):
+    from fedxl import demo
+
+    monkeypatch.setattr(demo, "RUN", {**demo.RUN, "rounds": 2, "local_steps": 2})
+    code, out, err = command(monkeypatch, capsys, "demo", "--seeds", "2", "--out", str(tmp_path / "d"))
+    assert code == 0, err
+    assert all(entry.label in out for entry in demo.ENTRIES)
+    assert (tmp_path / "d" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "d" / "results.md").read_text().count("\n") == 2 + len(demo.ENTRIES)
+    results = json.loads((tmp_path / "d" / "results.json").read_text())
+    assert all(len(runs) == 2 and 0 < runs[0]["test"]["auroc"] < 1 for runs in results.values())
+
+
 @pytest.mark.parametrize("verb", ["algorithms", "risks"])
 def test_lists_hold_one_line_each(verb, monkeypatch, capsys):
     from fedxl import ALGORITHMS, RISKS

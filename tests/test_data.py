@@ -107,8 +107,10 @@ def test_npz_gives_back_what_was_saved(tmp_path):
 
 
 def test_bytes_stay_bytes_until_fetched():
-    source = TensorSource(torch.tensor([[0], [255]], dtype=torch.uint8), torch.tensor([0, 1]))
-    assert source.fetch(torch.tensor([1, 0, 1])).tolist() == [[1.0], [0.0], [1.0]]
+    images = TensorSource(torch.tensor([[[0]], [[255]]], dtype=torch.uint8), torch.tensor([0, 1]))
+    assert images.fetch(torch.tensor([1, 0, 1])).flatten().tolist() == [1.0, 0.0, 1.0]
+    features = TensorSource(torch.tensor([[0], [1]], dtype=torch.uint8), torch.tensor([0, 1]))
+    assert features.fetch(torch.tensor([1])).tolist() == [[1.0]], "features of bytes are no pixels"
 
 
 def test_labels_of_minus_one_are_negatives():

@@ -70,6 +70,18 @@ MISTAKES = {
     "embeddings from images": ("risk.name=contrastive", "the model"),
     "a model that is not there": ("model.name=nowhere:Net", "cannot import the model 'nowhere:Net'"),
     "not an override": ("lr=3", "must read section.key=value"),
+    "a risk among the algorithm's": ("algorithm.risk=ap", "unknown setting 'algorithm.risk'"),
+    "no number": ("risk.lam=inf", "'risk.lam' cannot be inf"),
+    "a date": ("run.seed=2026-01-01", "'run.seed' cannot be 2026-01-01"),
+    "a list for a name": ("risk.name=['auroc']", "'risk.name' must be a text"),
+    "sizes below 0": ("model.hidden=[-1]", "hidden sizes must be positive"),
+    "half an import": ("model.name=:", "cannot import the model ':'"),
+    "vectors for a method of scalars": (
+        "risk.name=contrastive risk.dim=4 data.views=true algorithm.name=local_sgd",
+        "this algorithm needs one score an example",
+    ),
+    "a device without numbers": ("run.device=meta", "the device 'meta' holds no numbers"),
+    "a negative seed": ("data.seed=-1", "seed must not be negative"),
 }
 
 
@@ -129,7 +141,13 @@ def arrays() -> dict:
 
 DATA = {
     "NaN in data": (lambda a: a["x"].__setitem__((3, 2), np.nan), "1 of 12 examples hold NaN or infinity"),
-    "an empty client": (lambda a: a.update(client=np.arange(12) // 4 * 2), "client 1 has no examples"),
+    "clients that are no numbers": (lambda a: a.update(client=a["client"] * 1.5), "client must be one whole number"),
+    "texts": (lambda a: a.update(x=np.full((12, 5), "a")), "x must hold numbers"),
+    "a single feature": (lambda a: a.update(x=a["x"][:, 0]), "examples must be rows of features"),
+    "other features": (
+        lambda a: a.update(x_test=a["x"][:, :4], y_test=a["y"]),
+        "test holds examples of shape [4], the clients of [5]",
+    ),
     "no positive anywhere": (lambda a: a.update(y=np.zeros(12, int)), "needs positive examples (S1)"),
     "no negative anywhere": (lambda a: a.update(y=np.ones(12, int)), "needs negative examples (S2)"),
     "strange labels": (lambda a: a.update(y=np.arange(12)), "labels must be 0 or 1 (or -1 and 1), found 2"),
@@ -204,6 +222,37 @@ def test_mistakes_in_the_library_call():
         fit(nn.Linear(5, 1), [*clients, (torch.empty(0, 5), torch.empty(0))], auroc())
     with pytest.raises(UserError, match="different shapes"):
         fit(nn.Linear(5, 1), [*clients, (torch.zeros(3, 4), torch.zeros(3))], auroc())
+    with pytest.raises(UserError, match="different types"):
+        fit(nn.Linear(5, 1), [*clients, (torch.zeros(3, 5, dtype=torch.uint8), torch.zeros(3))], auroc())
+    with pytest.raises(UserError, match="must be a pair"):
+        fit(nn.Linear(5, 1), [torch.zeros(3, 5)], auroc())
+    with pytest.raises(UserError, match="validation must be a pair"):
+        fit(nn.Linear(5, 1), clients, auroc(), validation=clients[0][0])
+    with pytest.raises(UserError, match="risk must be an XRisk"):
+        fit(nn.Linear(5, 1), clients, "auroc")
+    with pytest.raises(UserError, match="no parameter to train"):
+        fit(nn.Flatten(0), clients, auroc())
+    with pytest.raises(UserError, match="nothing to train on"):
+        fit(nn.Linear(5, 1), make_clients([(4, 0), (0, 4)]), auroc(), "local_pair")
+
+
+def test_scores_that_overflow_are_told():
+    x, y = make_clients([(9, 9)])[0]
+    with pytest.raises(UserError, match="no longer finite"):
+        fit(
+            nn.Linear(5, 1), [(x, y)], auroc(surrogate="square"), "fedxl1", lr=1e30, rounds=1, local_steps=1,
+            validation=(1e20 * x, y),
+        )  # fmt: skip
+
+
+def test_a_centralised_method_takes_no_cohort():
+    fit(nn.Linear(5, 1), make_clients([(4, 4)] * 3), partial_auc(), "sox", cohort=2, rounds=1, local_steps=1)
+
+
+def test_the_risks_own_limit_is_always_there():
+    x, y = make_clients([(9, 9)])[0]
+    result = fit(nn.Linear(5, 1), [(x, y)], partial_auc(), rounds=1, local_steps=1, fpr=(0.2,), validation=(x, y))
+    assert {"pauc@0.2", "pauc@0.3"} <= result.validation.keys()
 
 
 def test_divergence_is_told_and_not_saved(tmp_path):

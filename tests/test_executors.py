@@ -17,7 +17,7 @@ from fedxl.engine.executors import EXECUTORS, choose
 from fedxl.engine.simulator import Simulator
 from fedxl.models import TwoViews, cnn, mlp, scorer, weights_of
 from fedxl.risk import RISKS, auroc, average_precision, contrastive, partial_auc
-from fedxl.run import build_algorithm
+from fedxl.task import build_algorithm
 from tests.conftest import RAGGED, make_clients
 
 LINEAR_ONLY = {"fedxl1", "sgd"}
@@ -160,13 +160,28 @@ def test_dropout_is_reproducible(network):
         assert torch.equal(before, torch.random.get_rng_state()), "the caller's random stream must be left alone"
 
 
+class Branches(nn.Module):
+    """A model that looks at its numbers, which no vectorised program can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+
 def test_auto_chooses_by_model_and_device():
-    cpu = torch.device("cpu")
-    assert choose(mlp((5,)), cpu, 16)[0] == "vmap"
-    assert choose(mlp((5,)), cpu, 1)[0] == "loop"
-    assert choose(cnn((1, 8, 8)), cpu, 16)[0] == "loop"
-    assert choose(cnn((1, 8, 8)), torch.device("cuda"), 16)[0] == "vmap"
-    assert choose(nn.LSTM(3, 3), cpu, 16)[0] == "loop"
+    def chosen(model: nn.Module, shape: tuple[int, ...], clients: int) -> tuple[str, str]:
+        return choose(model, scorer(model, True), torch.zeros(2, *shape), clients)
+
+    assert chosen(mlp((5,)), (5,), 16)[0] == "vmap"
+    assert chosen(mlp((5,)), (5,), 1)[0] == "loop"
+    assert chosen(nn.Sequential(nn.Dropout(0.5), mlp((5,))), (5,), 16)[0] == "vmap"
+    assert chosen(cnn((1, 8, 8)), (1, 8, 8), 16)[0] == "loop"
+    name, why = chosen(Branches(), (5,), 16)
+    assert name == "loop"
+    assert "cannot be vectorised" in why
 
 
 def test_a_whole_gradient_from_one_class_clients(network):

@@ -24,6 +24,7 @@ LAYERS = [
     {"algorithms"},
     {"data"},
     {"evaluate", "engine"},
+    {"task"},
     {"run"},
     {"config", "report", "plots"},
     {"demo"},
@@ -103,7 +104,9 @@ def test_the_readme_names_commands_that_exist(monkeypatch, capsys):
 def test_the_documentation_links_to_files_that_exist():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            file = page.parent / target
+            assert file.exists(), f"{page.name} links to {target}"
+            assert file.is_dir() or file.stat().st_size > 0, f"{target} is empty"
 
 
 def test_no_pickle_and_no_ambient_randomness():

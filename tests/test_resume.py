@@ -106,6 +106,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(tmp_path, da
     lines: list[str] = []
     resumed = run(tmp_path, resume=True, rounds=9, say=lines.append)
     assert any(newest.name in line and "damaged" in line for line in lines), lines
+    assert newest.with_suffix(".damaged").exists(), "it is set aside, not counted among the good ones"
     assert all(torch.equal(resumed.weights.params[n], w) for n, w in expected.weights.params.items())
 
 
@@ -132,16 +133,63 @@ def test_stopping_finishes_the_round_and_resuming_goes_on(tmp_path):
     assert all(torch.equal(resumed.weights.params[n], w) for n, w in expected.weights.params.items())
 
 
-def test_a_finished_run_can_be_extended(tmp_path):
-    run(tmp_path, rounds=6)
-    longer = run(tmp_path, resume=True, rounds=12)
-    assert all(torch.equal(longer.weights.params[n], w) for n, w in run(None, rounds=12).weights.params.items())
+@pytest.mark.parametrize("seed", range(3))
+def test_a_finished_run_can_be_extended(tmp_path, seed):
+    """Evaluated after 6 rounds because it ended there, it is not chosen when the run turns out longer."""
+    run(tmp_path, rounds=6, eval_every=4, seed=seed)
+    changes = {"rounds": 11, "eval_every": 4, "seed": seed}
+    longer, straight = run(tmp_path, resume=True, **changes), run(None, **changes)
+    assert all(torch.equal(longer.weights.params[n], w) for n, w in straight.weights.params.items())
+    assert longer.best_round == straight.best_round
+    assert [record["round"] for record in longer.history] == [4, 8, 11]
 
 
 def test_other_settings_are_refused(tmp_path):
     run(tmp_path, rounds=6)
     with pytest.raises(UserError, match=r"lr was 0\.05 and is now 0\.1"):
         run(tmp_path, resume=True, rounds=12, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model_", "clients", "risk", "named"),
+    [
+        (nn.Linear(5, 1).double(), None, None, "task.model"),
+        (None, make_clients([(5, 5), (6, 6)]), None, "task.clients"),
+        (None, None, partial_auc(lam=0.3), "task.risk"),
+    ],
+    ids=["another model", "other clients", "another risk"],
+)
+def test_another_task_is_refused(tmp_path, model_, clients, risk, named):
+    run(tmp_path, rounds=3)
+    options = {**settings(), "rounds": 6, "cohort": 0} if clients else {**settings(), "rounds": 6}
+    parts = (model_ or model(), clients or make_clients(RAGGED), risk or partial_auc())
+    with pytest.raises(UserError, match=named):
+        fit(*parts, out=tmp_path, resume=True, **options)
+
+
+def test_metrics_that_were_tampered_with(tmp_path):
+    """Rubbish among the lines is left out and told; the good lines stay."""
+    run(tmp_path, rounds=8, eval_every=2)
+    metrics = tmp_path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    metrics.write_bytes("\n".join([lines[0], "5", "{}", '{"rou', *lines[1:]]).encode() + b"\n\xff\xfe\n")
+    said: list[str] = []
+    resumed = run(tmp_path, resume=True, rounds=10, eval_every=2, say=said.append)
+    assert [record["round"] for record in resumed.history] == [2, 4, 6, 8, 10]
+    assert any("4 unreadable" in line for line in said)
+
+
+def test_no_bit_of_a_checkpoint_can_flip_unnoticed(tmp_path):
+    path = save_checkpoint(tmp_path, 1, {"w": torch.arange(3.0)}, {"round": 1, "settings": {"lr": 0.1}})
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
+        checkpoint, complaints = load_latest(tmp_path)
+        path.with_suffix(".damaged").unlink(missing_ok=True)
+        same = (
+            checkpoint and torch.equal(checkpoint.tensors["w"], torch.arange(3.0)) and checkpoint.info["round"] == 1
+        )
+        assert complaints or same, f"byte {position}"
 
 
 def test_only_one_process_at_a_time(tmp_path):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Batch, Descent, Reading, Share, average
+from fedxl.algorithm import Batch, Descent, Share, average
 from fedxl.errors import require
 from fedxl.models import Weights
 
@@ -85,13 +85,6 @@ class CODASCA(Descent):
         require(self.clip >= 0, f"clip must not be negative (0: no clipping), got {self.clip}")
         require(self.stage_steps > 0, f"stage_steps must be positive, got {self.stage_steps}")
         require(self.stage_decay >= 1, f"stage_decay must be at least 1, got {self.stage_decay}")
-
-    @property
-    def prelude(self) -> None:
-        return None
-
-    def reading(self, batch1: int, batch2: int) -> Reading:
-        return Reading("all", "none", batch1 + batch2, 0)
 
     def init(self, weights: Weights) -> Server:
         like = next(iter(weights.params.values()))

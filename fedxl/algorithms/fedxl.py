@@ -23,7 +23,6 @@ from fedxl.errors import require
 from fedxl.models import Weights
 from fedxl.risk import XRisk
 
-
 # Against so many pooled b the first u of a pool are estimated; all pairs of a large pool would take for ever.
 FIRST_ESTIMATE = 1024
 
@@ -220,9 +219,6 @@ class FillPool:
 
     def __init__(self, algorithm: FeDXL2) -> None:
         self.of = algorithm
-        self.prelude = None
-        self.init, self.init_client = algorithm.init, algorithm.init_client
-        self.reading = algorithm.reading
 
     def pool_weights(self, server: Server) -> PoolWeights | None:
         return None

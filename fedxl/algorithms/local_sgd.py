@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from fedxl.algorithm import Batch, Descent, Reading, Share, average
+from fedxl.algorithm import Batch, Descent, Share, average
 from fedxl.models import Weights
 
 
@@ -40,13 +40,6 @@ class Update(NamedTuple):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalSGD(Descent):
     """Each client descends the logistic loss of its own examples, drawn regardless of label."""
-
-    @property
-    def prelude(self) -> None:
-        return None
-
-    def reading(self, batch1: int, batch2: int) -> Reading:
-        return Reading("all", "none", batch1 + batch2, 0)
 
     def init(self, weights: Weights) -> Server:
         device = next(iter(weights.params.values())).device

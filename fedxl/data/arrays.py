@@ -9,23 +9,23 @@ import numpy as np
 import torch
 
 from fedxl.data.federation import Federation, Split, Splits
-from fedxl.data.source import checked
+from fedxl.data.source import TensorSource, checked
 from fedxl.errors import UserError, require
 
 
 def npz(path: str) -> Splits:
-    """Arrays x [n, ...], y [n], client [n] (0, 1, ...), and optionally x_validation, y_validation, x_test, y_test."""
+    """Arrays x, y and client, one row an example; optionally x_validation, y_validation, x_test and y_test."""
     arrays = _read(Path(path))
     missing = [name for name in ("x", "y", "client") if name not in arrays]
     require(not missing, f"{path} lacks the array(s) {', '.join(missing)}; it must hold x, y and client")
-    source = checked(_tensor(arrays["x"]), torch.from_numpy(arrays["y"]), f"{path}: x")
+    source = _checked(arrays, "x", "y", path)
     client = arrays["client"]
     require(
-        client.shape == (len(source),) and np.issubdtype(client.dtype, np.integer) and int(client.min()) >= 0,
-        f"{path}: client must be one whole number from 0 for each of the {len(source)} examples",
+        client.shape == (len(source),) and np.issubdtype(client.dtype, np.integer),
+        f"{path}: client must be one whole number for each of the {len(source)} examples",
     )
-    order = np.argsort(client, kind="stable")
-    parts = np.split(order, np.cumsum(np.bincount(client))[:-1])
+    # Whatever numbers were given, clients are counted from 0 in their order.
+    parts = [np.flatnonzero(client == number) for number in np.unique(client)]
     return Splits(Federation(source, parts), *(_split(arrays, name, path) for name in ("validation", "test")))
 
 
@@ -43,8 +43,15 @@ def _split(arrays: dict[str, np.ndarray], name: str, path: str) -> Split | None:
     if f"x_{name}" not in arrays:
         return None
     require(f"y_{name}" in arrays, f"{path} holds x_{name} but no y_{name}")
-    part = checked(_tensor(arrays[f"x_{name}"]), torch.from_numpy(arrays[f"y_{name}"]), f"{path}: x_{name}")
+    part = _checked(arrays, f"x_{name}", f"y_{name}", path)
     return Split(part.x, part.labels)
+
+
+def _checked(arrays: dict[str, np.ndarray], x: str, y: str, path: str) -> TensorSource:
+    for name in (x, y):
+        numbers = np.issubdtype(arrays[name].dtype, np.number) or arrays[name].dtype == bool
+        require(numbers, f"{path}: {name} must hold numbers, not {arrays[name].dtype}")
+    return checked(_tensor(arrays[x]), torch.from_numpy(arrays[y]), f"{path}: {x}")
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

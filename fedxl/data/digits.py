@@ -42,6 +42,7 @@ def digits(
     require(skew > 0, f"skew must be positive, got {skew}")
     require(ratio > 0, f"ratio must be positive, got {ratio}")
     require(noise >= 0, f"noise must not be negative, got {noise}")
+    require(seed >= 0, f"seed must not be negative, got {seed}")
     require(copies >= 1, f"copies must be at least 1, got {copies}")
     require(set(positive) <= set(range(10)), f"positive must name digits 0 to 9, got {list(positive)}")
 

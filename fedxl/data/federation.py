@@ -63,10 +63,15 @@ class Splits(NamedTuple):
 
 def from_arrays(clients: Iterable[tuple[Tensor, Tensor]]) -> Federation:
     """A federation of the clients' own (x, y) pairs."""
-    sources = [checked(x, y, f"client {client}") for client, (x, y) in enumerate(clients)]
+    sources = []
+    for client, pair in enumerate(clients):
+        require(isinstance(pair, (tuple, list)) and len(pair) == 2, f"client {client} must be a pair (x, y)")
+        sources.append(checked(pair[0], pair[1], f"client {client}"))
     require(len(sources) > 0, "a federation needs at least one client")
     shapes = {tuple(source.x.shape[1:]) for source in sources}
     require(len(shapes) == 1, f"clients hold examples of different shapes: {sorted(shapes)}")
+    dtypes = {str(source.x.dtype) for source in sources}
+    require(len(dtypes) == 1, f"clients hold examples of different types: {', '.join(sorted(dtypes))}")
     ends = np.cumsum([len(source) for source in sources])
     parts = [np.arange(end - len(source), end) for source, end in zip(sources, ends, strict=True)]
     joint = TensorSource(

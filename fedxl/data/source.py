@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedxl.errors import require
+from fedxl.errors import UserError, require
 
 
 class Source(Protocol):
@@ -22,14 +22,16 @@ class Source(Protocol):
 
 
 class TensorSource:
-    """Examples held in memory. uint8 images stay so and become [0, 1] floats as they are fetched."""
+    """Examples held in memory. Images of bytes stay so, and become floats in [0, 1] as they are fetched."""
 
     def __init__(self, x: Tensor, labels: Tensor) -> None:
         self.x, self.labels = x, labels
 
     def fetch(self, indices: Tensor) -> Tensor:
         x = self.x[indices]
-        return x.float() / 255 if x.dtype == torch.uint8 else x
+        if x.dtype != torch.uint8:
+            return x
+        return x.float() / 255 if self.x.ndim >= 3 else x.float()
 
     def to(self, device: torch.device) -> TensorSource:
         return TensorSource(self.x.to(device), self.labels.to(device))
@@ -40,8 +42,12 @@ class TensorSource:
 
 def checked(x: Tensor, y: Tensor, where: str) -> TensorSource:
     """A source of checked examples; labels may be bool, 0/1 or -1/1."""
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    try:
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"{where}: examples and labels must be arrays of numbers") from None
     require(y.ndim == 1, f"{where}: labels must be one number an example, got shape {list(y.shape)}")
+    require(x.ndim >= 2, f"{where}: examples must be rows of features or images, got shape {list(x.shape)}")
     require(len(x) == len(y), f"{where}: {len(x)} examples but {len(y)} labels")
     require(len(x) > 0, f"{where} has no examples; leave it out or give it some")
     if x.is_floating_point():

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedxl import tree
-from fedxl.algorithm import Algorithm, Batch, Share, local_round
+from fedxl.algorithm import Batch, ClientRound, Share, local_round
+from fedxl.models import Score, weights_of
 
 
 class Wave(NamedTuple):
@@ -23,11 +24,11 @@ class Wave(NamedTuple):
 
 
 class Executor(Protocol):
-    def __call__(self, algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+    def __call__(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
         """(clients, stacked updates)."""
 
 
-def loop(algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+def loop(algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
     """One client after another."""
     clients, updates = [], []
     for i, client in enumerate(wave.clients):
@@ -39,7 +40,7 @@ def loop(algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any], Any]
     return clients, tree.stack(updates)
 
 
-def vectorised(algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+def vectorised(algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
     """All clients at once under `vmap`. Ragged states are padded; indices never reach the padding."""
     with _seeded(wave.seed(0), wave.shares.model):
         stacked, updates = local_round(
@@ -55,7 +56,7 @@ def vectorised(algorithm: Algorithm, server: Any, wave: Wave) -> tuple[list[Any]
 class _Vectorised:
     """An algorithm's round for many clients: the server's state is shared, everything else has a row a client."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    def __init__(self, algorithm: ClientRound) -> None:
         self.start = vmap(algorithm.start, in_dims=(None, 0, 0))
         self.step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
         # Traces arrive stacked over steps first, then over clients.
@@ -80,16 +81,17 @@ class _seeded:
 EXECUTORS: Mapping[str, Executor] = {"loop": loop, "vmap": vectorised}
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
-def choose(model: nn.Module, device: torch.device, clients_at_once: int) -> tuple[str, str]:
+def choose(model: nn.Module, score: Score, probe: Tensor, clients_at_once: int) -> tuple[str, str]:
     """What `auto` runs, and why (measured in docs/benchmarks.md)."""
-    modules = list(model.modules())
     if clients_at_once < 2:
         return "loop", "one client at a time"
-    if any(isinstance(module, RECURRENT) for module in modules):
-        return "loop", "recurrent layers have no vectorised form"
-    if device.type == "cpu" and any(isinstance(module, CONVOLUTIONS) for module in modules):
+    if not probe.is_cuda and any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
         return "loop", "grouped convolutions gain nothing on a CPU"
+    try:
+        with _seeded(0, probe):
+            vmap(score, randomness="different")(tree.stack([weights_of(model)] * 2), torch.stack([probe] * 2))
+    except Exception as error:  # whatever a model of the user's may raise: then it is not for vmap
+        return "loop", f"the model cannot be vectorised: {str(error).strip().splitlines()[0]}"
     return "vmap", f"{clients_at_once} clients as one program"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedxl import sampling, tree
-from fedxl.algorithm import Algorithm, Batch, Fresh, PoolWeights, Reading, Share
+from fedxl.algorithm import Algorithm, Batch, Fresh, PoolWeights, Reading, RoundOf, Share
 from fedxl.data.federation import Federation, Weighting, shares
 from fedxl.data.source import Source
 from fedxl.engine.executors import Executor, Wave
@@ -66,7 +66,7 @@ class Simulator:
         self.shares: Share = tree.map(lambda leaf: leaf.to(self.dtype), shares(first, second, self.weighting))
         self.population = Population({}, {})
 
-    def run_round(self, algorithm: Algorithm, server: Any, round: int, cohort: Indices) -> Any:
+    def run_round(self, algorithm: RoundOf, server: Any, round: int, cohort: Indices) -> Any:
         """The cohort's updates, stacked in its order. Private states change only once all of them are done."""
         size = self.clients_at_once or len(cohort)
         pool = algorithm.pool_weights(server)
@@ -84,11 +84,11 @@ class Simulator:
         self.population = Population(self.population.rounds | counts, self.population.states | states)
         return updates[0] if len(updates) == 1 else tree.concat(updates)
 
-    def restore(self, server: Any, members: list[int], tensors: dict[str, Tensor]) -> None:
+    def restore(self, server: Any, tensors: dict[str, Tensor]) -> None:
         """Take the population back from a checkpoint."""
-        like = {str(member): self.algorithm.init_client(server, len(self.first[member])) for member in members}
-        counts = {str(member): torch.zeros(()) for member in members}
-        population = tree.unpack(Population(counts, like), tensors)
+        members = [name.removeprefix("rounds.") for name in tensors if name.startswith("rounds.")]
+        like = {name: self.algorithm.init_client(server, len(self.first[int(name)])) for name in members}
+        population = tree.unpack(Population({name: torch.zeros(()) for name in members}, like), tensors)
         self.population = population._replace(states=tree.to(population.states, self.device))
 
     def _rounds(self, client: int) -> int:
@@ -99,9 +99,7 @@ class Simulator:
         state = self.population.states.get(str(client))
         return self.algorithm.init_client(server, len(self.first[client])) if state is None else state
 
-    def _wave(
-        self, algorithm: Algorithm, server: Any, round: int, members: list[int], pool: _PoolDraws | None
-    ) -> Wave:
+    def _wave(self, algorithm: RoundOf, server: Any, round: int, members: list[int], pool: _PoolDraws | None) -> Wave:
         draws = [self.draw(client, round, pool) for client in members]
         joint = Draws(*(self._device(np.stack(arrays)) for arrays in zip(*draws, strict=True)))
         return Wave(
@@ -152,7 +150,7 @@ class Simulator:
             fresh_rows=fresh_rows,
         )
 
-    def _batches(self, algorithm: Algorithm, server: Any, draws: Draws[Tensor]) -> Iterator[Batch]:
+    def _batches(self, algorithm: RoundOf, server: Any, draws: Draws[Tensor]) -> Iterator[Batch]:
         """The steps' batches; indices have shape [K, B] for one client or [C, K, B] for several.
 
         All but the examples themselves is gathered for the whole round at once.

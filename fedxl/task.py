@@ -1,0 +1,242 @@
+"""What a run is made of: model, data, risk and algorithm, put together and checked before anything is begun."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedxl.algorithm import Algorithm
+from fedxl.algorithms import ALGORITHMS, Method
+from fedxl.data.federation import Federation, Weighting
+from fedxl.data.source import Source, checked
+from fedxl.engine.executors import EXECUTORS, choose
+from fedxl.engine.simulator import Simulator
+from fedxl.errors import UserError, require, unknown
+from fedxl.evaluate import Evaluator
+from fedxl.models import Score, check_output, scorer, weights_of
+from fedxl.options import call
+from fedxl.risk import XRisk
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to run; what to optimise and by which steps are the risk's and the algorithm's settings."""
+
+    rounds: int = 100
+    local_steps: int = 32  # K: steps between two communications
+    batch1: int = 32  # examples of S1 a step, and of S2; methods without pairs read batch1 + batch2 of any label
+    batch2: int = 32
+    cohort: int = 0  # clients a round, drawn anew each time; 0: all
+    weighting: Weighting = "clients"  # every client counts the same, or "samples": by its examples
+    seed: int = 0
+    eval_every: int = 10  # rounds
+    checkpoint_every: int = 10
+    fpr: tuple[float, ...] = (0.1, 0.3, 0.5)  # limits at which partial AUC is reported
+    select: str = ""  # the validation figure by which the best model is chosen; empty: the risk's own
+    train_metrics: bool = False  # evaluate on the training data, too
+    executor: str = "auto"  # loop, vmap
+    clients_at_once: int = 0  # how many the executor runs together; 0: the whole cohort
+    device: str = "auto"  # cpu, cuda, ...
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "local_steps", "batch1", "batch2", "eval_every", "checkpoint_every"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("cohort", "seed", "clients_at_once"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        require(all(0 < limit <= 1 for limit in self.fpr), f"fpr must lie in (0, 1], got {list(self.fpr)}")
+        if self.executor not in ("auto", *EXECUTORS):
+            raise unknown("executor", self.executor, ("auto", *EXECUTORS))
+        if self.dtype not in DTYPES:
+            raise unknown("dtype", self.dtype, DTYPES)
+
+
+class Task:
+    """The parts of a run. `announce` is told which executor was chosen and why."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        federation: Federation,
+        risk: XRisk,
+        algorithm: str | Method,
+        options: Mapping[str, Any],
+        run: Settings,
+        held_back: Mapping[str, Pair | None],
+        more: Mapping[str, Any],
+        announce: Any,
+    ) -> None:
+        require(isinstance(risk, XRisk), f"risk must be an XRisk such as fedxl.auroc(), not {risk!r}")
+        method = _method(algorithm)
+        self.run, self.risk, self.announce = run, risk, announce
+        self.device, self.dtype = _device(run.device), DTYPES[run.dtype]
+        self.model = copy.deepcopy(model).to(self.device, self.dtype)
+        self.federation = federation.pooled() if method.centralized else federation
+        self.num_clients = len(self.federation.parts)
+        self.cohort = 0 if method.centralized else run.cohort
+        self._check_data(method)
+        self.probe = self._probe()
+        check_output(self.model, self.probe, risk.score_shape)
+
+        self.score = scorer(self.model, training=True)
+        self.algorithm = build_algorithm(method, self.score, risk, self.federation, options, run.weighting)
+        self.engine = self._engine()
+        self.sources = self._sources(held_back)
+        self.select = run.select or risk.metric
+        self.evaluator = Evaluator(scorer(self.model, training=False), risk, self._limits(), self.dtype)
+        self._check_selection()
+        self.description = self._describe(algorithm, options, more)
+
+    def _check_data(self, method: Method) -> None:
+        first, second = (self.federation.side(side) for side in self.risk.sides)
+        for name, side, parts in zip(("S1", "S2"), self.risk.sides, (first, second), strict=True):
+            some = any(len(part) for part in parts)
+            require(some, f"the risk needs {side} examples ({name}), and no client holds any")
+        if method.local_pairs:
+            pairs = any(len(a) and len(b) for a, b in zip(first, second, strict=True))
+            require(pairs, "no client holds both sides of a pair, so there is nothing to train on; use fedxl2")
+        require(
+            self.cohort <= self.num_clients,
+            f"cohort is {self.cohort}, but there are only {self.num_clients} clients",
+        )
+
+    def _probe(self) -> Tensor:
+        x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
+        return x.to(self.device, self.dtype if x.is_floating_point() else x.dtype)
+
+    def _engine(self) -> Simulator:
+        run = self.run
+        return Simulator(
+            algorithm=self.algorithm,
+            federation=self.federation,
+            executor=EXECUTORS[run.executor if run.executor != "auto" else self._choose()],
+            local_steps=run.local_steps,
+            batch1=run.batch1,
+            batch2=run.batch2,
+            seed=run.seed,
+            weighting=run.weighting,
+            clients_at_once=run.clients_at_once,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    def _choose(self) -> str:
+        cohort = self.cohort or self.num_clients
+        at_once = min(cohort, self.run.clients_at_once or cohort)
+        name, why = choose(self.model, self.score, self.probe, at_once)
+        self.announce(f"executor: {name} ({why})")
+        return name
+
+    def _sources(self, held_back: Mapping[str, Pair | None]) -> dict[str, Source]:
+        sources: dict[str, Source] = {"train": self.engine.source} if self.run.train_metrics else {}
+        for name, pair in held_back.items():
+            if pair is None:
+                continue
+            require(isinstance(pair, tuple) and len(pair) == 2, f"{name} must be a pair (x, y)")
+            source = checked(*pair, name).to(self.device)
+            seen, trained = source.fetch(torch.tensor([0], device=self.device)), self.probe
+            require(
+                seen.shape[1:] == trained.shape[1:],
+                f"{name} holds examples of shape {list(seen.shape[1:])}, the clients of {list(trained.shape[1:])}",
+            )
+            sources[name] = source
+        return sources
+
+    def _limits(self) -> tuple[float, ...]:
+        """The limits asked for, and the one that the best model is chosen by."""
+        _, at, limit = self.select.partition("@")
+        try:
+            return tuple(sorted({*self.run.fpr, *([float(limit)] if at else [])}))
+        except ValueError:
+            return self.run.fpr
+
+    def _check_selection(self) -> None:
+        if "validation" not in self.sources:
+            return
+        labels, ranked = self.sources["validation"].labels, not self.risk.score_shape
+        require(
+            not ranked or 0 < int(labels.sum()) < len(labels),
+            "validation must hold both classes, or the best model cannot be chosen on it",
+        )
+        limits = {f"pauc@{limit:g}" for limit in self._limits()}
+        known = {"-risk"} | ({"auroc", "ap"} | limits if ranked else set())
+        if self.select not in known:
+            raise unknown("figure to select by", self.select, known)
+
+    def _describe(
+        self, algorithm: str | Method, options: Mapping[str, Any], more: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What must be the same when a run is resumed, by dotted names, as plain JSON."""
+        weights = weights_of(self.model)
+        shapes = {name: list(tensor.shape) for name, tensor in {**weights.params, **weights.buffers}.items()}
+        parts = [len(part) for part in self.federation.parts]
+        tables = {
+            **more,
+            "algorithm": {"name": str(algorithm), **options},
+            "run": asdict(self.run),
+            "task": {
+                "model": f"{len(shapes)} tensors, {_digest(shapes)}",
+                "clients": f"{len(parts)} with {sum(parts)} examples, {_digest(parts)}",
+                "risk": f"{self.risk.sides}, lam {self.risk.lam}, {self.risk.score_shape} {self.risk.inner_shape}",
+            },
+        }
+        flat = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+        plain: dict[str, Any] = json.loads(json.dumps(flat, default=str))
+        return plain
+
+
+def build_algorithm(
+    method: Method,
+    score: Score,
+    risk: XRisk,
+    federation: Federation,
+    options: Mapping[str, Any],
+    weighting: Weighting = "clients",
+) -> Algorithm:
+    """The algorithm with its options checked; what it needs of the task (risk, share of positives) is filled in."""
+    known = {item.name for item in fields(method.build)}  # type: ignore[arg-type]
+    given: dict[str, Any] = {"score": score}
+    if "risk" in known:
+        given["risk"] = risk
+    else:
+        require(not risk.score_shape, "this algorithm needs one score an example, and the risk pairs vectors")
+    for name in sorted(options.keys() & given.keys()):
+        raise unknown("setting", f"algorithm.{name}", {f"algorithm.{other}" for other in known - given.keys()})
+    if "positive_share" in known and not options.get("positive_share"):
+        given["positive_share"] = federation.positive_share(weighting)
+    algorithm: Algorithm = call(method.build, {**options, **given}, "algorithm", trusted=set(given))
+    return algorithm
+
+
+def _method(algorithm: str | Method) -> Method:
+    if isinstance(algorithm, Method):
+        return algorithm
+    if algorithm not in ALGORITHMS:
+        raise unknown("algorithm", str(algorithm), ALGORITHMS)
+    return ALGORITHMS[algorithm]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        require(device.type != "meta", "the device 'meta' holds no numbers; use cpu or cuda")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"cannot use device '{name}': {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
