@@ -19,14 +19,14 @@ from fedxl.engine.simulator import Simulator
 from fedxl.models import mlp, scorer, weights_of
 from fedxl.task import build_algorithm
 
-FEATURES = 64
+BATCH = 16  # of S1, and of S2
 
 
-def population(num_clients: int, examples: int = 64) -> Federation:
+def population(num_clients: int, examples: int = 64, features: int = 64) -> Federation:
     """Clients with so many examples each, a quarter of them positive."""
     rng = np.random.default_rng(0)
     total = num_clients * examples
-    x = torch.from_numpy(rng.normal(size=(total, FEATURES)).astype(np.float32))
+    x = torch.from_numpy(rng.normal(size=(total, features)).astype(np.float32))
     y = torch.from_numpy((np.arange(total) % 4 == 0).astype(np.int64))
     return Federation(TensorSource(x, y), list(np.arange(total).reshape(num_clients, examples)))
 
@@ -34,13 +34,16 @@ def population(num_clients: int, examples: int = 64) -> Federation:
 class Job:
     """Rounds of one algorithm on one executor, to be timed."""
 
-    def __init__(self, name: str, federation: Federation, executor: str, steps: int, batch: int = 16) -> None:
+    def __init__(
+        self, name: str, federation: Federation, executor: str, steps: int, hidden: tuple[int, ...] = (64,)
+    ) -> None:
         torch.manual_seed(0)
-        model = mlp((FEATURES,), hidden=(64,))
+        features = federation.source.fetch(torch.tensor([0])).shape[1]
+        model = mlp((features,), hidden=hidden)
         self.algorithm = build_algorithm(
             ALGORITHMS[name], scorer(model, True), partial_auc(), federation, {"lr": 0.01}
         )
-        self.engine = Simulator(self.algorithm, federation, EXECUTORS[executor], steps, batch, batch)
+        self.engine = Simulator(self.algorithm, federation, EXECUTORS[executor], steps, BATCH, BATCH)
         self.server = self.algorithm.init(weights_of(model))
         self.round = 0
         if self.algorithm.prelude:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from common import FEATURES, Job, compare, machine, population
+from common import BATCH, Job, compare, machine, population
 from torch.nn import functional as nnf
 
 from fedxl.models import mlp
 
-BATCH = 16
+STEPS = 32
 
 
-def autograd_loop(num_clients: int, steps: int) -> None:
-    """What one would write without this library: local cross-entropy steps with backward(), client after client."""
-    x, y = torch.randn(2 * BATCH, FEATURES), (torch.arange(2 * BATCH) % 2).float()
+def autograd_loop(num_clients: int, features: int, hidden: tuple[int, ...]) -> None:
+    """What one would write without this library: local cross-entropy steps with autograd, client after client."""
+    x, y = torch.randn(2 * BATCH, features), (torch.arange(2 * BATCH) % 2).float()
     for _ in range(num_clients):
-        model = mlp((FEATURES,), hidden=(64,))
-        for _ in range(steps):
+        model = mlp((features,), hidden=hidden)
+        for _ in range(STEPS):
             loss = nnf.binary_cross_entropy_with_logits(model(x).squeeze(-1), y)
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             with torch.no_grad():
@@ -28,32 +28,33 @@ def autograd_loop(num_clients: int, steps: int) -> None:
                     p -= 0.01 * g
 
 
+def measure(num_clients: int, features: int, hidden: tuple[int, ...], repeats: int) -> None:
+    federation = population(num_clients, features=features)
+    everyone = np.arange(num_clients)
+    timed = {"autograd": lambda: autograd_loop(num_clients, features, hidden)}
+    for name in ("fedxl2", "local_sgd"):
+        for executor in ("loop", "vmap"):
+            job = Job(name, federation, executor, STEPS, hidden)
+            timed[f"{name} {executor}"] = lambda job=job: job.run(everyone)
+    seconds = compare(timed, repeats)
+    layers = "-".join(map(str, (features, *hidden, 1)))
+    print(f"\n{num_clients} clients, MLP {layers}, batch {BATCH}+{BATCH}, ms a step of all clients:")
+    for name, value in seconds.items():
+        print(f"  {name:<16} {1000 * value / STEPS:9.2f}")
+    for name in ("fedxl2", "local_sgd"):
+        print(f"  {name}: vmap is {seconds[f'{name} loop'] / seconds[f'{name} vmap']:.1f} times as fast as loop")
+    gain = seconds["autograd"] / seconds["local_sgd vmap"]
+    print(f"  local_sgd: vmap is {gain:.1f} times as fast as plain autograd")
+    for executor in ("loop", "vmap"):
+        ratio = seconds[f"fedxl2 {executor}"] / seconds[f"local_sgd {executor}"]
+        print(f"  {executor}: FeDXL2 costs {ratio:.2f} times Local SGD")
+
+
 def main() -> None:
     print(machine())
-    steps = 32
-    for num_clients in (100, 1000):
-        federation = population(num_clients)
-        everyone = np.arange(num_clients)
-        jobs = {
-            (name, executor): Job(name, federation, executor, steps)
-            for name in ("fedxl2", "local_sgd")
-            for executor in ("loop", "vmap")
-        }
-        timed = {
-            f"{name} {executor}": lambda job=job, all=everyone: job.run(all) for (name, executor), job in jobs.items()
-        }
-        timed["autograd"] = lambda n=num_clients: autograd_loop(n, steps)
-        seconds = compare(timed, 5 if num_clients == 100 else 1)
-        print(f"\n{num_clients} clients, MLP 64-64-1, batch 16+16, ms a step (rounds of {steps}):")
-        for name, value in seconds.items():
-            print(f"  {name:<16} {1000 * value / steps:9.2f}")
-        for name in ("fedxl2", "local_sgd"):
-            print(f"  {name}: vmap is {seconds[f'{name} loop'] / seconds[f'{name} vmap']:.1f} times as fast as loop")
-        gain = seconds["autograd"] / seconds["local_sgd vmap"]
-        print(f"  local_sgd: vmap is {gain:.1f} times as fast as plain autograd")
-        for executor in ("loop", "vmap"):
-            ratio = seconds[f"fedxl2 {executor}"] / seconds[f"local_sgd {executor}"]
-            print(f"  {executor}: FeDXL2 costs {ratio:.2f} times Local SGD")
+    measure(100, 64, (64,), repeats=5)
+    measure(1000, 64, (64,), repeats=1)
+    measure(50, 784, (256, 256), repeats=3)
 
 
 if __name__ == "__main__":

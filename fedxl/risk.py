@@ -71,7 +71,9 @@ class XRisk:
         """Pairs [.., B1, B2, *m] -> inner estimates [.., B1, *m]."""
         if self.lam is None:
             return l.mean(self._j)
-        return torch.logsumexp(l / self.lam, self._j) - math.log(l.shape[self._j])
+        scaled = l / self.lam
+        top = scaled.detach().amax(self._j, keepdim=True)  # log mean exp, with the largest term taken out
+        return (scaled - top).exp().mean(self._j).log() + top.squeeze(self._j)
 
     def blend(self, u: Tensor, g: Tensor, gamma: float) -> Tensor:
         """(1 - gamma) u + gamma g, in the log domain where estimates live there; a first visit (NaN) takes g."""
@@ -99,12 +101,15 @@ class XRisk:
         gradient: Tensor = torch.func.grad(lambda g: self.outer(g).sum())(u)
         return gradient if self.lam is None else gradient / self.lam
 
-    def pull(self, l: Tensor, u: Tensor) -> Tensor:
-        """The scalar whose gradient is G1 or G2, whichever side is active: pairs [.., B1, B2, *m] -> [..]."""
-        weighted = l if self.linear else self.coupling(l, u) * l
-        if self.inner_shape:
-            weighted = weighted.flatten(self._j + 1).sum(-1)
-        return weighted.mean((-2, -1))
+    def pairs(self, a: Tensor, b: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
+        """Every pair's l [.., B1, B2, *m], and how weights on the pairs become gradients by a and by b."""
+        l, back, *_ = torch.func.vjp(lambda a, b: self.pair(a, b, y), a, b)
+        return l, back
+
+    def weights(self, l: Tensor, u: Tensor) -> Tensor:
+        """c over the number of pairs: carried back through `pairs` it gives the gradient of the pull, a mean."""
+        number = l.shape[self._j - 1] * l.shape[self._j]
+        return torch.full_like(l, 1 / number) if self.linear else (self.coupling(l, u) / number).expand_as(l)
 
     def inner(self, a: Tensor, b: Tensor, y: Tensor, chunk: int = 2**22) -> Tensor:
         """Exact inner estimates of every a against every b, a block of about `chunk` pairs at a time."""

@@ -157,8 +157,9 @@ def test_gradient_of_the_pull_is_the_gradient_of_the_risk(name, options, referen
 
     h = risk.link(outputs(model, x, risk))
     first, second = (belongs(y, side) for side in risk.sides)
-    l = risk.pair(h[first], h[second], y[second].double())
-    actual = torch.autograd.grad(risk.pull(l, risk.estimate(l.detach())), params)
+    l, back = risk.pairs(h[first].detach(), h[second].detach(), y[second].double())
+    da, db = back(risk.weights(l, risk.estimate(l)))
+    actual = torch.autograd.grad((h[first], h[second]), params, (da, db))
     for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e, rtol=0, atol=1e-10)
 
@@ -174,9 +175,13 @@ def test_active_and_passive_halves_add_up(name, options, reference):
     first, second = (belongs(y, side) for side in risk.sides)
     a, b, y2 = h[first], h[second], y[second].double()
     u = risk.inner(a.detach(), b.detach(), y2)
-    halves = risk.pull(risk.pair(a, b.detach(), y2), u) + risk.pull(risk.pair(a.detach(), b, y2), u)
-    for actual, e in zip(torch.autograd.grad(halves, params), expected, strict=True):
-        torch.testing.assert_close(actual, e, rtol=0, atol=1e-10)
+    halves = []
+    for active, passive in ((a, b.detach()), (a.detach(), b)):
+        l = risk.pair(active, passive, y2)
+        pull = (risk.coupling(l, u) * l).sum() / (len(a) * len(b))  # mean over pairs of <c, l>, c without gradient
+        halves.append(torch.autograd.grad(pull, params, retain_graph=True))
+    for one, other, e in zip(*halves, expected, strict=True):
+        torch.testing.assert_close(one + other, e, rtol=0, atol=1e-10)
 
 
 @every_risk
@@ -197,17 +202,15 @@ def test_finite_differences_of_the_value(name, options, reference):
 def test_partial_auc_survives_any_scores(lam):
     """Single precision, gaps of 1000 either way: value, blend and gradient stay finite."""
     risk = RISKS["pauc"](lam=lam, scores="raw")
-    a = torch.tensor([1000.0, -1000.0, 0.0], requires_grad=True)
-    b = torch.tensor([900.0, -900.0, 3.0, 0.0], requires_grad=True)
-    l = risk.pair(a, b, torch.zeros(4))
-    g = risk.estimate(l.detach())
+    a = torch.tensor([1000.0, -1000.0, 0.0])
+    b = torch.tensor([900.0, -900.0, 3.0, 0.0])
+    l, back = risk.pairs(a, b, torch.zeros(4))
+    g = risk.estimate(l)
     u = risk.blend(torch.tensor([0.0, float("nan"), 1e7]), g, 0.1)
     assert torch.isfinite(u).all()
-    stale = risk.pull(l, torch.zeros(3))  # far too small a u, as after a great leap of the scores
-    for pull in (risk.pull(l, u), stale):
-        for gradient in torch.autograd.grad(pull, (a, b), retain_graph=True):
-            assert torch.isfinite(gradient).all()
-    assert math.isfinite(risk.value(torch.cat([a, b]).detach(), torch.tensor([1] * 3 + [0] * 4)))
+    for estimate in (u, torch.zeros(3)):  # ... even of a u far too small, as after a great leap of the scores
+        assert all(torch.isfinite(gradient).all() for gradient in back(risk.weights(l, estimate)))
+    assert math.isfinite(risk.value(torch.cat([a, b]), torch.tensor([1] * 3 + [0] * 4)))
 
 
 def test_log_domain_blend_is_the_plain_blend():

@@ -63,6 +63,12 @@ class Update(NamedTuple):
     steps: Tensor
 
 
+def sides(h: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores [B1 + B2, *d] as those of S1 and those of S2, and S2's labels."""
+    size1 = rows.shape[0]
+    return h[:size1], h[size1:], y[size1:]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FeDXL2(Descent):
     """FeDXL2, for any outer function f: running inner estimates u and a moving-average gradient G."""
@@ -115,14 +121,16 @@ class FeDXL2(Descent):
     def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
         before = work.u[batch.rows]
 
-        def objective(params: dict[str, Tensor]) -> tuple[Tensor, tuple[Any, ...]]:
+        def scores(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             h, buffers = self.score(work.weights._replace(params=params), batch.x)
-            a, b, y = self.sides(h, batch.y, batch.rows)
-            loss, u = self.pulls(batch.passive, work.factors, a, b, y, before)
-            return loss, (a, u, b, buffers)
+            return self.risk.link(h), buffers
 
-        gradient, (a, u, b, buffers) = torch.func.grad(objective, has_aux=True)(work.weights.params)
-        trace = Trace(a, u, b, batch.y[batch.rows.shape[0] :])
+        scored: Any = torch.func.vjp(scores, work.weights.params, has_aux=True)
+        h, back, buffers = scored
+        a, b, y = sides(h, batch.y, batch.rows)
+        da, db, u = self.pull(batch.passive, work.factors, a, b, y, before)
+        (gradient,) = back(torch.cat((da, db)))
+        trace = Trace(a, u, b, y)
         G = tree.map(lambda old, new: torch.lerp(old, new, self.beta), work.G, gradient)
         params = self.descend(work.weights.params, G, work.step)
         u = work.u if self.risk.linear else self.remember(work, batch.rows, before, u)
@@ -134,34 +142,27 @@ class FeDXL2(Descent):
         """u with the batch's new estimates, unless they are of stand-ins: no S1 here, or nothing to pair it with."""
         return work.u.index_put((rows,), torch.where(work.factors[0] > 0, u, before))
 
-    def sides(self, h: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Model outputs [B1 + B2, *d] as the scores a of S1, b of S2, and S2's labels."""
-        h, size1 = self.risk.link(h), rows.shape[0]
-        return h[:size1], h[size1:], y[size1:]
-
-    def pulls(
+    def pull(
         self, passive: Passive, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The scalar whose gradient is G1 + G2, and the updated u of the active examples.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients by the active scores a (its part of G1) and b (of G2), and the updated u of the former.
 
-        Both sides are one block of pairs, [2, B1, B2]: (active a, passive b) above (passive a, active b).
+        Both halves are one block of pairs, [2, B1, B2]: (active a, passive b) above (passive a, active b).
         """
-        l = self.risk.pair(
-            torch.stack((a, passive.a)),
-            torch.stack((passive.b, b)),
-            torch.stack((passive.y, y)),
+        l, back = self.risk.pairs(
+            torch.stack((a, passive.a)), torch.stack((passive.b, b)), torch.stack((passive.y, y))
         )
-        if self.risk.linear:
-            return self.risk.pull(l, l) @ factors, before
-        u = self.risk.blend(before, self.risk.estimate(l[0].detach()), self.gamma)
-        return self.risk.pull(l, torch.stack((u, passive.u))) @ factors, u
+        u = before if self.risk.linear else self.risk.blend(before, self.risk.estimate(l[0]), self.gamma)
+        weights = self.risk.weights(l, torch.stack((u, passive.u)))
+        first, second = back(weights * factors.view(2, *[1] * (l.ndim - 1)))
+        return first[0], second[1], u
 
     def score_fresh(self, work: Work, batch: Batch) -> Trace:
         """Scores of the fresh points, by the model before the step; u of one never visited is its first estimate."""
         assert isinstance(batch.fresh, Fresh)
         x, labels, rows = batch.fresh
         h, _ = self.score(work.weights, x)
-        a, b, y = self.sides(h, labels, rows)
+        a, b, y = sides(self.risk.link(h), labels, rows)
         u = work.u[rows]
         if not self.risk.linear:
             first = self.risk.estimate(self.risk.pair(a, batch.passive.b, batch.passive.y))
@@ -232,7 +233,7 @@ class FillPool:
 
     def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
         h, _ = self.of.score(work.weights, batch.x)
-        a, b, y = self.of.sides(h, batch.y, batch.rows)
+        a, b, y = sides(self.of.risk.link(h), batch.y, batch.rows)
         return work, Trace(a, work.u[batch.rows], b, y)
 
     def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:

@@ -43,14 +43,13 @@ class LocalPair(FeDXL2):
         both = (share.first > 0) & (share.second > 0)
         return both.to(share.first.dtype).expand(2)
 
-    def pulls(
+    def pull(
         self, passive: Any, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        l = self.risk.pair(a, b, y)
-        if self.risk.linear:
-            return factors[0] * self.risk.pull(l, l), before
-        u = self.risk.blend(before, self.risk.estimate(l.detach()), self.gamma)
-        return factors[0] * self.risk.pull(l, u), u
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        l, back = self.risk.pairs(a, b, y)
+        u = before if self.risk.linear else self.risk.blend(before, self.risk.estimate(l), self.gamma)
+        da, db = back(self.risk.weights(l, u) * factors[0])
+        return da, db, u
 
     def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
         return super().finish(server, share._replace(model=share.model * work.factors[0]), work, trace)

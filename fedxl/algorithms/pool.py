@@ -69,9 +69,13 @@ def merge(kept: S, uploads: S, rounds: int) -> S:
     `uploads` holds one row a client; entries of weight 0 come from clients without examples of this side.
     """
     fresh = tree.map(lambda leaf: leaf.flatten(0, 1), uploads)
-    fresh = tree.map(lambda leaf: leaf[fresh.weight > 0], fresh)
+    said = fresh.weight > 0
+    if not bool(said.all()):
+        fresh = tree.map(lambda leaf: leaf[said], fresh)
     if not len(fresh.weight):
         return kept
+    if rounds == 1:
+        return fresh
     older = kept._replace(age=kept.age + 1)
     recent = (older.age < rounds) & (older.weight > 0)
     return tree.concat([tree.map(lambda leaf: leaf[recent], older), fresh])
