@@ -25,7 +25,15 @@ from fedxl.run import Result
 MAX_FPR = 0.3
 # Not those of the tuning (100 to 102), nor those on which the task was tried while it was written (0 to 2).
 SEEDS = tuple(range(10, 20))
-RUN = {"rounds": 40, "local_steps": 16, "batch1": 8, "batch2": 8, "eval_every": 2, "executor": "vmap"}
+RUN = {
+    "rounds": 40,
+    "local_steps": 16,
+    "batch1": 8,
+    "batch2": 8,
+    "eval_every": 2,
+    "executor": "vmap",
+    "device": "cpu",
+}
 RISK = {"name": "pauc", "scores": "sigmoid"}
 
 
@@ -94,8 +102,10 @@ def _once(config: Config) -> Outcome:
     test = load_data(config).test
     assert test is not None
     evaluator = Evaluator(scorer(result.model, False), build_risk(config), (MAX_FPR,), torch.float32)
-    scores = evaluator.scores(weights_of(result.model), TensorSource(test.x, test.y))
-    return Outcome(result, (scores.numpy(), test.y.numpy()))
+    weights = weights_of(result.model)
+    device = next(iter(weights.params.values())).device
+    scores = evaluator.scores(weights, TensorSource(test.x, test.y).to(device))
+    return Outcome(result, (scores.cpu().numpy(), test.y.numpy()))
 
 
 def row(label: str, runs: Sequence[Outcome]) -> list[str]:

@@ -20,26 +20,12 @@ pytestmark = [
 def test_cuda_and_cpu_agree(name, executor, network, tmp_path):
     risk = auroc() if name in ("fedxl1", "sgd") else partial_auc()
     validation = make_clients([(20, 30)], seed=9)[0]
+    settings = {
+        "rounds": 4, "local_steps": 3, "batch1": 4, "batch2": 5, "cohort": 4, "lr": 0.1, "eval_every": 2,
+        "checkpoint_every": 2, "executor": executor, "dtype": "float64", "validation": validation,
+    }  # fmt: skip
     results = [
-        fit(
-            network(),
-            make_clients(RAGGED),
-            risk,
-            name,
-            validation=validation,
-            rounds=4,
-            local_steps=3,
-            batch1=4,
-            batch2=5,
-            cohort=4,
-            lr=0.1,
-            eval_every=2,
-            checkpoint_every=2,
-            executor=executor,
-            device=device,
-            dtype="float64",
-            out=tmp_path / device,
-        )  # fmt: skip
+        fit(network(), make_clients(RAGGED), risk, name, device=device, out=tmp_path / device, **settings)
         for device in ("cpu", "cuda")
     ]
     for parameter, expected in results[0].weights.params.items():
@@ -49,10 +35,9 @@ def test_cuda_and_cpu_agree(name, executor, network, tmp_path):
 
 def test_a_run_on_cuda_is_resumed_from_disk(network, tmp_path):
     def run(out, resume=False, rounds=6):
-        return fit(
-            network(), make_clients(RAGGED), partial_auc(), rounds=rounds, local_steps=2, batch1=4, batch2=5, lr=0.1,
-            checkpoint_every=3, device="cuda", dtype="float64", out=out, resume=resume,
-        )  # fmt: skip
+        settings = {"rounds": rounds, "local_steps": 2, "batch1": 4, "batch2": 5, "lr": 0.1, "checkpoint_every": 3}
+        device = {"device": "cuda", "dtype": "float64"}
+        return fit(network(), make_clients(RAGGED), partial_auc(), out=out, resume=resume, **settings, **device)
 
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", rounds=3)

@@ -11,17 +11,17 @@ round (passive, numbers from the pool):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Batch, Descent, Fresh, PoolWeights, Reading, Share, average
+from fedxl.algorithm import Batch, Fresh, PoolWeights, Reading, Share, average
+from fedxl.algorithms.compositional import Client, Compositional, Trace, Work, sides
 from fedxl.algorithms.pool import Firsts, Passive, Pool, Seconds, empty, merge, spread, thin
 from fedxl.errors import require
 from fedxl.models import Weights
-from fedxl.risk import XRisk
 
 # Against so many pooled b the first u of a pool are estimated; all pairs of a large pool would take for ever.
 FIRST_ESTIMATE = 1024
@@ -34,26 +34,6 @@ class Server(NamedTuple):
     step: Tensor  # local steps since the beginning
 
 
-class Client(NamedTuple):
-    u: Tensor  # [n1, *m] running inner estimates; NaN: never visited
-    buffers: dict[str, Tensor]  # its own, where buffers stay local
-
-
-class Work(NamedTuple):
-    weights: Weights
-    G: dict[str, Tensor]
-    u: Tensor
-    step: Tensor
-    factors: Tensor  # [2] of G1 and G2: 0 where a side of the client or of the pool is empty
-
-
-class Trace(NamedTuple):
-    a: Tensor  # [B1, *d]
-    u: Tensor  # [B1, *m]
-    b: Tensor  # [B2, *d]
-    y: Tensor  # [B2]
-
-
 class Update(NamedTuple):
     weights: Weights
     G: dict[str, Tensor]
@@ -63,41 +43,30 @@ class Update(NamedTuple):
     steps: Tensor
 
 
-def sides(h: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores [B1 + B2, *d] as those of S1 and those of S2, and S2's labels."""
-    size1 = rows.shape[0]
-    return h[:size1], h[size1:], y[size1:]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FeDXL2(Descent):
-    """FeDXL2, for any outer function f: running inner estimates u and a moving-average gradient G."""
+class FeDXL2(Compositional):
+    """FeDXL2, for any outer function f: pairs across all clients, through the pool."""
 
-    risk: XRisk
-    beta: float = 0.1  # weight of the new gradient in G
-    gamma: float = 0.1  # weight of the new inner estimate in u
     pool_rounds: int = 1  # how many rounds of scores the pool keeps
     uploads: int = 0  # scores a client uploads per side and round; 0: all K * B of them
     fresh: bool = False  # pool the scores of fresh points (z-hat, an extra forward) instead of the batch's
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.beta <= 1, f"beta must lie in (0, 1], got {self.beta}")
-        require(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}")
         require(self.pool_rounds >= 1, f"pool_rounds must be at least 1, got {self.pool_rounds}")
         require(self.uploads >= 0, f"uploads must not be negative (0: all), got {self.uploads}")
 
     @property
-    def prelude(self) -> FillPool | None:
+    def prelude(self) -> FillPool:
         return FillPool(self)
 
     def reading(self, batch1: int, batch2: int) -> Reading:
-        return Reading(*self.risk.sides, batch1, batch2, self.fresh)
+        return super().reading(batch1, batch2)._replace(fresh=self.fresh)
 
-    def pool_weights(self, server: Server) -> PoolWeights | None:
+    def pool_weights(self, server: Server) -> PoolWeights:
         return server.pool.weights()
 
-    def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> Passive | tuple[()]:
+    def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> Passive:
         return server.pool.take(lag1, lag2)
 
     def init(self, weights: Weights) -> Server:
@@ -105,47 +74,18 @@ class FeDXL2(Descent):
         step = torch.zeros((), dtype=torch.int64, device=like.device)
         return Server(weights, tree.map(torch.zeros_like, weights.params), empty(self.risk, like), step)
 
-    def init_client(self, server: Server, num_rows: int) -> Client:
-        like = server.pool.first.u
-        u = like.new_full((max(1, num_rows), *self.risk.inner_shape), float("nan"))
-        return Client(u, self.own_buffers(server.weights.buffers))
-
     def start(self, server: Server, client: Client, share: Share) -> Work:
-        weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
-        return Work(weights, server.G, client.u, server.step, self.factors(server, share))
-
-    def factors(self, server: Server, share: Share) -> Tensor:
         some_a, some_b = server.pool.ready()
-        return torch.stack((share.first * some_b, share.second * some_a))
+        return self.begin(server, client, torch.stack((share.first * some_b, share.second * some_a)))
 
     def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
-        before = work.u[batch.rows]
-
-        def scores(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            h, buffers = self.score(work.weights._replace(params=params), batch.x)
-            return self.risk.link(h), buffers
-
-        scored: Any = torch.func.vjp(scores, work.weights.params, has_aux=True)
-        h, back, buffers = scored
-        a, b, y = sides(h, batch.y, batch.rows)
-        da, db, u = self.pull(batch.passive, work.factors, a, b, y, before)
-        (gradient,) = back(torch.cat((da, db)))
-        trace = Trace(a, u, b, y)
-        G = tree.map(lambda old, new: torch.lerp(old, new, self.beta), work.G, gradient)
-        params = self.descend(work.weights.params, G, work.step)
-        u = work.u if self.risk.linear else self.remember(work, batch.rows, before, u)
-        if self.fresh:
-            trace = self.score_fresh(work._replace(u=u), batch)
-        return work._replace(weights=Weights(params, buffers), G=G, u=u, step=work.step + 1), trace
-
-    def remember(self, work: Work, rows: Tensor, before: Tensor, u: Tensor) -> Tensor:
-        """u with the batch's new estimates, unless they are of stand-ins: no S1 here, or nothing to pair it with."""
-        return work.u.index_put((rows,), torch.where(work.factors[0] > 0, u, before))
+        after, trace = self.advance(work, batch)
+        return after, self.score_fresh(work.weights, after.u, batch) if self.fresh else trace
 
     def pull(
         self, passive: Passive, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients by the active scores a (its part of G1) and b (of G2), and the updated u of the former.
+        """G1's part by the active a, G2's by the active b.
 
         Both halves are one block of pairs, [2, B1, B2]: (active a, passive b) above (passive a, active b).
         """
@@ -157,13 +97,13 @@ class FeDXL2(Descent):
         first, second = back(weights * factors.view(2, *[1] * (l.ndim - 1)))
         return first[0], second[1], u
 
-    def score_fresh(self, work: Work, batch: Batch) -> Trace:
+    def score_fresh(self, weights: Weights, u: Tensor, batch: Batch) -> Trace:
         """Scores of the fresh points, by the model before the step; u of one never visited is its first estimate."""
         assert isinstance(batch.fresh, Fresh)
         x, labels, rows = batch.fresh
-        h, _ = self.score(work.weights, x)
+        h, _ = self.score(weights, x)
         a, b, y = sides(self.risk.link(h), labels, rows)
-        u = work.u[rows]
+        u = u[rows]
         if not self.risk.linear:
             first = self.risk.estimate(self.risk.pair(a, batch.passive.b, batch.passive.y))
             u = torch.where(u.isnan(), first, u)
@@ -229,7 +169,7 @@ class FillPool:
 
     def start(self, server: Server, client: Client, share: Share) -> Work:
         # The sides that the client holds count, whatever the pool holds: it is about to be filled.
-        return self.of.start(server, client, share)._replace(factors=torch.stack((share.first, share.second)))
+        return self.of.begin(server, client, torch.stack((share.first, share.second)))
 
     def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
         h, _ = self.of.score(work.weights, batch.x)

@@ -7,41 +7,51 @@ active. On a federation of one client this is mini-batch SGD (linear f) and SOX 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import PoolWeights, Share
-from fedxl.algorithms.fedxl import Client, FeDXL2, Server, Trace, Update, Work
-from fedxl.algorithms.pool import Firsts, Pool, Seconds
+from fedxl.algorithm import Batch, Share, average
+from fedxl.algorithms.compositional import Client, Compositional, Work
 from fedxl.errors import require
+from fedxl.models import Weights
+
+
+class Server(NamedTuple):
+    weights: Weights
+    G: dict[str, Tensor]
+    step: Tensor
+
+
+class Nothing(NamedTuple):
+    """No score leaves the client."""
+
+
+class Update(NamedTuple):
+    weights: Weights
+    G: dict[str, Tensor]
+    share: Share
+    steps: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LocalPair(FeDXL2):
+class LocalPair(Compositional):
     """Pairs within a client only; a client with one class has no pair and is left out of the average."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            not self.fresh and not self.uploads and self.pool_rounds == 1,
-            "this algorithm has no pool: leave out fresh, uploads and pool_rounds",
-        )
+    def init(self, weights: Weights) -> Server:
+        device = next(iter(weights.params.values())).device
+        G = tree.map(torch.zeros_like, weights.params)
+        return Server(weights, G, torch.zeros((), dtype=torch.int64, device=device))
 
-    @property
-    def prelude(self) -> None:
-        return None
-
-    def pool_weights(self, server: Server) -> PoolWeights | None:
-        return None
-
-    def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> tuple[()]:
-        return ()
-
-    def factors(self, server: Server, share: Share) -> Tensor:
+    def start(self, server: Server, client: Client, share: Share) -> Work:
         both = (share.first > 0) & (share.second > 0)
-        return both.to(share.first.dtype).expand(2)
+        return self.begin(server, client, both.to(share.first.dtype).expand(2))
+
+    def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Nothing]:
+        work, _ = self.advance(work, batch)
+        return work, Nothing()
 
     def pull(
         self, passive: Any, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
@@ -51,14 +61,15 @@ class LocalPair(FeDXL2):
         da, db = back(self.risk.weights(l, u) * factors[0])
         return da, db, u
 
-    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
-        return super().finish(server, share._replace(model=share.model * work.factors[0]), work, trace)
+    def finish(self, server: Server, share: Share, work: Work, trace: Nothing) -> tuple[Client, Update]:
+        client = Client(work.u, self.own_buffers(work.weights.buffers))
+        share = share._replace(model=share.model * work.factors[0])
+        return client, Update(work.weights, work.G, share, work.step - server.step)
 
-    def upload(self, trace: Trace, mass1: Tensor, mass2: Tensor) -> tuple[Firsts, Seconds]:
-        return super().upload(tree.map(lambda scores: scores[:0], trace), mass1, mass2)
-
-    def merge(self, pool: Pool, updates: Update) -> Pool:
-        return pool
+    def aggregate(self, server: Server, updates: Update) -> Server:
+        shares = updates.share.model
+        weights, G = average((updates.weights, updates.G), shares, (server.weights, server.G))
+        return Server(weights, G, server.step + updates.steps.max())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
