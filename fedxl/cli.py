@@ -40,7 +40,7 @@ def demo(
     seeds: Annotated[int, typer.Option(help="How many runs of each algorithm to average.")] = 3,
     folder: Annotated[Path, typer.Option("--out", help="Where the table and the plot go.")] = Path("demo"),
 ) -> None:
-    """FeDXL against the baselines on handwritten digits: a table and a plot, in about a minute and a half."""
+    """FeDXL against the baselines on handwritten digits: a table and a plot, in half a minute."""
     from fedxl import demo as demos
 
     require(1 <= seeds <= len(demos.SEEDS), f"seeds must lie between 1 and {len(demos.SEEDS)}, got {seeds}")
