@@ -48,7 +48,7 @@ class XRisk:
     """
 
     pair: Callable[[Tensor, Tensor, Tensor], Tensor]  # a [.., B1, *d], b [.., B2, *d], y [.., B2] -> [.., B1, B2, *m]
-    outer: Callable[[Tensor], Tensor]  # f: inner estimates [.., *m] -> [..]
+    outer: Callable[[Tensor], Tensor]  # f: inner estimates [.., *m] -> [..]; `identity` makes the risk linear
     slope: Callable[[Tensor], Tensor] | float | None = None  # df/dg, over lam where there is one; None: by autograd
     lam: float | None = None  # None: g is the mean of l; otherwise g = log mean exp(l / lam)
     sides: tuple[Side, Side] = ("positive", "negative")  # which labels form S1 and S2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -74,7 +74,7 @@ class Task:
         run: Settings,
         held_back: Mapping[str, Pair | None],
         more: Mapping[str, Any],
-        announce: Any,
+        announce: Callable[[str], None],
     ) -> None:
         require(isinstance(risk, XRisk), f"risk must be an XRisk such as fedxl.auroc(), not {risk!r}")
         method = _method(algorithm)
