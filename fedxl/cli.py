@@ -118,7 +118,7 @@ def _free(parent: Path, stem: str) -> Path:
 
 def _show(experiment: configs.Config, folder: Path, resume: bool) -> None:
     """Run with a progress bar (on a terminal), and say what came of it."""
-    with Interrupts() as interrupts, _bar() as bar:
+    with _bar() as bar, Interrupts(bar.console) as interrupts:
         task = bar.add_task("round", total=None, figure="")
 
         def advance(progress: Progress) -> None:
@@ -180,6 +180,9 @@ class Interrupts:
 
     asked = False
 
+    def __init__(self, console: Console) -> None:
+        self.console = console  # the progress bar's, which prints above the bar
+
     def __enter__(self) -> Interrupts:
         self.previous = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -188,7 +191,7 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        err.print("finishing the round, then saving (again: stop at once) ...")
+        self.console.print("finishing the round, then saving (again: stop at once) ...", soft_wrap=True)
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self.previous.items():
