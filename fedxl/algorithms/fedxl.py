@@ -1,4 +1,6 @@
-"""FeDXL (Guo, Jin, Luo, Yang. Provable Federated Learning for Deep X-Risk Optimization. ICML 2023), its Algorithms.
+"""FeDXL (Guo, Jin, Luo, Yang. Provable Federated Learning for Deep X-Risk Optimization. ICML 2023).
+
+Algorithm 1 (FeDXL1, linear f), 2 (FeDXL2, any f) and 3 (partial participation: whoever is not drawn stays as it was).
 
 Each step pairs the client's own examples (active, they carry gradient) with scores that others computed in the last
 round (passive, numbers from the pool):

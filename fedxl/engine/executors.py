@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -32,7 +33,7 @@ def loop(algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], An
     """One client after another."""
     clients, updates = [], []
     for i, client in enumerate(wave.clients):
-        with _seeded(wave.seed(i), wave.shares.model):
+        with _seeded(wave.seed(i), wave.shares.model.device):
             share = tree.map(lambda leaf, i=i: leaf[i], wave.shares)
             client, update = local_round(algorithm, server, client, share, wave.batches(i))
         clients.append(client)
@@ -42,7 +43,7 @@ def loop(algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], An
 
 def vectorised(algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
     """All clients at once under `vmap`. Ragged states are padded; indices never reach the padding."""
-    with _seeded(wave.seed(0), wave.shares.model):
+    with _seeded(wave.seed(0), wave.shares.model.device):
         stacked, updates = local_round(
             _Vectorised(algorithm),
             server,
@@ -63,19 +64,12 @@ class _Vectorised:
         self.finish = vmap(algorithm.finish, in_dims=(None, 0, 0, 1))
 
 
-class _seeded:
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Dropout and the like draw from a stream of their own; the caller's is left as it was."""
-
-    def __init__(self, seed: int, like: Tensor) -> None:
-        self.seed = seed
-        self.fork = torch.random.fork_rng([like.device] if like.is_cuda else [])
-
-    def __enter__(self) -> None:
-        self.fork.__enter__()
-        torch.manual_seed(self.seed)
-
-    def __exit__(self, *error: Any) -> None:
-        self.fork.__exit__(*error)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 EXECUTORS: Mapping[str, Executor] = {"loop": loop, "vmap": vectorised}
@@ -90,7 +84,7 @@ def choose(model: nn.Module, score: Score, probe: Tensor, clients_at_once: int) 
     if not probe.is_cuda and any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
         return "loop", "grouped convolutions gain nothing on a CPU"
     try:
-        with _seeded(0, probe):
+        with _seeded(0, probe.device):
             vmap(score, randomness="different")(tree.stack([weights_of(model)] * 2), torch.stack([probe] * 2))
     except Exception as error:  # whatever a model of the user's may raise: then it is not for vmap
         return "loop", f"the model cannot be vectorised: {str(error).strip().splitlines()[0]}"
