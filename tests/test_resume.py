@@ -155,13 +155,14 @@ def test_other_settings_are_refused(tmp_path):
     [
         (nn.Linear(5, 1).double(), None, None, "task.model"),
         (None, make_clients([(5, 5), (6, 6)]), None, "task.clients"),
+        (None, make_clients(RAGGED, seed=1), None, "task.data"),
         (None, None, partial_auc(lam=0.3), "task.risk"),
     ],
-    ids=["another model", "other clients", "another risk"],
+    ids=["another model", "other clients", "other data", "another risk"],
 )
 def test_another_task_is_refused(tmp_path, model_, clients, risk, named):
     run(tmp_path, rounds=3)
-    options = {**settings(), "rounds": 6, "cohort": 0} if clients else {**settings(), "rounds": 6}
+    options = {**settings(), "rounds": 6, "cohort": min(4, len(clients or RAGGED))}
     parts = (model_ or model(), clients or make_clients(RAGGED), risk or partial_auc())
     with pytest.raises(UserError, match=named):
         fit(*parts, out=tmp_path, resume=True, **options)
