@@ -169,12 +169,10 @@ def _imported(name: str, options: Table) -> nn.Module:
     sys.path.insert(0, str(Path.cwd()))  # as `python -m` would, so that a file in the current folder is found
     try:
         factory = getattr(importlib.import_module(module), attribute)
-        model = factory(**options)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"cannot import the model '{name}': {error}") from None
-    except TypeError as error:
-        raise UserError(f"cannot build the model '{name}': {error}") from None
     finally:
         sys.path.pop(0)
+    model = call(factory, options, "model")  # an error inside the factory is its own, and keeps its traceback
     require(isinstance(model, nn.Module), f"'{name}' gave a {type(model).__name__}, not a torch.nn.Module")
     return model  # type: ignore[no-any-return]

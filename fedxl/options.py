@@ -28,12 +28,15 @@ def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, trusted: 
     """
     signature = inspect.signature(fn)
     hints = typing.get_type_hints(fn)  # of a dataclass, its fields, those it inherits included
-    public = [name for name in signature.parameters if name not in trusted]
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    public = [name for name, kind in kinds.items() if name not in trusted and kind not in variadic]
     given: dict[str, Any] = {}
     for name, value in options.items():
         if name in trusted:
             given[name] = value
-        elif name not in signature.parameters:
+        elif name not in public and not takes_any:
             raise unknown("setting", f"{where}.{name}", [f"{where}.{known}" for known in public])
         else:
             given[name] = convert(value, hints.get(name, Any), f"{where}.{name}")

@@ -210,7 +210,7 @@ class Trainer:
         task = self.task
         chosen = self.best if self.best_round > 0 else self.server.weights  # stopped before any evaluation
         record = next((record for record in self.history if record["round"] == self.best_round), {})
-        model = load(task.model, chosen)
+        model = load(task.model, chosen).eval()
         test: dict[str, float] = {}
         if not interrupted:
             if "test" in task.sources:

@@ -126,6 +126,24 @@ def test_every_algorithm_and_risk_trains_from_a_config(tmp_path, monkeypatch, ca
     assert "risk" in out
 
 
+def test_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net(width: int, **more):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 1))\n"
+        "def broken():\n"
+        "    return nn.Relu()\n"
+    )
+    (tmp_path / "c.toml").write_text(CONFIG.replace('name = "mlp"\nhidden = [4]', 'name = "mine:net"\nwidth = 3'))
+    monkeypatch.chdir(tmp_path)
+    code, _, err = command(monkeypatch, capsys, "train", "c.toml", "--set", "model.depth=2")
+    assert code == 0, err
+    code, _, err = command(monkeypatch, capsys, "train", "c.toml", "--set", "model.width=wide")
+    assert (code, "'model.width' must be a whole number" in err) == (2, True), err
+    code, _, err = command(monkeypatch, capsys, "train", "c.toml", "--set", "model.name=mine:broken")
+    assert (code, "unknown setting 'model.width'" in err) == (2, True), err
+
+
 def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(tmp_path):
     (tmp_path / "c.toml").write_text(CONFIG)
     run = tmp_path / "run"

@@ -33,6 +33,7 @@ def test_tied_and_frozen_weights(tmp_path):
     model = Tied()
     result = fit(model, make_clients([(5, 6), (7, 8)]), partial_auc(), rounds=3, local_steps=3, lr=0.5, out=tmp_path)
     trained = result.model
+    assert not trained.training, "ready to predict"
     assert torch.equal(trained.frozen.weight, model.frozen.weight), "what is frozen stays, to the bit"
     assert trained.second.weight is trained.first.weight
     assert not torch.equal(trained.first.weight, model.first.weight)
