@@ -22,7 +22,8 @@ from fedxl.errors import UserError, require
 from fedxl.risk import RISKS
 from fedxl.run import Hooks, Progress, Result
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 out, err = Console(), Console(stderr=True)
 
 
@@ -86,8 +87,8 @@ def report(
     if markdown:
         print(reports.as_markdown(rows), end="")
     else:
-        width = None if out.is_terminal else 200  # a pipe has no width to fit
-        Console(width=width).print(reports.as_text(rows))
+        # Figures must not be cut: a pipe has no width to fit, and a narrow terminal may wrap.
+        Console(width=max(out.width, 150) if out.is_terminal else 200).print(reports.as_text(rows))
 
 
 @app.command()
@@ -141,6 +142,8 @@ def _conclude(result: Result, folder: Path) -> None:
         )
         sys.exit(130)
     figures = result.test or result.validation
+    if not figures:
+        out.print(f"no validation or test data: the last round is kept ({result.seconds:.1f} s)", highlight=False)
     shown = "  ".join(f"{name} {figures[name]:.4f}" for name in reports.FIGURES if name in figures)
     where = "test" if result.test else "validation"
     out.print(

@@ -75,6 +75,7 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
     """All entries, all seeds: a table on the console, and results.md, results.json and demo.png in the folder."""
     plots.require_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # programs this small gain nothing from a second one, and lose much on a busy machine
     began = time.monotonic()
     console.print(
         "Sixteen sites want to find rare digits together. They see the world differently, and six of them have "

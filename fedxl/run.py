@@ -83,6 +83,7 @@ def fit(
     run = call(Settings, {name: value for name, value in settings.items() if name in names}, "run")
     options = {name: value for name, value in settings.items() if name not in names}
     federation = clients if isinstance(clients, Federation) else from_arrays(clients)
+    require(out is not None or not resume, "resume=True needs out, the folder of the run to go on with")
     hooks = hooks or Hooks()
     held_back = {"validation": validation, "test": test}
     task = Task(model, federation, risk, algorithm, options, run, held_back, {}, hooks.say)

@@ -142,7 +142,7 @@ class Task:
         for name, pair in held_back.items():
             if pair is None:
                 continue
-            require(isinstance(pair, tuple) and len(pair) == 2, f"{name} must be a pair (x, y)")
+            require(isinstance(pair, (tuple, list)) and len(pair) == 2, f"{name} must be a pair (x, y)")
             source = checked(*pair, name).to(self.device)
             seen, trained = source.fetch(torch.tensor([0], device=self.device)), self.probe
             require(

@@ -153,6 +153,7 @@ DATA = {
     "strange labels": (lambda a: a.update(y=np.arange(12)), "labels must be 0 or 1 (or -1 and 1), found 2"),
     "too few labels": (lambda a: a.update(y=np.zeros(7, int)), "12 examples but 7 labels"),
     "no client column": (lambda a: a.pop("client"), "lacks the array(s) client"),
+    "a misnamed split": (lambda a: a.update(x_val=a["x"]), "unknown array in"),
     "half a split": (lambda a: a.update(x_test=a["x"]), "holds x_test but no y_test"),
     "one class to validate on": (
         lambda a: a.update(x_validation=a["x"], y_validation=np.ones(12, int)),

@@ -10,7 +10,9 @@ import torch
 
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.source import TensorSource, checked
-from fedxl.errors import UserError, require
+from fedxl.errors import UserError, require, unknown
+
+ARRAYS = ("x", "y", "client", "x_validation", "y_validation", "x_test", "y_test")
 
 
 def npz(path: str) -> Splits:
@@ -18,6 +20,9 @@ def npz(path: str) -> Splits:
     arrays = _read(Path(path))
     missing = [name for name in ("x", "y", "client") if name not in arrays]
     require(not missing, f"{path} lacks the array(s) {', '.join(missing)}; it must hold x, y and client")
+    for name in arrays:
+        if name not in ARRAYS:
+            raise unknown(f"array in {path}", name, ARRAYS)
     source = _checked(arrays, "x", "y", path)
     client = arrays["client"]
     require(
@@ -41,6 +46,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 def _split(arrays: dict[str, np.ndarray], name: str, path: str) -> Split | None:
     if f"x_{name}" not in arrays:
+        require(f"y_{name}" not in arrays, f"{path} holds y_{name} but no x_{name}")
         return None
     require(f"y_{name}" in arrays, f"{path} holds x_{name} but no y_{name}")
     part = _checked(arrays, f"x_{name}", f"y_{name}", path)
