@@ -34,9 +34,8 @@ class RunDir:
             raise UserError(f"cannot write to {path}: {error.strerror}") from None
         if not resume and (self.checkpoints.exists() or self.metrics.exists()):
             self.lock.close()
-            raise UserError(
-                f"{path} already holds a run; resume it (`fedxl resume {path}`, in Python resume=True), or choose another folder"
-            )
+            how = f"resume it (`fedxl resume {path}`, in Python resume=True)"
+            raise UserError(f"{path} already holds a run; {how}, or choose another folder")
 
     @property
     def metrics(self) -> Path:
