@@ -142,13 +142,11 @@ def _conclude(result: Result, folder: Path) -> None:
         )
         sys.exit(130)
     figures = result.test or result.validation
-    if not figures:
-        out.print(f"no validation or test data: the last round is kept ({result.seconds:.1f} s)", highlight=False)
     shown = "  ".join(f"{name} {figures[name]:.4f}" for name in reports.FIGURES if name in figures)
     where = "test" if result.test else "validation"
-    out.print(
-        f"best round {result.best_round}, {where}: {shown}  ({result.seconds:.1f} s)", highlight=False, soft_wrap=True
-    )
+    summary = f"{where}: {shown}" if figures else "the last one, for there is no validation or test data"
+    line = f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)"
+    out.print(line, highlight=False, soft_wrap=True)
     out.print(f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/", highlight=False, soft_wrap=True)
 
 

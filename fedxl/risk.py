@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from fedxl.errors import require, unknown
+from fedxl.errors import UserError, require, unknown
 
 Side = Literal["positive", "negative", "all", "none"]
 
@@ -124,6 +124,21 @@ class XRisk:
             return h.new_tensor(float("nan"))
         y = labels[belongs(labels, second)].to(h.dtype)
         return self.outer(self.inner(a, b, y)).mean()
+
+
+def check_risk(risk: XRisk) -> None:
+    """One line if a risk of the user's own does not give one number (or `m`) a pair, whatever dimensions lead."""
+    a, b = (torch.zeros(2, size, *risk.score_shape) for size in (3, 4))
+    try:
+        l = risk.pair(a, b, torch.zeros(2, 4))
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the risk's pair cannot take a [2, 3], b [2, 4], y [2, 4]: {reason}") from None
+    wanted = (2, 3, 4, *risk.inner_shape)
+    right = tuple(l.shape) == wanted
+    require(right, f"the risk's pair must return {list(wanted)} for a [2, 3], b [2, 4], not {list(l.shape)}")
+    f = risk.outer(torch.ones(2, 3, *risk.inner_shape))
+    require(tuple(f.shape) == (2, 3), f"the risk's outer must work entry by entry: [2, 3] became {list(f.shape)}")
 
 
 def belongs(labels: Tensor, side: Side) -> Tensor:

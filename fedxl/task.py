@@ -22,7 +22,7 @@ from fedxl.errors import UserError, require, unknown
 from fedxl.evaluate import Evaluator
 from fedxl.models import Score, check_output, scorer, weights_of
 from fedxl.options import call
-from fedxl.risk import XRisk
+from fedxl.risk import XRisk, check_risk
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Pair = tuple[Tensor, Tensor]
@@ -77,6 +77,7 @@ class Task:
         announce: Callable[[str], None],
     ) -> None:
         require(isinstance(risk, XRisk), f"risk must be an XRisk such as fedxl.auroc(), not {risk!r}")
+        check_risk(risk)
         method = _method(algorithm)
         self.run, self.risk, self.announce = run, risk, announce
         self.device, self.dtype = _device(run.device), DTYPES[run.dtype]

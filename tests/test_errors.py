@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import UserError, auroc, cli, fit, partial_auc
+from fedxl import UserError, XRisk, auroc, cli, fit, gap, identity, partial_auc
 from tests.conftest import make_clients
 
 CONFIG = """
@@ -211,6 +211,21 @@ def test_a_model_of_the_wrong_shape(model, expected):
     else:
         with pytest.raises(UserError, match=expected):
             train()
+
+
+@pytest.mark.parametrize(
+    ("pair", "outer", "expected"),
+    [
+        (lambda a, b, y: a[:, None] - b[None, :], identity, "the risk's pair"),
+        (lambda a, b, y: gap(a, b).mean(), identity, "the risk's pair must return"),
+        (lambda a, b: gap(a, b), identity, "the risk's pair cannot take"),
+        (lambda a, b, y: gap(a, b), lambda g: (g**2).mean(), "entry by entry"),
+    ],
+    ids=["no leading dimensions", "a mean", "no labels", "an outer that sums up"],
+)
+def test_a_risk_of_the_wrong_shape(pair, outer, expected):
+    with pytest.raises(UserError, match=expected):
+        fit(nn.Linear(5, 1), make_clients([(4, 4)]), XRisk(pair=pair, outer=outer))
 
 
 def test_mistakes_in_the_library_call():
