@@ -62,9 +62,10 @@ def test_load_gives_back_the_weights():
     assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("size", [8, 28, 32])
 @pytest.mark.parametrize("name", list(MODELS))
-def test_every_model_scores_images(name):
-    assert MODELS[name]((3, 8, 8), outputs=2)(torch.randn(5, 3, 8, 8)).shape == (5, 2)
+def test_every_model_scores_images(name, size):
+    assert MODELS[name]((3, size, size), outputs=2)(torch.randn(5, 3, size, size)).shape == (5, 2)
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "none"])

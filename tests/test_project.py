@@ -112,7 +112,9 @@ def test_the_documentation_links_to_files_that_exist():
 def test_no_pickle_and_no_ambient_randomness():
     for module in MODULES:
         text = (ROOT / module).read_text()
-        assert not re.search(r"^\s*(import|from) pickle|torch\.(load|save)\(", text, re.MULTILINE), module
+        # A published file of weights may be a pickle: then tensors alone are read, never code.
+        forbidden = r"^\s*(import|from) pickle|torch\.save\(|torch\.load\((?!.*weights_only=True)"
+        assert not re.search(forbidden, text, re.MULTILINE), module
         if "algorithms" in module.parts or module.name in ("risk.py", "algorithm.py"):
             assert not re.search(
                 r"torch\.(rand|randn|randint|randperm|manual_seed)\b|np\.random|\.item\(\)|\.cuda\(", text

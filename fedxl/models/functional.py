@@ -1,10 +1,9 @@
-"""Networks, and how a network becomes a pure function of named tensors."""
+"""How a network becomes a pure function of named tensors."""
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -65,62 +64,3 @@ def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> N
         tuple(h.shape) == (len(x), *score_shape),
         f"the model returned scores of shape {list(h.shape)} for {len(x)} examples; this risk needs {wanted}",
     )
-
-
-def linear(shape: tuple[int, ...], outputs: int = 1) -> nn.Module:
-    """A linear model of the flattened example."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
-
-
-def mlp(shape: tuple[int, ...], outputs: int = 1, hidden: tuple[int, ...] = (64,)) -> nn.Module:
-    """A multi-layer perceptron with ReLU, hidden layers of the given sizes."""
-    require(all(size > 0 for size in hidden), f"hidden sizes must be positive, got {list(hidden)}")
-    layers: list[nn.Module] = [nn.Flatten()]
-    width = math.prod(shape)
-    for size in hidden:
-        layers += [nn.Linear(width, size), nn.ReLU()]
-        width = size
-    return nn.Sequential(*layers, nn.Linear(width, outputs))
-
-
-def cnn(shape: tuple[int, ...], outputs: int = 1, channels: int = 16, norm: str = "batch") -> nn.Module:
-    """A small convolutional network for images [channels, height, width]; norm = batch, group or none."""
-    require(
-        len(shape) == 3,
-        f"the cnn needs images [channels, height, width], not examples of shape {list(shape)}",
-    )
-    norms: Mapping[str, Callable[[int], nn.Module]] = {
-        "batch": nn.BatchNorm2d,
-        "group": lambda width: nn.GroupNorm(math.gcd(8, width), width),
-        "none": lambda width: nn.Identity(),
-    }
-    require(channels > 0, f"channels must be positive, got {channels}")
-    require(norm in norms, f"norm must be one of {', '.join(norms)}, not '{norm}'")
-    first, second = channels, 2 * channels
-    return nn.Sequential(
-        nn.Conv2d(shape[0], first, 3, padding=1, bias=norm == "none"),
-        norms[norm](first),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(first, second, 3, padding=1, bias=norm == "none"),
-        norms[norm](second),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(second, outputs),
-    )
-
-
-class TwoViews(nn.Module):
-    """An encoder applied to both views of an example [B, 2, ...]: their embeddings side by side, [B, 2 d]."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, x: Tensor) -> Tensor:
-        views: Tensor = self.encoder(x.flatten(0, 1))  # [2 B, d]
-        return views.reshape(len(x), -1)
-
-
-MODELS: Mapping[str, Callable[..., nn.Module]] = {"linear": linear, "mlp": mlp, "cnn": cnn}

@@ -1,0 +1,42 @@
+"""What the networks for images have in common: their norms, their first weights, and what they accept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal
+
+from torch import nn
+
+from fedxl.errors import require
+
+Norm = Callable[[int], nn.Module]  # channels -> layer
+
+NORMS: Mapping[str, Norm] = {
+    "batch": nn.BatchNorm2d,
+    "group": lambda width: nn.GroupNorm(math.gcd(8, width), width),
+    "none": lambda width: nn.Identity(),
+}
+DEEP = ("batch", "group")  # networks of tens of layers do not train without any
+
+
+def norm_layer(name: str, among: Collection[str] = tuple(NORMS)) -> Norm:
+    """The norm of this name, one line if it is not among those that the network can have."""
+    require(name in among, f"norm must be one of {', '.join(among)}, not '{name}'")
+    return NORMS[name]
+
+
+def image_channels(shape: tuple[int, ...], network: str) -> int:
+    """The channels of images [channels, height, width], one line for examples that are none."""
+    require(
+        len(shape) == 3,
+        f"the {network} needs images [channels, height, width], not examples of shape {list(shape)}",
+    )
+    return shape[0]
+
+
+def kaiming(model: nn.Module, mode: Literal["fan_in", "fan_out"]) -> None:
+    """He et al. 2015, convolutions ~ N(0, 2 / fan); norms already begin at one and zero."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")

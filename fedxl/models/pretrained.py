@@ -1,0 +1,108 @@
+"""Weights to begin with, from a file of torch or of safetensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from fedxl.errors import UserError, require
+
+State = Mapping[str, Tensor]
+FORM = "tensors by name, a state_dict as torch or safetensors write it"
+
+
+def load_file(model: nn.Module, path: str, head: str) -> nn.Module:
+    """The model with a file's weights written into it; one line if they are not this network's.
+
+    head: the name of the last layer. The file's is taken if it fits; otherwise the network is for another task, and
+    its head begins afresh. A network for grey images takes the first convolution of one for colours summed over the
+    colours, which gives the scores of that one where each of its colours is the grey.
+    """
+    own, stem = model.state_dict(), _first_convolution(model)
+    state = _renamed(_read(Path(path)))
+    state = _without_unfit_head(state, own, head)
+    state = _grey(state, own, stem)
+    _check_norm(state, own, path)
+    _check_shapes(state, own, head, stem, path)
+    model.load_state_dict({**own, **state})
+    return model
+
+
+def _read(path: Path) -> State:
+    """The tensors of a file by name. Files of torch are pickles: of these nothing but tensors is read, never code."""
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = safetensors.torch.load_file(path)
+        else:
+            found = torch.load(path, weights_only=True, map_location="cpu")
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}; model.weights must name a file of weights") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception as error:  # what torch raises depends on what the file is instead
+        raise UserError(f"{path} is not a file of weights; it must hold {FORM}, and no code") from error
+    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
+        found = found["state_dict"]
+    tensors = isinstance(found, dict) and all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
+    )
+    require(tensors and len(found) > 0, f"{path} is not a file of weights; it must hold {FORM}")
+    return found  # type: ignore[no-any-return]
+
+
+def _renamed(state: State) -> State:
+    """Published files of torchvision's DenseNets call `norm.1` and `conv.2` what is now `norm1` and `conv2`."""
+    return {re.sub(r"(\.denselayer\d+\.(?:norm|conv))\.([12]\.)", r"\1\2", name): t for name, t in state.items()}
+
+
+def _without_unfit_head(state: State, own: State, head: str) -> State:
+    """The file's tensors, those of its head only if all of them fit."""
+    mine, theirs = ({name: t.shape for name, t in s.items() if _is_part(name, head)} for s in (own, state))
+    return state if mine == theirs else {name: t for name, t in state.items() if not _is_part(name, head)}
+
+
+def _grey(state: State, own: State, conv: str) -> State:
+    """The file's tensors, its first convolution summed over three colours where the network's takes one."""
+    one = conv in state and state[conv].ndim == 4 and (state[conv].shape[1], own[conv].shape[1]) == (3, 1)
+    return {**state, conv: state[conv].sum(1, keepdim=True)} if one else state
+
+
+def _first_convolution(model: nn.Module) -> str:
+    return next(f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
+
+
+def _check_norm(state: State, own: State, path: str) -> None:
+    """Statistics of batch norm have no place in group norm, and its weights were trained with them."""
+    has, takes = (any(name.endswith(".running_mean") for name in tensors) for tensors in (state, own))
+    require(
+        takes or not has, f'{path} holds a network with batch norm, which group norm cannot take; set norm = "batch"'
+    )
+
+
+def _check_shapes(state: State, own: State, head: str, stem: str, path: str) -> None:
+    """One line about the first tensor that is unexpected, missing, or of another shape."""
+    first, *_, last = own
+    for name in state:
+        require(
+            name in own,
+            f"{path} holds '{name}', which this network does not have; its names run from '{first}' to '{last}'",
+        )
+    for name, tensor in own.items():
+        optional = _is_part(name, head) or name.endswith(".num_batches_tracked")
+        require(name in state or optional, f"{path} lacks '{name}' {list(tensor.shape)} of this network")
+        found = state.get(name, tensor)
+        require(
+            found.shape == tensor.shape,
+            f"{path}: '{name}' must be {list(tensor.shape)} for this network, not {list(found.shape)}"
+            + ("; its stem or its channels are others" if name == stem else ""),
+        )
+
+
+def _is_part(name: str, module: str) -> bool:
+    return name.startswith(f"{module}.")

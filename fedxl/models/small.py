@@ -1,0 +1,84 @@
+"""Small networks, and one encoder for two views."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from fedxl.errors import require
+from fedxl.models.layers import image_channels, norm_layer
+
+
+def linear(shape: tuple[int, ...], outputs: int = 1) -> nn.Module:
+    """A linear model of the flattened example."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
+
+
+def mlp(shape: tuple[int, ...], outputs: int = 1, hidden: tuple[int, ...] = (64,)) -> nn.Module:
+    """A multi-layer perceptron with ReLU, hidden layers of the given sizes."""
+    require(all(size > 0 for size in hidden), f"hidden sizes must be positive, got {list(hidden)}")
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = math.prod(shape)
+    for size in hidden:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def cnn(shape: tuple[int, ...], outputs: int = 1, channels: int = 16, norm: str = "batch") -> nn.Module:
+    """A small convolutional network for images [channels, height, width]; norm = batch, group or none."""
+    colours, normed = image_channels(shape, "cnn"), norm_layer(norm)
+    require(channels > 0, f"channels must be positive, got {channels}")
+    first, second = channels, 2 * channels
+    return nn.Sequential(
+        nn.Conv2d(colours, first, 3, padding=1, bias=norm == "none"),
+        normed(first),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 3, padding=1, bias=norm == "none"),
+        normed(second),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(second, outputs),
+    )
+
+
+def simple_cnn(shape: tuple[int, ...], outputs: int = 1, dropout: tuple[float, float] = (0.25, 0.5)) -> nn.Module:
+    """The convolutional network of federated benchmarks: Reddi et al., Adaptive Federated Optimization (ICLR 2021).
+
+    dropout: the rates behind the pooling and behind the hidden layer.
+    """
+    colours = image_channels(shape, "simple_cnn")
+    require(min(shape[1:]) >= 6, f"the simple_cnn needs images of 6 x 6 pixels or more, not {shape[1]} x {shape[2]}")
+    require(
+        len(dropout) == 2 and all(0 <= rate < 1 for rate in dropout),
+        f"dropout must be two rates in [0, 1), got {list(dropout)}",
+    )
+    height, width = ((size - 4) // 2 for size in shape[1:])  # two convolutions without padding, then the pooling
+    return nn.Sequential(
+        nn.Conv2d(colours, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(dropout[0]),
+        nn.Flatten(),
+        nn.Linear(64 * height * width, 128),
+        nn.ReLU(),
+        nn.Dropout(dropout[1]),
+        nn.Linear(128, outputs),
+    )
+
+
+class TwoViews(nn.Module):
+    """An encoder applied to both views of an example [B, 2, ...]: their embeddings side by side, [B, 2 d]."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        views: Tensor = self.encoder(x.flatten(0, 1))  # [2 B, d]
+        return views.reshape(len(x), -1)
