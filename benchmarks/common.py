@@ -14,7 +14,7 @@ import torch
 from fedxl import ALGORITHMS, partial_auc
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
-from fedxl.engine.executors import EXECUTORS
+from fedxl.engine.choose import executor as build_executor
 from fedxl.engine.simulator import Simulator
 from fedxl.models import mlp, scorer, weights_of
 from fedxl.task import build_algorithm
@@ -43,7 +43,7 @@ class Job:
         self.algorithm = build_algorithm(
             ALGORITHMS[name], scorer(model, True), partial_auc(), federation, {"lr": 0.01}
         )
-        self.engine = Simulator(self.algorithm, federation, EXECUTORS[executor], steps, BATCH, BATCH)
+        self.engine = Simulator(self.algorithm, federation, build_executor(executor), steps, BATCH, BATCH)
         self.server = self.algorithm.init(weights_of(model))
         self.round = 0
         if self.algorithm.prelude:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedxl import metrics
 from fedxl.data.source import Source
 from fedxl.models import Score, Weights
+from fedxl.precision import PRECISIONS, products
 from fedxl.risk import XRisk
 
 BATCH = 4096
@@ -24,11 +25,12 @@ class Evaluator:
     risk: XRisk
     max_fprs: Sequence[float]
     dtype: torch.dtype
+    precision: str = "fp32"
 
     def scores(self, weights: Weights, source: Source) -> Tensor:
         """Raw outputs [n, *d] for all examples of a source."""
         outputs = []
-        with torch.no_grad():
+        with torch.no_grad(), products(PRECISIONS[self.precision]):
             for indices in torch.arange(len(source.labels), device=source.labels.device).split(BATCH):
                 x = source.fetch(indices)
                 outputs.append(self.score(weights, x.to(self.dtype) if x.is_floating_point() else x)[0])

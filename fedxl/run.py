@@ -24,7 +24,7 @@ from fedxl.rundir import RunDir
 from fedxl.task import Settings, Task
 
 # What may change between the beginning of a run and its resumption without changing its results so far.
-FREE = {f"run.{name}" for name in ("rounds", "checkpoint_every", "executor", "device", "clients_at_once")}
+FREE = {f"run.{name}" for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once")}
 
 
 @dataclass

@@ -28,6 +28,8 @@ class Purpose(IntEnum):
     LAYERS = 7  # dropout and the like, inside the model
     WEIGHTS = 8  # initial weights
     DATA = 9  # splits, partitions and site shifts
+    AUGMENT = 10  # crops, flips and noise of a client's examples in a round
+    NOISE = 11  # the bank that noise is read from
 
 
 def generator(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> np.random.Generator:
@@ -58,6 +60,11 @@ def epochs(seed: int, purpose: Purpose, client: int, position: int, count: int, 
         count -= len(parts[-1])
         block, offset = block + 1, 0
     return np.concatenate(parts)
+
+
+def codes(rng: np.random.Generator | None, shape: tuple[int, ...], count: int) -> Indices:
+    """Codes below `count`, by which examples are augmented; without a generator all are 0."""
+    return np.zeros(shape, np.int64) if rng is None else rng.integers(count, size=shape)
 
 
 def pooled(rng: np.random.Generator, count: int, weights: npt.NDArray[np.float64] | int) -> Indices:

@@ -16,12 +16,13 @@ from fedxl.algorithm import Algorithm
 from fedxl.algorithms import ALGORITHMS, Method
 from fedxl.data.federation import Federation, Weighting
 from fedxl.data.source import Source, checked
-from fedxl.engine.executors import EXECUTORS, choose
+from fedxl.engine.choose import EXECUTORS, choose, executor, possible
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import UserError, require, unknown
 from fedxl.evaluate import Evaluator
 from fedxl.models import Score, check_output, scorer, weights_of
 from fedxl.options import call
+from fedxl.precision import PRECISIONS
 from fedxl.risk import XRisk, check_risk
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -44,7 +45,9 @@ class Settings:
     fpr: tuple[float, ...] = (0.1, 0.3, 0.5)  # limits at which partial AUC is reported
     select: str = ""  # the validation figure by which the best model is chosen; empty: the risk's own
     train_metrics: bool = False  # evaluate on the training data, too
-    executor: str = "auto"  # loop, vmap
+    executor: str = "auto"  # loop, vmap, or graph on a GPU
+    compile: bool = True  # whether graph fuses the step, which takes a while before the first round
+    precision: str = "fp32"  # of the network in training; tf32 or bf16 are faster on a GPU
     clients_at_once: int = 0  # how many the executor runs together; 0: the whole cohort
     device: str = "auto"  # cpu, cuda, ...
     dtype: str = "float32"
@@ -59,6 +62,12 @@ class Settings:
             raise unknown("executor", self.executor, ("auto", *EXECUTORS))
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+        require(
+            self.dtype == "float32" or self.precision == "fp32",
+            f"precision = {self.precision} is for dtype = float32, not for {self.dtype}",
+        )
 
 
 class Task:
@@ -89,12 +98,14 @@ class Task:
         self.probe = self._probe()
         check_output(self.model, self.probe, risk.score_shape)
 
-        self.score = scorer(self.model, training=True)
+        self.score = scorer(self.model, True, run.precision)
         self.algorithm = build_algorithm(method, self.score, risk, self.federation, options, run.weighting)
         self.engine = self._engine()
         self.sources = self._sources(held_back)
         self.select = run.select or risk.metric
-        self.evaluator = Evaluator(scorer(self.model, training=False), risk, self._limits(), self.dtype)
+        # Never in half precision, in which many scores would be tied.
+        exact = "fp32" if run.precision == "fp32" else "tf32"
+        self.evaluator = Evaluator(scorer(self.model, False), risk, self._limits(), self.dtype, exact)
         self._check_selection()
         self.description = self._describe(algorithm, options, more)
 
@@ -120,7 +131,7 @@ class Task:
         return Simulator(
             algorithm=self.algorithm,
             federation=self.federation,
-            executor=EXECUTORS[run.executor if run.executor != "auto" else self._choose()],
+            executor=executor(self._choose(), run.compile, self.announce),
             local_steps=run.local_steps,
             batch1=run.batch1,
             batch2=run.batch2,
@@ -129,13 +140,18 @@ class Task:
             clients_at_once=run.clients_at_once,
             device=self.device,
             dtype=self.dtype,
+            precision=run.precision,
         )
 
     def _choose(self) -> str:
         cohort = self.cohort or self.num_clients
         at_once = min(cohort, self.run.clients_at_once or cohort)
-        name, why = choose(self.model, self.score, self.probe, at_once)
-        self.announce(f"executor: {name} ({why})")
+        if self.run.executor == "auto":
+            name, why = choose(self.model, self.score, self.probe, at_once)
+        else:
+            name, why = possible(self.run.executor, self.device)
+        if why:
+            self.announce(f"executor: {name} ({why})")
         return name
 
     def _sources(self, held_back: Mapping[str, Pair | None]) -> dict[str, Source]:

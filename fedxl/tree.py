@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -49,8 +49,13 @@ def pack(tree: Any, prefix: str = "") -> dict[str, Tensor]:
 
 def unpack(like: T, tensors: Mapping[str, Tensor]) -> T:
     """The tree of `like`'s structure with the leaves that `pack` named; shapes are those of `tensors`."""
-    names = iter(pack(like))
-    return map(lambda _: tensors[next(names)], like)
+    return rebuild(like, (tensors[name] for name in pack(like)))
+
+
+def rebuild(like: T, leaves: Iterable[Tensor]) -> T:
+    """The tree of `like`'s structure with these leaves, in the order in which `leaves` gives them."""
+    each = iter(leaves)
+    return map(lambda _: next(each), like)
 
 
 def leaves(tree: Any) -> list[Tensor]:
@@ -70,20 +75,24 @@ def unstack(tree: T, size: int) -> list[T]:
     return [map(lambda leaf, i=i: leaf[i], tree) for i in range(size)]
 
 
-def stack_ragged(trees: Sequence[T]) -> T:
-    """Stack trees whose leaves may differ in their first dimension; short ones are padded with NaN (or 0)."""
+def stack_ragged(trees: Sequence[T], roomiest: T | None = None) -> T:
+    """Stack trees whose leaves may differ in their first dimension; short ones are padded with NaN (or 0).
+
+    All become as long as the longest, or as those of `roomiest`.
+    """
 
     def pad_and_stack(*leaves: Tensor) -> Tensor:
         if len({leaf.shape for leaf in leaves}) == 1:
-            return torch.stack(leaves)
+            return torch.stack(leaves[:count])
         longest = max(leaf.shape[0] for leaf in leaves)
         blank = float("nan") if leaves[0].is_floating_point() else 0
-        out = leaves[0].new_full((len(leaves), longest, *leaves[0].shape[1:]), blank)
-        for row, leaf in zip(out, leaves, strict=True):
+        out = leaves[0].new_full((count, longest, *leaves[0].shape[1:]), blank)
+        for row, leaf in zip(out, leaves, strict=False):
             row[: leaf.shape[0]] = leaf
         return out
 
-    return map(pad_and_stack, *trees)
+    count = len(trees)
+    return map(pad_and_stack, *trees, *([] if roomiest is None else [roomiest]))
 
 
 def unstack_ragged(tree: T, like: Sequence[T]) -> list[T]:

@@ -9,8 +9,29 @@ import torch
 from torch import Tensor, nn
 
 from fedxl.data.federation import Federation, from_arrays
+from fedxl.engine.executors import loop, vectorised
+from fedxl.engine.graph import GraphExecutor
+from fedxl.engine.record import again
+from fedxl.engine.wave import Executor
 
 Clients = list[tuple[Tensor, Tensor]]
+
+
+def recorded_only(line: str) -> None:
+    assert line.startswith("executor: graph"), f"nothing may fall back here: {line}"
+
+
+def replaying(layout: str) -> GraphExecutor:
+    """The graph executor with its stand-in for CUDA: the same program in the same memory, called step by step."""
+    return GraphExecutor(record=again, compiled=False, layout=layout, say=recorded_only)
+
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {
+    "loop": lambda: loop,
+    "vmap": lambda: vectorised,
+    "graph with streams": lambda: replaying("streams"),
+    "graph vectorised": lambda: replaying("vectorised"),
+}
 
 
 @pytest.fixture(autouse=True)

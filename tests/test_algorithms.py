@@ -15,7 +15,7 @@ from fedxl.algorithm import Descent, average
 from fedxl.algorithms import CODASCA, SOX, FeDXL2, LocalPair, LocalSGD
 from fedxl.algorithms.pool import Seconds, merge, spread, thin
 from fedxl.data.federation import from_arrays
-from fedxl.engine.executors import EXECUTORS
+from fedxl.engine.executors import vectorised
 from fedxl.engine.simulator import Simulator
 from fedxl.models import scorer, weights_of
 from fedxl.risk import auroc, partial_auc
@@ -25,7 +25,7 @@ K, BATCH = 3, 4
 
 
 def engine_for(algorithm, federation, **options) -> Simulator:
-    return Simulator(algorithm, federation, EXECUTORS["vmap"], K, BATCH, BATCH, dtype=torch.float64, **options)
+    return Simulator(algorithm, federation, vectorised, K, BATCH, BATCH, dtype=torch.float64, **options)
 
 
 def batches_of(engine: Simulator, client: int, r: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -267,7 +267,7 @@ def test_stand_ins_leave_batch_statistics_alone():
         model = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 1)).double()
     federation = from_arrays([(3 * x + 2, y), *make_clients([(8, 8)])])
     algorithm = FeDXL2(score=scorer(model, True), risk=auroc(), lr=0.1, buffers="local")
-    engine = Simulator(algorithm, federation, EXECUTORS["vmap"], 60, 32, 8, dtype=torch.float64)
+    engine = Simulator(algorithm, federation, vectorised, 60, 32, 8, dtype=torch.float64)
     server = algorithm.init(weights_of(model))
     server = algorithm.prelude.aggregate(server, engine.run_round(algorithm.prelude, server, 0, np.arange(2)))
     engine.run_round(algorithm, server, 1, np.arange(2))

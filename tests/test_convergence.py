@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedxl.algorithms import FeDXL1, FeDXL2
 from fedxl.data.federation import Federation, from_arrays
-from fedxl.engine.executors import EXECUTORS
+from fedxl.engine.executors import vectorised
 from fedxl.engine.simulator import Simulator
 from fedxl.models import scorer, weights_of
 from fedxl.risk import XRisk, auroc, partial_auc
@@ -34,7 +34,7 @@ def squared_norms(
     """|grad F|^2 at the averaged model after each round, F over all examples of all clients."""
     model, federation = problem(clients)
     algorithm = algorithm_class(score=scorer(model, True), risk=risk, **options)
-    engine = Simulator(algorithm, federation, EXECUTORS["vmap"], steps, 1, 1, seed=seed, dtype=torch.float64)
+    engine = Simulator(algorithm, federation, vectorised, steps, 1, 1, seed=seed, dtype=torch.float64)
     server = algorithm.init(weights_of(model))
     x, y = federation.source.x, federation.source.labels
     everyone = torch.arange(clients).numpy()

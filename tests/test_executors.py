@@ -13,12 +13,13 @@ from torch import nn
 from fedxl import sampling, tree
 from fedxl.algorithms import ALGORITHMS, FeDXL2
 from fedxl.data.federation import from_arrays
-from fedxl.engine.executors import EXECUTORS, choose
+from fedxl.engine.choose import choose
+from fedxl.engine.executors import vectorised
 from fedxl.engine.simulator import Simulator
 from fedxl.models import TwoViews, cnn, mlp, scorer, weights_of
 from fedxl.risk import RISKS, auroc, average_precision, contrastive, partial_auc
 from fedxl.task import build_algorithm
-from tests.conftest import RAGGED, make_clients
+from tests.conftest import EXECUTORS, RAGGED, make_clients
 
 LINEAR_ONLY = {"fedxl1", "sgd"}
 
@@ -30,7 +31,9 @@ def final_state(name: str, options: dict[str, Any], risk, model, clients, execut
     federation = federation.pooled() if method.centralized else federation
     algorithm = build_algorithm(method, scorer(model, True), risk, federation, options)
     cohort = engine.pop("cohort", 0)
-    simulator = Simulator(algorithm, federation, EXECUTORS[executor], 3, 4, 5, seed=1, dtype=torch.float64, **engine)
+    simulator = Simulator(
+        algorithm, federation, EXECUTORS[executor](), 3, 4, 5, seed=1, dtype=torch.float64, **engine
+    )
     server = algorithm.init(weights_of(model))
     for r in range(0 if algorithm.prelude else 1, 6):
         running = algorithm.prelude if r == 0 else algorithm
@@ -39,10 +42,11 @@ def final_state(name: str, options: dict[str, Any], risk, model, clients, execut
     return tree.pack({"server": server, "population": simulator.population})
 
 
-def assert_agree(left: dict, right: dict, tolerance: float = 1e-9) -> None:
-    assert left.keys() == right.keys()
-    for key in left:
-        torch.testing.assert_close(left[key], right[key], rtol=0, atol=tolerance, equal_nan=True, msg=key)
+def assert_agree(first: dict, *others: dict, tolerance: float = 1e-9) -> None:
+    for other in others:
+        assert first.keys() == other.keys()
+        for key in first:
+            torch.testing.assert_close(other[key], first[key], rtol=0, atol=tolerance, equal_nan=True, msg=key)
 
 
 SETTINGS = {
@@ -55,7 +59,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("setting", list(SETTINGS))
 @pytest.mark.parametrize("name", list(ALGORITHMS))
-def test_loop_and_vmap_agree(name, setting, network):
+def test_executors_agree(name, setting, network):
     risk = auroc() if name in LINEAR_ONLY else partial_auc()
     options = {"lr": 0.1, "milestones": (4, 9), "weight_decay": 1e-3}
     states = [
@@ -195,7 +199,7 @@ def test_a_whole_gradient_from_one_class_clients(network):
         model = network()
         federation = from_arrays(clients)
         algorithm = FeDXL2(score=scorer(model, True), risk=risk, lr=1.0, beta=1.0, gamma=1.0, uploads=0)
-        engine = Simulator(algorithm, federation, EXECUTORS["vmap"], 1, 4, 4, dtype=torch.float64)
+        engine = Simulator(algorithm, federation, vectorised, 1, 4, 4, dtype=torch.float64)
         server = algorithm.init(weights_of(model))
         everyone = np.arange(3)
         server = algorithm.prelude.aggregate(server, engine.run_round(algorithm.prelude, server, 0, everyone))

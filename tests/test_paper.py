@@ -14,11 +14,10 @@ from torch import nn
 from fedxl import sampling
 from fedxl.algorithms import FeDXL1, FeDXL2
 from fedxl.data.federation import Federation, from_arrays
-from fedxl.engine.executors import EXECUTORS
 from fedxl.engine.simulator import Simulator, _as_weights
 from fedxl.models import scorer, weights_of
 from fedxl.risk import auroc, partial_auc
-from tests.conftest import make_clients
+from tests.conftest import EXECUTORS, make_clients
 
 K, B1, B2, ROUNDS, LR, LAM = 3, 2, 3, 5, 0.02, 1.5
 
@@ -137,7 +136,7 @@ def test_against_the_transcription(case, sizes, cohort, executor):
     model = nn.Linear(4, 1, bias=False).double()
     nn.init.constant_(model.weight, 0.1)
     algorithm = algorithm_class(score=scorer(model, True), risk=risk, lr=LR, **options)
-    engine = Simulator(algorithm, federation, EXECUTORS[executor], K, B1, B2, seed=3, dtype=torch.float64)
+    engine = Simulator(algorithm, federation, EXECUTORS[executor](), K, B1, B2, seed=3, dtype=torch.float64)
     server = algorithm.init(weights_of(model))
     cohorts = [sampling.cohort(3, r, 5, cohort) for r in range(ROUNDS + 1)]
 

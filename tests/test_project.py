@@ -18,7 +18,7 @@ PACKAGE = ROOT / "fedxl"
 # From the bottom up: a module imports only from lines above its own, or from its own line.
 LAYERS = [
     {"errors"},
-    {"tree", "options"},
+    {"tree", "options", "precision"},
     {"risk", "sampling", "models", "metrics", "checkpoint"},
     {"algorithm", "rundir"},
     {"algorithms"},

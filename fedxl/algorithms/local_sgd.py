@@ -37,9 +37,14 @@ class Update(NamedTuple):
     steps: Tensor
 
 
+def cross_entropy(h: Tensor, y: Tensor) -> Tensor:
+    """Of one score an example and y 0 or 1, or of a score for each class and y the number of the right one."""
+    return nnf.binary_cross_entropy_with_logits(h, y) if h.ndim == 1 else nnf.cross_entropy(h, y.long())
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalSGD(Descent):
-    """Each client descends the logistic loss of its own examples, drawn regardless of label."""
+    """Each client descends the cross entropy of its own examples, drawn regardless of label."""
 
     def init(self, weights: Weights) -> Server:
         device = next(iter(weights.params.values())).device
@@ -55,7 +60,7 @@ class LocalSGD(Descent):
     def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
         def objective(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             h, buffers = self.score(work.weights._replace(params=params), batch.x)
-            return nnf.binary_cross_entropy_with_logits(h, batch.y), buffers
+            return cross_entropy(h, batch.y), buffers
 
         gradient, buffers = torch.func.grad(objective, has_aux=True)(work.weights.params)
         params = self.descend(work.weights.params, gradient, work.step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedxl.algorithm import Share
+from fedxl.data.augment import Augment
 from fedxl.data.source import Source, TensorSource, checked
 from fedxl.errors import require
 from fedxl.risk import Side, belongs
@@ -34,6 +35,20 @@ class Federation:
     def pooled(self) -> Federation:
         """The same data in one place: what a centralised method trains on."""
         return Federation(self.source, [np.concatenate(self.parts)])
+
+    def augmented(self, augment: Augment) -> Federation:
+        """The same data, read in training as `augment` says."""
+        source, means = self.source, augment.site_means
+        require(isinstance(source, TensorSource), "only data held in memory can be augmented")
+        assert isinstance(source, TensorSource)
+        require(
+            len(means) in (0, len(self.parts)), f"site_means has {len(means)} entries for {len(self.parts)} clients"
+        )
+        shift = torch.zeros(len(source)) if means else None
+        for mean, part in zip(means, self.parts, strict=False):
+            assert shift is not None
+            shift[torch.as_tensor(part)] = mean
+        return Federation(replace(source, augment=augment, means=shift, bank=None), self.parts)
 
     def side(self, side: Side) -> list[Indices]:
         """Each client's examples of one side, as indices into the source."""

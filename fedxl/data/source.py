@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fedxl.data.augment import NOTHING, Augment, scaled
 from fedxl.errors import UserError, require
 
 
@@ -15,26 +17,58 @@ class Source(Protocol):
     def labels(self) -> Tensor:
         """[n], 0 or 1."""
 
-    def fetch(self, indices: Tensor) -> Tensor:
-        """Examples for indices of any shape: [*indices.shape, ...]."""
+    @property
+    def codes(self) -> int:
+        """From how many codes one is drawn each time an example is read in training; 1: nothing is random."""
+
+    def fetch(self, indices: Tensor, codes: Tensor | None = None) -> Tensor:
+        """Examples for indices of any shape, [*indices.shape, ...]; as they are, or as their codes have them."""
 
     def to(self, device: torch.device) -> Source: ...
 
 
+@dataclass(frozen=True, eq=False)
 class TensorSource:
     """Examples held in memory. Images of bytes stay so, and become floats in [0, 1] as they are fetched."""
 
-    def __init__(self, x: Tensor, labels: Tensor) -> None:
-        self.x, self.labels = x, labels
+    x: Tensor
+    labels: Tensor
+    augment: Augment = NOTHING
+    means: Tensor | None = None  # [n] what is added to each example in training, where sites differ
+    bank: Tensor | None = None  # the augmentation's noise
 
-    def fetch(self, indices: Tensor) -> Tensor:
-        x = self.x[indices]
-        if x.dtype != torch.uint8:
+    def __post_init__(self) -> None:
+        some = self.codes > 1
+        require(
+            self.x.ndim == 4 or not some,
+            f"crop, flip and noise are for images [channels, height, width], not for {list(self.x.shape[1:])}",
+        )
+        if some and self.bank is None:
+            object.__setattr__(self, "bank", self.augment.bank())
+
+    @property
+    def codes(self) -> int:
+        return self.augment.codes
+
+    def fetch(self, indices: Tensor, codes: Tensor | None = None) -> Tensor:
+        if codes is None:
+            return self._plain(indices)
+        x = self._plain(indices) if self.bank is None else self.augment.read(self.x, indices, codes, self.bank)
+        if self.means is None:
             return x
-        return x.float() / 255 if self.x.ndim >= 3 else x.float()
+        return x + self.means[indices].to(x.dtype)[(..., *[None] * (x.ndim - indices.ndim))]
+
+    def _plain(self, indices: Tensor) -> Tensor:
+        x = self.x[indices]
+        pixels = self.x.ndim >= 3  # features of bytes are no pixels
+        return scaled(x) if pixels else x.float() if x.dtype == torch.uint8 else x
 
     def to(self, device: torch.device) -> TensorSource:
-        return TensorSource(self.x.to(device), self.labels.to(device))
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        x, labels = self.x.to(device), self.labels.to(device)
+        return replace(self, x=x, labels=labels, means=moved(self.means), bank=moved(self.bank))
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,22 +14,11 @@ from fedxl import sampling, tree
 from fedxl.algorithm import Algorithm, Batch, Fresh, PoolWeights, Reading, RoundOf, Share
 from fedxl.data.federation import Federation, Weighting, shares
 from fedxl.data.source import Source
-from fedxl.engine.executors import Executor, Wave
+from fedxl.engine.wave import Draws, Executor, Feed, Wave
+from fedxl.precision import PRECISIONS, products
 from fedxl.sampling import Indices, Purpose
 
 CPU = torch.device("cpu")
-I = TypeVar("I", Indices, Tensor)
-
-
-class Draws(NamedTuple, Generic[I]):
-    """Every index a client needs in a round (of several clients: [C, ...]); examples are positions in the source."""
-
-    examples: I  # [K, B1 + B2]
-    rows: I  # [K, B1]
-    lag1: I  # [K, B1]
-    lag2: I  # [K, B2]
-    fresh: I  # [K, F1 + F2]
-    fresh_rows: I  # [K, F1]
 
 
 class Population(NamedTuple):
@@ -55,6 +43,7 @@ class Simulator:
     clients_at_once: int = 0  # 0: the whole cohort
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
+    precision: str = "fp32"
 
     def __post_init__(self) -> None:
         self.reading: Reading = self.algorithm.reading(self.batch1, self.batch2)
@@ -63,8 +52,11 @@ class Simulator:
         self.first = self.federation.side(self.reading.first)
         self.second = self.federation.side(self.reading.second)
         first, second = ([len(part) for part in parts] for parts in (self.first, self.second))
-        self.shares: Share = tree.map(lambda leaf: leaf.to(self.dtype), shares(first, second, self.weighting))
+        counted = shares(first, second, self.weighting)
+        self.shares: Share = tree.map(lambda leaf: leaf.to(self.device, self.dtype), counted)
+        self.roomiest = max(first)
         self.population = Population({}, {})
+        self._ahead: dict[tuple[int, int, int], Draws[Indices]] = {}
 
     def run_round(self, algorithm: RoundOf, server: Any, round: int, cohort: Indices) -> Any:
         """The cohort's updates, stacked in its order. Private states change only once all of them are done."""
@@ -75,13 +67,16 @@ class Simulator:
         updates = []
         for begin in range(0, len(cohort), size):
             members = [int(client) for client in cohort[begin : begin + size]]
-            clients, update = self.executor(
-                algorithm, server, self._wave(algorithm, server, round, members, pool_draws)
-            )
+            wave = self._wave(algorithm, server, round, members, pool_draws)
+            # Of the steps alone: averages are always taken in full precision.
+            with products(PRECISIONS[self.precision]):
+                clients, update = self.executor(algorithm, server, wave)
             states |= {str(member): client for member, client in zip(members, clients, strict=True)}
-            updates.append(update)
+            # An executor may use the memory of its last updates again.
+            updates.append(update if size >= len(cohort) else tree.map(torch.clone, update))
         counts = {str(client): torch.tensor(self._rounds(client) + 1) for client in map(int, cohort)}
         self.population = Population(self.population.rounds | counts, self.population.states | states)
+        self._draw_ahead(round + 1, len(cohort))
         return updates[0] if len(updates) == 1 else tree.concat(updates)
 
     def restore(self, server: Any, tensors: dict[str, Tensor]) -> None:
@@ -100,25 +95,46 @@ class Simulator:
         return self.algorithm.init_client(server, len(self.first[client])) if state is None else state
 
     def _wave(self, algorithm: RoundOf, server: Any, round: int, members: list[int], pool: _PoolDraws | None) -> Wave:
-        draws = [self.draw(client, round, pool) for client in members]
-        joint = Draws(*(self._device(np.stack(arrays)) for arrays in zip(*draws, strict=True)))
+        each, index = [self.draw(client, round, pool) for client in members], self._device(np.array(members))
+        draws = Draws(*(self._device(np.stack(arrays)) for arrays in zip(*each, strict=True)))
+        # All but the examples themselves is gathered for the whole round at once.
+        passive = algorithm.passive(server, draws.lag1, draws.lag2)
         return Wave(
             clients=[self._state(server, client) for client in members],
-            shares=tree.map(lambda leaf: leaf[members].to(self.device), self.shares),
-            batches=lambda which: self._batches(algorithm, server, Draws(*(indices[which] for indices in joint))),
+            roomiest=self.algorithm.init_client(server, self.roomiest),
+            shares=tree.map(lambda leaf: leaf[index], self.shares),
+            feed=Feed(draws, self.labels[draws.examples], passive),
+            batch=self._batch,
             seed=lambda i: sampling.torch_seed(self.seed, Purpose.LAYERS, members[i], round),
+            recurs=algorithm is self.algorithm,
         )
 
     def _device(self, indices: Indices) -> Tensor:
-        return torch.from_numpy(indices).to(self.device)
+        tensor = torch.from_numpy(indices)
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        # From pinned memory, so that the next round's draws are on their way while this one is still running.
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def draw(self, client: int, round: int, pool: _PoolDraws | None) -> Draws[Indices]:
-        """All of a client's draws for a round. A side without examples is filled with the other side's.
+        """All of a client's draws for a round."""
+        key = (client, round, self._rounds(client))
+        draws = self._ahead.pop(key, None) or self._draw_own(*key)
+        if pool is None:
+            return draws
+        rng = sampling.generator(self.seed, Purpose.POOL, client, round)
+        lag1, lag2 = (
+            sampling.pooled(rng, self.local_steps * size, weights).reshape(self.local_steps, size)
+            for size, weights in zip(self.reading[2:4], pool, strict=True)
+        )
+        return draws._replace(lag1=lag1, lag2=lag2)
+
+    def _draw_own(self, client: int, round: int, visits: int) -> Draws[Indices]:
+        """Which of its own examples a client reads. A side without examples is filled with the other side's.
 
         Stand-ins count for nothing in the gradient, but BatchNorm sees them: so they are the client's real examples.
         """
         steps, (_, _, size1, size2, fresh) = self.local_steps, self.reading
-        visits = self._rounds(client)
 
         def read(purpose: Purpose, size: int, side: Indices) -> Indices:
             count = steps * size
@@ -129,49 +145,37 @@ class Simulator:
         def locate(first: Indices, second: Indices) -> Indices:
             held = self.federation.parts[client]
             sides = ((self.first[client], first), (self.second[client], second))
-            return np.concatenate(
-                [side[rows] if len(side) else np.resize(held, rows.shape) for side, rows in sides], axis=1
-            )
+            located = [side[rows] if len(side) else np.resize(held, rows.shape) for side, rows in sides if rows.size]
+            return np.concatenate(located, axis=1) if len(located) > 1 else located[0]
 
-        def lags(pool: _PoolDraws) -> Iterator[Indices]:
-            rng = sampling.generator(self.seed, Purpose.POOL, client, round)
-            for size, weights in zip((size1, size2), pool, strict=True):
-                yield sampling.pooled(rng, steps * size, weights).reshape(steps, size)
-
+        rng = sampling.generator(self.seed, Purpose.AUGMENT, client, round) if self.source.codes > 1 else None
         rows = read(Purpose.FIRST, size1, self.first[client])
-        lag1, lag2 = lags(pool) if pool else (rows[:, :0], rows[:, :0])
-        fresh_rows = read(Purpose.FRESH_FIRST, size1 * fresh, self.first[client])
-        return Draws(
-            examples=locate(rows, read(Purpose.SECOND, size2, self.second[client])),
-            rows=rows,
-            lag1=lag1,
-            lag2=lag2,
-            fresh=locate(fresh_rows, read(Purpose.FRESH_SECOND, size2 * fresh, self.second[client])),
-            fresh_rows=fresh_rows,
-        )
+        examples = locate(rows, read(Purpose.SECOND, size2, self.second[client]))
+        codes, none = sampling.codes(rng, examples.shape, self.source.codes), rows[:, :0]
+        draws = Draws(examples, codes, rows, none, none, none, none, none)
+        if not fresh:
+            return draws
+        rows = read(Purpose.FRESH_FIRST, size1, self.first[client])
+        examples = locate(rows, read(Purpose.FRESH_SECOND, size2, self.second[client]))
+        codes = sampling.codes(rng, examples.shape, self.source.codes)
+        return draws._replace(fresh=examples, fresh_codes=codes, fresh_rows=rows)
 
-    def _batches(self, algorithm: RoundOf, server: Any, draws: Draws[Tensor]) -> Iterator[Batch]:
-        """The steps' batches; indices have shape [K, B] for one client or [C, K, B] for several.
+    def _draw_ahead(self, round: int, size: int) -> None:
+        """Draw for a round to come. A GPU is still at work on this one, and will not have to wait for the host."""
+        members = sampling.cohort(self.seed, round, len(self.federation.parts), size)
+        keys = [(client, round, self._rounds(client)) for client in map(int, members)]
+        self._ahead = {key: self._draw_own(*key) for key in keys}
 
-        All but the examples themselves is gathered for the whole round at once.
-        """
-        steps = draws.rows.ndim - 2
-        y = self.labels[draws.examples]
-        passive = algorithm.passive(server, draws.lag1, draws.lag2)
-        for k in range(self.local_steps):
-            now = Draws(*(indices.select(steps, k) for indices in draws))
-            yield Batch(
-                x=self._fetch(now.examples),
-                y=y.select(steps, k),
-                rows=now.rows,
-                passive=tree.map(lambda leaf, k=k: leaf.select(steps, k), passive),
-                fresh=Fresh(self._fetch(now.fresh), self.labels[now.fresh], now.fresh_rows)
-                if self.reading.fresh
-                else (),
-            )
+    def _batch(self, now: Feed) -> Batch:
+        """One step's examples, of a client [B, ...] or of several [C, B, ...]."""
+        draws, fresh = now.draws, None
+        x = self._fetch(draws.examples, draws.codes)
+        if self.reading.fresh:
+            fresh = Fresh(self._fetch(draws.fresh, draws.fresh_codes), self.labels[draws.fresh], draws.fresh_rows)
+        return Batch(x, now.y, draws.rows, now.passive, fresh or ())
 
-    def _fetch(self, indices: Tensor) -> Tensor:
-        x = self.source.fetch(indices)
+    def _fetch(self, indices: Tensor, codes: Tensor) -> Tensor:
+        x = self.source.fetch(indices, codes)
         return x.to(self.dtype) if x.is_floating_point() else x
 
 

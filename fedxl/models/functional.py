@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedxl.errors import UserError, require
+from fedxl.precision import PRECISIONS
 
 
 class Weights(NamedTuple):
@@ -36,14 +37,16 @@ def load(model: nn.Module, weights: Weights) -> nn.Module:
     return model
 
 
-def scorer(model: nn.Module, training: bool) -> Score:
+def scorer(model: nn.Module, training: bool, precision: str = "fp32") -> Score:
     """The model as a pure function. A private copy is called, so that its mode cannot be changed from outside."""
-    network = copy.deepcopy(model).train(training)
+    network, exact = copy.deepcopy(model).train(training), PRECISIONS[precision]
 
     def score(weights: Weights, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         # BatchNorm writes to its buffers in place; it gets copies, and the copies are the result.
         buffers = {name: b.clone() for name, b in weights.buffers.items()} if training else weights.buffers
-        h: Tensor = torch.func.functional_call(network, (weights.params, buffers), (x,))
+        with exact.casting(x.device):
+            h: Tensor = torch.func.functional_call(network, (weights.params, buffers), (x,))
+        h = h if exact.autocast is None else h.float()
         return (h.squeeze(-1) if h.ndim == 2 and h.shape[-1] == 1 else h), buffers
 
     return score

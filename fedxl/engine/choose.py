@@ -1,0 +1,47 @@
+"""Executors by name, and which of them `auto` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fedxl import tree
+from fedxl.engine.executors import loop, seeded, vectorised
+from fedxl.engine.graph import GraphExecutor
+from fedxl.engine.trace import first_line
+from fedxl.engine.wave import Executor
+from fedxl.models import Score, weights_of
+
+EXECUTORS = ("loop", "vmap", "graph")
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def executor(name: str, compiled: bool = True, say: Callable[[str], None] = lambda line: None) -> Executor:
+    """An executor; `graph` remembers what it has recorded, so each engine has its own."""
+    return {"loop": loop, "vmap": vectorised}.get(name) or GraphExecutor(compiled=compiled, say=say)
+
+
+def choose(model: nn.Module, score: Score, probe: Tensor, clients_at_once: int) -> tuple[str, str]:
+    """What `auto` runs, and why (measured in docs/benchmarks.md and docs/performance.md)."""
+    if probe.is_cuda:
+        return "graph", f"steps of {clients_at_once} clients, recorded once and replayed on the GPU"
+    if clients_at_once < 2:
+        return "loop", "one client at a time"
+    if any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
+        return "loop", "grouped convolutions gain nothing on a CPU"
+    try:
+        with seeded(0, probe.device):
+            vmap(score, randomness="different")(tree.stack([weights_of(model)] * 2), torch.stack([probe] * 2))
+    except Exception as error:  # whatever a model of the user's may raise: then it is not for vmap
+        return "loop", f"the model cannot be vectorised: {first_line(error)}"
+    return "vmap", f"{clients_at_once} clients as one program"
+
+
+def possible(name: str, device: torch.device) -> tuple[str, str]:
+    """The executor asked for, or the one that takes its place on this device and why."""
+    if name == "graph" and device.type != "cuda":
+        return "loop", f"graph needs a CUDA device, and this is {device.type}"
+    return name, ""

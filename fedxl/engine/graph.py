@@ -1,0 +1,162 @@
+"""The executor for GPUs: a step of all clients is recorded once and replayed, so that no kernel waits for Python.
+
+A step launches hundreds of kernels for each client, most of them too small to fill a GPU, and Python cannot launch
+them fast enough. So the algorithm's own `step`, with the reading of its examples before it, is traced into one flat
+program, fused by a compiler and recorded as a CUDA graph, with the clients side by side (`lanes.py`). All that is
+read and written stays at its place in memory: a round is copy in, replay, copy out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedxl import tree
+from fedxl.algorithm import ClientRound
+from fedxl.engine.executors import loop, seeded
+from fedxl.engine.lanes import Layout, plan
+from fedxl.engine.record import Recorder, cuda_graph
+from fedxl.engine.trace import RecordingError, explained, fuse
+from fedxl.engine.wave import Feed, Wave
+
+MOST_STEPS = 8  # in one recording: more save little and take longer to record
+
+
+@dataclass
+class GraphExecutor:
+    """Records a step the first time it is called, and replays it from then on. Falls back to `loop`, saying why."""
+
+    record: Recorder = cuda_graph
+    compiled: bool = True
+    layout: Layout = "auto"
+    say: Callable[[str], None] = lambda line: None
+    program: Program | None = field(default=None, init=False)
+    at_once: int = field(default=0, init=False)  # how many clients the program holds
+    broken: bool = field(default=False, init=False)
+
+    def __call__(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+        if self.broken or not wave.recurs:
+            return loop(algorithm, server, wave)
+        with seeded(wave.seed(0), wave.device), torch.no_grad(), _searching():
+            try:
+                return self._in_parts(algorithm, server, wave)
+            except RecordingError as error:
+                self.say(f"executor: loop, because graph cannot record this step: {error}")
+                self.program, self.broken = None, True
+        return loop(algorithm, server, wave)
+
+    def _in_parts(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+        """All clients together, or in parts that fit in memory; a short part is filled up with its last client."""
+        count = len(wave.clients)
+        size = self.at_once = self.at_once or count
+        clients: list[Any] = []
+        updates: list[Any] = []
+        for begin in range(0, count, size):
+            members = range(begin, min(begin + size, count))
+            padded = [*members, *[members[-1]] * (size - len(members))]
+            try:
+                states, update = self._part(algorithm, server, wave.take(padded))
+            except torch.OutOfMemoryError:
+                self._shrink(size)
+                return self._in_parts(algorithm, server, wave)
+            clients += states[: len(members)]
+            update = tree.map(lambda leaf, few=members: leaf[: len(few)], update)
+            # The next part will be written over this one.
+            updates.append(update if size >= count else tree.map(torch.clone, update))
+        return clients, updates[0] if len(updates) == 1 else tree.concat(updates)
+
+    def _shrink(self, size: int) -> None:
+        if size == 1:
+            raise RecordingError("the device's memory does not hold it, not even for one client at a time")
+        self.program, self.at_once = None, math.ceil(size / 2)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self.say(f"executor: {size} clients do not fit in the device's memory together, trying {self.at_once}")
+
+    def _part(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+        states = tree.stack_ragged(wave.clients, wave.roomiest)
+        works = vmap(algorithm.start, in_dims=(None, 0, 0))(server, states, wave.shares)
+        program = self.program
+        if program is None or not program.fits(algorithm, server, works, wave.feed):
+            program = self.program = None  # its memory goes to the next one
+            program = self.program = Program(self, algorithm, server, works, wave)
+            self.say(f"executor: graph, {program.description}")
+        works, traces = program.run(server, works, wave.feed)
+        states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, wave.shares, works, traces)
+        return tree.unstack_ragged(states, wave.clients), update
+
+
+class Program:
+    """A recorded step of a number of clients, and the memory that it reads and writes."""
+
+    def __init__(self, how: GraphExecutor, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> None:
+        self.plan = plan(algorithm, server, works, wave, how.layout, how.say)
+        self.algorithm, self.steps = algorithm, wave.steps
+        self.repeats = max(number for number in range(1, MOST_STEPS + 1) if self.steps % number == 0)
+        # Of the server's state only what a step reads: the pool, which it does not, changes its size.
+        leaves, before = tree.leaves(server), len(tree.leaves(self.plan.everyone))
+        read = [i - before for i in self.plan.traced.reads if i >= before]
+        self.server = {i: leaves[i].clone() for i in read}
+        inputs = [self._inputs(lane, leaves) for lane in self.plan.lanes]
+        self.replay, compiled = self._recorded(how, inputs)
+        together = "as one vectorised program" if self.plan.shared else "with a stream each"
+        what = "compiled" if compiled else "not compiled"
+        self.description = f"{len(wave.clients)} clients {together}, {what}, {self.repeats} steps a launch"
+
+    def _inputs(self, lane: Any, leaves: list[Tensor]) -> list[Tensor]:
+        server = [self.server.get(i, leaf) for i, leaf in enumerate(leaves)]
+        return self.plan.traced.inputs([*tree.leaves(lane), *server])
+
+    def _recorded(self, how: GraphExecutor, inputs: list[list[Tensor]]) -> tuple[Callable[[], None], bool]:
+        """The recording, of the compiled step if there can be one; without, it is slower with the same numbers."""
+        module = self.plan.traced.module
+        if how.compiled:
+            how.say("executor: compiling the step, up to a few minutes for a deep network ...")
+            try:
+                with explained():
+                    return self._record(how, fuse(module, inputs[0]), inputs), True
+            except RecordingError as error:
+                how.say(f"executor: the step stays as it is, for it cannot be compiled: {error}")
+        with explained():
+            return self._record(how, module, inputs), False
+
+    def _record(self, how: GraphExecutor, step: Callable[..., Any], inputs: list[list[Tensor]]) -> Callable[[], None]:
+        def lane(mine: list[Tensor]) -> Callable[[], None]:
+            return lambda: step(*mine) and None
+
+        return how.record([lane(mine) for mine in inputs], self.repeats)
+
+    def fits(self, algorithm: ClientRound, server: Any, works: Any, feed: Feed) -> bool:
+        """Whether this round's tensors are of the sizes that were recorded."""
+        leaves, everyone = tree.leaves(server), self.plan.everyone
+        pairs = [(leaves[i], mine) for i, mine in self.server.items()]
+        pairs += zip(tree.leaves((works, feed)), tree.leaves((everyone.work, everyone.feed)), strict=True)
+        return algorithm is self.algorithm and all(given.shape == mine.shape for given, mine in pairs)
+
+    def run(self, server: Any, works: Any, feed: Feed) -> tuple[Any, Any]:
+        """A whole round: (works, traces), a row a client. Nothing here waits for the device."""
+        leaves, everyone = tree.leaves(server), self.plan.everyone
+        everyone.k.zero_()
+        into = [*self.server.values(), *tree.leaves((everyone.work, everyone.feed))]
+        torch._foreach_copy_(into, [*(leaves[i] for i in self.server), *tree.leaves((works, feed))])
+        for _ in range(self.steps // self.repeats):
+            self.replay()
+        return everyone.work, everyone.slots
+
+
+@contextmanager
+def _searching() -> Iterator[None]:
+    """Let the library time its convolutions and take the fastest, unless results must be the same bits each time."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

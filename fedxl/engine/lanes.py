@@ -1,0 +1,135 @@
+"""Clients side by side: the fixed memory in which they step, and whether each has its own lane or all share one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedxl import tree
+from fedxl.algorithm import Batch, ClientRound
+from fedxl.engine.products import as_products
+from fedxl.engine.trace import RecordingError, Traced, explained, outline, patches, trace
+from fedxl.engine.wave import Feed, Wave
+
+Layout = Literal["auto", "streams", "vectorised"]
+
+# Up to so many numbers in the windows of a client's convolutions all clients share a lane, whose program lays them
+# out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md.
+SHARED_PATCHES = 2**25
+ALIGNMENT = 512  # bytes: where compiled kernels and the allocator like a tensor to begin
+
+
+class Lane(NamedTuple):
+    """The memory of clients that step together: feeds [K, ...] of one, or [C, K, ...] of all."""
+
+    k: Tensor  # [1] the step to come
+    work: Any
+    feed: Feed
+    slots: Any  # the traces of all steps
+
+
+class Stepper(NamedTuple):
+    """One step in a lane: read, step, and write the results where they are read from next."""
+
+    step: Callable[..., tuple[Any, Any]]
+    batch: Callable[[Feed], Batch]
+    dim: int  # where a feed has its steps: 0, or 1 behind the clients
+    steps: int
+
+    def __call__(self, lane: Lane, server: Any) -> None:
+        work, trace = self.compute(lane.k, lane.work, lane.feed, server)
+        tree.map(lambda slot, new: slot.index_copy_(self.dim, lane.k, new.unsqueeze(self.dim)), lane.slots, trace)
+        tree.map(lambda old, new: old.copy_(new), lane.work, work)
+        lane.k.copy_((lane.k + 1) % self.steps)
+
+    def compute(self, k: Tensor, work: Any, feed: Feed, server: Any) -> tuple[Any, Any]:
+        now = tree.map(lambda leaf: leaf.index_select(self.dim, k).squeeze(self.dim), feed)
+        return self.step(server, work, self.batch(now))
+
+    def slots(self, k: Tensor, work: Any, feed: Feed, server: Any) -> Any:
+        """Room for the traces of all steps."""
+
+        def room(leaf: Tensor) -> Tensor:
+            shape = (*leaf.shape[: self.dim], self.steps, *leaf.shape[self.dim :])
+            return torch.zeros(shape, dtype=leaf.dtype, device=k.device)
+
+        with explained():
+            _, trace = outline(self.compute, (k, work, feed, server))
+        return tree.map(room, trace)
+
+
+class Plan(NamedTuple):
+    """Who steps where: what one lane's step does, all lanes, and their memory as one, a row a client."""
+
+    traced: Traced
+    lanes: list[Lane]
+    everyone: Lane
+    shared: bool  # one lane for all clients
+
+
+def plan(
+    algorithm: ClientRound, server: Any, works: Any, wave: Wave, layout: Layout, say: Callable[[str], None]
+) -> Plan:
+    """Lanes for the clients of a wave, and the record of what happens in each."""
+    clients = len(wave.clients)
+    if layout == "vectorised" and clients > 1:
+        return _shared(algorithm, server, works, wave)
+    stepper = Stepper(algorithm.step, wave.batch, 0, wave.steps)
+    traced = _trace(stepper, _apart(stepper, server, works, wave.feed, 1)[0][0], server)
+    if layout == "auto" and clients > 1 and patches(traced.module) <= SHARED_PATCHES:
+        try:
+            return _shared(algorithm, server, works, wave)
+        except RecordingError as error:
+            say(f"executor: a stream for each client, because {error}")
+    lanes, everyone = _apart(stepper, server, works, wave.feed, clients)
+    return Plan(traced, lanes, everyone, shared=False)
+
+
+def _shared(algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> Plan:
+    """One lane, in which a vectorised program moves all clients."""
+    step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
+    stepper = Stepper(step, wave.batch, 1, wave.steps)
+    k = wave.feed.y.new_zeros(1, dtype=torch.int64)
+    try:
+        work, feed = tree.map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), (works, wave.feed))
+        lane = Lane(k, work, feed, stepper.slots(k, work, feed, server))
+        traced = _trace(stepper, lane, server, vectorised=True)
+    except RecordingError as error:
+        raise RecordingError(f"the model cannot be vectorised: {error}") from error
+    as_products(traced.module, len(wave.clients))
+    return Plan(traced, [lane], lane, shared=True)
+
+
+def _apart(stepper: Stepper, server: Any, works: Any, feed: Feed, clients: int) -> tuple[list[Lane], Lane]:
+    """A lane for each of the first so many clients, and their memory as one."""
+    k = feed.y.new_zeros((clients, 1), dtype=torch.int64)
+    k, work, feed = tree.map(_rows, (k, *tree.map(lambda leaf: leaf[:clients], (works, feed))))
+    slots = stepper.slots(*tree.map(lambda leaf: leaf[0], (k, work, feed)), server)
+    slots = tree.map(lambda leaf: _rows(leaf.expand(clients, *leaf.shape)), slots)
+    everyone = Lane(k, work, feed, slots)
+    return tree.unstack(everyone, clients), everyone
+
+
+def _rows(stacked: Tensor) -> Tensor:
+    """A copy, a row a client, whose rows begin where kernels like them to.
+
+    Within a row the weights of a convolution have their channels last, as the units of a GPU want them; that changes
+    no number.
+    """
+    count, *shape = stacked.shape
+    multiple = ALIGNMENT // stacked.element_size()
+    pitch = multiple * max(1, math.ceil(math.prod(shape) / multiple))
+    images = len(shape) == 4 and stacked.is_floating_point()
+    row = torch.empty(shape, device="meta", memory_format=torch.channels_last if images else torch.contiguous_format)
+    memory = stacked.new_zeros(count, pitch)
+    return memory.as_strided(stacked.shape, (pitch, *row.stride())).copy_(stacked)
+
+
+def _trace(stepper: Stepper, lane: Lane, server: Any, vectorised: bool = False) -> Traced:
+    like = (lane, server)
+    return trace(lambda *leaves: stepper(*tree.rebuild(like, leaves)), tree.leaves(like), vectorised)

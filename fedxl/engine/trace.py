@@ -1,0 +1,142 @@
+"""A step as one flat list of tensor operations, forward, backward and update together, for a compiler to fuse.
+
+`make_fx` runs the step on tensors without numbers and writes down what it does. Whatever `torch.func` had to do with
+it is gone from the record, which knows nothing of gradients any more.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import get_decompositions
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedxl import tree
+
+aten = torch.ops.aten
+BATCH_NORMS = [
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten.cudnn_batch_norm,
+    aten.native_batch_norm_backward,
+    aten.cudnn_batch_norm_backward,
+]
+
+Program = Callable[..., Any]  # flat tensors in; what comes out is written into some of them
+
+
+T = TypeVar("T")
+
+
+class RecordingError(Exception):
+    """Why a step cannot be recorded, in words for its author."""
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """What goes wrong inside comes out as a RecordingError; a lack of memory, not the step's fault, as it is."""
+    try:
+        yield
+    except (RecordingError, torch.OutOfMemoryError):
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise RecordingError(f"what it does depends on the numbers it sees ({error})") from error
+    except Exception as error:  # whatever a model of the user's may raise
+        raise RecordingError(first_line(error)) from error
+
+
+class Traced(NamedTuple):
+    """A record, and the tensors that it reads besides its arguments (the data, frozen weights)."""
+
+    module: fx.GraphModule
+    reads: list[int]  # which of the arguments it has any use for
+    constants: list[Tensor]
+
+    def inputs(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        """What the module takes, for all arguments of the function that was traced."""
+        return [*(arguments[i] for i in self.reads), *self.constants]
+
+
+def trace(function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False) -> Traced:
+    """The record of a function that writes its results into its arguments."""
+    # Under vmap BatchNorm asks for kernels of mixed precision that the libraries lack; in small pieces it does not.
+    pieces: Any = get_decompositions(BATCH_NORMS) if vectorised else None
+
+    def flat(*arguments: Tensor) -> tuple[()]:
+        function(*arguments)
+        return ()
+
+    with torch.no_grad(), explained():
+        module = make_fx(flat, pieces, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+    constants = _lift_constants(module)
+    reads = _drop_unread(module, len(arguments))
+    module.recompile()
+    return Traced(module, reads, constants)
+
+
+def outline(function: Callable[..., T], arguments: Any) -> T:
+    """What a function of trees returns, computed without numbers: shapes and types alone."""
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return function(*tree.map(mode.from_tensor, arguments))
+
+
+def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
+    """Make inputs of the tensors that were closed over: a compiler would copy the whole data set into its cache."""
+    tensors: dict[str, Tensor] = {}
+    inputs: dict[str, fx.Node] = {}
+    last = next(node for node in reversed(module.graph.nodes) if node.op == "placeholder")
+    for node in list(module.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        name = str(node.target)
+        if name not in inputs:
+            tensors[name] = getattr(module, name)
+            with module.graph.inserting_after(last):
+                last = inputs[name] = module.graph.placeholder(f"constant{len(inputs)}")
+                last.meta = dict(node.meta)
+        node.replace_all_uses_with(inputs[name])
+        module.graph.erase_node(node)
+    return list(tensors.values())
+
+
+def _drop_unread(module: fx.GraphModule, arguments: int) -> list[int]:
+    """Take arguments out that nothing reads, such as a pool whose size changes from round to round."""
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"][:arguments]
+    for node in nodes:
+        if not node.users:
+            module.graph.erase_node(node)
+    return [i for i, node in enumerate(nodes) if node.users]
+
+
+def fuse(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Program:
+    """The record compiled by Inductor, which merges chains of small operations into single kernels."""
+    import torch._inductor as inductor
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's advice is not for our users
+        # Combined kernels: the update of sixty small tensors is a few launches instead of sixty.
+        program: Program = inductor.compile(module, list(inputs), options={"combo_kernels": True})
+    return program
+
+
+def patches(module: fx.GraphModule) -> int:
+    """How many numbers the convolutions of a record would read if their windows were laid out side by side."""
+    total = 0
+    for node in module.graph.nodes:
+        if node.target is aten.convolution.default:
+            weight, out = node.args[1].meta["val"], node.meta["val"]
+            if math.prod(weight.shape[2:]) > 1:
+                total += out.shape[0] * math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * node.args[8]
+    return total
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,70 @@
+"""What an executor gets: the clients that run together, with everything drawn and nothing fetched yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedxl import tree
+from fedxl.algorithm import Batch, ClientRound, Share
+from fedxl.sampling import Indices
+
+I = TypeVar("I", Indices, Tensor)
+
+
+class Draws(NamedTuple, Generic[I]):
+    """Every index a client needs in a round (of several clients: [C, ...]); examples are positions in the source."""
+
+    examples: I  # [K, B1 + B2]
+    codes: I  # [K, B1 + B2] how each is augmented
+    rows: I  # [K, B1]
+    lag1: I  # [K, B1]
+    lag2: I  # [K, B2]
+    fresh: I  # [K, F1 + F2]
+    fresh_codes: I  # [K, F1 + F2]
+    fresh_rows: I  # [K, F1]
+
+
+class Feed(NamedTuple):
+    """What the steps of a round read, all but the examples themselves; [C, K, ...], or cut to a client or a step."""
+
+    draws: Draws[Tensor]
+    y: Tensor  # [.., B1 + B2]
+    passive: Any  # what the algorithm's `passive` took from the pool
+
+
+class Wave(NamedTuple):
+    """The clients that run together: everything an executor needs, already on the device."""
+
+    clients: Sequence[Any]  # their private states
+    roomiest: Any  # a state as long as any client's, for executors that want all of one length
+    shares: Share  # [C]
+    feed: Feed  # [C, K, ...]
+    batch: Callable[[Feed], Batch]  # one step's feed, of one client or of several, to what the step reads
+    seed: Callable[[int], int]  # of a client, for the layers that draw inside the model (dropout)
+    recurs: bool  # whether rounds like this one will come again, so that preparing for them pays
+
+    @property
+    def steps(self) -> int:
+        return self.feed.y.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.shares.model.device
+
+    def take(self, members: Sequence[int]) -> Wave:
+        """Some of the clients, in this order; one may be named more than once."""
+        if list(members) == list(range(len(self.clients))):
+            return self
+        index = torch.tensor(members, device=self.device)
+        shares, feed = tree.map(lambda leaf: leaf[index], (self.shares, self.feed))
+        clients, seed = [self.clients[i] for i in members], self.seed
+        return self._replace(clients=clients, shares=shares, feed=feed, seed=lambda i: seed(members[i]))
+
+
+class Executor(Protocol):
+    def __call__(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+        """(clients, stacked updates). Updates may lie in the executor's own memory until its next call."""
