@@ -177,12 +177,13 @@ def average(stacked: T, shares: Tensor, otherwise: T) -> T:
     Integer leaves (BatchNorm's counters) are averaged too, and rounded.
     """
     total = shares.sum()
-    weights = shares / torch.where(total > 0, total, torch.ones_like(total))
+    some = total > 0
+    weights = shares / torch.where(some, total, torch.ones_like(total))
 
     def mean(leaf: Tensor, fallback: Tensor) -> Tensor:
         exact = leaf if leaf.is_floating_point() else leaf.double()
         averaged = torch.tensordot(weights.to(exact.dtype), exact, 1)
         averaged = averaged if leaf.is_floating_point() else averaged.round().to(leaf.dtype)
-        return torch.where(total > 0, averaged, fallback)
+        return torch.where(some, averaged, fallback)
 
     return tree.map(mean, stacked, otherwise)

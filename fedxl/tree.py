@@ -104,6 +104,8 @@ def unstack_ragged(tree: T, like: Sequence[T]) -> list[T]:
     def cut(leaf: Tensor, original: Tensor) -> Tensor:
         return (leaf[: original.shape[0]] if original.ndim else leaf).clone()
 
+    if not leaves(tree):
+        return list(like)
     return [map(cut, one, original) for one, original in zip(unstack(tree, len(like)), like, strict=True)]
 
 

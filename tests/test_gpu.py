@@ -128,9 +128,10 @@ def test_lower_precision_is_close(precision, layout):
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 def test_dropout_in_a_graph_is_reproducible(layout, deterministic):
+    model = network_of(simple_cnn)
+
     def once() -> dict:
-        executor = GraphExecutor(compiled=False, layout=layout, say=recorded_only)
-        return trained("local_sgd", executor, network_of(simple_cnn))
+        return trained("local_sgd", GraphExecutor(compiled=False, layout=layout, say=recorded_only), model)
 
     torch.cuda.manual_seed(5)
     before, first = torch.cuda.get_rng_state(), once()

@@ -26,7 +26,7 @@ LAYERS = [
     {"evaluate", "engine"},
     {"task"},
     {"run"},
-    {"config", "report", "plots"},
+    {"config", "report", "plots", "bench"},
     {"demo"},
     {"cli"},
 ]

@@ -21,12 +21,12 @@ from torch.func import vmap
 from fedxl import tree
 from fedxl.algorithm import ClientRound
 from fedxl.engine.executors import loop, seeded
-from fedxl.engine.lanes import Layout, plan
+from fedxl.engine.lanes import Layout, divisor, plan
 from fedxl.engine.record import Recorder, cuda_graph
 from fedxl.engine.trace import RecordingError, explained, fuse
 from fedxl.engine.wave import Feed, Wave
 
-MOST_STEPS = 8  # in one recording: more save little and take longer to record
+LONGEST = 400_000  # operations in one recording: beyond, more steps in it save nothing and take long to record
 
 
 @dataclass
@@ -97,9 +97,10 @@ class Program:
     """A recorded step of a number of clients, and the memory that it reads and writes."""
 
     def __init__(self, how: GraphExecutor, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> None:
-        self.plan = plan(algorithm, server, works, wave, how.layout, how.say)
+        self.plan = plan(algorithm, server, works, wave, how.layout, how.compiled, how.say)
         self.algorithm, self.steps = algorithm, wave.steps
-        self.repeats = max(number for number in range(1, MOST_STEPS + 1) if self.steps % number == 0)
+        operations = len(self.plan.traced.module.graph.nodes) * len(self.plan.lanes)
+        self.repeats = divisor(self.steps // self.plan.at_a_time, LONGEST // operations)
         # Of the server's state only what a step reads: the pool, which it does not, changes its size.
         leaves, before = tree.leaves(server), len(tree.leaves(self.plan.everyone))
         read = [i - before for i in self.plan.traced.reads if i >= before]
@@ -108,7 +109,8 @@ class Program:
         self.replay, compiled = self._recorded(how, inputs)
         together = "as one vectorised program" if self.plan.shared else "with a stream each"
         what = "compiled" if compiled else "not compiled"
-        self.description = f"{len(wave.clients)} clients {together}, {what}, {self.repeats} steps a launch"
+        launch = self.repeats * self.plan.at_a_time
+        self.description = f"{len(wave.clients)} clients {together}, {what}, {launch} steps a launch"
 
     def _inputs(self, lane: Any, leaves: list[Tensor]) -> list[Tensor]:
         server = [self.server.get(i, leaf) for i, leaf in enumerate(leaves)]
@@ -131,7 +133,7 @@ class Program:
         def lane(mine: list[Tensor]) -> Callable[[], None]:
             return lambda: step(*mine) and None
 
-        return how.record([lane(mine) for mine in inputs], self.repeats)
+        return how.record([lane(mine) for mine in inputs], self.repeats, self.plan.large)
 
     def fits(self, algorithm: ClientRound, server: Any, works: Any, feed: Feed) -> bool:
         """Whether this round's tensors are of the sizes that were recorded."""
@@ -146,7 +148,7 @@ class Program:
         everyone.k.zero_()
         into = [*self.server.values(), *tree.leaves((everyone.work, everyone.feed))]
         torch._foreach_copy_(into, [*(leaves[i] for i in self.server), *tree.leaves((works, feed))])
-        for _ in range(self.steps // self.repeats):
+        for _ in range(self.steps // (self.repeats * self.plan.at_a_time)):
             self.replay()
         return everyone.work, everyone.slots
 

@@ -18,9 +18,13 @@ from fedxl.engine.wave import Feed, Wave
 
 Layout = Literal["auto", "streams", "vectorised"]
 
+# So many operations may be compiled together. Where several steps fit in, a step's last kernel does the next one's
+# first, too: weights are cast as they are updated, and need not be read again.
+TOGETHER = 2000
 # Up to so many numbers in the windows of a client's convolutions all clients share a lane, whose program lays them
 # out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md.
 SHARED_PATCHES = 2**25
+LARGE_PATCHES = 2**27
 ALIGNMENT = 512  # bytes: where compiled kernels and the allocator like a tensor to begin
 
 
@@ -34,18 +38,20 @@ class Lane(NamedTuple):
 
 
 class Stepper(NamedTuple):
-    """One step in a lane: read, step, and write the results where they are read from next."""
+    """A step in a lane, or several: read, step, and write the results where they are read from next."""
 
     step: Callable[..., tuple[Any, Any]]
     batch: Callable[[Feed], Batch]
     dim: int  # where a feed has its steps: 0, or 1 behind the clients
-    steps: int
+    steps: int  # of a round
+    at_a_time: int = 1
 
     def __call__(self, lane: Lane, server: Any) -> None:
-        work, trace = self.compute(lane.k, lane.work, lane.feed, server)
-        tree.map(lambda slot, new: slot.index_copy_(self.dim, lane.k, new.unsqueeze(self.dim)), lane.slots, trace)
-        tree.map(lambda old, new: old.copy_(new), lane.work, work)
-        lane.k.copy_((lane.k + 1) % self.steps)
+        for _ in range(self.at_a_time):
+            work, trace = self.compute(lane.k, lane.work, lane.feed, server)
+            tree.map(lambda slot, new: slot.index_copy_(self.dim, lane.k, new.unsqueeze(self.dim)), lane.slots, trace)
+            tree.map(lambda old, new: old.copy_(new), lane.work, work)
+            lane.k.copy_((lane.k + 1) % self.steps)
 
     def compute(self, k: Tensor, work: Any, feed: Feed, server: Any) -> tuple[Any, Any]:
         now = tree.map(lambda leaf: leaf.index_select(self.dim, k).squeeze(self.dim), feed)
@@ -70,39 +76,52 @@ class Plan(NamedTuple):
     lanes: list[Lane]
     everyone: Lane
     shared: bool  # one lane for all clients
+    at_a_time: int  # steps that the record holds
+    large: bool  # whether the kernels of one client nearly fill a GPU
 
 
 def plan(
-    algorithm: ClientRound, server: Any, works: Any, wave: Wave, layout: Layout, say: Callable[[str], None]
+    algorithm: ClientRound,
+    server: Any,
+    works: Any,
+    wave: Wave,
+    layout: Layout,
+    compiled: bool,
+    say: Callable[[str], None],
 ) -> Plan:
     """Lanes for the clients of a wave, and the record of what happens in each."""
     clients = len(wave.clients)
-    if layout == "vectorised" and clients > 1:
-        return _shared(algorithm, server, works, wave)
+    if layout == "vectorised":
+        return _shared(algorithm, server, works, wave, compiled)
     stepper = Stepper(algorithm.step, wave.batch, 0, wave.steps)
     traced = _trace(stepper, _apart(stepper, server, works, wave.feed, 1)[0][0], server)
-    if layout == "auto" and clients > 1 and patches(traced.module) <= SHARED_PATCHES:
+    size = patches(traced.module)
+    if layout == "auto" and size <= SHARED_PATCHES:
         try:
-            return _shared(algorithm, server, works, wave)
+            return _shared(algorithm, server, works, wave, compiled)
         except RecordingError as error:
             say(f"executor: a stream for each client, because {error}")
     lanes, everyone = _apart(stepper, server, works, wave.feed, clients)
-    return Plan(traced, lanes, everyone, shared=False)
+    return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=size > LARGE_PATCHES)
 
 
-def _shared(algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> Plan:
+def _shared(algorithm: ClientRound, server: Any, works: Any, wave: Wave, compiled: bool) -> Plan:
     """One lane, in which a vectorised program moves all clients."""
     step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
     stepper = Stepper(step, wave.batch, 1, wave.steps)
     k = wave.feed.y.new_zeros(1, dtype=torch.int64)
     try:
-        work, feed = tree.map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), (works, wave.feed))
-        lane = Lane(k, work, feed, stepper.slots(k, work, feed, server))
+        work, feed = tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed))
+        lane = Lane(k, work, feed, stepper.slots(k, works, wave.feed, server))
         traced = _trace(stepper, lane, server, vectorised=True)
+        fitting = TOGETHER // len(traced.module.graph.nodes) if compiled else 1
+        stepper = stepper._replace(at_a_time=divisor(wave.steps, fitting))
+        if stepper.at_a_time > 1:
+            traced = _trace(stepper, lane, server, vectorised=True)
     except RecordingError as error:
         raise RecordingError(f"the model cannot be vectorised: {error}") from error
     as_products(traced.module, len(wave.clients))
-    return Plan(traced, [lane], lane, shared=True)
+    return Plan(traced, [lane], lane, shared=True, at_a_time=stepper.at_a_time, large=False)
 
 
 def _apart(stepper: Stepper, server: Any, works: Any, feed: Feed, clients: int) -> tuple[list[Lane], Lane]:
@@ -115,14 +134,23 @@ def _apart(stepper: Stepper, server: Any, works: Any, feed: Feed, clients: int) 
     return tree.unstack(everyone, clients), everyone
 
 
-def _rows(stacked: Tensor) -> Tensor:
+def divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`, or 1.
+
+    >>> divisor(32, 20), divisor(5, 4), divisor(6, 0)
+    (16, 1, 1)
+    """
+    return max((n for n in range(1, min(most, number) + 1) if number % n == 0), default=1)
+
+
+def _rows(stacked: Tensor, alignment: int = ALIGNMENT) -> Tensor:
     """A copy, a row a client, whose rows begin where kernels like them to.
 
     Within a row the weights of a convolution have their channels last, as the units of a GPU want them; that changes
     no number.
     """
     count, *shape = stacked.shape
-    multiple = ALIGNMENT // stacked.element_size()
+    multiple = math.ceil(alignment / stacked.element_size())
     pitch = multiple * max(1, math.ceil(math.prod(shape) / multiple))
     images = len(shape) == 4 and stacked.is_floating_point()
     row = torch.empty(shape, device="meta", memory_format=torch.channels_last if images else torch.contiguous_format)
@@ -132,4 +160,6 @@ def _rows(stacked: Tensor) -> Tensor:
 
 def _trace(stepper: Stepper, lane: Lane, server: Any, vectorised: bool = False) -> Traced:
     like = (lane, server)
+    if vectorised:  # told of channels that come last, some layers ask vmap for what it does only client by client
+        like = tree.map(torch.Tensor.contiguous, like)
     return trace(lambda *leaves: stepper(*tree.rebuild(like, leaves)), tree.leaves(like), vectorised)

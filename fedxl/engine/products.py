@@ -8,39 +8,88 @@ costs memory traffic, so this pays where feature maps are small.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as nnf
 
 aten = torch.ops.aten
+Pair = tuple[int, int]
+
+MOVES = {aten.permute.default, aten.clone.default, aten.view.default, aten._unsafe_view.default}
 
 
 def as_products(module: fx.GraphModule, clients: int) -> None:
-    """Replace a record's convolutions in `clients` groups, forward and backward, where the product says the same."""
-    for node in module.graph.nodes:
+    """Replace a record's convolutions in `clients` groups, forward and backward, where the product says the same.
+
+    The windows that the forward product reads are kept for the backward one.
+    """
+    kept: dict[Any, fx.Node] = {}
+    for node in list(module.graph.nodes):
         if node.target is aten.convolution.default and _plain(node.args[1], node.args[5:9], clients):
-            node.target = convolution
+            x, weight, bias, stride, padding = node.args[:5]
+            seen = _windows_of(module, node, kept, x, weight, stride, padding, clients)
+            node.target, node.args = convolution, (seen, weight, bias, _image(node.meta["val"]))
         elif node.target is aten.convolution_backward.default and _plain(node.args[2], node.args[6:10], clients):
-            node.target = convolution_backward
+            gradient, x, weight, _, stride, padding = node.args[:6]
+            seen = _windows_of(module, node, kept, x, weight, stride, padding, clients)
+            size, wanted = _image(x.meta["val"]), node.args[10]
+            node.target, node.args = convolution_backward, (gradient, seen, weight, size, stride, padding, wanted)
+    module.graph.eliminate_dead_code()
     module.recompile()
 
 
-def _plain(weight: fx.Node, geometry: tuple[object, ...], clients: int) -> bool:
+def _plain(weight: fx.Node, geometry: tuple[Any, ...], clients: int) -> bool:
     dilation, transposed, _, groups = geometry
-    return weight.meta["val"].ndim == 4 and list(dilation) == [1, 1] and not transposed and groups == clients  # type: ignore[call-overload]
+    flat = weight.meta["val"].ndim == 4
+    return flat and list(dilation) == [1, 1] and not transposed and groups == clients
 
 
-Pair = tuple[int, int]
+def _windows_of(
+    module: fx.GraphModule,
+    before: fx.Node,
+    kept: dict[Any, fx.Node],
+    x: fx.Node,
+    weight: fx.Node,
+    stride: list[int],
+    padding: list[int],
+    groups: int,
+) -> fx.Node:
+    kernel = _image(weight.meta["val"])
+    key = (_origin(x), kernel, *stride, *padding)
+    if key not in kept:
+        with module.graph.inserting_before(before):
+            kept[key] = module.graph.call_function(windows, (x, kernel, tuple(stride), tuple(padding), groups))
+    return kept[key]
+
+
+def _origin(node: fx.Node) -> tuple[Any, ...]:
+    """Where numbers come from and how they were moved: vmap moves a convolution's input anew for its backward pass.
+
+    What autograd keeps for a backward pass may not be written to in between, so equal origins are equal numbers.
+    """
+    moves: list[Any] = []
+    while node.target in MOVES:
+        moves.append((node.target, str(node.args[1:])))
+        node = node.args[0]  # type: ignore[assignment]
+    return node, *moves
+
+
+def _image(tensor: Tensor) -> Pair:
+    return int(tensor.shape[2]), int(tensor.shape[3])
 
 
 def windows(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, groups: int) -> Tensor:
-    """[B, G c, H, W] -> [G, B, H', W', kh, kw, c]: what each output pixel of each group looks at.
+    """[B, G c, H, W] -> [G, B H' W', kh kw c]: what each output pixel of each group looks at.
 
-    Channels come last, as they do in memory behind a product, so that copies run along both.
+    Channels come last, as they do in memory behind a product, so that the copy runs along both.
     """
     x = nnf.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    x = x.unflatten(1, (groups, -1)).unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
-    return x.permute(1, 0, 3, 4, 5, 6, 2)
+    seen = x.unflatten(1, (groups, -1)).unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
+    pixels = seen.shape[0] * seen.shape[3] * seen.shape[4]
+    rows: Tensor = seen.permute(1, 0, 3, 4, 5, 6, 2).reshape(groups, pixels, -1)
+    return rows
 
 
 def matrices(weight: Tensor, groups: int) -> Tensor:
@@ -48,66 +97,54 @@ def matrices(weight: Tensor, groups: int) -> Tensor:
     return weight.permute(0, 2, 3, 1).reshape(groups, -1, weight[0].numel())
 
 
-def convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    transposed: bool,
-    output_padding: Pair,
-    groups: int,
-) -> Tensor:
-    """`aten.convolution` for 2-D convolutions without dilation."""
-    seen = windows(x, _pair(weight.shape[2:]), stride, padding, groups)
-    out = torch.bmm(seen.reshape(groups, -1, weight[0].numel()), matrices(weight, groups).mT)
-    images: Tensor = out.unflatten(1, seen.shape[1:4]).permute(1, 0, 4, 2, 3).flatten(1, 2)  # [B, G o, H', W']
+def convolution(seen: Tensor, weight: Tensor, bias: Tensor | None, size: Pair) -> Tensor:
+    """`aten.convolution` of the windows, for 2-D convolutions without dilation: [B, G o, H', W']."""
+    out = torch.bmm(seen, matrices(weight, len(seen)).mT).unflatten(1, (-1, *size))
+    images: Tensor = out.permute(1, 0, 4, 2, 3).flatten(1, 2)
     return images if bias is None else images + bias[:, None, None]
 
 
 def convolution_backward(
     gradient: Tensor,
-    x: Tensor,
+    seen: Tensor,
     weight: Tensor,
-    bias_sizes: list[int] | None,
+    size: Pair,
     stride: Pair,
     padding: Pair,
-    dilation: Pair,
-    transposed: bool,
-    output_padding: Pair,
-    groups: int,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """`aten.convolution_backward` for the same: gradients by x, weight and bias, where wanted."""
-    kernel, by_x, by_weight = _pair(weight.shape[2:]), None, None
+    groups, kernel, by_x, by_weight = len(seen), _image(weight), None, None
     out = gradient.unflatten(1, (groups, -1)).permute(1, 0, 3, 4, 2)  # [G, B, H', W', o]
     rows = out.reshape(groups, -1, out.shape[-1])
     if wanted[1]:
-        seen = windows(x, kernel, stride, padding, groups)
-        by_weight = torch.bmm(rows.mT, seen.reshape(groups, rows.shape[1], -1))
-        by_weight = by_weight.view(-1, *kernel, weight.shape[1]).permute(0, 3, 1, 2)
+        by_weight = torch.bmm(rows.mT, seen).view(-1, *kernel, weight.shape[1]).permute(0, 3, 1, 2)
     if wanted[0]:
         spread = torch.bmm(rows, matrices(weight, groups)).view(*out.shape[:4], *kernel, -1)
-        by_x = _gather(spread, _pair(x.shape[2:]), stride, padding)
+        by_x = _gather(spread, size, stride, padding)
     return by_x, by_weight, gradient.sum((0, 2, 3)) if wanted[2] else None
 
 
 def _gather(spread: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """The transpose of `windows`: [G, B, H', W', kh, kw, c] -> [B, G c, H, W], summed where windows overlap."""
-    kernel = _pair(spread.shape[4:6])
-    if tuple(stride) == (1, 1):  # shifted sums: the compiler makes them one kernel
-        (high, wide), (top, left) = kernel, padding
-        total = spread.new_zeros(())
-        for i in range(high):
-            for j in range(wide):
-                total = total + nnf.pad(spread[..., i, j, :], (0, 0, j, wide - 1 - j, i, high - 1 - i))
-        cut = total[:, :, top : top + size[0], left : left + size[1]]
-        return cut.permute(1, 0, 4, 2, 3).flatten(1, 2)
-    columns = spread.permute(1, 0, 6, 4, 5, 2, 3).flatten(5).flatten(2, 4).flatten(0, 1)  # [B G, c kh kw, H' W']
-    folded: Tensor = nnf.fold(columns, size, kernel, padding=padding, stride=stride)
-    return folded.unflatten(0, (-1, spread.shape[0])).flatten(1, 2)  # type: ignore[no-any-return]
+    """The transpose of `windows`: [G, B, H', W', kh, kw, c] -> [B, G c, H, W], summed where windows overlap.
+
+    Written as shifted sums, which the compiler makes one kernel.
+    """
+    kernel, (top, left) = spread.shape[4:6], padding
+    high, wide = size[0] + 2 * top, size[1] + 2 * left
+    total = spread.new_zeros(())
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            part = _apart(spread[..., i, j, :], stride)
+            below, right = high - i - part.shape[2], wide - j - part.shape[3]
+            total = total + nnf.pad(part, (0, 0, j, right, i, below))
+    images: Tensor = total[:, :, top : top + size[0], left : left + size[1]].permute(1, 0, 4, 2, 3).flatten(1, 2)
+    return images
 
 
-def _pair(sizes: torch.Size | tuple[int, ...]) -> Pair:
-    return int(sizes[0]), int(sizes[1])
+def _apart(x: Tensor, stride: Pair) -> Tensor:
+    """[G, B, H', W', c] with zeros in between, so that neighbours are a stride apart."""
+    if tuple(stride) == (1, 1):
+        return x
+    x = nnf.pad(x[:, :, :, None, :, None], (0, 0, 0, stride[1] - 1, 0, 0, 0, stride[0] - 1))
+    return x.flatten(4, 5).flatten(2, 3)

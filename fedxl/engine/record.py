@@ -9,16 +9,20 @@ import torch
 
 Work = Callable[[], None]  # reads and writes fixed memory, returns nothing
 
-# More streams than this gain nothing (docs/performance.md); fewer leave the card idle between small kernels.
-STREAMS = 8
+# Fewer leave the card idle between small kernels, more gain nothing; large kernels rather share the cache with few
+# others (docs/performance.md).
+STREAMS, STREAMS_OF_LARGE = 8, 4
 
 
 class Recorder(Protocol):
-    def __call__(self, lanes: Sequence[Work], repeats: int) -> Work:
-        """One call of the result runs every lane `repeats` times; lanes know nothing of each other."""
+    def __call__(self, lanes: Sequence[Work], repeats: int, large: bool) -> Work:
+        """One call of the result runs every lane `repeats` times; lanes know nothing of each other.
+
+        large: whether the kernels of one lane nearly fill the device.
+        """
 
 
-def again(lanes: Sequence[Work], repeats: int) -> Work:
+def again(lanes: Sequence[Work], repeats: int, large: bool) -> Work:
     """The stand-in for devices without graphs: the same lanes in the same memory, called anew each time."""
 
     def replay() -> None:
@@ -29,9 +33,10 @@ def again(lanes: Sequence[Work], repeats: int) -> Work:
     return replay
 
 
-def cuda_graph(lanes: Sequence[Work], repeats: int) -> Work:
+def cuda_graph(lanes: Sequence[Work], repeats: int, large: bool) -> Work:
     """A CUDA graph, the lanes side by side. A lane's repeats follow each other without waiting for other lanes."""
-    origin, streams = torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(min(STREAMS, len(lanes)))]
+    number = min(STREAMS_OF_LARGE if large else STREAMS, len(lanes))
+    origin, streams = torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(number)]
     on = [streams[i % len(streams)] for i in range(len(lanes))]
     # A warm-up on the stream of the recording: libraries choose their algorithms and workspaces now, not then.
     for stream in streams:

@@ -73,8 +73,10 @@ def trace(function: Callable[..., None], arguments: Sequence[Tensor], vectorised
         function(*arguments)
         return ()
 
-    with torch.no_grad(), explained():
+    with torch.no_grad(), explained(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of vmap, about layers that it does client by client
         module = make_fx(flat, pieces, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+    _drop_restriding(module)
     constants = _lift_constants(module)
     reads = _drop_unread(module, len(arguments))
     module.recompile()
@@ -83,8 +85,16 @@ def trace(function: Callable[..., None], arguments: Sequence[Tensor], vectorised
 
 def outline(function: Callable[..., T], arguments: Any) -> T:
     """What a function of trees returns, computed without numbers: shapes and types alone."""
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return function(*tree.map(mode.from_tensor, arguments))
+
+
+def _drop_restriding(module: fx.GraphModule) -> None:
+    """Pooling to one pixel relabels the strides of its result; under vmap, those of a temporary that nobody reads."""
+    for node in list(module.graph.nodes):
+        if node.target is aten.as_strided_.default and not node.users:
+            module.graph.erase_node(node)
 
 
 def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
