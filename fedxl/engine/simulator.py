@@ -55,15 +55,16 @@ class Simulator:
         counted = shares(first, second, self.weighting)
         self.shares: Share = tree.map(lambda leaf: leaf.to(self.device, self.dtype), counted)
         self.roomiest = max(first)
-        self.population = Population({}, {})
-        self._ahead: dict[tuple[int, int, int], Draws[Indices]] = {}
+        self._rounds: dict[int, int] = {}
+        self._states: dict[int, Any] = {}
+        self._ahead = _Ahead({}, None, {})
 
     def run_round(self, algorithm: RoundOf, server: Any, round: int, cohort: Indices) -> Any:
         """The cohort's updates, stacked in its order. Private states change only once all of them are done."""
         size = self.clients_at_once or len(cohort)
         pool = algorithm.pool_weights(server)
         pool_draws = None if pool is None else _as_weights(pool)
-        states: dict[str, Any] = {}
+        states: dict[int, Any] = {}
         updates = []
         for begin in range(0, len(cohort), size):
             members = [int(client) for client in cohort[begin : begin + size]]
@@ -71,32 +72,34 @@ class Simulator:
             # Of the steps alone: averages are always taken in full precision.
             with products(PRECISIONS[self.precision]):
                 clients, update = self.executor(algorithm, server, wave)
-            states |= {str(member): client for member, client in zip(members, clients, strict=True)}
+            states |= zip(members, clients, strict=True)
             # An executor may use the memory of its last updates again.
             updates.append(update if size >= len(cohort) else tree.map(torch.clone, update))
-        counts = {str(client): torch.tensor(self._rounds(client) + 1) for client in map(int, cohort)}
-        self.population = Population(self.population.rounds | counts, self.population.states | states)
-        self._draw_ahead(round + 1, len(cohort))
+        self._rounds.update({client: self._rounds.get(client, 0) + 1 for client in map(int, cohort)})
+        self._states.update(states)
+        self._draw_ahead(round + 1, len(cohort), pool_draws)
         return updates[0] if len(updates) == 1 else tree.concat(updates)
 
     def restore(self, server: Any, tensors: dict[str, Tensor]) -> None:
         """Take the population back from a checkpoint."""
         members = [name.removeprefix("rounds.") for name in tensors if name.startswith("rounds.")]
         like = {name: self.algorithm.init_client(server, len(self.first[int(name)])) for name in members}
-        population = tree.unpack(Population({name: torch.zeros(()) for name in members}, like), tensors)
-        self.population = population._replace(states=tree.to(population.states, self.device))
+        rounds, states = tree.unpack(Population({name: torch.zeros(()) for name in members}, like), tensors)
+        self._rounds = {int(name): int(number) for name, number in rounds.items()}
+        self._states = {int(name): tree.to(state, self.device) for name, state in states.items()}
 
-    def _rounds(self, client: int) -> int:
-        rounds = self.population.rounds.get(str(client))
-        return 0 if rounds is None else int(rounds)
+    @property
+    def population(self) -> Population:
+        rounds = {str(client): torch.tensor(number) for client, number in self._rounds.items()}
+        return Population(rounds, {str(client): state for client, state in self._states.items()})
 
     def _state(self, server: Any, client: int) -> Any:
-        state = self.population.states.get(str(client))
+        state = self._states.get(client)
         return self.algorithm.init_client(server, len(self.first[client])) if state is None else state
 
     def _wave(self, algorithm: RoundOf, server: Any, round: int, members: list[int], pool: _PoolDraws | None) -> Wave:
         each, index = [self.draw(client, round, pool) for client in members], self._device(np.array(members))
-        draws = Draws(*(self._device(np.stack(arrays)) for arrays in zip(*each, strict=True)))
+        draws = self._upload([np.stack(arrays) for arrays in zip(*each, strict=True)])
         # All but the examples themselves is gathered for the whole round at once.
         passive = algorithm.passive(server, draws.lag1, draws.lag2)
         return Wave(
@@ -109,6 +112,12 @@ class Simulator:
             recurs=algorithm is self.algorithm,
         )
 
+    def _upload(self, arrays: list[Indices]) -> Draws[Tensor]:
+        """All draws of a wave in one transfer."""
+        flat = self._device(np.concatenate([array.ravel() for array in arrays]))
+        pieces = flat.split([array.size for array in arrays])
+        return Draws(*(piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)))
+
     def _device(self, indices: Indices) -> Tensor:
         tensor = torch.from_numpy(indices)
         if self.device.type != "cuda":
@@ -118,16 +127,22 @@ class Simulator:
 
     def draw(self, client: int, round: int, pool: _PoolDraws | None) -> Draws[Indices]:
         """All of a client's draws for a round."""
-        key = (client, round, self._rounds(client))
-        draws = self._ahead.pop(key, None) or self._draw_own(*key)
+        key = (client, round, self._rounds.get(client, 0))
+        draws = self._ahead.own.pop(key, None) or self._draw_own(*key)
         if pool is None:
             return draws
-        rng = sampling.generator(self.seed, Purpose.POOL, client, round)
-        lag1, lag2 = (
-            sampling.pooled(rng, self.local_steps * size, weights).reshape(self.local_steps, size)
-            for size, weights in zip(self.reading[2:4], pool, strict=True)
-        )
+        ahead = self._ahead.lags.get((client, round)) if self._ahead.pool == pool else None
+        lag1, lag2 = ahead or self._draw_lags(client, round, pool)
         return draws._replace(lag1=lag1, lag2=lag2)
+
+    def _draw_lags(self, client: int, round: int, pool: _PoolDraws) -> tuple[Indices, Indices]:
+        """Which entries of the pool a client's steps read, S1's and S2's."""
+        rng, (size1, size2), steps = self._stream(Purpose.POOL, client, round), self.reading[2:4], self.local_steps
+        first = sampling.pooled(rng, steps * size1, pool.first).reshape(steps, size1)
+        return first, sampling.pooled(rng, steps * size2, pool.second).reshape(steps, size2)
+
+    def _stream(self, purpose: Purpose, client: int, round: int) -> np.random.Generator:
+        return sampling.generator(self.seed, purpose, client, round)
 
     def _draw_own(self, client: int, round: int, visits: int) -> Draws[Indices]:
         """Which of its own examples a client reads. A side without examples is filled with the other side's.
@@ -148,7 +163,7 @@ class Simulator:
             located = [side[rows] if len(side) else np.resize(held, rows.shape) for side, rows in sides if rows.size]
             return np.concatenate(located, axis=1) if len(located) > 1 else located[0]
 
-        rng = sampling.generator(self.seed, Purpose.AUGMENT, client, round) if self.source.codes > 1 else None
+        rng = self._stream(Purpose.AUGMENT, client, round) if self.source.codes > 1 else None
         rows = read(Purpose.FIRST, size1, self.first[client])
         examples = locate(rows, read(Purpose.SECOND, size2, self.second[client]))
         codes, none = sampling.codes(rng, examples.shape, self.source.codes), rows[:, :0]
@@ -160,11 +175,17 @@ class Simulator:
         codes = sampling.codes(rng, examples.shape, self.source.codes)
         return draws._replace(fresh=examples, fresh_codes=codes, fresh_rows=rows)
 
-    def _draw_ahead(self, round: int, size: int) -> None:
-        """Draw for a round to come. A GPU is still at work on this one, and will not have to wait for the host."""
-        members = sampling.cohort(self.seed, round, len(self.federation.parts), size)
-        keys = [(client, round, self._rounds(client)) for client in map(int, members)]
-        self._ahead = {key: self._draw_own(*key) for key in keys}
+    def _draw_ahead(self, round: int, size: int, pool: _PoolDraws | None) -> None:
+        """Draw for a round to come. A GPU is still at work on this one, and will not have to wait for the host.
+
+        What the pool will be is not known yet; if all its entries weigh the same, it will mostly be as it was.
+        """
+        members = [int(client) for client in sampling.cohort(self.seed, round, len(self.federation.parts), size)]
+        keys = [(client, round, self._rounds.get(client, 0)) for client in members]
+        own = {key: self._draw_own(*key) for key in keys}
+        even = pool is not None and isinstance(pool.first, int) and isinstance(pool.second, int)
+        lags = {(client, round): self._draw_lags(client, round, pool) for client in members} if pool and even else {}
+        self._ahead = _Ahead(own, pool if even else None, lags)
 
     def _batch(self, now: Feed) -> Batch:
         """One step's examples, of a client [B, ...] or of several [C, B, ...]."""
@@ -193,3 +214,11 @@ def _as_weights(pool: PoolWeights) -> _PoolDraws:
         return len(host) if float(np.ptp(host)) <= 1e-12 * float(host.max()) else host
 
     return _PoolDraws(side(pool.first), side(pool.second))
+
+
+class _Ahead(NamedTuple):
+    """What was drawn for the next round while this one was running."""
+
+    own: dict[tuple[int, int, int], Draws[Indices]]  # by client, round and how often the client took part
+    pool: _PoolDraws | None  # what the pool was taken for
+    lags: dict[tuple[int, int], tuple[Indices, Indices]]  # by client and round
