@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
+from rich.table import Table
 from torch import nn
+from torch.nn import functional as nnf
 
 from fedxl import sampling
 from fedxl.algorithm import RoundOf
@@ -19,10 +21,14 @@ from fedxl.algorithms import ALGORITHMS
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
-from fedxl.engine.choose import executor, possible
+from fedxl.engine.choose import executor
+from fedxl.engine.graph import GraphExecutor, searching
+from fedxl.engine.record import cuda_graph
 from fedxl.engine.simulator import Simulator
 from fedxl.engine.wave import Executor
+from fedxl.errors import require, unknown
 from fedxl.models import scorer, weights_of
+from fedxl.precision import PRECISIONS, products
 from fedxl.risk import partial_auc
 from fedxl.task import build_algorithm
 
@@ -43,6 +49,13 @@ class Setting:
     precision: str = "bf16"
     device: str = "cuda"
     compile: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "local_steps", "batch"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(min(self.shape) >= 1, f"images must have at least one pixel and one colour, got {list(self.shape)}")
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
 
 
 @dataclass(frozen=True)
@@ -122,65 +135,160 @@ def images(setting: Setting, augment: Augment = AUGMENT) -> Federation:
     y = torch.from_numpy((np.arange(total) % 6 == 0).astype(np.int64))
     means = tuple(-0.08 + 0.01 * (i % 17) for i in range(setting.clients))
     federation = Federation(TensorSource(x, y), list(np.arange(total).reshape(setting.clients, -1)))
-    return federation.augmented(Augment(**{**asdict(augment), "site_means": means}))
+    return federation.augmented(replace(augment, site_means=means))
 
 
 def table(
     build: Callable[[], nn.Module],
     setting: Setting,
-    executors: tuple[str, ...] = ("loop", "graph"),
+    executors: tuple[str, ...],
     algorithms: tuple[str, ...] = ("fedxl2", "local_sgd"),
     rounds: int = 3,
     joint: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """All lines: each algorithm on each executor, and one model on the joint batch with the last of the executors."""
-    federation = images(setting)
-    device = torch.device(setting.device)
-    measure = _Measure(build, setting, rounds, say)
-    bound = None
-    if joint:
-        pooled = federation.pooled()
-        bound = measure("local_sgd", possible(executors[-1], device)[0], pooled, setting.clients * setting.batch)
+    """All lines: one model on the joint batch, then each algorithm on each executor."""
+    federation, bound = images(setting), None
     rows: list[Row] = []
+    if joint:
+        say("one model on the joint batch ...")
+        bound = joint_batch(build(), setting)
+        rows.append(bound)
     for algorithm in algorithms:
-        base = None
+        loop = None
         for name in executors:
-            row = measure(algorithm, name, federation, setting.batch)
-            base = row.ms_per_step if name == "loop" else base
-            ratio = None if bound is None else row.ms_per_step / bound.ms_per_step
-            rows.append(_with(row, to_joint_batch=ratio, to_loop=None if base is None else row.ms_per_step / base))
-    return rows + ([] if bound is None else [_with(bound, algorithm="one model, joint batch", to_joint_batch=1.0)])
+            say(f"{algorithm}, {name} ...")
+            row = measure(build(), setting, algorithm, name, federation, rounds)
+            loop = row.ms_per_step if name == "loop" else loop
+            rows.append(
+                replace(
+                    row,
+                    to_joint_batch=row.ms_per_step / bound.ms_per_step if bound else None,
+                    to_loop=loop and row.ms_per_step / loop,
+                )
+            )
+    return rows
 
 
-def _with(row: Row, **changes: Any) -> Row:
-    return Row(**{**asdict(row), **changes})
+def measure(
+    model: nn.Module,
+    setting: Setting,
+    algorithm: str,
+    name: str,
+    federation: Federation,
+    rounds: int = 3,
+    begin: Callable[[], None] = lambda: None,
+) -> Row:
+    """One line of the table. `begin` is called when all is compiled, before anything is recorded or timed."""
+    steps, notes = min(LOOP_STEPS, setting.local_steps) if name == "loop" else setting.local_steps, [""]
+    _forget_memory(setting)
+    run = executor(name, setting.compile, notes.append)
+    if isinstance(run, GraphExecutor):
+        run.record = lambda *work: [begin(), cuda_graph(*work)][1]
+    job = Job(model, federation, algorithm, run, steps, setting.batch, 0, setting.device, setting.precision)
+    if name != "graph":
+        begin()
+    job.round()
+    seconds = timed(job, 1 if name == "loop" else rounds, warm_up=1) / steps
+    shown = len(federation.parts) * 2 * setting.batch
+    memory = _peak_memory(setting)
+    return Row(algorithm, name, 1000 * seconds, shown / seconds, peak_memory_gb=memory, note=notes[-1][10:])
 
 
-@dataclass
-class _Measure:
-    build: Callable[[], nn.Module]
-    setting: Setting
-    rounds: int
-    say: Callable[[str], None]
+def joint_batch(model: nn.Module, setting: Setting, begin: Callable[[], None] = lambda: None) -> Row:
+    """The bound: plain SGD of one model on a batch as large as all clients' together, written as anyone would.
 
-    def __call__(self, algorithm: str, name: str, federation: Federation, batch: int) -> Row:
-        setting = self.setting
-        notes: list[str] = []
-        steps = min(LOOP_STEPS, setting.local_steps) if name == "loop" else setting.local_steps
-        self.say(f"{algorithm}, {name} ...")
-        torch.manual_seed(0)
-        on_gpu = setting.device.startswith("cuda")
-        if on_gpu:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        run = executor(name, setting.compile, notes.append)
-        job = Job(self.build(), federation, algorithm, run, steps, batch, 0, setting.device, setting.precision)
-        seconds = timed(job, self.rounds) / steps
-        shown = len(federation.parts) * 2 * batch
-        memory = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
-        note = notes[-1].removeprefix("executor: ") if notes else ""
-        return Row(algorithm, name, 1000 * seconds, shown / seconds, peak_memory_gb=memory, note=note)
+    Forward pass compiled and step recorded where there is a GPU; the batch is there already, and nothing is averaged.
+    """
+    device, size = torch.device(setting.device), 2 * setting.batch * setting.clients
+    exact, gpu = PRECISIONS[setting.precision], setting.device.startswith("cuda")
+    _forget_memory(setting)
+    layout = torch.channels_last if gpu else torch.contiguous_format
+    model = model.to(device).to(memory_format=layout).train()  # type: ignore[call-overload]
+    x = torch.rand(size, *setting.shape, device=device).contiguous(memory_format=layout)
+    y = (torch.arange(size, device=device) % 2).float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def loss() -> torch.Tensor:
+        with exact.casting(device):
+            h = model(x)
+        return nnf.binary_cross_entropy_with_logits(h.float().squeeze(-1), y)
+
+    forward = torch.compile(loss) if gpu and setting.compile else loss
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        forward().backward()
+        optimizer.step()
+
+    with products(exact), searching():
+        run = cuda_graph([step], 1, large=True) if gpu else step
+        begin()
+        seconds = _repeated(run, 20 if gpu else 2, gpu)
+    note = "SGD, compiled and recorded" if gpu and setting.compile else "SGD"
+    return Row("one model", "joint batch", 1000 * seconds, size / seconds, 1.0, None, _peak_memory(setting), note)
+
+
+def _repeated(run: Callable[[], None], times: int, gpu: bool) -> float:
+    """Seconds a call."""
+    for number in range(times + 1):
+        if number == 1:  # the first one warms up
+            if gpu:
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+        run()
+    if gpu:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / times
+
+
+def _forget_memory(setting: Setting) -> None:
+    if setting.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_memory(setting: Setting) -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**30 if setting.device.startswith("cuda") else None
+
+
+def executors_on(device: str) -> tuple[str, ...]:
+    return ("loop", "graph") if device.startswith("cuda") else ("loop", "vmap")
+
+
+def as_text(rows: Sequence[Row], setting: Setting) -> Table:
+    """The table for a terminal."""
+    where = ", ".join(
+        f"{key} {value}" if key != "device" else value for key, value in machine(setting.device).items()
+    )
+    shown = Table(title=f"{where}\n{describe(setting)}", title_justify="left")
+    shown.add_column("")
+    for heading in ("ms a step", "images/s", "to joint batch", "to loop", "peak GiB"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("")
+    for row in rows:
+        numbers = (row.to_joint_batch, row.to_loop, row.peak_memory_gb)
+        cells = ["" if number is None else f"{number:.3g}" for number in numbers]
+        name = f"{row.algorithm}, {row.executor}"
+        shown.add_row(name, f"{row.ms_per_step:.3f}", f"{row.images_per_second:,.0f}", *cells, row.note)
+    return shown
+
+
+def describe(setting: Setting) -> str:
+    image = "x".join(map(str, setting.shape))
+    batches = f"batch {setting.batch}+{setting.batch}"
+    return f"{setting.clients} clients, {setting.local_steps} steps a round, {batches}, {image}, {setting.precision}"
+
+
+def as_json(rows: Sequence[Row], setting: Setting, model: str, options: Sequence[str]) -> str:
+    """The same for programs."""
+    record = {
+        "machine": machine(setting.device),
+        "model": {"name": model, "options": list(options)},
+        "setting": asdict(setting),
+        "rows": [asdict(row) for row in rows],
+    }
+    return json.dumps(record, indent=2) + "\n"
 
 
 def machine(device: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from fedxl.algorithms import ALGORITHMS
 from fedxl.errors import UserError, require
 from fedxl.risk import RISKS
 from fedxl.run import Hooks, Progress, Result
+from fedxl.task import pick_device
 
 HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
@@ -92,6 +93,44 @@ def report(
 
 
 @app.command()
+def bench(
+    model: Annotated[str, typer.Argument(help="A network by name: cnn, resnet18, densenet121, ...")] = "resnet18",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the network, as stem=7x7.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="How many run together.")] = 16,
+    steps: Annotated[int, typer.Option(help="Local steps a round.")] = 32,
+    batch: Annotated[int, typer.Option(help="Examples a step of S1, and of S2.")] = 32,
+    size: Annotated[int, typer.Option(help="Pixels of an image's side.")] = 32,
+    channels: Annotated[int, typer.Option(help="Colours of an image.")] = 3,
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "bf16",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "auto",
+    rounds: Annotated[int, typer.Option(help="How many are timed.")] = 3,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Whether graph fuses the step.")] = True,
+    target: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file, too.")] = None,
+) -> None:
+    """How fast a step of all clients is here: FeDXL2 and Local SGD against the eager loop and the joint batch."""
+    from fedxl import bench as benches
+
+    setting = benches.Setting(
+        clients=clients,
+        local_steps=steps,
+        batch=batch,
+        shape=(channels, size, size),
+        precision=precision,
+        device=str(pick_device(device)),
+        compile=compiled,
+    )
+    require(rounds >= 1, f"rounds must be at least 1, got {rounds}")
+    build = configs.network(model, options or [], setting.shape)
+    rows = benches.table(build, setting, benches.executors_on(setting.device), rounds=rounds, say=_aside)
+    out.print(benches.as_text(rows, setting))
+    if target:
+        target.write_text(benches.as_json(rows, setting, model, options or []))
+        out.print(f"figures in {target}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def algorithms() -> None:
     """What there is to train with, one line each."""
     _list({name: method.summary for name, method in ALGORITHMS.items()})
@@ -101,6 +140,12 @@ def algorithms() -> None:
 def risks() -> None:
     """What there is to optimise, one line each."""
     _list({name: (inspect.getdoc(risk) or "").splitlines()[0] for name, risk in RISKS.items()})
+
+
+def _aside(line: str) -> None:
+    """What goes on, for people at a terminal; figures alone go into a pipe."""
+    if err.is_terminal:
+        err.print(line, style="dim", highlight=False, soft_wrap=True, markup=False)
 
 
 def _list(lines: dict[str, str]) -> None:

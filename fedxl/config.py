@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,21 @@ def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Modul
         if risk.score_shape:  # two views, each embedded by the network
             return TwoViews(call(MODELS[name], {"shape": shape[1:], "outputs": outputs // 2, **table}, "model"))
         return call(MODELS[name], {"shape": shape, "outputs": outputs, **table}, "model")
+
+
+def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+    """How to build a network with one output from `key=value` options; one line now if that cannot be done."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    tables: dict[str, Table] = {"model": {}}
+    for option in options:
+        _override(tables, f"model.{option}")
+
+    def build() -> nn.Module:
+        return call(MODELS[name], {"shape": shape, "outputs": 1, **tables["model"]}, "model")
+
+    build()
+    return build
 
 
 def execute(config: Config, out: Path | None = None, resume: bool = False, hooks: Hooks | None = None) -> Result:

@@ -89,7 +89,7 @@ class Task:
         check_risk(risk)
         method = _method(algorithm)
         self.run, self.risk, self.announce = run, risk, announce
-        self.device, self.dtype = _device(run.device), DTYPES[run.dtype]
+        self.device, self.dtype = pick_device(run.device), DTYPES[run.dtype]
         self.model = copy.deepcopy(model).to(self.device, self.dtype)
         self.federation = federation.pooled() if method.centralized else federation
         self.num_clients = len(self.federation.parts)
@@ -244,7 +244,8 @@ def _method(algorithm: str | Method) -> Method:
     return ALGORITHMS[algorithm]
 
 
-def _device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """The device of this name; auto: a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -105,7 +105,7 @@ def test_graph_and_loop_agree(name, layout, deterministic):
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
-@pytest.mark.parametrize("name", ["fedxl2", "local_sgd"])
+@pytest.mark.parametrize("name", ["fedxl2"])
 def test_a_compiled_graph_and_loop_agree(name, layout):
     executor = GraphExecutor(layout=layout, say=recorded_only)
     found = trained(name, executor, network_of(cnn))

@@ -44,7 +44,7 @@ class GraphExecutor:
     def __call__(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
         if self.broken or not wave.recurs:
             return loop(algorithm, server, wave)
-        with seeded(wave.seed(0), wave.device), torch.no_grad(), _searching():
+        with seeded(wave.seed(0), wave.device), torch.no_grad(), searching():
             try:
                 return self._in_parts(algorithm, server, wave)
             except RecordingError as error:
@@ -154,7 +154,7 @@ class Program:
 
 
 @contextmanager
-def _searching() -> Iterator[None]:
+def searching() -> Iterator[None]:
     """Let the library time its convolutions and take the fastest, unless results must be the same bits each time."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()

@@ -25,6 +25,7 @@ TOGETHER = 2000
 # out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md.
 SHARED_PATCHES = 2**25
 LARGE_PATCHES = 2**27
+SMALLEST_MAPS = 4  # pixels
 ALIGNMENT = 512  # bytes: where compiled kernels and the allocator like a tensor to begin
 
 
@@ -101,6 +102,8 @@ def plan(
             return _shared(algorithm, server, works, wave, compiled)
         except RecordingError as error:
             say(f"executor: a stream for each client, because {error}")
+    # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
+    as_products(traced.module, 1, pixels=SMALLEST_MAPS)
     lanes, everyone = _apart(stepper, server, works, wave.feed, clients)
     return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=size > LARGE_PATCHES)
 

@@ -8,6 +8,7 @@ costs memory traffic, so this pays where feature maps are small.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,19 +21,23 @@ Pair = tuple[int, int]
 MOVES = {aten.permute.default, aten.clone.default, aten.view.default, aten._unsafe_view.default}
 
 
-def as_products(module: fx.GraphModule, clients: int) -> None:
+def as_products(module: fx.GraphModule, clients: int, pixels: float = math.inf) -> None:
     """Replace a record's convolutions in `clients` groups, forward and backward, where the product says the same.
 
-    The windows that the forward product reads are kept for the backward one.
+    The windows that the forward product reads are kept for the backward one. Maps of more pixels are left alone.
     """
     kept: dict[Any, fx.Node] = {}
     for node in list(module.graph.nodes):
         if node.target is aten.convolution.default and _plain(node.args[1], node.args[5:9], clients):
+            if math.prod(_image(node.meta["val"])) > pixels:
+                continue
             x, weight, bias, stride, padding = node.args[:5]
             seen = _windows_of(module, node, kept, x, weight, stride, padding, clients)
             node.target, node.args = convolution, (seen, weight, bias, _image(node.meta["val"]))
         elif node.target is aten.convolution_backward.default and _plain(node.args[2], node.args[6:10], clients):
             gradient, x, weight, _, stride, padding = node.args[:6]
+            if math.prod(_image(gradient.meta["val"])) > pixels:
+                continue
             seen = _windows_of(module, node, kept, x, weight, stride, padding, clients)
             size, wanted = _image(x.meta["val"]), node.args[10]
             node.target, node.args = convolution_backward, (gradient, seen, weight, size, stride, padding, wanted)

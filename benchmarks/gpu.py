@@ -1,0 +1,145 @@
+"""All figures of docs/performance.md, on one GPU: everything is compiled side by side, then timed one at a time.
+
+python benchmarks/gpu.py --out figures.jsonl [CASE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedxl import bench
+from fedxl.bench import Setting
+from fedxl.data.federation import Federation
+from fedxl.data.source import TensorSource
+from fedxl.engine.choose import executor
+from fedxl.models import MODELS
+
+Begin = Callable[[], None]
+COLOUR = (3, 32, 32)
+STEMS = ("7x7", "3x3")
+
+
+def network(name: str, **options: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name](COLOUR, **options)
+
+
+def step(
+    begin: Begin, model: str, options: dict[str, Any], algorithm: str, run: str, **changes: Any
+) -> dict[str, Any]:
+    """A step of all clients, whole rounds timed."""
+    setting = Setting(**changes)
+    row = bench.measure(network(model, **options), setting, algorithm, run, bench.images(setting), 4, begin)
+    return {**asdict(row), "clients": setting.clients}
+
+
+def joint(begin: Begin, stem: str) -> dict[str, Any]:
+    return asdict(bench.joint_batch(network("resnet18", stem=stem), Setting(), begin))
+
+
+def fedavg(begin: Begin, run: str, precision: str) -> dict[str, Any]:
+    """1,000 clients with 50 images of ten classes, 50 of them a round, one epoch in batches of 10."""
+    rng, total = np.random.default_rng(0), 50_000
+    x = torch.from_numpy(rng.integers(0, 256, (total, *COLOUR), np.uint8))
+    federation = Federation(
+        TensorSource(x, torch.from_numpy(rng.integers(0, 10, total))), list(np.arange(total).reshape(1000, 50))
+    )
+    notes = [""]
+    how = executor(run, say=notes.append)
+    job = bench.Job(network("simple_cnn", outputs=10), federation, "local_sgd", how, 5, 5, 50, "cuda", precision)
+    if run == "loop":
+        begin()
+    job.round()  # of a graph, what it compiles
+    begin()
+    rounds = 3 if run == "loop" else 200
+    return {"ms_per_round": 1000 * bench.timed(job, rounds, warm_up=2), "note": notes[-1]}
+
+
+def cases() -> dict[str, Callable[[Begin], dict[str, Any]]]:
+    found: dict[str, Callable[[Begin], dict[str, Any]]] = {}
+    for stem in STEMS:
+        for algorithm in ("fedxl2", "local_sgd"):
+            for run in ("graph", "loop"):
+                found[f"resnet18 {stem}, {algorithm}, {run}"] = (
+                    lambda begin, stem=stem, algorithm=algorithm, run=run: step(
+                        begin, "resnet18", {"stem": stem}, algorithm, run
+                    )
+                )
+        found[f"resnet18 {stem}, joint batch"] = lambda begin, stem=stem: joint(begin, stem)
+    for precision in ("bf16", "tf32"):
+        found[f"fedavg, graph, {precision}"] = lambda begin, precision=precision: fedavg(begin, "graph", precision)
+    found["fedavg, loop, bf16"] = lambda begin: fedavg(begin, "loop", "bf16")
+    for run in ("graph", "loop"):
+        found[f"densenet121, fedxl2, {run}"] = lambda begin, run=run: step(
+            begin, "densenet121", {}, "fedxl2", run, compile=False
+        )
+    found["resnet20, fedxl2, graph, one client"] = lambda begin: step(
+        begin, "resnet20", {}, "fedxl2", "graph", clients=1
+    )
+    for clients in (1, 2, 4, 8, 32, 64):
+        found[f"resnet18 7x7, fedxl2, graph, {clients} clients"] = lambda begin, clients=clients: step(
+            begin, "resnet18", {"stem": "7x7"}, "fedxl2", "graph", clients=clients
+        )
+    return found
+
+
+def work(name: str, arrived: Any, turn: Any, parties: int, patience: float, out: Path) -> None:
+    def begin() -> None:
+        """All are there, or it took too long; then one at a time."""
+        if began:
+            return
+        with arrived.get_lock():
+            arrived.value += 1
+        deadline = time.monotonic() + patience
+        while arrived.value < parties and time.monotonic() < deadline:
+            time.sleep(0.1)
+        turn.acquire()
+        began.append(time.time())
+
+    began: list[float] = []
+    try:
+        record = cases()[name](begin)
+    except Exception as error:  # one that fails must not keep the others from their turn
+        record = {"error": f"{type(error).__name__}: {error}"[:500]}
+        if not began:
+            with arrived.get_lock():
+                arrived.value += 1
+            turn.acquire()
+    with out.open("a") as file:
+        file.write(json.dumps({"case": name, **record}) + "\n")
+    print(name, record, flush=True)
+    turn.release()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*", help="parts of names; all by default")
+    parser.add_argument("--out", type=Path, default=Path("figures.jsonl"))
+    parser.add_argument("--patience", type=float, default=600, help="seconds to wait until all have been compiled")
+    arguments = parser.parse_args()
+    wanted = [name for name in cases() if not arguments.cases or any(part in name for part in arguments.cases)]
+    arguments.out.write_text(json.dumps({"machine": bench.machine("cuda"), "setting": asdict(Setting())}) + "\n")
+    context = multiprocessing.get_context("spawn")
+    arrived, turn = context.Value("i", 0), context.Semaphore(1)
+    processes = [
+        context.Process(target=work, args=(name, arrived, turn, len(wanted), arguments.patience, arguments.out))
+        for name in wanted
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+if __name__ == "__main__":
+    main()
