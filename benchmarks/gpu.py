@@ -127,7 +127,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("figures.jsonl"))
     parser.add_argument("--patience", type=float, default=600, help="seconds to wait until all have been compiled")
     arguments = parser.parse_args()
-    wanted = [name for name in cases() if not arguments.cases or any(part in name for part in arguments.cases)]
+    names, parts = list(cases()), arguments.cases
+    known = [part for part in parts if part in names]  # a whole name means that case alone
+    wanted = [n for n in names if not parts or n in known or any(p in n for p in parts if p not in known)]
     arguments.out.write_text(json.dumps({"machine": bench.machine("cuda"), "setting": asdict(Setting())}) + "\n")
     context = multiprocessing.get_context("spawn")
     arrived, turn = context.Value("i", 0), context.Semaphore(1)

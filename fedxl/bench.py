@@ -23,7 +23,7 @@ from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import executor
 from fedxl.engine.graph import GraphExecutor, searching
-from fedxl.engine.record import cuda_graph
+from fedxl.engine.record import Recorder, Work, cuda_graph
 from fedxl.engine.simulator import Simulator
 from fedxl.engine.wave import Executor
 from fedxl.errors import require, unknown
@@ -184,7 +184,7 @@ def measure(
     _forget_memory(setting)
     run = executor(name, setting.compile, notes.append)
     if isinstance(run, GraphExecutor):
-        run.record = lambda *work: [begin(), cuda_graph(*work)][1]
+        run.record = _after(begin)
     job = Job(model, federation, algorithm, run, steps, setting.batch, 0, setting.device, setting.precision)
     if name != "graph":
         begin()
@@ -193,6 +193,14 @@ def measure(
     shown = len(federation.parts) * 2 * setting.batch
     memory = _peak_memory(setting)
     return Row(algorithm, name, 1000 * seconds, shown / seconds, peak_memory_gb=memory, note=notes[-1][10:])
+
+
+def _after(begin: Callable[[], None]) -> Recorder:
+    def record(lanes: Sequence[Work], repeats: int, large: bool) -> Work:
+        begin()
+        return cuda_graph(lanes, repeats, large)
+
+    return record
 
 
 def joint_batch(model: nn.Module, setting: Setting, begin: Callable[[], None] = lambda: None) -> Row:
