@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 
-from fedxl import ALGORITHMS, partial_auc
+from fedxl import bench
+from fedxl.bench import Job
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import executor as build_executor
-from fedxl.engine.simulator import Simulator
-from fedxl.models import mlp, scorer, weights_of
-from fedxl.task import build_algorithm
+from fedxl.models import mlp
 
 BATCH = 16  # of S1, and of S2
 
@@ -31,29 +28,19 @@ def population(num_clients: int, examples: int = 64, features: int = 64) -> Fede
     return Federation(TensorSource(x, y), list(np.arange(total).reshape(num_clients, examples)))
 
 
-class Job:
+def job(
+    algorithm: str,
+    federation: Federation,
+    executor: str,
+    steps: int,
+    hidden: tuple[int, ...] = (64,),
+    cohort: int = 0,
+) -> Job:
     """Rounds of one algorithm on one executor, to be timed."""
-
-    def __init__(
-        self, name: str, federation: Federation, executor: str, steps: int, hidden: tuple[int, ...] = (64,)
-    ) -> None:
-        torch.manual_seed(0)
-        features = federation.source.fetch(torch.tensor([0])).shape[1]
-        model = mlp((features,), hidden=hidden)
-        self.algorithm = build_algorithm(
-            ALGORITHMS[name], scorer(model, True), partial_auc(), federation, {"lr": 0.01}
-        )
-        self.engine = Simulator(self.algorithm, federation, build_executor(executor), steps, BATCH, BATCH)
-        self.server = self.algorithm.init(weights_of(model))
-        self.round = 0
-        if self.algorithm.prelude:
-            self.run(np.arange(min(100, len(federation.parts))), self.algorithm.prelude)
-
-    def run(self, cohort: Any, algorithm: Any = None) -> None:
-        algorithm = algorithm or self.algorithm
-        updates = self.engine.run_round(algorithm, self.server, self.round, cohort)
-        self.server = algorithm.aggregate(self.server, updates)
-        self.round += 1
+    torch.manual_seed(0)
+    features = federation.source.fetch(torch.tensor([0])).shape[1]
+    model = mlp((features,), hidden=hidden)
+    return Job(model, federation, algorithm, build_executor(executor), steps, BATCH, cohort)
 
 
 def compare(jobs: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
@@ -70,4 +57,4 @@ def compare(jobs: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, f
 
 
 def machine() -> str:
-    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return ", ".join(f"{key} {value}" for key, value in bench.machine("cpu").items())

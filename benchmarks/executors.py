@@ -5,9 +5,8 @@ python benchmarks/executors.py
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from common import BATCH, Job, compare, machine, population
+from common import BATCH, compare, job, machine, population
 from torch.nn import functional as nnf
 
 from fedxl.models import mlp
@@ -30,12 +29,10 @@ def autograd_loop(num_clients: int, features: int, hidden: tuple[int, ...]) -> N
 
 def measure(num_clients: int, features: int, hidden: tuple[int, ...], repeats: int) -> None:
     federation = population(num_clients, features=features)
-    everyone = np.arange(num_clients)
     timed = {"autograd": lambda: autograd_loop(num_clients, features, hidden)}
     for name in ("fedxl2", "local_sgd"):
         for executor in ("loop", "vmap"):
-            job = Job(name, federation, executor, STEPS, hidden)
-            timed[f"{name} {executor}"] = lambda job=job: job.run(everyone)
+            timed[f"{name} {executor}"] = job(name, federation, executor, STEPS, hidden).round
     seconds = compare(timed, repeats)
     layers = "-".join(map(str, (features, *hidden, 1)))
     print(f"\n{num_clients} clients, MLP {layers}, batch {BATCH}+{BATCH}, ms a step of all clients:")

@@ -5,29 +5,28 @@ python benchmarks/population.py
 
 from __future__ import annotations
 
-from common import Job, compare, machine, population
+from common import compare, job, machine, population
 
-from fedxl import sampling, tree
+from fedxl import tree
 
 COHORT = 50
 
 
 def main() -> None:
     print(machine())
-    jobs = {num_clients: Job("fedxl2", population(num_clients), "vmap", 4) for num_clients in (100, 1_000, 10_000)}
+    jobs = {n: job("fedxl2", population(n), "vmap", 4, cohort=COHORT) for n in (100, 1_000, 10_000)}
 
     def rounds(num_clients: int) -> None:
-        job = jobs[num_clients]
         for _ in range(5):
-            job.run(sampling.cohort(0, job.round, num_clients, COHORT))
+            jobs[num_clients].round()
 
     seconds = compare({str(n): lambda n=n: rounds(n) for n in jobs}, 9)
     base = seconds["100"]
     print(f"\ncohort {COHORT}, 64 examples a client, MLP 64-64-1, batch 16+16, 4 steps a round:")
-    for num_clients, job in jobs.items():
-        states = job.engine.population.states
+    for num_clients, one in jobs.items():
+        states = one.engine.population.states
         held = sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(states))
-        data = job.engine.source.x.numel() * 4
+        data = one.engine.source.x.numel() * 4
         ratio = seconds[str(num_clients)] / base
         print(
             f"  {num_clients:>6} clients: {ratio:.2f} times the cost for 100; data {data / 1e6:.1f} MB, private state"

@@ -1,6 +1,7 @@
 """fedxl: train across data holders who cannot pool their data, for objectives that couple their examples."""
 
 from fedxl.algorithms import ALGORITHMS, Method
+from fedxl.data.augment import Augment
 from fedxl.errors import UserError
 from fedxl.risk import (
     RISKS,
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ALGORITHMS",
     "RISKS",
+    "Augment",
     "Hooks",
     "Method",
     "Result",

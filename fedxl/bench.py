@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -305,16 +304,3 @@ def machine(device: str) -> dict[str, str]:
     name = torch.cuda.get_device_name() if gpu else f"{platform.machine()}, {torch.get_num_threads()} threads"
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     return {"device": name, **versions, **({"cuda": str(torch.version.cuda)} if gpu else {})}
-
-
-def compare(jobs: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median seconds of each job. They take turns, so that a noisy moment of the machine falls on all of them."""
-    for job in jobs.values():
-        job()
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(repeats):
-        for name, job in jobs.items():
-            began = time.perf_counter()
-            job()
-            times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values) for name, values in times.items()}

@@ -15,6 +15,7 @@ from fedxl import sampling, tree
 from fedxl.algorithm import RoundOf
 from fedxl.algorithms import Method
 from fedxl.checkpoint import Checkpoint
+from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.errors import UserError, require
 from fedxl.models import Weights, load, weights_of
@@ -68,6 +69,7 @@ def fit(
     *,
     validation: tuple[Tensor, Tensor] | None = None,
     test: tuple[Tensor, Tensor] | None = None,
+    augment: Augment | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     hooks: Hooks | None = None,
@@ -76,13 +78,15 @@ def fit(
     """Train `model` on the clients' data for an X-risk, and choose the best round on validation data.
 
     clients: (x, y) for each, labels 0/1; images as bytes become floats in [0, 1]. algorithm: a name, or a `Method` of
-    your own. out: a folder for metrics and checkpoints (`resume` goes on from the last one). The model itself is left
-    as it is: `Result.model` is a trained copy. All other keywords are fields of `Settings` or of the algorithm.
+    your own. augment: what training images undergo each time they are read. out: a folder for metrics and checkpoints
+    (`resume` goes on from the last one). The model itself is left as it is: `Result.model` is a trained copy. Other
+    keywords are fields of `Settings` or of the algorithm.
     """
     names = {item.name for item in fields(Settings)}
     run = call(Settings, {name: value for name, value in settings.items() if name in names}, "run")
     options = {name: value for name, value in settings.items() if name not in names}
     federation = clients if isinstance(clients, Federation) else from_arrays(clients)
+    federation = federation if augment is None else federation.augmented(augment)
     require(out is not None or not resume, "resume=True needs out, the folder of the run to go on with")
     hooks = hooks or Hooks()
     held_back = {"validation": validation, "test": test}

@@ -204,6 +204,7 @@ class Task:
             "task": {
                 "model": f"{len(shapes)} tensors, {_digest(shapes)}",
                 "clients": f"{len(parts)} with {sum(parts)} examples, {_digest(parts)}",
+                "augment": str(getattr(self.federation.source, "augment", "")),
                 "data": _digest([self.federation.source.labels.tolist(), self.probe.flatten().tolist()]),
                 "risk": f"{self.risk.sides}, lam {self.risk.lam}, {self.risk.score_shape} {self.risk.inner_shape}",
             },

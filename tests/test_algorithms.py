@@ -14,7 +14,8 @@ from fedxl import tree
 from fedxl.algorithm import Descent, average
 from fedxl.algorithms import CODASCA, SOX, FeDXL2, LocalPair, LocalSGD
 from fedxl.algorithms.pool import Seconds, merge, spread, thin
-from fedxl.data.federation import from_arrays
+from fedxl.data.federation import Federation, from_arrays
+from fedxl.data.source import TensorSource
 from fedxl.engine.executors import vectorised
 from fedxl.engine.simulator import Simulator
 from fedxl.models import scorer, weights_of
@@ -280,3 +281,18 @@ def test_the_first_estimates_of_a_large_pool_are_from_an_even_sample():
     assert spread(torch.ones(5), 10).tolist() == [0, 1, 2, 3, 4], "a small pool is taken whole"
     assert spread(torch.ones(100), 4).tolist() == [12, 37, 62, 87]
     assert spread(torch.tensor([0.0, 1.0, 0.0, 3.0]), 4).tolist() == [1, 3, 3, 3]
+
+
+def test_local_sgd_with_several_classes_is_multinomial_cross_entropy():
+    """One client, one step, plain autograd beside it."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3).double()
+    x, y = torch.randn(8, 5).double(), torch.tensor([0, 1, 2, 2, 1, 0, 1, 2])
+    federation = Federation(TensorSource(x, y), [np.arange(8)])
+    algorithm = LocalSGD(score=scorer(model, True), lr=0.5)
+    engine = Simulator(algorithm, federation, vectorised, 1, 4, 4, dtype=torch.float64)
+    server = algorithm.init(weights_of(model))
+    after = algorithm.aggregate(server, engine.run_round(algorithm, server, 1, np.arange(1)))
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
+    for (name, before), gradient in zip(model.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(after.weights.params[name], before - 0.5 * gradient, rtol=0, atol=1e-12)
