@@ -1,6 +1,6 @@
 """All figures of docs/performance.md, on one GPU: everything is compiled side by side, then timed one at a time.
 
-python benchmarks/gpu.py --out figures.jsonl [CASE ...]
+python benchmarks/gpu.py --out figures.jsonl --plot clients.png [CASE ...]
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import executor
 from fedxl.models import MODELS
+from fedxl.plots import require_matplotlib
 
 Begin = Callable[[], None]
 COLOUR = (3, 32, 32)
@@ -121,10 +122,35 @@ def work(name: str, arrived: Any, turn: Any, parties: int, patience: float, out:
     turn.release()
 
 
+def plot(figures: Path, target: Path) -> None:
+    """Milliseconds a step against the number of clients, beside a line through N = 1."""
+    plt = require_matplotlib()
+    records = [json.loads(line) for line in figures.read_text().splitlines()]
+    points = sorted(
+        (record["clients"], record["ms_per_step"])
+        for record in records
+        if record.get("case", "").startswith("resnet18 7x7, fedxl2, graph") and "ms_per_step" in record
+    )
+    clients, ms = zip(*points, strict=True)
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    axes.plot(clients, ms, "o-", color="#1b6ca8", label="all clients, one graph")
+    axes.plot(clients, [ms[0] * n / clients[0] for n in clients], "--", color="#555555", label="one after another")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(clients, [str(n) for n in clients])
+    axes.set_yticks([2.0**n for n in range(-1, 8)], [f"{2.0**n:g}" for n in range(-1, 8)])
+    axes.set(xlabel="clients", ylabel="ms a step of all clients", ylim=(0.5 * min(ms), 1.5 * ms[0] * clients[-1]))
+    axes.set_title(f"FeDXL2, ResNet18 (7x7 stem), batch 32+32, {records[0]['machine']['device']}")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    figure.savefig(target, dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", nargs="*", help="parts of names; all by default")
     parser.add_argument("--out", type=Path, default=Path("figures.jsonl"))
+    parser.add_argument("--plot", type=Path, help="draw ms a step against the number of clients")
     parser.add_argument("--patience", type=float, default=600, help="seconds to wait until all have been compiled")
     arguments = parser.parse_args()
     names, parts = list(cases()), arguments.cases
@@ -141,6 +167,8 @@ def main() -> None:
         process.start()
     for process in processes:
         process.join()
+    if arguments.plot:
+        plot(arguments.out, arguments.plot)
 
 
 if __name__ == "__main__":
