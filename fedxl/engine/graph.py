@@ -46,33 +46,39 @@ class GraphExecutor:
             return loop(algorithm, server, wave)
         with seeded(wave.seed(0), wave.device), torch.no_grad(), searching():
             try:
-                return self._in_parts(algorithm, server, wave)
+                return self._shrinking(algorithm, server, wave)
             except RecordingError as error:
                 self.say(f"executor: loop, because graph cannot record this step: {error}")
                 self.program, self.broken = None, True
         return loop(algorithm, server, wave)
 
+    def _shrinking(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+        """The round with as many clients together as memory holds."""
+        self.at_once = self.at_once or len(wave.clients)
+        while True:
+            try:
+                return self._in_parts(algorithm, server, wave)
+            except torch.OutOfMemoryError:
+                pass  # until here the error itself holds on to what was allocated
+            self._shrink()
+
     def _in_parts(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
         """All clients together, or in parts that fit in memory; a short part is filled up with its last client."""
-        count = len(wave.clients)
-        size = self.at_once = self.at_once or count
+        count, size = len(wave.clients), self.at_once
         clients: list[Any] = []
         updates: list[Any] = []
         for begin in range(0, count, size):
             members = range(begin, min(begin + size, count))
             padded = [*members, *[members[-1]] * (size - len(members))]
-            try:
-                states, update = self._part(algorithm, server, wave.take(padded))
-            except torch.OutOfMemoryError:
-                self._shrink(size)
-                return self._in_parts(algorithm, server, wave)
+            states, update = self._part(algorithm, server, wave.take(padded))
             clients += states[: len(members)]
             update = tree.map(lambda leaf, few=members: leaf[: len(few)], update)
             # The next part will be written over this one.
             updates.append(update if size >= count else tree.map(torch.clone, update))
         return clients, updates[0] if len(updates) == 1 else tree.concat(updates)
 
-    def _shrink(self, size: int) -> None:
+    def _shrink(self) -> None:
+        size = self.at_once
         if size == 1:
             raise RecordingError("the device's memory does not hold it, not even for one client at a time")
         self.program, self.at_once = None, math.ceil(size / 2)
@@ -88,6 +94,8 @@ class GraphExecutor:
             program = self.program = None  # its memory goes to the next one
             program = self.program = Program(self, algorithm, server, works, wave)
             self.say(f"executor: graph, {program.description}")
+        # Anew: a recording is warmed up, and a resumed run must draw what one without a stop would have drawn.
+        torch.manual_seed(wave.seed(0))
         works, traces = program.run(server, works, wave.feed)
         states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, wave.shares, works, traces)
         return tree.unstack_ragged(states, wave.clients), update
