@@ -18,6 +18,7 @@ from rich.text import Text
 from fedxl import config as configs
 from fedxl import report as reports
 from fedxl.algorithms import ALGORITHMS
+from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
 from fedxl.risk import RISKS
 from fedxl.run import Hooks, Progress, Result
@@ -25,6 +26,8 @@ from fedxl.task import pick_device
 
 HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
+data = typer.Typer(no_args_is_help=True, help="Data sets: what there is, and how to get it here.")
+app.add_typer(data, name="data")
 out, err = Console(), Console(stderr=True)
 
 
@@ -142,6 +145,22 @@ def risks() -> None:
     _list({name: (inspect.getdoc(risk) or "").splitlines()[0] for name, risk in RISKS.items()})
 
 
+@data.command("list")
+def datasets() -> None:
+    """What there is to train on, one line each."""
+    _list({name: (inspect.getdoc(load) or "").splitlines()[0] for name, load in DATASETS.items()})
+
+
+@data.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(published.FILES)}.")],
+    root: Annotated[Path, typer.Option(help="The folder to put it into; a config's data.root.")] = Path("data"),
+) -> None:
+    """Download a data set as its owners publish it; it is kept only if its checksum is right."""
+    path = published.fetch(name, root)
+    out.print(f"{path} is there, and its checksum is the published one", highlight=False, soft_wrap=True)
+
+
 def _aside(line: str) -> None:
     """What goes on, for people at a terminal; figures alone go into a pipe."""
     if err.is_terminal:
@@ -164,17 +183,22 @@ def _free(parent: Path, stem: str) -> Path:
 
 def _show(experiment: configs.Config, folder: Path, resume: bool) -> None:
     """Run with a progress bar (on a terminal), and say what came of it."""
-    with _bar() as bar, Interrupts(bar.console) as interrupts:
+    bar = _bar()
+    with Interrupts(bar.console) as interrupts:
         task = bar.add_task("round", total=None, figure="")
 
         def advance(progress: Progress) -> None:
+            bar.start()  # not before: reading the data may show a bar of its own
             bar.update(task, total=progress.rounds, completed=progress.round, figure=_latest(progress))
 
         def say(line: str) -> None:
             bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         hooks = Hooks(on_progress=advance, say=say, should_stop=lambda: interrupts.asked)
-        result = configs.execute(experiment, folder, resume, hooks)
+        try:
+            result = configs.execute(experiment, folder, resume, hooks)
+        finally:
+            bar.stop()
     _conclude(result, folder)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import math
 import sys
@@ -22,7 +21,7 @@ from fedxl.data import DATASETS
 from fedxl.data.federation import Splits
 from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
-from fedxl.options import call
+from fedxl.options import accepted, call
 from fedxl.risk import RISKS, XRisk
 from fedxl.run import Hooks, Result, train
 from fedxl.task import Settings, Task
@@ -114,7 +113,7 @@ def _require_plain(value: Any, where: str) -> None:
 
 def load_data(config: Config) -> Splits:
     name, options = _named(config.data, "data", DATASETS)
-    if "seed" in inspect.signature(DATASETS[name]).parameters:
+    if "seed" in accepted(DATASETS[name]):
         options.setdefault("seed", config.run.get("seed", 0))
     return call(DATASETS[name], options, "data")
 

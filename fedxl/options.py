@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
 import typing
@@ -18,6 +19,8 @@ R = TypeVar("R")
 def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, trusted: Collection[str] = ()) -> R:
     """`fn(**options)`, once every option is known and of the right type. `trusted` names come from us, unchecked.
 
+    Where a default is a dataclass, its fields are options of `fn` like any other, for functions to share.
+
     >>> def power(base: float, times: int = 2) -> float:
     ...     return base**times
     >>> call(power, {"base": 3}, "maths")
@@ -26,27 +29,58 @@ def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, trusted: 
     Traceback (most recent call last):
     fedxl.errors.UserError: unknown setting 'maths.tmies'; did you mean 'maths.times'?
     """
-    signature = inspect.signature(fn)
-    hints = typing.get_type_hints(fn)  # of a dataclass, its fields, those it inherits included
-    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
-    takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
-    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    public = [name for name, kind in kinds.items() if name not in trusted and kind not in variadic]
+    parameters = inspect.signature(fn).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = {name: hint for name, hint in accepted(fn).items() if name not in trusted}
     given: dict[str, Any] = {}
     for name, value in options.items():
         if name in trusted:
             given[name] = value
-        elif name not in public and not takes_any:
-            raise unknown("setting", f"{where}.{name}", [f"{where}.{known}" for known in public])
+        elif name not in known and not takes_any:
+            raise unknown("setting", f"{where}.{name}", [f"{where}.{other}" for other in known])
         else:
-            given[name] = convert(value, hints.get(name, Any), f"{where}.{name}")
-    for name in public:
-        if signature.parameters[name].default is inspect.Parameter.empty and name not in given:
+            given[name] = convert(value, known.get(name, Any), f"{where}.{name}")
+    for name in known:
+        if name in parameters and parameters[name].default is inspect.Parameter.empty and name not in given:
             raise UserError(f"the setting '{where}.{name}' is missing")
     try:
+        for name, default in _groups(fn).items():
+            names = [field.name for field in dataclasses.fields(default) if field.name in given]
+            if names and name not in trusted:
+                given[name] = dataclasses.replace(default, **{inner: given.pop(inner) for inner in names})
         return fn(**given)
     except UserError as error:
         raise UserError(f"[{where}] {error}") from None
+
+
+def accepted(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The options that a function takes by name, and their types.
+
+    >>> def power(base: float, times: int = 2) -> float: ...
+    >>> accepted(power)
+    {'base': <class 'float'>, 'times': <class 'int'>}
+    """
+    hints = typing.get_type_hints(fn)  # of a dataclass, its fields, those it inherits included
+    groups = _groups(fn)
+    names: dict[str, Any] = {}
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    for name, parameter in inspect.signature(fn).parameters.items():
+        if name in groups:
+            inner = typing.get_type_hints(type(groups[name]))
+            names |= {field.name: inner[field.name] for field in dataclasses.fields(groups[name])}
+        elif parameter.kind not in variadic:
+            names[name] = hints.get(name, Any)
+    return names
+
+
+def _groups(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters whose default is a dataclass: their fields stand for them."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(fn).parameters.items()}
+    return {
+        name: default
+        for name, default in defaults.items()
+        if dataclasses.is_dataclass(default) and not isinstance(default, type)
+    }
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
@@ -60,7 +94,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             raise UserError(f"'{where}' must be one of {', '.join(map(repr, args))}, not {value!r}")
         return value
     if origin in (typing.Union, types.UnionType):
-        return value if value is None else convert(value, next(a for a in args if a is not type(None)), where)
+        return value if value is None else _either(value, [a for a in args if a is not type(None)], hint, where)
     if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(convert(item, args[0], where) for item in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -71,7 +105,19 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     raise UserError(f"'{where}' must be {_words(hint)}, not {value!r}")
 
 
+def _either(value: Any, kinds: list[Any], hint: Any, where: str) -> Any:
+    for kind in kinds:
+        try:
+            return convert(value, kind, where)
+        except UserError:
+            if len(kinds) == 1:
+                raise
+    raise UserError(f"'{where}' must be {_words(hint)}, not {value!r}")
+
+
 def _words(hint: Any) -> str:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_words(kind) for kind in typing.get_args(hint) if kind is not type(None))
     names = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
     if typing.get_origin(hint) is tuple:
         return f"a list, each item {_words(typing.get_args(hint)[0])}"

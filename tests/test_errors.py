@@ -82,6 +82,33 @@ MISTAKES = {
     ),
     "a device without numbers": ("run.device=meta", "the device 'meta' holds no numbers"),
     "a negative seed": ("data.seed=-1", "seed must not be negative"),
+    "no CIFAR here": (
+        "data.name=cifar10 data.root=nowhere",
+        "there is no cifar-10-batches-py in nowhere; fetch https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+        " and put it into nowhere, or run: fedxl data fetch cifar10 --root nowhere",
+    ),
+    "no MedMNIST here": (
+        "data.name=medmnist data.set=breastmnist",
+        "there is no file data/breastmnist.npz; fetch https://zenodo.org/records/10519652/files/breastmnist.npz",
+    ),
+    "no CheXpert here": (
+        "data.name=chexpert",
+        "there is no CheXpert-v1.0-small with a train.csv in data; ask for it at https://stanfordmlgroup.github.io/",
+    ),
+    "nearly a setting of the sites": ("data.name=cifar10 data.partion=equal", "did you mean 'data.partition'?"),
+    "unknown partition": ("data.name=cifar100 data.partition=dirchlet", "did you mean 'dirichlet'?"),
+    "no clients": ("data.name=medmnist data.clients=0", "clients must be at least 1, got 0"),
+    "alpha of 0": ("data.name=cifar10 data.alpha=0", "alpha must be positive, got 0.0"),
+    "more than all labels": ("data.name=cifar10 data.flipped=1.5", "flipped must lie in [0, 1], got 1.5"),
+    "a negative variance": ("data.name=cifar10 data.site_noise=-0.04", "site_noise must not be negative"),
+    "a negative crop": ("data.name=cifar10 data.crop=-1", "crop must not be negative"),
+    "an eleventh class": ("data.name=cifar10 data.positive=[10]", "positive must name classes 0 to 9, got [10]"),
+    "no class": ("data.name=cifar100 data.positive=[]", "positive must name classes 0 to 99, got []"),
+    "a negative ratio": ("data.name=cifar10 data.ratio=-1", "ratio must not be negative"),
+    "unknown set": ("data.name=medmnist data.set=chestminst", "unknown MedMNIST set 'chestminst'; did you mean"),
+    "labels for a label": ("data.name=medmnist data.label=[4]", "'data.label' must be a whole number or a text"),
+    "unknown policy": ("data.name=chexpert data.uncertain=maybe", "must be one of 'zeros', 'ones', 'ignore'"),
+    "no pixels": ("data.name=chexpert data.size=0", "size must be at least 8 pixels, got 0"),
 }
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fedxl.data.arrays import npz
+from fedxl.data.chexpert import chexpert
+from fedxl.data.cifar import cifar10, cifar100
 from fedxl.data.digits import digits
 from fedxl.data.federation import Splits
+from fedxl.data.medmnist import medmnist
 
-DATASETS: Mapping[str, Callable[..., Splits]] = {"digits": digits, "npz": npz}
+DATASETS: Mapping[str, Callable[..., Splits]] = {
+    "digits": digits,
+    "npz": npz,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "medmnist": medmnist,
+    "chexpert": chexpert,
+}

@@ -17,7 +17,7 @@ ARRAYS = ("x", "y", "client", "x_validation", "y_validation", "x_test", "y_test"
 
 def npz(path: str) -> Splits:
     """Arrays x, y and client, one row an example; optionally x_validation, y_validation, x_test and y_test."""
-    arrays = _read(Path(path))
+    arrays = read(Path(path), f"there is no file {path}; data.path must name an .npz file")
     missing = [name for name in ("x", "y", "client") if name not in arrays]
     require(not missing, f"{path} lacks the array(s) {', '.join(missing)}; it must hold x, y and client")
     for name in arrays:
@@ -34,12 +34,13 @@ def npz(path: str) -> Splits:
     return Splits(Federation(source, parts), *(_split(arrays, name, path) for name in ("validation", "test")))
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def read(path: Path, absent: str) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file, numbers and texts only; `absent` is said if there is no such file."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}; data.path must name an .npz file") from None
+        raise UserError(absent) from None
     except (ValueError, OSError, zipfile.BadZipFile, AttributeError) as error:
         raise UserError(f"cannot read {path} as an .npz file of plain arrays: {error}") from None
 

@@ -1,0 +1,48 @@
+"""From a labelled set to an imbalanced binary task: hold back, thin out, corrupt; pure functions of a generator."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedxl.errors import require
+from fedxl.sampling import Indices
+
+
+def hold_back(labels: Indices, count: int, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """(the rest, `count` examples to validate on), both with the same share of positives; in ascending order."""
+    require(0 <= count < len(labels), f"validation must lie in [0, {len(labels)}), got {count}")
+    positives, negatives = (rng.permutation(np.flatnonzero(labels == label)) for label in (1, 0))
+    of_positives = round(count * len(positives) / len(labels))
+    held = np.concatenate([positives[:of_positives], negatives[: count - of_positives]])
+    rest = np.concatenate([positives[of_positives:], negatives[count - of_positives :]])
+    return np.sort(rest), np.sort(held)
+
+
+def imbalance(indices: Indices, labels: Indices, ratio: float, rng: np.random.Generator) -> Indices:
+    """Of `indices` as many as can stay for `ratio` positives to a negative; 0 leaves all. In ascending order.
+
+    >>> labels = np.array([1, 1, 1, 1, 0, 0, 0, 0])
+    >>> kept = imbalance(np.arange(8), labels, 0.25, np.random.default_rng(0))
+    >>> labels[kept].tolist()
+    [1, 0, 0, 0, 0]
+    """
+    require(ratio >= 0, f"ratio must not be negative, got {ratio}")
+    if ratio == 0:
+        return indices
+    positives, negatives = (rng.permutation(indices[labels[indices] == label]) for label in (1, 0))
+    few = min(len(positives), max(1, round(ratio * len(negatives))))
+    many = min(len(negatives), max(1, round(few / ratio)))
+    return np.sort(np.concatenate([positives[:few], negatives[:many]]))
+
+
+def corrupt(labels: Indices, share: float, rng: np.random.Generator) -> Indices:
+    """The labels, with this share of the positives and the same share of the negatives flipped.
+
+    >>> corrupt(np.array([1, 1, 0, 0, 0, 0]), 0.5, np.random.default_rng(0)).sum()
+    np.int64(3)
+    """
+    flipped = labels.copy()
+    for label in (0, 1):
+        members = np.flatnonzero(labels == label)
+        flipped[rng.choice(members, round(share * len(members)), replace=False)] = 1 - label
+    return flipped

@@ -1,0 +1,72 @@
+"""Who holds which examples: pure functions of labels and a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from fedxl.errors import require, unknown
+from fedxl.sampling import Indices
+
+Parts = list[Indices]
+
+
+def equal(labels: Indices, clients: int, rng: np.random.Generator, alpha: float) -> Parts:
+    """Shuffled shards of the same size, as the FeDXL paper has them; `alpha` plays no part."""
+    return np.array_split(rng.permutation(len(labels)), clients)
+
+
+def dirichlet(labels: Indices, clients: int, rng: np.random.Generator, alpha: float) -> Parts:
+    """Label skew: of each class, clients hold shares drawn from Dirichlet(alpha).
+
+    Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification
+    (2019), in the form of Yurochkin et al. (ICML 2019), which hands out every example. A small alpha leaves clients
+    with one class; a large one gives all the same share.
+    """
+    owner = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        ends = np.rint(np.cumsum(rng.dirichlet(np.full(clients, alpha))) * len(members))
+        ends[-1] = len(members)  # whatever the rounding of the sum
+        owner[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
+    return _nobody_empty([rng.permutation(np.flatnonzero(owner == client)) for client in range(clients)])
+
+
+def quantity(labels: Indices, clients: int, rng: np.random.Generator, alpha: float) -> Parts:
+    """Quantity skew: the sizes of clients are drawn from Dirichlet(alpha), their classes are not looked at.
+
+    Li et al., Federated Learning on Non-IID Data Silos (ICDE 2022).
+    """
+    ends = np.rint(np.cumsum(rng.dirichlet(np.full(clients, alpha))) * len(labels)).astype(int)
+    return _nobody_empty(np.split(rng.permutation(len(labels)), ends[:-1]))
+
+
+def _nobody_empty(parts: Parts) -> Parts:
+    """Whoever came away with nothing gets one example of whoever then holds the most."""
+    parts = list(parts)
+    for client, part in enumerate(parts):
+        if not len(part):
+            richest = max(range(len(parts)), key=lambda other: len(parts[other]))
+            parts[richest], parts[client] = parts[richest][:-1], parts[richest][-1:]
+    return parts
+
+
+PARTITIONS: Mapping[str, Callable[[Indices, int, np.random.Generator, float], Parts]] = {
+    "equal": equal,
+    "dirichlet": dirichlet,
+    "quantity": quantity,
+}
+
+
+def partition(name: str, labels: Indices, clients: int, rng: np.random.Generator, alpha: float) -> Parts:
+    """Each example at exactly one of the clients, and at least one example at each.
+
+    >>> labels = np.array([0, 0, 0, 0, 1, 1])
+    >>> [len(part) for part in partition("equal", labels, 3, np.random.default_rng(0), alpha=1.0)]
+    [2, 2, 2]
+    """
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
+    require(clients <= len(labels), f"there are {clients} clients for only {len(labels)} training examples")
+    return PARTITIONS[name](labels, clients, rng, alpha)

@@ -1,0 +1,75 @@
+"""The sites of a simulated federation: how many, what each holds, and how they differ; for all image sets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from fedxl.data.augment import NOTHING, Augment
+from fedxl.data.binary import corrupt
+from fedxl.data.federation import Federation, Split, Splits
+from fedxl.data.partition import PARTITIONS, partition
+from fedxl.data.source import TensorSource
+from fedxl.errors import require, unknown
+from fedxl.sampling import Purpose, generator
+
+# The means of the paper's site noise, -0.08 to 0.08 by 0.01. It has 16 sites; the 18th begins again.
+MEANS = tuple(round(-0.08 + 0.01 * step, 2) for step in range(17))
+
+
+class Stream(IntEnum):
+    """The choices made of one seed, each from its own stream: one setting does not move what another draws."""
+
+    HOLD_BACK = 2
+    IMBALANCE = 3
+    PARTITION = 4
+    CORRUPT = 5
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Settings that all image sets share.
+
+    site_noise: the paper adds noise of N(mu_i, 0.04) to the training images of its i-th machine, pixels in [0, 1],
+    mu_i = -0.08 + 0.01 i. We count machines from 0 and read the second number as the variance, which is what the
+    notation means: a standard deviation of 0.2. The noise is drawn afresh each time an image is read. 0: neither
+    noise nor shift. Images to validate and to test on have none, either way.
+    """
+
+    clients: int = 16
+    partition: str = "equal"  # or dirichlet (label skew), quantity (sizes differ)
+    alpha: float = 0.5  # of these two; the smaller, the more clients differ
+    flipped: float = 0.0  # the share of labels of both classes that is wrong in training; the paper's table 2: 0.2
+    site_noise: float = 0.0  # variance
+    crop: int = 0  # pad with so many black pixels in training, and cut back at a random place
+    flip: bool = False  # left to right, every second time, in training
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
+        if self.partition not in PARTITIONS:
+            raise unknown("partition", self.partition, PARTITIONS)
+        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+        require(0 <= self.flipped <= 1, f"flipped must lie in [0, 1], got {self.flipped}")
+        require(self.site_noise >= 0, f"site_noise must not be negative, got {self.site_noise}")
+        require(self.crop >= 0, f"crop must not be negative, got {self.crop}")
+        require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
+
+    def augment(self) -> Augment:
+        """What these settings do to a training image each time it is read."""
+        means = tuple(MEANS[site % len(MEANS)] for site in range(self.clients)) if self.site_noise else ()
+        return Augment(self.crop, self.flip, math.sqrt(self.site_noise), means)
+
+    def share_out(self, train: Split, validation: Split | None, test: Split | None) -> Splits:
+        """The training examples at their sites, with what happens to them there."""
+        labels = train.y.numpy()
+        # By the true labels, and before any is corrupted: corrupted or not, a site holds the same images.
+        stream = generator(self.seed, Purpose.DATA, 0, Stream.PARTITION)
+        parts = partition(self.partition, labels, self.clients, stream, self.alpha)
+        given = corrupt(labels, self.flipped, generator(self.seed, Purpose.DATA, 0, Stream.CORRUPT))
+        federation = Federation(TensorSource(train.x, torch.from_numpy(given)), parts)
+        augment = self.augment()
+        return Splits(federation if augment == NOTHING else federation.augmented(augment), validation, test)

@@ -1,0 +1,141 @@
+"""Partitions, splits, imbalance, corrupted labels: counted, and where there is theory compared with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedxl import UserError
+from fedxl.data.augment import BANK
+from fedxl.data.binary import corrupt, hold_back, imbalance
+from fedxl.data.federation import Split
+from fedxl.data.partition import PARTITIONS, partition
+from fedxl.data.sites import Sites
+
+LABELS = (np.arange(600) % 6 == 0).astype(np.int64)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("name", list(PARTITIONS))
+@pytest.mark.parametrize("alpha", [0.01, 0.5, 100.0])
+@pytest.mark.parametrize("clients", [1, 7, 16, 600])
+def test_each_example_is_at_exactly_one_client_and_nobody_has_none(name, alpha, clients):
+    for seed in range(5):
+        parts = partition(name, LABELS, clients, rng(seed), alpha)
+        assert len(parts) == clients
+        assert min(map(len, parts)) >= 1
+        assert sorted(np.concatenate(parts)) == list(range(len(LABELS)))
+
+
+@pytest.mark.parametrize("name", list(PARTITIONS))
+def test_the_same_stream_gives_the_same_partition(name):
+    first, again, other = (partition(name, LABELS, 8, rng(seed), 0.5) for seed in (1, 1, 2))
+    assert all(map(np.array_equal, first, again))
+    assert not all(map(np.array_equal, first, other))
+
+
+def test_equal_shards_differ_by_one_at_most():
+    sizes = [len(part) for part in partition("equal", LABELS[:599], 16, rng(), 0.5)]
+    assert set(sizes) == {37, 38}
+
+
+def positive_shares(name: str, alpha: float) -> np.ndarray:
+    labels = (np.arange(4000) % 2).astype(np.int64)
+    return np.array([labels[part].mean() for part in partition(name, labels, 10, rng(), alpha)])
+
+
+def test_a_small_alpha_skews_labels_and_quantity_does_not():
+    assert positive_shares("dirichlet", 0.1).std() > 0.25
+    assert positive_shares("dirichlet", 1000.0).std() < 0.05
+    assert positive_shares("equal", 0.1).std() < 0.05
+    sizes = np.array([len(part) for part in partition("quantity", LABELS, 10, rng(), 0.5)])
+    assert sizes.std() > 20, "60 each would be equal"
+    mixed = [LABELS[part].mean() for part in partition("quantity", LABELS, 3, rng(), 5.0)]
+    np.testing.assert_allclose(mixed, LABELS.mean(), atol=0.06)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 2.0])
+def test_shares_have_the_variance_of_a_dirichlet(alpha):
+    """Var = (1/N)(1 - 1/N) / (N alpha + 1), for a class under label skew and for all examples under quantity skew."""
+    clients, labels = 5, (np.arange(4000) % 2).astype(np.int64)
+    expected = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    by_class = [
+        [labels[part].sum() / 2000 for part in partition("dirichlet", labels, clients, rng(seed), alpha)]
+        for seed in range(400)
+    ]
+    by_size = [
+        [len(part) / 4000 for part in partition("quantity", labels, clients, rng(seed), alpha)] for seed in range(400)
+    ]
+    np.testing.assert_allclose(np.var(by_class), expected, rtol=0.1)
+    np.testing.assert_allclose(np.var(by_size), expected, rtol=0.1)
+
+
+def test_more_clients_than_examples():
+    with pytest.raises(UserError, match="there are 601 clients for only 600 training examples"):
+        partition("equal", LABELS, 601, rng(), 0.5)
+
+
+def test_what_is_held_back_is_apart_and_as_balanced():
+    rest, held = hold_back(LABELS, 120, rng())
+    assert len(held) == 120
+    assert sorted([*rest, *held]) == list(range(600))
+    assert LABELS[held].sum() == 20
+    nothing = hold_back(LABELS, 0, rng())
+    assert (len(nothing[0]), len(nothing[1])) == (600, 0)
+    with pytest.raises(UserError, match=r"validation must lie in \[0, 600\), got 600"):
+        hold_back(LABELS, 600, rng())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "positives", "negatives"),
+    [(0.1, 50, 500), (0.2, 100, 500), (1.0, 100, 100), (2.0, 100, 50), (0, 100, 500)],
+)
+def test_the_class_there_is_too_much_of_is_thinned_out(ratio, positives, negatives):
+    kept = imbalance(np.arange(600), LABELS, ratio, rng())
+    assert (LABELS[kept].sum(), (1 - LABELS[kept]).sum()) == (positives, negatives)
+    assert len(set(kept)) == len(kept)
+
+
+def test_the_flipped_share_is_exact_in_both_classes():
+    wrong = corrupt(LABELS, 0.2, rng())
+    assert (wrong != LABELS)[LABELS == 1].sum() == 20
+    assert (wrong != LABELS)[LABELS == 0].sum() == 100
+    assert np.array_equal(corrupt(LABELS, 0, rng()), LABELS)
+    assert np.array_equal(corrupt(LABELS, 1, rng()), 1 - LABELS)
+
+
+def photographs() -> Split:
+    return Split(torch.full((600, 3, 8, 8), 127, dtype=torch.uint8), torch.from_numpy(LABELS))
+
+
+def test_a_setting_does_not_move_what_another_draws():
+    plain, corrupted, noisy = (
+        Sites(**options).share_out(photographs(), None, None).train
+        for options in ({}, {"flipped": 0.2}, {"site_noise": 0.04, "crop": 2})
+    )
+    assert all(map(np.array_equal, plain.parts, corrupted.parts))
+    assert all(map(np.array_equal, plain.parts, noisy.parts))
+    assert torch.equal(plain.source.labels, noisy.source.labels)
+    assert int((plain.source.labels != corrupted.source.labels).sum()) == 120
+    assert plain.source.codes == 1
+    elsewhere = Sites(flipped=0.2, partition="dirichlet").share_out(photographs(), None, None).train
+    assert torch.equal(corrupted.source.labels, elsewhere.source.labels)
+
+
+def test_site_noise_has_the_papers_means_and_variance():
+    train = Sites(site_noise=0.04).share_out(photographs(), None, None).train
+    codes = rng().integers(BANK, size=600)
+    for site in (0, 8, 15):
+        indices = torch.from_numpy(train.parts[site])
+        seen = train.source.fetch(indices, torch.from_numpy(codes[: len(indices)])) - 127 / 255
+        assert float(seen.mean()) == pytest.approx(-0.08 + 0.01 * site, abs=0.01)
+        assert float(seen.var()) == pytest.approx(0.04, rel=0.05)
+    assert torch.equal(train.source.fetch(torch.tensor([0])), torch.full((1, 3, 8, 8), 127 / 255)), (
+        "not in evaluation"
+    )
+    many = Sites(clients=20, site_noise=0.04).augment().site_means
+    assert (many[16], many[17], max(many)) == (0.08, -0.08, 0.08)
