@@ -112,10 +112,7 @@ def work(name: str, arrived: Any, turn: Any, parties: int, patience: float, out:
         record = cases()[name](begin)
     except Exception as error:  # one that fails must not keep the others from their turn
         record = {"error": f"{type(error).__name__}: {error}"[:500]}
-        if not began:
-            with arrived.get_lock():
-                arrived.value += 1
-            turn.acquire()
+    begin()  # whatever never came to its turn takes it now, to hand it on
     with out.open("a") as file:
         file.write(json.dumps({"case": name, **record}) + "\n")
     print(name, record, flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,11 +29,34 @@ PRECISIONS: Mapping[str, Precision] = {
 
 @contextmanager
 def products(precision: Precision) -> Iterator[None]:
-    """Inside, matrix products and convolutions are as exact as that; torch's own defaults differ between the two."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision.tf32
+    """Inside, matrix products and convolutions are as exact as that; torch's own defaults differ between the two.
+
+    torch has an older and a newer way to say so, and no patience with both at once: the caller's way is kept to.
+    """
+    try:
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        with _newer(precision):
+            yield
+        return
+    torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = precision.tf32
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextmanager
+def _newer(precision: Precision) -> Iterator[None]:
+    backends: Any = torch.backends
+    places = [backends.cuda.matmul, backends.cudnn.conv]
+    before = [place.fp32_precision for place in places]
+    for place in places:
+        place.fp32_precision = "tf32" if precision.tf32 else "ieee"
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value

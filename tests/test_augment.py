@@ -87,3 +87,8 @@ def test_mistakes_are_one_line():
         features.augmented(Augment(flip=True))
     with pytest.raises(UserError, match="site_means has 3 entries for 1 clients"):
         features.augmented(Augment(site_means=(0.1, 0.2, 0.3)))
+    numbers = Federation(
+        TensorSource(torch.ones(4, 1, 2, 2, dtype=torch.int16), torch.tensor([0, 1, 0, 1])), [np.arange(4)]
+    )
+    with pytest.raises(UserError, match=r"examples of torch\.int16 cannot be augmented"):
+        numbers.augmented(Augment(noise=0.1))

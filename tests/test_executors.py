@@ -53,6 +53,7 @@ SETTINGS = {
     "all clients": {},
     "cohort of 3": {"cohort": 3},
     "waves of 2": {"clients_at_once": 2},
+    "waves of 4, the last one short": {"clients_at_once": 4},
     "weighted by samples": {"weighting": "samples", "cohort": 4},
 }
 

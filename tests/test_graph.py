@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedxl import auroc, fit, partial_auc, sampling, tree
-from fedxl.algorithms import ALGORITHMS
+from fedxl.algorithms import ALGORITHMS, LocalSGD
 from fedxl.data.federation import from_arrays
 from fedxl.engine import lanes
 from fedxl.engine.executors import loop
@@ -28,12 +28,14 @@ from tests.test_executors import Branches, assert_agree
 class Run:
     """Rounds of an algorithm on small ragged clients."""
 
-    def __init__(self, executor, model: nn.Module, clients=None, name: str = "fedxl2", **engine: Any) -> None:
+    def __init__(
+        self, executor, model: nn.Module, clients=None, method: Any = "fedxl2", options: Any = None, **engine: Any
+    ) -> None:
         federation = from_arrays(clients or make_clients(RAGGED))
         self.model, self.clients = model, len(federation.parts)
-        self.algorithm = build_algorithm(
-            ALGORITHMS[name], scorer(model, True), partial_auc(), federation, {"lr": 0.1}
-        )
+        method = ALGORITHMS[method] if isinstance(method, str) else method
+        score = scorer(model, True)
+        self.algorithm = build_algorithm(method, score, partial_auc(), federation, options or {"lr": 0.1})
         settings = {"local_steps": 3, "batch1": 4, "batch2": 5, "dtype": torch.float64} | engine
         self.engine = Simulator(self.algorithm, federation, executor, **settings)
         self.server = self.algorithm.init(weights_of(model))
@@ -243,6 +245,109 @@ def test_compiled_steps_are_the_same_steps(layout):
     assert lines[-1].endswith("compiled, 2 steps a launch"), lines
     assert "not compiled" not in lines[-1]
     assert executor.program.plan.at_a_time == (2 if layout == "vectorised" else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", ["local_sgd", "codasca"])
+def test_compiled_updates_have_the_right_rate(name):
+    """Inductor merges w + alpha (A B) into one product and forgets alpha; steps of linear layers are just that."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    options = {"lr": 0.1, "weight_decay": 0.03}
+    executor = GraphExecutor(record=again, layout="streams")
+    found = Run(executor, model, None, name, options).state(0, 0)
+    assert "not compiled" not in executor.program.description
+    assert_agree(Run(loop, model, None, name, options).state(0, 0), found)
+
+
+class HeavyBall(LocalSGD):
+    """Momentum by the last iterate, whose Work hands an old leaf on under another name."""
+
+    def start(self, server, client, share):
+        return super().start(server, client, share), server.weights.params
+
+    def step(self, server, work, batch):
+        now, last = work
+        after, trace = super().step(server, now, batch)
+        ahead = tree.map(
+            lambda new, old, older: new + 0.5 * (old - older), after.weights.params, now.weights.params, last
+        )
+        return (after._replace(weights=after.weights._replace(params=ahead)), now.weights.params), trace
+
+    def finish(self, server, share, work, trace):
+        return super().finish(server, share, work[0], trace)
+
+
+@pytest.mark.parametrize("layout", ["streams", "vectorised"])
+def test_a_state_that_crosses_over_is_looped_over(layout, network):
+    lines: list[str] = []
+    method = ALGORITHMS["local_sgd"]._replace(build=HeavyBall)
+    executor = GraphExecutor(record=again, compiled=False, layout=layout, say=lines.append)
+    found = Run(executor, network(), None, method).state(0, 0)
+    assert_agree(Run(loop, network(), None, method).state(0, 0), found)
+    assert "its new 1.0.weight is its old 0.weights.params.0.weight" in lines[0]
+
+
+class Standardised(nn.Module):
+    """A convolution whose weights are flattened and standardised first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+
+    def forward(self, x):
+        flat = self.weight.view(4, -1)
+        flat = (flat - flat.mean(1, keepdim=True)) / flat.std(1, keepdim=True)
+        return nn.functional.conv2d(x, flat.view_as(self.weight), padding=1).mean((1, 2, 3)).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("layout", ["streams", "vectorised"])
+def test_weights_may_be_reshaped(layout):
+    torch.manual_seed(0)
+    model = Standardised().double()
+    states = [Run(executor, model, images()).state(0, 0) for executor in (loop, replaying(layout))]
+    assert_agree(*states)
+
+
+def test_what_a_server_holds_is_its_own(network):
+    run = Run(replaying("vectorised"), network())
+    run.state(0, 0)
+    held = run.server
+    before = tree.map(torch.clone, held)
+    run.state(0)
+    assert_agree(tree.pack(before), tree.pack(held), tolerance=0)
+
+
+@pytest.mark.parametrize("settings", [{"weighting": "samples"}, {}])
+def test_a_pool_may_turn_uneven(settings, network):
+    """What was drawn ahead for a pool of equal weights is not used for another."""
+    clients = make_clients([(5, 5), (5, 5), (7, 9), (5, 5)])
+    states = [
+        Run(executor, network(), clients, **settings).state(2, 2, 2, 3, 2, 1, 2)
+        for executor in (loop, replaying("vectorised"))
+    ]
+    assert_agree(*states)
+
+
+def test_the_next_round_is_drawn_ahead(network, monkeypatch):
+    run = Run(loop, network())
+    run.state(0, 0)
+    calls: list[int] = []
+    own = Simulator._draw_own
+    monkeypatch.setattr(
+        Simulator,
+        "_draw_own",
+        lambda self, client, round, visits: calls.append(round) or own(self, client, round, visits),
+    )
+    run.state(0)
+    assert set(calls) == {3}, "round 2 was drawn before, round 3 is now"
+
+
+def test_flags_of_the_library_are_restored(network):
+    before = torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit
+    Run(replaying("streams"), network()).state(0, 0)
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit) == before
 
 
 def test_a_compiler_that_fails_is_done_without(monkeypatch, network):

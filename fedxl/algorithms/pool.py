@@ -75,7 +75,7 @@ def merge(kept: S, uploads: S, rounds: int) -> S:
     if not len(fresh.weight):
         return kept
     if rounds == 1:
-        return fresh
+        return tree.map(torch.clone, fresh)  # uploads may lie in memory that an executor uses again
     older = kept._replace(age=kept.age + 1)
     recent = (older.age < rounds) & (older.weight > 0)
     return tree.concat([tree.map(lambda leaf: leaf[recent], older), fresh])

@@ -43,6 +43,8 @@ class TensorSource:
             self.x.ndim == 4 or not some,
             f"crop, flip and noise are for images [channels, height, width], not for {list(self.x.shape[1:])}",
         )
+        plain = self.x.dtype == torch.uint8 or self.x.is_floating_point()
+        require(plain or (not some and self.means is None), f"examples of {self.x.dtype} cannot be augmented")
         if some and self.bank is None:
             object.__setattr__(self, "bank", self.augment.bank())
 

@@ -21,7 +21,12 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 
 def executor(name: str, compiled: bool = True, say: Callable[[str], None] = lambda line: None) -> Executor:
     """An executor; `graph` remembers what it has recorded, so each engine has its own."""
-    return {"loop": loop, "vmap": vectorised}.get(name) or GraphExecutor(compiled=compiled, say=say)
+    named: dict[str, Executor] = {
+        "loop": loop,
+        "vmap": vectorised,
+        "graph": GraphExecutor(compiled=compiled, say=say),
+    }
+    return named[name]
 
 
 def choose(model: nn.Module, score: Score, probe: Tensor, clients_at_once: int) -> tuple[str, str]:

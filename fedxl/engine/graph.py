@@ -88,7 +88,8 @@ class GraphExecutor:
 
     def _part(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
         states = tree.stack_ragged(wave.clients, wave.roomiest)
-        works = vmap(algorithm.start, in_dims=(None, 0, 0))(server, states, wave.shares)
+        with explained():
+            works = vmap(algorithm.start, in_dims=(None, 0, 0))(server, states, wave.shares)
         program = self.program
         if program is None or not program.fits(algorithm, server, works, wave.feed):
             program = self.program = None  # its memory goes to the next one
@@ -97,7 +98,8 @@ class GraphExecutor:
         # Anew: a recording is warmed up, and a resumed run must draw what one without a stop would have drawn.
         torch.manual_seed(wave.seed(0))
         works, traces = program.run(server, works, wave.feed)
-        states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, wave.shares, works, traces)
+        with explained():
+            states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, wave.shares, works, traces)
         return tree.unstack_ragged(states, wave.clients), update
 
 

@@ -50,6 +50,7 @@ class Stepper(NamedTuple):
     def __call__(self, lane: Lane, server: Any) -> None:
         for _ in range(self.at_a_time):
             work, trace = self.compute(lane.k, lane.work, lane.feed, server)
+            _refuse_crossed(lane.work, work)
             tree.map(lambda slot, new: slot.index_copy_(self.dim, lane.k, new.unsqueeze(self.dim)), lane.slots, trace)
             tree.map(lambda old, new: old.copy_(new), lane.work, work)
             lane.k.copy_((lane.k + 1) % self.steps)
@@ -68,6 +69,15 @@ class Stepper(NamedTuple):
         with explained():
             _, trace = outline(self.compute, (k, work, feed, server))
         return tree.map(room, trace)
+
+
+def _refuse_crossed(old: Any, new: Any) -> None:
+    """One leaf is written after another, so none may be read for another that comes later."""
+    places = {leaf.untyped_storage()._cdata: name for name, leaf in tree.pack(old).items()}
+    for name, leaf in tree.pack(new).items():
+        held = places.get(leaf.untyped_storage()._cdata, name)
+        if held != name:
+            raise RecordingError(f"its new {name} is its old {held}; a copy of it (+ 0) would do")
 
 
 class Plan(NamedTuple):
@@ -131,7 +141,7 @@ def _apart(stepper: Stepper, server: Any, works: Any, feed: Feed, clients: int) 
     """A lane for each of the first so many clients, and their memory as one."""
     k = feed.y.new_zeros((clients, 1), dtype=torch.int64)
     k, work, feed = tree.map(_rows, (k, *tree.map(lambda leaf: leaf[:clients], (works, feed))))
-    slots = stepper.slots(*tree.map(lambda leaf: leaf[0], (k, work, feed)), server)
+    slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, work, feed)), server)
     slots = tree.map(lambda leaf: _rows(leaf.expand(clients, *leaf.shape)), slots)
     everyone = Lane(k, work, feed, slots)
     return tree.unstack(everyone, clients), everyone
@@ -162,7 +172,7 @@ def _rows(stacked: Tensor, alignment: int = ALIGNMENT) -> Tensor:
 
 
 def _trace(stepper: Stepper, lane: Lane, server: Any, vectorised: bool = False) -> Traced:
-    like = (lane, server)
-    if vectorised:  # told of channels that come last, some layers ask vmap for what it does only client by client
-        like = tree.map(torch.Tensor.contiguous, like)
+    # Told of channels that come last, some layers ask vmap for what it does only client by client, and others refuse
+    # to view their weights; so the record is made as if all were contiguous, and takes what comes.
+    like = tree.map(torch.Tensor.contiguous, (lane, server))
     return trace(lambda *leaves: stepper(*tree.rebuild(like, leaves)), tree.leaves(like), vectorised)

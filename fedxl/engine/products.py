@@ -18,7 +18,13 @@ from torch.nn import functional as nnf
 aten = torch.ops.aten
 Pair = tuple[int, int]
 
-MOVES = {aten.permute.default, aten.clone.default, aten.view.default, aten._unsafe_view.default}
+MOVES = {
+    aten.permute.default,
+    aten.clone.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+}
 
 
 def as_products(module: fx.GraphModule, clients: int, pixels: float = math.inf) -> None:

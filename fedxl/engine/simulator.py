@@ -131,7 +131,7 @@ class Simulator:
         draws = self._ahead.own.pop(key, None) or self._draw_own(*key)
         if pool is None:
             return draws
-        ahead = self._ahead.lags.get((client, round)) if self._ahead.pool == pool else None
+        ahead = self._ahead.lags.get((client, round)) if _even(pool) and self._ahead.pool == pool else None
         lag1, lag2 = ahead or self._draw_lags(client, round, pool)
         return draws._replace(lag1=lag1, lag2=lag2)
 
@@ -183,9 +183,9 @@ class Simulator:
         members = [int(client) for client in sampling.cohort(self.seed, round, len(self.federation.parts), size)]
         keys = [(client, round, self._rounds.get(client, 0)) for client in members]
         own = {key: self._draw_own(*key) for key in keys}
-        even = pool is not None and isinstance(pool.first, int) and isinstance(pool.second, int)
-        lags = {(client, round): self._draw_lags(client, round, pool) for client in members} if pool and even else {}
-        self._ahead = _Ahead(own, pool if even else None, lags)
+        likely = pool if pool is not None and _even(pool) else None
+        lags = {(client, round): self._draw_lags(client, round, likely) for client in members} if likely else {}
+        self._ahead = _Ahead(own, likely, lags)
 
     def _batch(self, now: Feed) -> Batch:
         """One step's examples, of a client [B, ...] or of several [C, B, ...]."""
@@ -214,6 +214,11 @@ def _as_weights(pool: PoolWeights) -> _PoolDraws:
         return len(host) if float(np.ptp(host)) <= 1e-12 * float(host.max()) else host
 
     return _PoolDraws(side(pool.first), side(pool.second))
+
+
+def _even(pool: _PoolDraws) -> bool:
+    """Whether all entries of either side weigh the same."""
+    return isinstance(pool.first, int) and isinstance(pool.second, int)
 
 
 class _Ahead(NamedTuple):

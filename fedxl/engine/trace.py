@@ -49,6 +49,10 @@ def explained() -> Iterator[None]:
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise RecordingError(f"what it does depends on the numbers it sees ({error})") from error
     except Exception as error:  # whatever a model of the user's may raise
+        if isinstance(
+            error.__context__, torch.OutOfMemoryError
+        ):  # of which the end of a recording made another error
+            raise error.__context__ from None
         raise RecordingError(first_line(error)) from error
 
 
@@ -77,6 +81,8 @@ def trace(function: Callable[..., None], arguments: Sequence[Tensor], vectorised
         warnings.simplefilter("ignore")  # of vmap, about layers that it does client by client
         module = make_fx(flat, pieces, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
     _drop_restriding(module)
+    _spell_out_scaling(module)
+    _allow_any_layout(module)
     constants = _lift_constants(module)
     reads = _drop_unread(module, len(arguments))
     module.recompile()
@@ -95,6 +101,24 @@ def _drop_restriding(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.target is aten.as_strided_.default and not node.users:
             module.graph.erase_node(node)
+
+
+def _spell_out_scaling(module: fx.GraphModule) -> None:
+    """a + alpha b with the product written out: Inductor, merging the sum with a matrix product b, forgets alpha."""
+    for node in list(module.graph.nodes):
+        if node.target in (aten.add.Tensor, aten.sub.Tensor) and "alpha" in node.kwargs:
+            a, b = node.args
+            with module.graph.inserting_before(node):
+                scaled = module.graph.call_function(aten.mul.Tensor, (b, node.kwargs["alpha"]))
+            scaled.meta = dict(node.meta)
+            node.args, node.kwargs = (a, scaled), {}
+
+
+def _allow_any_layout(module: fx.GraphModule) -> None:
+    """What was a view of tensors with channels first may need a copy where they come last."""
+    for node in module.graph.nodes:
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
 
 
 def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
