@@ -19,6 +19,7 @@ import torch
 from fedxl import UserError
 from fedxl.config import execute
 from fedxl.demo import MAX_FPR, Entry, experiment
+from fedxl.run import Hooks
 
 SEEDS = (100, 101, 102)
 TRIALS = 16
@@ -35,7 +36,7 @@ def trials(space: dict[str, tuple[float, ...]]) -> list[dict[str, float]]:
 def validation(entry: Entry) -> float:
     """Mean best validation figure over the seeds; a trial that diverges counts for nothing."""
     try:
-        results = [execute(experiment(entry, seed)) for seed in SEEDS]
+        results = [execute(experiment(entry, seed), hooks=Hooks(say=lambda line: None)) for seed in SEEDS]
     except UserError:
         return -math.inf
     return float(np.mean([result.validation.get(f"pauc@{MAX_FPR:g}", -math.inf) for result in results]))

@@ -19,10 +19,11 @@ from fedxl.algorithm import RoundOf
 from fedxl.algorithms import ALGORITHMS
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
+from fedxl.data.sites import MEANS
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import executor
 from fedxl.engine.graph import GraphExecutor, searching
-from fedxl.engine.record import Recorder, Work, cuda_graph
+from fedxl.engine.record import Play, Recorder, cuda_graph
 from fedxl.engine.simulator import Simulator
 from fedxl.engine.wave import Executor
 from fedxl.errors import require, unknown
@@ -132,7 +133,7 @@ def images(setting: Setting, augment: Augment = AUGMENT) -> Federation:
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 256, (total, *setting.shape), np.uint8))
     y = torch.from_numpy((np.arange(total) % 6 == 0).astype(np.int64))
-    means = tuple(-0.08 + 0.01 * (i % 17) for i in range(setting.clients))
+    means = tuple(MEANS[site % len(MEANS)] for site in range(setting.clients))
     federation = Federation(TensorSource(x, y), list(np.arange(total).reshape(setting.clients, -1)))
     return federation.augmented(replace(augment, site_means=means))
 
@@ -141,19 +142,15 @@ def table(
     build: Callable[[], nn.Module],
     setting: Setting,
     executors: tuple[str, ...],
-    algorithms: tuple[str, ...] = ("fedxl2", "local_sgd"),
     rounds: int = 3,
-    joint: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """All lines: one model on the joint batch, then each algorithm on each executor."""
-    federation, bound = images(setting), None
-    rows: list[Row] = []
-    if joint:
-        say("one model on the joint batch ...")
-        bound = joint_batch(build(), setting)
-        rows.append(bound)
-    for algorithm in algorithms:
+    federation = images(setting)
+    say("one model on the joint batch ...")
+    bound = joint_batch(build(), setting)
+    rows = [bound]
+    for algorithm in ("fedxl2", "local_sgd"):
         loop = None
         for name in executors:
             say(f"{algorithm}, {name} ...")
@@ -162,7 +159,7 @@ def table(
             rows.append(
                 replace(
                     row,
-                    to_joint_batch=row.ms_per_step / bound.ms_per_step if bound else None,
+                    to_joint_batch=row.ms_per_step / bound.ms_per_step,
                     to_loop=loop and row.ms_per_step / loop,
                 )
             )
@@ -195,7 +192,7 @@ def measure(
 
 
 def _after(begin: Callable[[], None]) -> Recorder:
-    def record(lanes: Sequence[Work], repeats: int, large: bool) -> Work:
+    def record(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
         begin()
         return cuda_graph(lanes, repeats, large)
 

@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedxl.errors import first_line
+
 KEEP = 2  # checkpoints; the one before the last is there in case the last is damaged
 
 
@@ -59,7 +61,7 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         try:
             return _load(path), complaints
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             complaints.append(f"checkpoint {path.name} is damaged ({reason}); going back to the one before it")
             # Out of the way, so that it does not count among the last ones that are kept.
             path.rename(path.with_suffix(".damaged"))

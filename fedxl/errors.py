@@ -22,3 +22,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} '{name}'; {hint}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its kind if it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

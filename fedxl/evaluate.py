@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedxl import metrics
-from fedxl.data.source import Source
+from fedxl.data.source import Source, floats_as
 from fedxl.models import Score, Weights
 from fedxl.precision import PRECISIONS, products
 from fedxl.risk import XRisk
@@ -32,8 +32,8 @@ class Evaluator:
         outputs = []
         with torch.no_grad(), products(PRECISIONS[self.precision]):
             for indices in torch.arange(len(source.labels), device=source.labels.device).split(BATCH):
-                x = source.fetch(indices)
-                outputs.append(self.score(weights, x.to(self.dtype) if x.is_floating_point() else x)[0])
+                x = floats_as(source.fetch(indices), self.dtype)
+                outputs.append(self.score(weights, x)[0])
         return torch.cat(outputs)
 
     def figures(self, weights: Weights, source: Source) -> dict[str, float]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from fedxl.errors import UserError, require, unknown
+from fedxl.errors import UserError, first_line, require, unknown
 
 Side = Literal["positive", "negative", "all", "none"]
 
@@ -132,8 +132,7 @@ def check_risk(risk: XRisk) -> None:
     try:
         l = risk.pair(a, b, torch.zeros(2, 4))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"the risk's pair cannot take a [2, 3], b [2, 4], y [2, 4]: {reason}") from None
+        raise UserError(f"the risk's pair cannot take a [2, 3], b [2, 4], y [2, 4]: {first_line(error)}") from None
     wanted = (2, 3, 4, *risk.inner_shape)
     right = tuple(l.shape) == wanted
     require(right, f"the risk's pair must return {list(wanted)} for a [2, 3], b [2, 4], not {list(l.shape)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -52,12 +53,16 @@ class Progress(NamedTuple):
     record: dict[str, Any] | None  # the latest evaluation
 
 
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 @dataclass(frozen=True)
 class Hooks:
     """How a run talks to whoever started it."""
 
     on_progress: Callable[[Progress], None] = lambda progress: None
-    say: Callable[[str], None] = lambda line: None
+    say: Callable[[str], None] = _to_stderr  # which executor was chosen, and why another had to take its place
     should_stop: Callable[[], bool] = lambda: False
 
 

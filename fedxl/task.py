@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from fedxl.algorithm import Algorithm
 from fedxl.algorithms import ALGORITHMS, Method
 from fedxl.data.federation import Federation, Weighting
-from fedxl.data.source import Source, checked
+from fedxl.data.source import Source, checked, floats_as
 from fedxl.engine.choose import EXECUTORS, choose, executor, possible
 from fedxl.engine.simulator import Simulator
-from fedxl.errors import UserError, require, unknown
+from fedxl.errors import UserError, first_line, require, unknown
 from fedxl.evaluate import Evaluator
 from fedxl.models import Score, check_output, scorer, weights_of
 from fedxl.options import call
@@ -124,7 +124,7 @@ class Task:
 
     def _probe(self) -> Tensor:
         x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
-        return x.to(self.device, self.dtype if x.is_floating_point() else x.dtype)
+        return floats_as(x.to(self.device), self.dtype)
 
     def _engine(self) -> Simulator:
         run = self.run
@@ -254,7 +254,7 @@ def pick_device(name: str) -> torch.device:
         require(device.type != "meta", "the device 'meta' holds no numbers; use cpu or cuda")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"cannot use device '{name}': {str(error).splitlines()[0]}") from None
+        raise UserError(f"cannot use device '{name}': {first_line(error)}") from None
     return device
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +17,25 @@ from fedxl.engine.record import again
 from fedxl.engine.wave import Executor
 
 Clients = list[tuple[Tensor, Tensor]]
+
+
+def seen_at_a_terminal(command: list[str], **environment: str) -> bytes:
+    """All that a process shows when it runs at a terminal."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update({"TERM": "xterm", **environment})
+        os.execv(command[0], command)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(terminal, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.waitpid(pid, 0)
+    return shown
 
 
 def recorded_only(line: str) -> None:

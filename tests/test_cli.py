@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import seen_at_a_terminal
 from tests.test_errors import CONFIG, command
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -175,21 +175,7 @@ def test_a_terminal_sees_a_progress_bar_and_a_pipe_does_not(tmp_path):
     assert "\r" not in piped.stdout
     assert len(piped.stdout.strip().splitlines()) <= 5
 
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ["TERM"] = "xterm"
-        os.environ["COLUMNS"] = "120"
-        os.execv(sys.executable, [*FEDXL, *arguments, str(tmp_path / "shown")])
-    shown = b""
-    while True:
-        try:
-            chunk = os.read(terminal, 65536)
-        except OSError:
-            break
-        if not chunk:
-            break
-        shown += chunk
-    os.waitpid(pid, 0)
+    shown = seen_at_a_terminal([*FEDXL, *arguments, str(tmp_path / "shown")], COLUMNS="120")
     assert b"rounds/s" in shown
     assert b"60/60" in shown
     assert b"validation auroc" in shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pty
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from fedxl import UserError
 from fedxl.data import DATASETS, published
 from fedxl.data.published import FILES, Published, fetch
+from tests.conftest import seen_at_a_terminal
 from tests.test_errors import command
 
 CONTENT = os.urandom(3_000_000)
@@ -110,19 +110,6 @@ def test_what_is_offered_can_be_checked():
 
 def test_a_terminal_sees_a_progress_bar():
     script = "from fedxl.data.progress import progress\nwith progress('resizing', 3) as advance:\n  advance(3)"
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ["TERM"] = "xterm"
-        os.execv(sys.executable, [sys.executable, "-c", script])
-    shown = b""
-    while True:
-        try:
-            chunk = os.read(terminal, 65536)
-        except OSError:
-            break
-        if not chunk:
-            break
-        shown += chunk
-    os.waitpid(pid, 0)
+    shown = seen_at_a_terminal([sys.executable, "-c", script])
     assert b"resizing" in shown
     assert b"3/3" in shown

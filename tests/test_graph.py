@@ -377,3 +377,9 @@ def test_deep_networks_agree(layout):
 
 def test_divisors():
     assert [divisor(32, most) for most in (0, 1, 7, 31, 32, 99)] == [1, 1, 4, 16, 32, 32]
+
+
+def test_a_fallback_is_seen_by_whoever_calls_fit(network, capsys):
+    settings = {"rounds": 1, "local_steps": 2, "batch1": 2, "batch2": 2, "device": "cpu", "executor": "graph"}
+    fit(network(), make_clients(RAGGED), auroc(), dtype="float64", **settings)
+    assert capsys.readouterr().err == "executor: loop (graph needs a CUDA device, and this is cpu)\n"

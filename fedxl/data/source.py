@@ -76,6 +76,11 @@ class TensorSource:
         return len(self.labels)
 
 
+def floats_as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Examples in the precision of a run; whole numbers (tokens) stay what they are."""
+    return x.to(dtype) if x.is_floating_point() else x
+
+
 def checked(x: Tensor, y: Tensor, where: str) -> TensorSource:
     """A source of checked examples; labels may be bool, 0/1 or -1/1."""
     try:

@@ -11,8 +11,8 @@ from torch.func import vmap
 from fedxl import tree
 from fedxl.engine.executors import loop, seeded, vectorised
 from fedxl.engine.graph import GraphExecutor
-from fedxl.engine.trace import first_line
 from fedxl.engine.wave import Executor
+from fedxl.errors import first_line
 from fedxl.models import Score, weights_of
 
 EXECUTORS = ("loop", "vmap", "graph")

@@ -87,7 +87,7 @@ class GraphExecutor:
         self.say(f"executor: {size} clients do not fit in the device's memory together, trying {self.at_once}")
 
     def _part(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
-        states = tree.stack_ragged(wave.clients, wave.roomiest)
+        states = tree.stack_ragged(wave.clients, wave.roomiest())
         with explained():
             works = vmap(algorithm.start, in_dims=(None, 0, 0))(server, states, wave.shares)
         program = self.program

@@ -146,14 +146,14 @@ def _gather(spread: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
     total = spread.new_zeros(())
     for i in range(kernel[0]):
         for j in range(kernel[1]):
-            part = _apart(spread[..., i, j, :], stride)
+            part = _spaced(spread[..., i, j, :], stride)
             below, right = high - i - part.shape[2], wide - j - part.shape[3]
             total = total + nnf.pad(part, (0, 0, j, right, i, below))
     images: Tensor = total[:, :, top : top + size[0], left : left + size[1]].permute(1, 0, 4, 2, 3).flatten(1, 2)
     return images
 
 
-def _apart(x: Tensor, stride: Pair) -> Tensor:
+def _spaced(x: Tensor, stride: Pair) -> Tensor:
     """[G, B, H', W', c] with zeros in between, so that neighbours are a stride apart."""
     if tuple(stride) == (1, 1):
         return x

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-Work = Callable[[], None]  # reads and writes fixed memory, returns nothing
+Play = Callable[[], None]  # reads and writes fixed memory, returns nothing
 
 # Fewer leave the card idle between small kernels, more gain nothing; large kernels rather share the cache with few
 # others (docs/performance.md).
@@ -15,14 +15,14 @@ STREAMS, STREAMS_OF_LARGE = 8, 4
 
 
 class Recorder(Protocol):
-    def __call__(self, lanes: Sequence[Work], repeats: int, large: bool) -> Work:
+    def __call__(self, lanes: Sequence[Play], repeats: int, large: bool) -> Play:
         """One call of the result runs every lane `repeats` times; lanes know nothing of each other.
 
         large: whether the kernels of one lane nearly fill the device.
         """
 
 
-def again(lanes: Sequence[Work], repeats: int, large: bool) -> Work:
+def again(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
     """The stand-in for devices without graphs: the same lanes in the same memory, warmed up and called again."""
     for lane in lanes:
         lane()
@@ -35,7 +35,7 @@ def again(lanes: Sequence[Work], repeats: int, large: bool) -> Work:
     return replay
 
 
-def cuda_graph(lanes: Sequence[Work], repeats: int, large: bool) -> Work:
+def cuda_graph(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
     """A CUDA graph, the lanes side by side. A lane's repeats follow each other without waiting for other lanes."""
     number = min(STREAMS_OF_LARGE if large else STREAMS, len(lanes))
     origin, streams = torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(number)]

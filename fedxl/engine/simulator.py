@@ -13,7 +13,7 @@ from torch import Tensor
 from fedxl import sampling, tree
 from fedxl.algorithm import Algorithm, Batch, Fresh, PoolWeights, Reading, RoundOf, Share
 from fedxl.data.federation import Federation, Weighting, shares
-from fedxl.data.source import Source
+from fedxl.data.source import Source, floats_as
 from fedxl.engine.wave import Draws, Executor, Feed, Wave
 from fedxl.precision import PRECISIONS, products
 from fedxl.sampling import Indices, Purpose
@@ -104,7 +104,7 @@ class Simulator:
         passive = algorithm.passive(server, draws.lag1, draws.lag2)
         return Wave(
             clients=[self._state(server, client) for client in members],
-            roomiest=self.algorithm.init_client(server, self.roomiest),
+            roomiest=lambda: self.algorithm.init_client(server, self.roomiest),
             shares=tree.map(lambda leaf: leaf[index], self.shares),
             feed=Feed(draws, self.labels[draws.examples], passive),
             batch=self._batch,
@@ -196,8 +196,7 @@ class Simulator:
         return Batch(x, now.y, draws.rows, now.passive, fresh or ())
 
     def _fetch(self, indices: Tensor, codes: Tensor) -> Tensor:
-        x = self.source.fetch(indices, codes)
-        return x.to(self.dtype) if x.is_floating_point() else x
+        return floats_as(self.source.fetch(indices, codes), self.dtype)
 
 
 class _PoolDraws(NamedTuple):

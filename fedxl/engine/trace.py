@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedxl import tree
+from fedxl.errors import first_line
 
 aten = torch.ops.aten
 BATCH_NORMS = [
@@ -29,9 +30,7 @@ BATCH_NORMS = [
     aten.cudnn_batch_norm_backward,
 ]
 
-Program = Callable[..., Any]  # flat tensors in; what comes out is written into some of them
-
-
+Flat = Callable[..., Any]  # tensors in; what comes out is written into some of them
 T = TypeVar("T")
 
 
@@ -49,10 +48,9 @@ def explained() -> Iterator[None]:
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise RecordingError(f"what it does depends on the numbers it sees ({error})") from error
     except Exception as error:  # whatever a model of the user's may raise
-        if isinstance(
-            error.__context__, torch.OutOfMemoryError
-        ):  # of which the end of a recording made another error
-            raise error.__context__ from None
+        cause = error.__context__
+        if isinstance(cause, torch.OutOfMemoryError):  # of which the end of a recording made another error
+            raise cause from None
         raise RecordingError(first_line(error)) from error
 
 
@@ -149,14 +147,14 @@ def _drop_unread(module: fx.GraphModule, arguments: int) -> list[int]:
     return [i for i, node in enumerate(nodes) if node.users]
 
 
-def fuse(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Program:
+def fuse(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
     """The record compiled by Inductor, which merges chains of small operations into single kernels."""
     import torch._inductor as inductor
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's advice is not for our users
         # Combined kernels: the update of sixty small tensors is a few launches instead of sixty.
-        program: Program = inductor.compile(module, list(inputs), options={"combo_kernels": True})
+        program: Flat = inductor.compile(module, list(inputs), options={"combo_kernels": True})
     return program
 
 
@@ -169,8 +167,3 @@ def patches(module: fx.GraphModule) -> int:
             if math.prod(weight.shape[2:]) > 1:
                 total += out.shape[0] * math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * node.args[8]
     return total
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedxl.errors import UserError, require
+from fedxl.errors import UserError, first_line, require
 from fedxl.precision import PRECISIONS
 
 
@@ -60,8 +60,9 @@ def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> N
         with torch.no_grad():
             h, _ = scorer(model, training=False)(weights_of(model), x)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"the model cannot score examples of shape {list(x.shape[1:])}: {reason}") from error
+        raise UserError(
+            f"the model cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}"
+        ) from error
     require(isinstance(h, Tensor), f"the model must return a tensor of scores {wanted}, not {type(h).__name__}")
     require(
         tuple(h.shape) == (len(x), *score_shape),
