@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +54,25 @@ def epochs(seed: int, purpose: Purpose, client: int, position: int, count: int, 
     per_block = max(1, BLOCK // size)
     block, offset = divmod(position, per_block * size)
     parts: list[Indices] = []
+    shuffle = _remembered if size <= BLOCK else _block
     while count > 0:
-        rng = generator(seed, purpose, client, block)
-        ordered = rng.permuted(np.tile(np.arange(size), (per_block, 1)), axis=1).ravel()
+        ordered = shuffle(seed, purpose, client, block, per_block, size)
         parts.append(ordered[offset : offset + count])
         count -= len(parts[-1])
         block, offset = block + 1, 0
     return np.concatenate(parts)
+
+
+def _block(seed: int, purpose: Purpose, client: int, block: int, per_block: int, size: int) -> Indices:
+    """So many epochs, one after another."""
+    epochs = np.tile(np.arange(size), (per_block, 1))
+    ordered: Indices = generator(seed, purpose, client, block).permuted(epochs, axis=1).ravel()
+    ordered.setflags(write=False)
+    return ordered
+
+
+# Small clients read one block in many rounds; what is remembered of them stays below 32 MB.
+_remembered = lru_cache(maxsize=8192)(_block)
 
 
 def codes(rng: np.random.Generator | None, shape: tuple[int, ...], count: int) -> Indices:
