@@ -20,6 +20,7 @@ from fedxl import report as reports
 from fedxl.algorithms import ALGORITHMS
 from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
+from fedxl.paper import commands as paper
 from fedxl.risk import RISKS
 from fedxl.run import Hooks, Progress, Result
 from fedxl.task import pick_device
@@ -28,6 +29,7 @@ HELP = "Train across data holders who cannot pool their data, for AUROC, partial
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 data = typer.Typer(no_args_is_help=True, help="Data sets: what there is, and how to get it here.")
 app.add_typer(data, name="data")
+app.add_typer(paper.app, name="paper")
 out, err = Console(), Console(stderr=True)
 
 

@@ -72,11 +72,15 @@ def _override(tables: dict[str, Table], text: str) -> None:
     require(bool(equals and dot and name), f"'{text}' must read section.key=value, for example algorithm.lr=0.1")
     if section not in SECTIONS:
         raise unknown("section", section, SECTIONS)
+    tables.setdefault(section, {})[name] = parse_value(value)
+
+
+def parse_value(text: str) -> Any:
+    """A value as TOML writes it; a bare word is a text."""
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()  # a bare word is a text
-    tables.setdefault(section, {})[name] = parsed
+        return text.strip()
 
 
 def dump(config: Config) -> str:

@@ -15,10 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedxl import plots
 from fedxl.checkpoint import write_atomically
-from fedxl.config import Config, build_risk, execute, load_data
-from fedxl.data.source import TensorSource
-from fedxl.evaluate import Evaluator
-from fedxl.models import scorer, weights_of
+from fedxl.config import Config, execute
 from fedxl.report import as_markdown, as_text
 from fedxl.run import Hooks, Result
 
@@ -56,11 +53,6 @@ ENTRIES = (
 COLUMNS = ("algorithm", "AUROC", f"partial AUC (FPR <= {MAX_FPR:g})", "seconds a run")
 
 
-class Outcome(NamedTuple):
-    result: Result
-    scores: tuple[Any, Any]  # test scores and labels
-
-
 def experiment(entry: Entry, seed: int) -> Config:
     return Config(
         data={"name": "digits"},
@@ -81,7 +73,7 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
         "Sixteen sites want to find rare digits together. They see the world differently, and six of them have "
         "never seen one of the digits in question. No image leaves its site.\n"
     )
-    outcomes: dict[str, list[Outcome]] = {}
+    outcomes: dict[str, list[Result]] = {}
     with Progress(
         TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=console, disable=not console.is_terminal, transient=True,
@@ -90,7 +82,8 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
             task = progress.add_task(entry.label, total=len(seeds))
             outcomes[entry.label] = []
             for seed in seeds:
-                outcomes[entry.label].append(_once(experiment(entry, seed)))
+                # Fifteen runs, one table: what each has to say goes nowhere.
+                outcomes[entry.label].append(execute(experiment(entry, seed), hooks=Hooks(say=lambda line: None)))
                 progress.advance(task)
     rows = [row(label, runs) for label, runs in outcomes.items()]
     console.print(as_text(rows, COLUMNS, f"Test data, mean ± standard deviation over {len(seeds)} seeds"))
@@ -98,33 +91,22 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
     console.print(f"\nin {folder}: demo.png, results.md, results.json   ({time.monotonic() - began:.0f} s in all)")
 
 
-def _once(config: Config) -> Outcome:
-    result = execute(config, hooks=Hooks(say=lambda line: None))  # fifteen runs, one table
-    test = load_data(config).test
-    assert test is not None
-    evaluator = Evaluator(scorer(result.model, False), build_risk(config), (MAX_FPR,), torch.float32)
-    weights = weights_of(result.model)
-    device = next(iter(weights.params.values())).device
-    scores = evaluator.scores(weights, TensorSource(test.x, test.y).to(device))
-    return Outcome(result, (scores.cpu().numpy(), test.y.numpy()))
-
-
-def row(label: str, runs: Sequence[Outcome]) -> list[str]:
+def row(label: str, runs: Sequence[Result]) -> list[str]:
     def spread(name: str) -> str:
-        values = [outcome.result.test[name] for outcome in runs]
+        values = [outcome.test[name] for outcome in runs]
         return f"{np.mean(values):.4f} ± {np.std(values, ddof=min(1, len(values) - 1)):.4f}"
 
-    seconds = np.mean([outcome.result.seconds for outcome in runs])
+    seconds = np.mean([outcome.seconds for outcome in runs])
     return [label, spread("auroc"), spread(f"pauc@{MAX_FPR:g}"), f"{seconds:.1f}"]
 
 
-def save(folder: Path, outcomes: Mapping[str, Sequence[Outcome]], rows: Sequence[Sequence[str]]) -> None:
+def save(folder: Path, outcomes: Mapping[str, Sequence[Result]], rows: Sequence[Sequence[str]]) -> None:
     figure = f"pauc@{MAX_FPR:g}"
     plots.roc_and_convergence(
         folder / "demo.png",
-        {label: [outcome.scores for outcome in runs] for label, runs in outcomes.items()},
+        {label: [outcome.test_scores for outcome in runs if outcome.test_scores] for label, runs in outcomes.items()},
         {
-            label: [[(r["round"], r["validation"][figure]) for r in outcome.result.history] for outcome in runs]
+            label: [[(r["round"], r["validation"][figure]) for r in outcome.history] for outcome in runs]
             for label, runs in outcomes.items()
         },
         MAX_FPR,
@@ -132,7 +114,7 @@ def save(folder: Path, outcomes: Mapping[str, Sequence[Outcome]], rows: Sequence
     )
     write_atomically(folder / "results.md", as_markdown(rows, COLUMNS).encode())
     figures = {
-        label: [{"best_round": o.result.best_round, "test": o.result.test, "seconds": o.result.seconds} for o in runs]
+        label: [{"best_round": o.best_round, "test": o.test, "seconds": o.seconds} for o in runs]
         for label, runs in outcomes.items()
     }
     write_atomically(folder / "results.json", json.dumps(figures, indent=1).encode())

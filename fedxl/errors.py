@@ -10,6 +10,10 @@ class UserError(ValueError):
     """What is wrong, where, and what would be right, in one line."""
 
 
+class DivergedError(UserError):
+    """Weights or scores that are no longer finite: a rate that was too high."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise `UserError(message)` unless the condition holds."""
     if not condition:

@@ -37,8 +37,10 @@ class Evaluator:
         return torch.cat(outputs)
 
     def figures(self, weights: Weights, source: Source) -> dict[str, float]:
+        return self.figures_of(self.scores(weights, source), source)
+
+    def figures_of(self, h: Tensor, source: Source) -> dict[str, float]:
         """Ranking metrics need a scalar score; the risk is always there."""
-        h = self.scores(weights, source)
         figures = {"risk": float(self.risk.value(h, source.labels))}
         if self.risk.score_shape:
             return figures

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor, nn
 
 from fedxl import sampling, tree
@@ -18,15 +20,23 @@ from fedxl.algorithms import Method
 from fedxl.checkpoint import Checkpoint
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, from_arrays
-from fedxl.errors import UserError, require
+from fedxl.errors import DivergedError, require
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
 from fedxl.risk import XRisk
 from fedxl.rundir import RunDir
 from fedxl.task import Settings, Task
 
+Floats = npt.NDArray[np.float64]
 # What may change between the beginning of a run and its resumption without changing its results so far.
 FREE = {f"run.{name}" for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once")}
+
+
+class Traffic(NamedTuple):
+    """Bytes that one client receives and sends in a round; what it sends as a mean over the clients of a round."""
+
+    down: int
+    up: int
 
 
 @dataclass
@@ -40,6 +50,8 @@ class Result:
     test: dict[str, float]
     history: list[dict[str, Any]]
     seconds: float
+    test_scores: tuple[Floats, Floats] | None = field(default=None, repr=False)  # raw scores and labels
+    traffic: Traffic | None = None
     interrupted: bool = False
     server: Any = field(default=None, repr=False)
 
@@ -121,6 +133,8 @@ class Trainer:
         self.round = -1 if self.algorithm.prelude else 0  # the last round done
         self.best, self.best_round, self.best_value = self.server.weights, -1, -math.inf
         self.seconds = 0.0
+        self.evaluating = 0.0  # of these seconds
+        self.traffic: Traffic | None = None
         self.history: list[dict[str, Any]] = []
         if folder and resume:
             checkpoint, complaints = folder.load()
@@ -133,11 +147,12 @@ class Trainer:
                 hooks.say(line)
 
     def train(self) -> Result:
-        run, began, interrupted = self.run, time.monotonic() - self.seconds, False
+        run, interrupted = self.run, False
+        self.began = time.monotonic() - self.seconds
         while self.round < run.rounds and not interrupted:
             self.round += 1
             self._round()
-            self.seconds = time.monotonic() - began
+            self.seconds = self._elapsed()
             interrupted = self.hooks.should_stop()
             if self._regular(self.round):
                 self._evaluate()
@@ -153,6 +168,9 @@ class Trainer:
             self._evaluate()
         return self._result(interrupted=False)
 
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.began
+
     def _regular(self, round: int) -> bool:
         return round > 0 and round % self.run.eval_every == 0
 
@@ -161,12 +179,16 @@ class Trainer:
         algorithm: RoundOf = prelude or self.algorithm
         cohort = sampling.cohort(self.run.seed, self.round, self.task.num_clients, self.task.cohort)
         updates = self.task.engine.run_round(algorithm, self.server, self.round, cohort)
+        if self.round > 0:  # round 0, if there is one, only fills the pool
+            self.traffic = Traffic(tree.nbytes(self.server), tree.nbytes(updates) // len(cohort))
         self.server = algorithm.aggregate(self.server, updates)
 
     def _evaluate(self) -> None:
-        self._require_finite()
+        self._require_finite()  # which waits for all that a GPU has still to do
+        began = time.monotonic()
         task, weights = self.task, self.server.weights
         record: dict[str, Any] = {"round": self.round, "steps": int(self.server.step), "seconds": self.seconds}
+        record["training_seconds"] = self._elapsed() - self.evaluating
         for name in ("train", "validation"):
             if name in task.sources:
                 record[name] = task.evaluator.figures(weights, task.sources[name])
@@ -181,13 +203,14 @@ class Trainer:
         self.history.append(record)
         if self.folder:
             self.folder.append(record)
+        self.evaluating += time.monotonic() - began
 
     def _require_finite(self) -> None:
         if not tree.finite(self.server.weights):
             raise self._diverged("weights")
 
-    def _diverged(self, what: str) -> UserError:
-        return UserError(
+    def _diverged(self, what: str) -> DivergedError:
+        return DivergedError(
             f"the {what} were no longer finite by round {self.round}; a smaller lr or sigmoid scores would help"
         )
 
@@ -199,6 +222,7 @@ class Trainer:
             "best_round": self.best_round,
             "best_value": self.best_value,
             "seconds": self.seconds,
+            "evaluating": self.evaluating,
             "settings": self.task.description,
         }
         folder.save(self.round, tree.pack(state), info)
@@ -214,7 +238,7 @@ class Trainer:
         population = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         self.task.engine.restore(self.server, population)
         self.round, self.best_round, self.best_value = info["round"], info["best_round"], info["best_value"]
-        self.seconds = info["seconds"]
+        self.seconds, self.evaluating = info["seconds"], info.get("evaluating", 0.0)
 
     def _result(self, interrupted: bool) -> Result:
         task = self.task
@@ -222,9 +246,13 @@ class Trainer:
         record = next((record for record in self.history if record["round"] == self.best_round), {})
         model = load(task.model, chosen).eval()
         test: dict[str, float] = {}
+        test_scores = None
         if not interrupted:
             if "test" in task.sources:
-                test = task.evaluator.figures(chosen, task.sources["test"])
+                source = task.sources["test"]
+                scores = task.evaluator.scores(chosen, source)
+                test = task.evaluator.figures_of(scores, source)
+                test_scores = scores.double().cpu().numpy(), source.labels.double().cpu().numpy()
             if self.folder:
                 final = {"round": self.round, "best_round": self.best_round, "seconds": self.seconds}
                 self.folder.save_model(model.state_dict())
@@ -237,6 +265,8 @@ class Trainer:
             test=test,
             history=self.history,
             seconds=self.seconds,
+            test_scores=test_scores,
+            traffic=self.traffic,
             interrupted=interrupted,
             server=self.server,
         )

@@ -116,3 +116,9 @@ def to(tree: T, device: torch.device | str) -> T:
 def finite(tree: Any) -> bool:
     """Whether every floating leaf is finite."""
     return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree) if leaf.is_floating_point())
+
+
+def nbytes(tree: Any) -> int:
+    """How many bytes a message of these tensors holds, each counted once however often it is named."""
+    places = {(leaf.data_ptr(), leaf.shape): leaf.numel() * leaf.element_size() for leaf in leaves(tree)}
+    return sum(places.values())

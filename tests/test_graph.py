@@ -383,3 +383,18 @@ def test_a_fallback_is_seen_by_whoever_calls_fit(network, capsys):
     settings = {"rounds": 1, "local_steps": 2, "batch1": 2, "batch2": 2, "device": "cpu", "executor": "graph"}
     fit(network(), make_clients(RAGGED), auroc(), dtype="float64", **settings)
     assert capsys.readouterr().err == "executor: loop (graph needs a CUDA device, and this is cpu)\n"
+
+
+@pytest.mark.parametrize("layout", ["streams", "vectorised"])
+@pytest.mark.parametrize("method", ["fedxl2", "local_sgd", "codasca"])
+def test_runs_that_differ_in_their_rates_share_one_program(network, layout, method):
+    def run(**rates: Any) -> tuple[str, dict]:
+        executor = GraphExecutor(record=again, compiled=False, layout=layout)
+        state = Run(executor, network(), method=method, options=rates).state(0, 0, 0)
+        return executor.program.plan.traced.module.code, state
+
+    one, other = {"lr": 0.1, "milestones": (2,)}, {"lr": 0.3, "milestones": (4,)}
+    (code, state), (other_code, other_state) = run(**one), run(**other)
+    assert code == other_code
+    assert_agree(state, Run(loop, network(), method=method, options=one).state(0, 0, 0))
+    assert_agree(other_state, Run(loop, network(), method=method, options=other).state(0, 0, 0))

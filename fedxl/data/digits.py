@@ -8,7 +8,10 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from fedxl.data.binary import corrupt
 from fedxl.data.federation import Federation, Split, Splits
+from fedxl.data.partition import only_first
+from fedxl.data.sites import Stream
 from fedxl.data.source import TensorSource
 from fedxl.errors import require
 from fedxl.sampling import Indices, Purpose, generator
@@ -26,6 +29,8 @@ def digits(
     noise: float = 0.2,
     copies: int = 2,
     views: bool = False,
+    flipped: float = 0.0,
+    present: int = 0,
     seed: int = 0,
 ) -> Splits:
     """Is it one of these digits? Positives are rare, sites differ, and some have never seen one.
@@ -33,7 +38,8 @@ def digits(
     clients: sites; one_class: how many of them hold no positive; skew: how many times as many negatives these hold;
     ratio: positives to negatives in training;
     shift: how far sites differ in brightness and contrast; noise: standard deviation of pixel noise;
-    copies: at how many sites each training image is seen; views: pair the upper and the lower half of each image
+    copies: at how many sites each training image is seen; flipped: the share of training labels that is wrong;
+    present: only the first so many sites take part (0: all); views: pair the upper and the lower half of each image
     instead [2, 32], for the contrastive risk. Held back are other images, seen at sites drawn at random: who never
     had a positive before will meet one, so a model gains nothing by telling sites apart.
     """
@@ -43,6 +49,7 @@ def digits(
     require(ratio > 0, f"ratio must be positive, got {ratio}")
     require(noise >= 0, f"noise must not be negative, got {noise}")
     require(seed >= 0, f"seed must not be negative, got {seed}")
+    require(0 <= flipped <= 1, f"flipped must lie in [0, 1], got {flipped}")
     require(copies >= 1, f"copies must be at least 1, got {copies}")
     require(set(positive) <= set(range(10)), f"positive must name digits 0 to 9, got {list(positive)}")
 
@@ -62,7 +69,10 @@ def digits(
 
     sites = _assign(labels[train], clients, one_class, skew, rng)
     parts = [np.flatnonzero(sites == site) for site in range(clients)]
-    federation = Federation(TensorSource(*seen(train, sites)), parts)
+    x, y = seen(train, sites)
+    y = torch.from_numpy(corrupt(y.numpy(), flipped, generator(seed, Purpose.DATA, 0, Stream.CORRUPT)))
+    (x, y), parts = only_first(present, (x, y), parts)
+    federation = Federation(TensorSource(x, y), parts)
     held_back = (Split(*seen(which, rng.integers(clients, size=len(which)))) for which in (validation, test))
     return Splits(federation, *held_back)
 

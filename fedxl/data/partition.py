@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedxl.errors import require, unknown
 from fedxl.sampling import Indices
@@ -70,3 +72,16 @@ def partition(name: str, labels: Indices, clients: int, rng: np.random.Generator
         raise unknown("partition", name, PARTITIONS)
     require(clients <= len(labels), f"there are {clients} clients for only {len(labels)} training examples")
     return PARTITIONS[name](labels, clients, rng, alpha)
+
+
+def only_first(present: int, examples: Sequence[Tensor], parts: Parts) -> tuple[list[Tensor], Parts]:
+    """What is left if only the first clients take part (0: all do): their examples alone, and who holds which."""
+    require(
+        0 <= present <= len(parts),
+        f"present must lie between 0 (all) and the number of clients, {len(parts)}, got {present}",
+    )
+    if present in (0, len(parts)):
+        return list(examples), parts
+    parts = parts[:present]
+    kept, ends = torch.from_numpy(np.concatenate(parts)), np.cumsum([len(part) for part in parts])
+    return [leaf[kept] for leaf in examples], np.split(np.arange(ends[-1]), ends[:-1])

@@ -11,7 +11,7 @@ import torch
 from fedxl.data.augment import NOTHING, Augment
 from fedxl.data.binary import corrupt
 from fedxl.data.federation import Federation, Split, Splits
-from fedxl.data.partition import PARTITIONS, partition
+from fedxl.data.partition import PARTITIONS, only_first, partition
 from fedxl.data.source import TensorSource
 from fedxl.errors import require, unknown
 from fedxl.sampling import Purpose, generator
@@ -40,6 +40,7 @@ class Sites:
     """
 
     clients: int = 16
+    present: int = 0  # only the first so many of them take part, the others' images are left out; 0: all
     partition: str = "equal"  # or dirichlet (label skew), quantity (sizes differ)
     alpha: float = 0.5  # of these two; the smaller, the more clients differ
     flipped: float = 0.0  # the share of labels of both classes that is wrong in training; the paper's table 2: 0.2
@@ -60,7 +61,8 @@ class Sites:
 
     def augment(self) -> Augment:
         """What these settings do to a training image each time it is read."""
-        means = tuple(MEANS[site % len(MEANS)] for site in range(self.clients)) if self.site_noise else ()
+        sites = range(self.present or self.clients)
+        means = tuple(MEANS[site % len(MEANS)] for site in sites) if self.site_noise else ()
         return Augment(self.crop, self.flip, math.sqrt(self.site_noise), means)
 
     def share_out(self, train: Split, validation: Split | None, test: Split | None) -> Splits:
@@ -70,6 +72,7 @@ class Sites:
         stream = generator(self.seed, Purpose.DATA, 0, Stream.PARTITION)
         parts = partition(self.partition, labels, self.clients, stream, self.alpha)
         given = corrupt(labels, self.flipped, generator(self.seed, Purpose.DATA, 0, Stream.CORRUPT))
-        federation = Federation(TensorSource(train.x, torch.from_numpy(given)), parts)
+        (x, y), parts = only_first(self.present, (train.x, torch.from_numpy(given)), parts)
+        federation = Federation(TensorSource(x, y), parts)
         augment = self.augment()
         return Splits(federation if augment == NOTHING else federation.augmented(augment), validation, test)

@@ -30,6 +30,8 @@ BATCH_NORMS = [
     aten.cudnn_batch_norm_backward,
 ]
 
+MOST_NUMBERS = 2**16  # in a tensor of one number: a learning rate has one for each client
+
 Flat = Callable[..., Any]  # tensors in; what comes out is written into some of them
 T = TypeVar("T")
 
@@ -81,7 +83,8 @@ def trace(function: Callable[..., None], arguments: Sequence[Tensor], vectorised
     _drop_restriding(module)
     _spell_out_scaling(module)
     _allow_any_layout(module)
-    constants = _lift_constants(module)
+    numbers = _lift_numbers(module)
+    constants = [*numbers, *_lift_constants(module)]
     reads = _drop_unread(module, len(arguments))
     module.recompile()
     return Traced(module, reads, constants)
@@ -117,6 +120,35 @@ def _allow_any_layout(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
+
+
+def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
+    """Make inputs of learning rates and the steps at which they fall: runs that differ in them share one program.
+
+    Of all the numbers in a record these are the ones that a search changes; compiling it takes a minute.
+    """
+    numbers: list[Tensor] = []
+    last = next(node for node in reversed(module.graph.nodes) if node.op == "placeholder")
+
+    def lift(node: fx.Node, value: Tensor) -> fx.Node:
+        nonlocal last
+        with module.graph.inserting_after(last):
+            last = module.graph.placeholder(f"number{len(numbers)}")
+        last.meta = {"val": node.meta["val"].new_empty(value.shape, dtype=value.dtype)}
+        numbers.append(value)
+        return last
+
+    for node in list(module.graph.nodes):
+        shape, device = getattr(node.meta.get("val"), "shape", ()), getattr(node.meta.get("val"), "device", None)
+        if node.target in (aten.full.default, aten.full_like.default) and isinstance(node.args[1], float):
+            if node.args[1] not in (0.0, 1.0) and math.prod(shape) <= MOST_NUMBERS:
+                value = torch.full(shape, node.args[1], dtype=node.meta["val"].dtype, device=device)
+                node.replace_all_uses_with(lift(node, value))
+                module.graph.erase_node(node)
+        elif node.target is aten.ge.Scalar and not node.args[0].meta["val"].is_floating_point():
+            node.args = (node.args[0], lift(node, torch.tensor(node.args[1], device=device)))
+            node.target = aten.ge.Tensor
+    return numbers
 
 
 def _lift_constants(module: fx.GraphModule) -> list[Tensor]:

@@ -1,0 +1,189 @@
+"""Runs that are done once: each is known by its config, and its record on disk is taken for it from then on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import load_file, save
+
+from fedxl import bench
+from fedxl.checkpoint import write_atomically
+from fedxl.config import Config, execute
+from fedxl.data.progress import progress
+from fedxl.errors import DivergedError, UserError, require
+from fedxl.run import Hooks
+from fedxl.task import pick_device
+
+FORMAT = 1  # of a record; another number, and all is run anew
+Floats = npt.NDArray[np.float64]
+
+
+class Job(NamedTuple):
+    """A run to be done, and what it is called on the way."""
+
+    label: str
+    config: Config
+
+    @property
+    def key(self) -> str:
+        """The same for the same experiment, wherever its files lie and whatever it runs on."""
+        tables = self.config.tables()
+        tables["data"] = {name: value for name, value in tables["data"].items() if name != "root"}
+        text = json.dumps([FORMAT, tables], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Record(NamedTuple):
+    """What a run came to, as its file says it."""
+
+    key: str
+    content: dict[str, Any]
+
+    @property
+    def diverged(self) -> bool:
+        return "diverged" in self.content
+
+    def validation(self, figure: str) -> float:
+        return float("-inf") if self.diverged else float(self.content["validation"][figure])
+
+    def test(self, figure: str) -> float:
+        return float("nan") if self.diverged else float(self.content["test"][figure])
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of records; safe to share between processes, since each file is written whole or not at all."""
+
+    folder: Path
+
+    def find(self, job: Job) -> Record | None:
+        path = self.folder / f"{job.key}.json"
+        try:
+            return Record(job.key, json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, OSError) as error:
+            raise UserError(f"cannot read {path}: {error}; remove it, and it is run again") from None
+
+    def scores(self, record: Record) -> tuple[Floats, Floats]:
+        """A run's scores of its test data, and their labels."""
+        tensors = load_file(self.folder / f"{record.key}.safetensors")
+        return tensors["scores"].astype(np.float64), tensors["labels"].astype(np.float64)
+
+    def save(self, job: Job, content: dict[str, Any], scores: tuple[Floats, Floats] | None) -> Record:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if scores:  # first, so that whoever finds the record finds them, too
+            values, labels = (array.astype(np.float32) for array in scores)
+            write_atomically(self.folder / f"{job.key}.safetensors", save({"scores": values, "labels": labels}))
+        write_atomically(self.folder / f"{job.key}.json", (json.dumps(content, indent=1) + "\n").encode())
+        return Record(job.key, content)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Does what has not been done yet, some of it side by side."""
+
+    store: Store
+    at_once: int = 1
+    device: str = "auto"
+    say: Callable[[str], None] = lambda line: None
+
+    def __call__(self, jobs: Sequence[Job], at_once: int | None = None) -> list[Record]:
+        """The records of all jobs, in their order."""
+        found = {job.key: record for job in jobs if (record := self.store.find(job))}
+        todo = list({job.key: job for job in jobs if job.key not in found}.values())
+        with progress(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before", len(todo)) as advance:
+            for job, record in self._run(todo, at_once or self.at_once):
+                found[job.key] = record
+                self.say(_line(job, record))
+                advance(1)
+        return [found[job.key] for job in jobs]
+
+    def _run(self, jobs: Sequence[Job], at_once: int) -> Iterator[tuple[Job, Record]]:
+        workers = min(at_once, len(jobs))
+        if workers <= 1:
+            yield from ((job, perform(job, self.store, self.device, 1)) for job in jobs)
+            return
+        with _pool(workers) as pool:
+            futures = {pool.submit(perform, job, self.store, self.device, workers): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BrokenProcessPool:
+                raise UserError(
+                    "a worker was killed, perhaps for want of memory; what is done is kept: run it again, with fewer "
+                    "--jobs"
+                ) from None
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes of their own, which end when this one is interrupted."""
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(workers,))
+    try:
+        yield pool
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _begin(workers: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us is told, and stops us
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+
+
+def perform(job: Job, store: Store, device: str, side_by_side: int) -> Record:
+    """One run, from data to record. A rate too high is an outcome; anything else that goes wrong is an error."""
+    began = time.time()
+    notes: list[str] = []
+    where = str(pick_device(device))
+    tables = job.config.tables()
+    config = Config(**{**tables, "run": {**tables["run"], "device": where}})
+    content: dict[str, Any] = {
+        "experiment": tables,
+        "machine": bench.machine(where),
+        "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
+        "side_by_side": side_by_side,  # runs that shared the machine: then seconds say little
+    }
+    try:
+        result = execute(config, hooks=Hooks(say=notes.append))
+    except DivergedError as error:
+        return store.save(job, {**content, "diverged": str(error)}, None)
+    require(bool(result.validation and result.test), f"{job.label} needs data to validate and to test on")
+    content |= {
+        "validation": result.validation,
+        "test": result.test,
+        "best_round": result.best_round,
+        "rounds": config.run["rounds"],
+        "seconds": result.seconds,
+        "traffic": result.traffic and result.traffic._asdict(),
+        "executor": notes[-1] if notes else "",
+        "history": result.history,
+    }
+    return store.save(job, content, result.test_scores)
+
+
+def _line(job: Job, record: Record) -> str:
+    if record.diverged:
+        return f"{job.label}: diverged"
+    validation = record.content["validation"]
+    shown = "  ".join(f"{name} {validation[name]:.4f}" for name in ("auroc", "pauc@0.3", "pauc@0.5"))
+    return f"{job.label}: validation {shown}  ({record.content['seconds']:.0f} s)"

@@ -1,0 +1,136 @@
+"""What the commands share: which data sets, how much to spend, who runs it, and where it goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedxl.checkpoint import write_atomically
+from fedxl.config import Table, load_data
+from fedxl.paper import figures, setup
+from fedxl.paper.figures import Rows
+from fedxl.paper.runs import Job, Record, Runner
+from fedxl.paper.setup import Budget, Choice, Method, Subject, experiment
+from fedxl.paper.tuning import Search, Tuned, describe
+
+OURS = "FeDXL"
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A table of the paper: who takes part, what counts, and what is done to the data."""
+
+    name: str
+    title: str
+    methods: Sequence[Method]
+    figures: Mapping[str, str]  # of merit, and how to say them; models are chosen by the first
+    data: Table
+    published: Rows
+
+
+TABLE1 = Contest(
+    "table1",
+    "Partial AUC",
+    setup.TABLE1,
+    {"pauc@0.3": "partial AUC, FPR ≤ 0.3", "pauc@0.5": "partial AUC, FPR ≤ 0.5"},
+    {},
+    figures.TABLE1,
+)
+TABLE2 = Contest(
+    "table2",
+    "AUC, one in five labels flipped",
+    setup.TABLE2,
+    {"auroc": "AUC"},
+    {"flipped": 0.2},
+    figures.TABLE2,
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    subjects: Sequence[Subject]
+    budget: Budget
+    seeds: int
+    runner: Runner
+    folder: Path
+    say: Callable[[str], None]
+
+    def check_data(self) -> None:
+        """Everything that is missing is missed before the first run, not after a night."""
+        for subject in self.subjects:
+            table = experiment(subject, setup.TABLE1[0], self.budget, Choice(1.0), 0, 1)
+            splits = load_data(table)
+            parts = [len(splits.train.source.labels), *(len(s.y) for s in (splits.validation, splits.test) if s)]
+            train, validation, test = (f"{n:,}" for n in parts)
+            self.say(f"{subject.title}: {train} images to train on, {validation} to validate, {test} to test")
+
+    def tune(self, contest: Contest, methods: Sequence[Method] | None = None) -> dict[tuple[str, str], Tuned]:
+        search = Search(self.budget, self.runner, next(iter(contest.figures)), contest.data)
+        tuned = search(self.subjects, methods or contest.methods)
+        for (subject, method), found in tuned.items():
+            self.say(f"chosen for {subject}, {method}: {describe(found.choice)}")
+        return tuned
+
+    def jobs(
+        self,
+        contest: Contest,
+        subject: Subject,
+        method: Method,
+        choice: Choice,
+        data: Table | None = None,
+        **run: Any,
+    ) -> list[Job]:
+        """A method's runs, one a seed."""
+        run = {"select": next(iter(contest.figures)), **run}
+        return [
+            Job(
+                f"{subject.title}, {method.label}, {describe(choice)}, seed {seed}",
+                experiment(
+                    subject, method, self.budget, choice, seed, self.budget.iterations,
+                    {**contest.data, **(data or {})}, **run,
+                ),
+            )
+            for seed in range(self.seeds)
+        ]  # fmt: skip
+
+    def write(self, name: str, markdown: str, content: Mapping[str, Any]) -> None:
+        """NAME.md and NAME.json; a figure that could not be had is null."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / f"{name}.md", markdown.encode())
+        write_atomically(self.folder / f"{name}.json", (json.dumps(content, indent=1) + "\n").encode())
+
+    def how(self) -> dict[str, Any]:
+        """What the figures were made with, for the record."""
+        budget = {name: value for name, value in vars(self.budget).items() if value is not None}
+        return {"budget": budget, "seeds": self.seeds, "subjects": {s.name: s.title for s in self.subjects}}
+
+
+def machines(records: Sequence[Record]) -> list[str]:
+    """What the runs were done on."""
+    found = [", ".join(f"{key} {value}" for key, value in record.content["machine"].items()) for record in records]
+    return sorted(set(found))
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation; of one value the latter is 0."""
+    return float(np.mean(values)), float(np.std(values, ddof=min(1, len(values) - 1)))
+
+
+def within(values: Sequence[float]) -> str:
+    """0.8281 ± 0.0012, or what stands for runs that came to nothing."""
+    mean, spread = mean_and_spread(values)
+    return "diverged" if np.isnan(mean) else f"{mean:.4f} ± {spread:.4f}"
+
+
+def outline(record: Record) -> dict[str, Any]:
+    """A run without its curves."""
+    return {"key": record.key, **{name: value for name, value in record.content.items() if name != "history"}}
+
+
+def method_named(contest: Contest, label: str) -> Method:
+    return next(method for method in contest.methods if method.label == label)
