@@ -131,11 +131,27 @@ def test_site_noise_has_the_papers_means_and_variance():
     codes = rng().integers(BANK, size=600)
     for site in (0, 8, 15):
         indices = torch.from_numpy(train.parts[site])
-        seen = train.source.fetch(indices, torch.from_numpy(codes[: len(indices)])) - 127 / 255
+        pixels = train.source.fetch(indices, torch.from_numpy(codes[: len(indices)]))
+        seen = 2 * (pixels - 127 / 255)  # as of pixels in [-1, 1]
         assert float(seen.mean()) == pytest.approx(-0.08 + 0.01 * site, abs=0.01)
         assert float(seen.var()) == pytest.approx(0.04, rel=0.05)
     assert torch.equal(train.source.fetch(torch.tensor([0])), torch.full((1, 3, 8, 8), 127 / 255)), (
         "not in evaluation"
     )
     many = Sites(clients=20, site_noise=0.04).augment().site_means
-    assert (many[16], many[17], max(many)) == (0.08, -0.08, 0.08)
+    assert (many[16], many[17], max(many)) == (0.04, -0.04, 0.04)
+
+
+def test_only_the_first_sites_may_take_part():
+    whole, few = (Sites(site_noise=0.04, present=n).share_out(photographs(), None, None).train for n in (0, 3))
+    assert [len(part) for part in few.parts] == [len(part) for part in whole.parts[:3]]
+    assert len(few.source.labels) == sum(len(part) for part in few.parts), "nothing of the others is left"
+    for mine, theirs in zip(few.parts, whole.parts, strict=False):
+        a, b = torch.from_numpy(mine), torch.from_numpy(theirs)
+        assert torch.equal(few.source.labels[a], whole.source.labels[b])
+        codes = torch.ones(len(a), dtype=torch.int64)
+        assert torch.equal(few.source.fetch(a, codes), whole.source.fetch(b, codes)), (
+            "the same images, mean and noise"
+        )
+    with pytest.raises(UserError, match="present must lie between 0"):
+        Sites(clients=4, present=5).share_out(photographs(), None, None)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from fedxl import auroc, fit, partial_auc, sampling, tree
 from fedxl.algorithms import ALGORITHMS, LocalSGD
@@ -398,3 +399,12 @@ def test_runs_that_differ_in_their_rates_share_one_program(network, layout, meth
     assert code == other_code
     assert_agree(state, Run(loop, network(), method=method, options=one).state(0, 0, 0))
     assert_agree(other_state, Run(loop, network(), method=method, options=other).state(0, 0, 0))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_what_was_compiled_once_is_found_on_disk_by_a_run_with_another_rate(monkeypatch, tmp_path, network):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    counters["inductor"].clear()
+    for lr in (0.1, 0.3):
+        Run(GraphExecutor(record=again), network(), options={"lr": lr, "milestones": (4,)}).state(0, 0)
+    assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (1, 1)

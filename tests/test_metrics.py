@@ -57,3 +57,30 @@ def test_one_class_is_nan_and_a_count(labels):
 
 def test_scores_that_are_not_numbers_are_nan():
     assert math.isnan(metrics.auroc(np.array([0.1, np.nan]), np.array([0, 1])))
+
+
+@pytest.mark.parametrize("limit", [0.3, 1.0])
+def test_resampled_figures_are_those_of_the_resampled_examples(limit):
+    labels = (np.arange(60) % 3 == 0).astype(int)
+    runs = [RNG.integers(0, 9, 60).astype(float) + labels for _ in range(2)]
+    found = metrics.resampled(runs, labels, limit, times=5, seed=7)
+    rng = np.random.default_rng(7)
+    for value in found:
+        chosen = np.concatenate([rng.choice(np.flatnonzero(labels == side), n) for side, n in ((1, 20), (0, 40))])
+        each = [
+            roc_auc_score(labels[chosen], scores[chosen], max_fpr=None if limit == 1 else limit) for scores in runs
+        ]
+        assert value == pytest.approx(np.mean(each), abs=1e-12)
+
+
+def test_an_interval_holds_its_share_of_test_sets():
+    """Of AUCs on fresh test sets 95 % lie within 1.96 deviations of the truth; the bootstrap finds that width."""
+    shift, n = 1.0, 300
+
+    def draw() -> tuple[np.ndarray, np.ndarray]:
+        labels = (np.arange(n) % 2).astype(int)
+        return RNG.normal(size=n) + shift * labels, labels
+
+    fresh = np.std([metrics.auroc(*draw()) for _ in range(300)])
+    low, high = metrics.interval(metrics.resampled([(sample := draw())[0]], sample[1], times=300))
+    assert high - low == pytest.approx(2 * 1.96 * fresh, rel=0.25)

@@ -27,7 +27,7 @@ LAYERS = [
     {"task"},
     {"run"},
     {"config", "report", "plots", "bench"},
-    {"demo"},
+    {"demo", "paper"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

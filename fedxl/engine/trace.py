@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, fx
 from torch._decomp import get_decompositions
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fedxl import tree
 from fedxl.errors import first_line
@@ -183,7 +185,9 @@ def fuse(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
     """The record compiled by Inductor, which merges chains of small operations into single kernels."""
     import torch._inductor as inductor
 
-    with torch.no_grad(), warnings.catch_warnings():
+    # What it has compiled once the compiler finds on disk again, but only where it is told of sizes: ours are fixed.
+    fixed = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    with torch.no_grad(), warnings.catch_warnings(), tracing(TracingContext(fixed)):
         warnings.simplefilter("ignore")  # the compiler's advice is not for our users
         # Combined kernels: the update of sixty small tensors is a few launches instead of sixty.
         program: Flat = inductor.compile(module, list(inputs), options={"combo_kernels": True})

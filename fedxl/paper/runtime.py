@@ -86,7 +86,7 @@ def _measured(subject: str, method: str, records: Sequence[Record]) -> tuple[lis
     found = [reached(record.content["history"]) for record in records]
     rounds, seconds, best = (float(np.mean(values)) for values in zip(*found, strict=True))
     traffic = records[0].content["traffic"]
-    paper = RUNTIME.get(subject.partition(":")[0], {}).get(method)
+    paper = RUNTIME.get(subject, {}).get(method)
     line = [
         method,
         f"{rounds:.0f}",

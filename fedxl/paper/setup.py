@@ -100,9 +100,8 @@ class Budget:
     batch: int = 32  # of either side
     evaluations: int = 20  # in a run
     network: Table | None = None  # in place of the subject's
-    run: tuple[tuple[str, Any], ...] = ()
-
     falls: tuple[float, ...] = (0.5, 0.75)  # after these shares of a run the rate falls to a tenth
+    run: tuple[tuple[str, Any], ...] = ()  # other settings of a run
 
     def milestones(self, iterations: int) -> list[int]:
         return [max(1, round(share * iterations)) for share in self.falls]
@@ -111,12 +110,12 @@ class Budget:
 BUDGETS: Mapping[str, Budget] = {
     # Minutes on a CPU: a small network and few steps. Shows that all works; its figures mean little.
     "quick": Budget(
-        iterations=240, trial_iterations=120, rates=(0.03, 0.1, 0.3, 1.0), lams=(2.0, 1.0, 4.0),
-        local_steps=8, batch=8, evaluations=10, network={"name": "cnn"},
+        iterations=160, trial_iterations=80, rates=(0.03, 0.1, 0.3, 1.0), lams=(2.0, 1.0),
+        local_steps=8, batch=8, evaluations=4, network={"name": "cnn"},
     ),
     # What one GPU does of a table in ten minutes; 220 rounds of 32 steps, more than the paper needs to converge.
     "short": Budget(
-        iterations=7040, trial_iterations=1280, falls=(0.7, 0.9), rates=(0.03, 0.1, 0.3, 1.0), lams=(2.0, 1.0, 4.0),
+        iterations=7040, trial_iterations=1280, falls=(0.7, 0.9), rates=(0.03, 0.1, 0.2, 0.5), lams=(2.0, 1.0, 4.0),
         run=(("precision", "bf16"),),
     ),
     # The paper's: the rate falls every 5,000 of 20,000 iterations.

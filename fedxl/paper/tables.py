@@ -71,7 +71,7 @@ def row(store: Store, contest: Contest, entries: Entries, subject: Subject, figu
         ours[method.label] = [record.test(figure) for record in records]
         if not any(record.diverged for record in records):
             drawn[method.label] = _resampled([store.scores(record) for record in records], figure)
-    known = contest.published.get((subject.name.partition(":")[0], figure), {})
+    known = contest.published.get((subject.name, figure), {})  # not of a set with other options
     return Row(subject, figure, ours, {name: values for name, values in drawn.items() if len(values)}, known)
 
 
@@ -107,8 +107,8 @@ def markdown(study: Study, contest: Contest, rows: Sequence[Row], entries: Entri
     trials = len(budget.rates) + len(budget.lams) - 1
     parts = [
         f"# {contest.title}\n",
-        f"Test data; mean ± standard deviation over {study.seeds} seed(s) of {budget.iterations:,} iterations, each at "
-        f"the round that is best on validation data. Every method was tuned by {trials} trials of "
+        f"Test data; mean ± standard deviation over {study.seeds} seed(s) of {budget.iterations:,} iterations, each "
+        f"at the round that is best on validation data. Every method was tuned by {trials} trials of "
         f"{budget.trial_iterations:,} iterations with another seed, on validation data. "
         f"The second line holds the middle 95 % of bootstrapped test sets.\n",
         as_markdown(lines, ["data", "figure", "", *labels]),

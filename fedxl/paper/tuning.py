@@ -54,15 +54,18 @@ class Search:
         rates = self.budget.rates
         step = (rates[-1] / rates[0]) ** (1 / max(1, len(rates) - 1))  # from one rate of the grid to the next
         count = len(others)
-        nearer = [step ** (sign * place / (count // 2 + 1)) for place in range(1, count) for sign in (1, -1)]
+        pairs = math.ceil(count / 2)
+        nearer = [step ** (sign * place / (pairs + 1)) for place in range(1, pairs + 1) for sign in (1, -1)]
         return [Choice(float(f"{best.lr * factor:.3g}")) for factor in nearer[:count]]
 
     def _stage(
         self, pairs: Sequence[tuple[Subject, Method]], choices: Mapping[tuple[str, str], Sequence[Choice]]
     ) -> dict[tuple[str, str], list[Trial]]:
         jobs: list[tuple[tuple[str, str], Choice, Job]] = []
-        for subject, method in pairs:
-            for choice in choices[_name(subject, method)]:
+        # Method by method, not rate by rate: runs side by side then compile different programs, each of them once.
+        for number in range(max(map(len, choices.values()))):
+            for subject, method in pairs:
+                choice = choices[_name(subject, method)][number]
                 config = experiment(
                     subject, method, self.budget, choice, SEED, self.budget.trial_iterations, self.data,
                     select=self.figure,

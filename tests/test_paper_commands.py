@@ -1,0 +1,244 @@
+"""`fedxl paper`: the search is the same for all, nothing is run twice, and an interruption loses no finished run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedxl import UserError
+from fedxl.errors import DivergedError
+from fedxl.paper import ablation, runs, runtime, setup, tables
+from fedxl.paper.figures import METHODS
+from fedxl.paper.figures import TABLE1 as PUBLISHED1
+from fedxl.paper.figures import TABLE2 as PUBLISHED2
+from fedxl.paper.runs import Job, Record, Runner, Store
+from fedxl.paper.setup import BUDGETS, Budget, Choice, experiment, subject
+from fedxl.paper.study import TABLE1, TABLE2, Study
+from fedxl.paper.tuning import SEED, Search, Trial, choose
+
+TINY = Budget(
+    iterations=16, trial_iterations=8, rates=(0.1, 0.3), lams=(2.0, 1.0), local_steps=4, batch=4, evaluations=2,
+    run=(("executor", "vmap"),),
+)  # fmt: skip
+
+
+def study(folder: Path, budget: Budget = TINY, seeds: int = 2) -> Study:
+    runner = Runner(Store(folder / "runs"), 1, "cpu")
+    return Study([subject("digits", "data")], budget, seeds, runner, folder, lambda line: None)
+
+
+def records(folder: Path) -> dict[str, float]:
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "runs").glob("*.json")}
+
+
+@pytest.mark.parametrize("contest", [TABLE1, TABLE2], ids=lambda contest: contest.name)
+def test_a_table_holds_every_method_and_is_not_run_twice(tmp_path, contest):
+    text = tables.run(study(tmp_path), contest)
+    content = json.loads((tmp_path / f"{contest.name}.json").read_text())
+    assert [row["figure"] for row in content["rows"]] == list(contest.figures)
+    assert list(content["rows"][0]["ours"]) == list(METHODS)
+    assert all(len(values) == 2 for values in content["rows"][0]["ours"].values())
+    for method in content["methods"]:
+        # Equal budgets: as many trials for whoever has no lam; and none of a seed that figures are reported of.
+        assert len(method["trials"]) == 3
+        best = max(method["trials"], key=lambda trial: trial["value"])
+        assert method["chosen"] == {name: best[name] for name in ("lr", "lam")}
+        assert {run["experiment"]["run"]["seed"] for run in method["runs"]} == {0, 1}
+        assert all(run["experiment"]["algorithm"]["lr"] == best["lr"] for run in method["runs"])
+        assert all(
+            run["experiment"]["data"].get("flipped", 0) == contest.data.get("flipped", 0) for run in method["runs"]
+        )
+    assert SEED > 1
+    assert (tmp_path / f"{contest.name}.png").stat().st_size > 10_000
+    assert (tmp_path / f"{contest.name}.md").read_text() == text
+    for row in content["rows"]:
+        for name, (low, high) in row["intervals"].items():
+            assert low < sum(row["ours"][name]) / 2 < high
+
+    before = records(tmp_path)
+    assert len(before) == 5 * (3 + 2)
+    assert tables.run(study(tmp_path), contest) == text
+    assert records(tmp_path) == before
+    tables.run(study(tmp_path, seeds=3), contest)
+    after = records(tmp_path)
+    assert len(after) == len(before) + 5, "another seed is five more runs"
+    assert {name: after[name] for name in before} == before
+
+
+def test_runtime_and_ablations(tmp_path):
+    text = runtime.run(study(tmp_path, replace(TINY, iterations=48), seeds=1))
+    content = json.loads((tmp_path / "runtime.json").read_text())
+    assert [row["method"] for row in content["rows"]] == list(METHODS[1:])
+    traffic = {row["method"]: row["traffic"] for row in content["rows"]}
+    weights = 4 * (64 * 64 + 64 + 64 + 1)  # the network's bytes
+    assert weights < traffic["Local SGD"]["down"] < weights + 100
+    assert 2 * weights < traffic["Local Pair"]["up"] < 2 * weights + 100, "weights and G"
+    # Ten sites have positives, sixteen negatives; of each four steps of four scores, with u or y, weight and age.
+    pool = (10 + 16) * 16 * (3 * 4 + 8)
+    assert traffic["FeDXL"]["down"] == 2 * weights + pool + 8, "weights, G, pool and the number of steps"
+    assert "| Local SGD |" in text
+    for varied in (ablation.VARY_K, ablation.VARY_N):
+        ablation.run(study(tmp_path, seeds=1), varied)
+        rows = json.loads((tmp_path / f"{varied.name}.json").read_text())["rows"]
+        assert [row["value"] for row in rows] == list(varied.values)
+        settings = [row["runs"][0]["experiment"] for row in rows]
+        if varied.run:
+            assert [s["run"]["local_steps"] for s in settings] == list(varied.values)
+            assert [s["run"]["rounds"] for s in settings] == [16, 2, 1, 1]
+        else:
+            assert [s["data"]["present"] for s in settings] == list(varied.values)
+        assert (tmp_path / f"{varied.name}.png").stat().st_size > 10_000
+
+
+def test_when_training_is_near_its_best():
+    history = [
+        {"round": 4, "training_seconds": 50.0, "train": {"pauc@0.5": 0.5}},  # fifty seconds, most of them compiling
+        {"round": 8, "training_seconds": 52.0, "train": {"pauc@0.5": 0.791}},
+        {"round": 12, "training_seconds": 54.0, "train": {"pauc@0.5": 0.80}},
+        {"round": 16, "training_seconds": 56.0, "train": {"pauc@0.5": 0.78}},
+    ]
+    found = runtime.reached(history)
+    assert (found.rounds, found.seconds, found.best) == (8, 4.0, 0.80)
+
+
+def test_a_diverged_trial_loses_and_if_all_do_it_is_said(monkeypatch, tmp_path):
+    def explode(*args: Any, **kwargs: Any) -> None:
+        raise DivergedError("the weights were no longer finite")
+
+    monkeypatch.setattr(runs, "execute", explode)
+    with pytest.raises(UserError, match="every rate that was tried diverged"):
+        tables.run(study(tmp_path), TABLE1)
+    assert choose([Trial(Choice(1.0), float("-inf")), Trial(Choice(0.1), 0.6)]) == Choice(0.1)
+
+
+def test_a_diverged_run_is_shown_as_such(tmp_path):
+    store = Store(tmp_path / "runs")
+    wild = Record("wild", {"diverged": "at round 3", "machine": {}})
+    entries = {("digits", name): tables.Entry(None, [wild]) for name in METHODS}
+    row = tables.row(store, TABLE2, entries, subject("digits", ""), "auroc")
+    assert row.drawn == {}
+    assert tables.within(row.ours["FeDXL"]) == "diverged"
+
+
+def test_the_search_tries_as_many_rates_where_there_is_no_lam():
+    for budget in BUDGETS.values():
+        search = Search(budget, None, "", {})
+        for method in TABLE1.methods:
+            tried = search.rates(method) + search.refine(method, search.rates(method)[1])
+            assert len(set(tried)) == len(budget.rates) + len(budget.lams) - 1
+
+
+def test_a_run_is_known_by_what_it_is_not_by_where(tmp_path):
+    def key(root: str, **changes: Any) -> str:
+        return Job(
+            "", experiment(subject("cifar10", root), TABLE1.methods[1], TINY, Choice(0.1), 0, 16, **changes)
+        ).key
+
+    assert key("here") == key("there")
+    assert key("here") != key("here", data={"flipped": 0.2})
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    job = Job("", experiment(subject("digits", ""), TABLE1.methods[1], TINY, Choice(0.1), 0, 16))
+    (tmp_path / f"{job.key}.json").write_text("{")
+    with pytest.raises(UserError, match="remove it, and it is run again"):
+        Store(tmp_path).find(job)
+
+
+def test_data_sets_take_options():
+    found = subject("chestmnist:set=chestmnist_64,label=infiltration,clients=4", "somewhere")
+    assert found.data == {
+        "name": "medmnist", "set": "chestmnist_64", "label": "infiltration", "site_noise": 0.04, "root": "somewhere",
+        "clients": 4,
+    }  # fmt: skip
+    joint = experiment(found, TABLE1.methods[0], BUDGETS["full"], Choice(0.1, 2.0), 0, 100)
+    assert joint.run["batch1"] == 4 * 32, "all clients' images in a step"
+    with pytest.raises(UserError, match="must read key=value"):
+        subject("cifar10:crop", "")
+    with pytest.raises(UserError, match="did you mean 'cifar10'"):
+        subject("cifar1", "")
+
+
+def test_the_full_budget_is_the_papers():
+    full = BUDGETS["full"]
+    config = experiment(subject("cifar10", ""), TABLE1.methods[-1], full, Choice(0.1, 2.0), 0, full.iterations)
+    assert (config.run["rounds"], config.run["local_steps"]) == (625, 32)
+    assert (config.run["batch1"], config.run["batch2"]) == (32, 32)
+    assert config.algorithm["milestones"] == [5000, 10_000, 15_000]
+    assert config.algorithm["beta"] == 0.1
+    assert min(full.rates) == 1e-3
+    assert max(full.rates) == 1
+    assert sorted(full.lams) == [1, 2, 3, 4, 5]
+
+
+def test_the_papers_figures_are_copied_right():
+    """Checks against the text: FeDXL is best among the federated ones in every row, and two cells by hand."""
+    assert PUBLISHED1["cifar10", "pauc@0.5"]["FeDXL"] == (0.7978, 0.0026)
+    assert PUBLISHED2["chexpert", "auroc"]["CODASCA"] == (0.7062, 0.0085)
+    for rows in (PUBLISHED1, PUBLISHED2):
+        for row in rows.values():
+            assert max(METHODS[1:], key=lambda name: row[name].mean) == "FeDXL"
+    assert {name for name, _ in PUBLISHED1} == set(setup.PAPERS)
+
+
+COMMAND = [
+    sys.executable,
+    "-m",
+    "fedxl.cli",
+    "paper",
+    "table2",
+    "--budget",
+    "quick",
+    "--seeds",
+    "1",
+    "--device",
+    "cpu",
+]
+
+
+def test_interrupted_it_keeps_what_is_done_and_goes_on(tmp_path):
+    """A real process with two workers, interrupted as by Ctrl-C, then finished."""
+    process = subprocess.Popen(
+        [*COMMAND, "--jobs", "2", "--out", str(tmp_path)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while len(records(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    kept = records(tmp_path)
+    assert 2 <= len(kept) < 30
+    again = subprocess.run(
+        [*COMMAND, "--out", str(tmp_path)], capture_output=True, text=True, timeout=240, check=True
+    )
+    assert {name: stamp for name, stamp in records(tmp_path).items() if name in kept} == kept
+    assert "| digits | AUC | ours |" in again.stdout
+    assert again.stderr.count("trial") == 25 - sum(1 for name in kept if name), "the rest was done, no more"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--budget", "fast"], "unknown budget 'fast'"),
+        (["--seeds", "0"], "seeds must be at least 1"),
+        (["--data", "cifar10", "--root", "/nowhere"], "there is no cifar-10-batches-py in /nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(options, message, tmp_path):
+    command = [sys.executable, "-m", "fedxl.cli", "paper", "table1", "--out", str(tmp_path), *options]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2
+    assert message in found.stderr
+    assert found.stderr.count("\n") == 1
