@@ -38,8 +38,8 @@ class Sites:
     site_noise: the paper adds noise of N(mu_i, 0.04) to the training images of its i-th machine,
     mu_i = -0.08 + 0.01 i. We count machines from 0, read the second number as the variance, which is what the
     notation means, and both as of pixels in [-1, 1]: a standard deviation of 0.2 there, 0.1 of our pixels in [0, 1].
-    The noise is drawn afresh each time an image is read. 0: neither noise nor shift. Images to validate and to test on
-    have none, either way.
+    The noise is drawn afresh each time an image is read. 0: neither noise nor shift. Images to validate and
+    to test on have none, either way.
     """
 
     clients: int = 16
