@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedxl.errors import first_line
 
+BROKEN = (SafetensorError, OSError, ValueError, KeyError, TypeError)  # what reading a damaged file may raise
 KEEP = 2  # checkpoints; the one before the last is there in case the last is damaged
 
 
@@ -40,18 +41,29 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def save_checkpoint(folder: Path, round: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> Path:
-    """Write the state after `round`, then drop all but the last two."""
+def save_checkpoint(
+    folder: Path, round: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any], keep: int | None = None
+) -> Path:
+    """Write the state after `round`, then drop all but the last two, or all but this one and that of round `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
     # Views and expanded tensors share memory, which the format does not hold.
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     described = json.dumps(dict(info))
     metadata = {"info": described, "digest": _digest(described, whole)}
-    path = folder / f"round-{round:08d}.safetensors"
+    path = _path(folder, round)
     write_atomically(path, save(whole, metadata))
-    for old in _files(folder)[:-KEEP]:
+    files = _files(folder)
+    for old in files[:-KEEP] if keep is None else set(files) - {path, _path(folder, keep)}:
         old.unlink()
     return path
+
+
+def load_checkpoint(folder: Path, round: int) -> Checkpoint | None:
+    """The state after `round`, or None if there is none, or none that is whole."""
+    try:
+        return _load(_path(folder, round))
+    except BROKEN:
+        return None
 
 
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -60,12 +72,16 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     for path in reversed(_files(folder)):
         try:
             return _load(path), complaints
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        except BROKEN as error:
             reason = first_line(error)
             complaints.append(f"checkpoint {path.name} is damaged ({reason}); going back to the one before it")
             # Out of the way, so that it does not count among the last ones that are kept.
             path.rename(path.with_suffix(".damaged"))
     return None, complaints
+
+
+def _path(folder: Path, round: int) -> Path:
+    return folder / f"round-{round:08d}.safetensors"
 
 
 def _files(folder: Path) -> list[Path]:

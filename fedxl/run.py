@@ -192,6 +192,7 @@ class Trainer:
         for name in ("train", "validation"):
             if name in task.sources:
                 record[name] = task.evaluator.figures(weights, task.sources[name])
+        record |= task.engine.remarks()
         value = float(self.round)  # without validation data the latest is the best
         if "validation" in task.sources:
             figures = record["validation"]

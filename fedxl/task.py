@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -214,11 +214,17 @@ class Task:
         return plain
 
 
+class Population(Protocol):
+    """Whoever knows how many of all examples are positive; a federation, or a server that was told."""
+
+    def positive_share(self, weighting: Weighting) -> float: ...
+
+
 def build_algorithm(
     method: Method,
     score: Score,
     risk: XRisk,
-    federation: Federation,
+    population: Population,
     options: Mapping[str, Any],
     weighting: Weighting = "clients",
 ) -> Algorithm:
@@ -232,7 +238,7 @@ def build_algorithm(
     for name in sorted(options.keys() & given.keys()):
         raise unknown("setting", f"algorithm.{name}", {f"algorithm.{other}" for other in known - given.keys()})
     if "positive_share" in known and not options.get("positive_share"):
-        given["positive_share"] = federation.positive_share(weighting)
+        given["positive_share"] = population.positive_share(weighting)
     algorithm: Algorithm = call(method.build, {**options, **given}, "algorithm", trusted=set(given))
     return algorithm
 

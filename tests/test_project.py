@@ -19,6 +19,7 @@ PACKAGE = ROOT / "fedxl"
 LAYERS = [
     {"errors"},
     {"tree", "options", "precision"},
+    {"wire"},
     {"risk", "sampling", "models", "metrics", "checkpoint"},
     {"algorithm", "rundir"},
     {"algorithms"},
@@ -27,7 +28,7 @@ LAYERS = [
     {"task"},
     {"run"},
     {"config", "report", "plots", "bench"},
-    {"demo", "paper"},
+    {"demo", "paper", "flower"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

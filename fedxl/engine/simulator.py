@@ -44,6 +44,7 @@ class Simulator:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     precision: str = "fp32"
+    first_number: int = 0  # of the first client: draws are those of its number, wherever it runs
 
     def __post_init__(self) -> None:
         self.reading: Reading = self.algorithm.reading(self.batch1, self.batch2)
@@ -88,6 +89,10 @@ class Simulator:
         self._rounds = {int(name): int(number) for name, number in rounds.items()}
         self._states = {int(name): tree.to(state, self.device) for name, state in states.items()}
 
+    def remarks(self) -> dict[str, Any]:
+        """What there is to say about the rounds since it was last asked: nothing ever goes wrong in here."""
+        return {}
+
     @property
     def population(self) -> Population:
         rounds = {str(client): torch.tensor(number) for client, number in self._rounds.items()}
@@ -108,7 +113,7 @@ class Simulator:
             shares=tree.map(lambda leaf: leaf[index], self.shares),
             feed=Feed(draws, self.labels[draws.examples], passive),
             batch=self._batch,
-            seed=lambda i: sampling.torch_seed(self.seed, Purpose.LAYERS, members[i], round),
+            seed=lambda i: sampling.torch_seed(self.seed, Purpose.LAYERS, self.first_number + members[i], round),
             recurs=algorithm is self.algorithm,
         )
 
@@ -142,7 +147,7 @@ class Simulator:
         return first, sampling.pooled(rng, steps * size2, pool.second).reshape(steps, size2)
 
     def _stream(self, purpose: Purpose, client: int, round: int) -> np.random.Generator:
-        return sampling.generator(self.seed, purpose, client, round)
+        return sampling.generator(self.seed, purpose, self.first_number + client, round)
 
     def _draw_own(self, client: int, round: int, visits: int) -> Draws[Indices]:
         """Which of its own examples a client reads. A side without examples is filled with the other side's.
@@ -155,7 +160,8 @@ class Simulator:
             count = steps * size
             if not count or not len(side):
                 return np.zeros((steps, size), np.int64)
-            return sampling.epochs(self.seed, purpose, client, visits * count, count, len(side)).reshape(steps, size)
+            number, begin = self.first_number + client, visits * count
+            return sampling.epochs(self.seed, purpose, number, begin, count, len(side)).reshape(steps, size)
 
         def locate(first: Indices, second: Indices) -> Indices:
             held = self.federation.parts[client]

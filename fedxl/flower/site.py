@@ -1,0 +1,149 @@
+"""A site's side: it says hello, and does its part of a round, from its own data and its own state on its own disk."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedxl import __version__, tree, wire
+from fedxl.algorithm import Share
+from fedxl.checkpoint import load_checkpoint, save_checkpoint
+from fedxl.config import Config
+from fedxl.data.federation import Federation
+from fedxl.engine.choose import executor
+from fedxl.engine.simulator import Simulator
+from fedxl.errors import UserError, require
+from fedxl.flower import cache
+from fedxl.flower.envelope import Envelope, Order
+from fedxl.flower.parts import Parts, build
+from fedxl.flower.settings import SiteFile
+from fedxl.models import weights_of
+from fedxl.task import DTYPES, pick_device
+
+RUN_ID = re.compile(r"[0-9a-f]{8,64}")
+
+
+def hello(site: SiteFile) -> Envelope:
+    """Who this is, and how much it holds: all that leaves a site besides its updates."""
+    federation = cache.opened(site)
+    labels, x = federation.source.labels, federation.source.fetch(torch.tensor([0]))
+    facts = {
+        "site": site.settings.name,
+        "version": __version__,
+        "positives": int((labels > 0).sum()),
+        "negatives": int((labels <= 0).sum()),
+        "shape": list(x.shape[1:]),
+    }
+    return Envelope(facts, {})
+
+
+def work(site: SiteFile, letter: Envelope) -> Envelope:
+    """One round: `local_round` on this site's data, from the state after the round that the server last took."""
+    facts = letter.facts
+    _require_acceptable(site, letter)
+    federation = cache.opened(site)
+    shape = tuple(federation.source.fetch(torch.tensor([0])).shape[1:])
+    parts = build(_config(site, str(facts["config"])), shape, federation)
+    round = int(facts["round"])
+    running = parts.algorithm.prelude if round == 0 and parts.algorithm.prelude else parts.algorithm
+    order = wire.restore(_order(parts), letter.tensors, unknown=("u",))
+    engine = _engine(site, parts, federation, int(facts["number"]), order.share)
+    order = tree.to(order, engine.device)
+    with _locked(site.state / str(facts["run"])) as folder:
+        note = _recall(folder, engine, order.server, int(facts["base"]), int(facts["visits"]))
+        update = engine.run_round(running, order.server, round, np.zeros(1, np.int64))
+        _remember(folder, engine, round, int(facts["base"]))
+    sent = wire.flatten(tree.map(lambda leaf: leaf[0], update), str(facts["wire"]))
+    return Envelope({"site": site.settings.name, "round": round, "note": note}, sent)
+
+
+def _require_acceptable(site: SiteFile, letter: Envelope) -> None:
+    theirs = letter.facts["version"]
+    require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
+    size, most = letter.size / 1e6, site.settings.megabytes
+    require(size <= most, f"a message of {size:.0f} MB is larger than this site takes ({most:.0f})")
+    require(bool(RUN_ID.fullmatch(str(letter.facts["run"]))), "the run's number is not one")
+
+
+def _config(site: SiteFile, text: str) -> Config:
+    """The run's config, as far as a site lets a server decide."""
+    tables = json.loads(text)
+    model = dict(tables.get("model", {}))
+    name = str(model.get("name", "mlp"))
+    known = ":" not in name or name in site.settings.models
+    require(known, f"this site does not run the network '{name}'; its file would have to list it under models")
+    model.pop("weights", None)  # they come from the server, not from a file here
+    return Config(data={}, model=model, **{key: tables[key] for key in ("risk", "algorithm", "run")})
+
+
+def _order(parts: Parts) -> Order:
+    """What the tensors of a letter must look like."""
+    like = parts.algorithm.init(weights_of(parts.model))
+    one = torch.zeros((), dtype=DTYPES[parts.run.dtype])
+    return Order(like, Share(one, one, one))
+
+
+def _engine(site: SiteFile, parts: Parts, federation: Federation, number: int, share: Share) -> Simulator:
+    """The simulator, with this site as its only client: it draws and does what it would among all the others."""
+    run = parts.run
+    device = pick_device(site.settings.device)
+    parts.model.to(device)
+    engine = Simulator(
+        algorithm=parts.algorithm,
+        federation=federation,
+        executor=executor("loop"),
+        local_steps=run.local_steps,
+        batch1=run.batch1,
+        batch2=run.batch2,
+        seed=run.seed,
+        device=device,
+        dtype=DTYPES[run.dtype],
+        precision=run.precision,
+        first_number=number,
+    )
+    engine.shares = tree.map(lambda leaf: leaf[None].to(device), share)
+    return engine
+
+
+def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int) -> str:
+    """Take up the state after round `base`. A site that has lost it begins anew, in the right place of its data."""
+    fresh = engine.algorithm.init_client(server, len(engine.first[0]))
+    tensors = {"rounds.0": torch.tensor(visits), **tree.pack(fresh, "states.0")}
+    note = ""
+    if base >= 0:
+        found = load_checkpoint(folder, base)
+        if found and int(found.tensors["rounds.0"]) == visits:
+            tensors = found.tensors
+        else:
+            note = f"its state after round {base} is lost; it goes on without"
+    engine.restore(server, tensors)
+    return note
+
+
+def _remember(folder: Path, engine: Simulator, round: int, base: int) -> None:
+    """Keep the state after this round, and the one before it: the server may ask for the round again."""
+    try:
+        save_checkpoint(folder, round, tree.pack(engine.population), {"base": base}, keep=base)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; what was saved before is whole") from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """One process at a time: one whose Flower node has died may live on for a while."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder

@@ -1,0 +1,121 @@
+"""Trees as messages: the tensors of a network together as one vector, everything else by name; checked on arrival.
+
+Weights and G each as one vector travel several times faster than a tensor each. Names and shapes are those of a tree
+that the receiver has built itself, so that a message cannot bring any of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedxl import tree
+
+T = TypeVar("T")
+HALF = "bfloat16"
+PRECISIONS = ("float32", HALF)  # of networks on the wire; their state stays what it is
+
+
+class RefusedError(ValueError):
+    """Why a message is not taken, in one line."""
+
+
+def flatten(message: Any, precision: str = "float32") -> dict[str, Tensor]:
+    """The tensors to send."""
+    sent: dict[str, Tensor] = {}
+    for path, part in _parts(message):
+        if isinstance(part, Tensor):
+            sent[path] = part.detach().cpu().contiguous()
+            continue
+        for kind, group in _by_kind(part).items():
+            flat = torch.cat([leaf.detach().cpu().flatten() for leaf in group.values()])
+            half = precision == HALF and flat.dtype == torch.float32
+            # As whole numbers of the same bits: numpy, through which arrays travel, knows no bfloat16.
+            sent[f"{path}:{HALF if half else kind}"] = flat.to(torch.bfloat16).view(torch.int16) if half else flat
+    return sent
+
+
+def restore(like: T, received: Mapping[str, Tensor], longest: int = 2**31, unknown: Collection[str] = ()) -> T:
+    """The tree that was sent, of `like`'s structure. Arrays outside a network may be of any length up to `longest`.
+
+    Everything must be a number, but for leaves with a name in `unknown`, which may be NaN.
+    """
+    left = dict(received)
+    leaves: dict[str, Tensor] = {}
+    for path, part in _parts(like):
+        if isinstance(part, Tensor):
+            leaves[path] = _checked(path, part, _take(left, path), longest, path.rpartition(".")[2] in unknown)
+            continue
+        for kind, group in _by_kind(part).items():
+            leaves |= _split(path, group, left, kind)
+    if left:
+        raise RefusedError(f"it holds {', '.join(sorted(left)[:3])}, which nobody asked for")
+    return tree.unpack(like, leaves)
+
+
+def _parts(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The networks (dicts of tensors) and the single tensors of a tree, with their paths."""
+    if isinstance(message, (Tensor, dict)):
+        yield path, message
+        return
+    for name, value in zip(message._fields, message, strict=True):
+        yield from _parts(value, _joined(path, name))
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _by_kind(network: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a network, those of one type together."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, leaf in network.items():
+        found.setdefault(str(leaf.dtype).removeprefix("torch."), {})[name] = leaf
+    return found
+
+
+def _take(left: dict[str, Tensor], name: str) -> Tensor:
+    if name not in left:
+        raise RefusedError(f"it lacks {name}")
+    return left.pop(name)
+
+
+def _split(path: str, group: Mapping[str, Tensor], left: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
+    total = sum(leaf.numel() for leaf in group.values())
+    half = f"{path}:{HALF}"
+    if half in left and kind == "float32":
+        flat = _like(half, left.pop(half), torch.int16, (total,)).view(torch.bfloat16).float()
+    else:
+        dtype = next(iter(group.values())).dtype
+        flat = _like(f"{path}:{kind}", _take(left, f"{path}:{kind}"), dtype, (total,))
+    _require_finite(path, flat)
+    pieces = flat.split([leaf.numel() for leaf in group.values()])
+    return {
+        _joined(path, name): piece.view(leaf.shape) for (name, leaf), piece in zip(group.items(), pieces, strict=True)
+    }
+
+
+def _checked(path: str, like: Tensor, found: Tensor, longest: int, unknown: bool) -> Tensor:
+    shape = (len(found), *like.shape[1:]) if like.ndim and found.ndim else like.shape
+    found = _like(path, found, like.dtype, tuple(shape))
+    if like.ndim and not 1 <= len(found) <= longest:
+        raise RefusedError(f"{path} has {len(found)} entries, between 1 and {longest} were expected")
+    if not unknown:
+        _require_finite(path, found)
+    return found
+
+
+def _like(path: str, found: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if found.dtype != dtype or tuple(found.shape) != shape:
+        got = f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
+        wanted = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+        raise RefusedError(f"{path} is {got} instead of {wanted}")
+    return found
+
+
+def _require_finite(path: str, found: Tensor) -> None:
+    if found.is_floating_point() and not bool(torch.isfinite(found).all()):
+        raise RefusedError(f"{path} holds NaN or infinity")

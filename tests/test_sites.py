@@ -1,0 +1,217 @@
+"""Sites and server without a network: parity with the simulator, faults, and what must not be taken."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedxl import UserError, tree, wire
+from fedxl.flower import cache, site
+from fedxl.flower import server as servers
+from fedxl.flower.envelope import Envelope, Failure
+from fedxl.run import Hooks
+from tests.federated import ALGORITHMS, InProcess, config, copied, deployed, simulated, site_file
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(servers, "POLL", 0.01)
+
+
+def assert_same(found, expected) -> None:
+    """The whole state of the server, to the last bit."""
+    mine, theirs = tree.pack(found.server), tree.pack(expected.server)
+    assert mine.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(mine[name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_sites_and_simulator_come_to_the_same_bits(tmp_path, algorithm):
+    experiment = config(algorithm)
+    found, expected = deployed(tmp_path, experiment), simulated(experiment)
+    assert_same(found, expected)
+    assert found.test == expected.test
+    assert found.best_round == expected.best_round
+    assert len(found.history) == 2
+
+
+def test_a_round_that_is_asked_for_again_gives_the_same_bits(tmp_path):
+    """A site answers, its answer is lost, and all is asked once more: it goes back to where it was."""
+    carrier = InProcess(tmp_path)
+    lost = {
+        (number, 2): (lambda answer: Envelope({**answer.facts, "round": 99}, answer.tensors)) for number in range(4)
+    }
+    carrier.faults = dict(lost)
+    experiment = config("fedxl2")
+    found = deployed(tmp_path, experiment, carrier, minimum=3)
+    assert_same(found, simulated(experiment))
+    assert sum(facts["round"] == 2 for _, facts in carrier.sent if "round" in facts) == 6, "two tries of three sites"
+
+
+def test_a_server_that_was_stopped_goes_on_where_it_was(tmp_path):
+    experiment, carrier = config("fedxl2"), InProcess(tmp_path)
+    stops = iter([False, False, True])
+    hooks = Hooks(say=lambda line: None, should_stop=lambda: next(stops))
+    assert deployed(tmp_path, experiment, carrier, hooks).interrupted
+    # The next round is done by the sites, but the server dies before it has heard of it.
+    carrier.faults = {(number, 3): "silence" for number in range(4)}
+    with pytest.raises(UserError, match="it goes on from its last checkpoint"):
+        deployed(tmp_path, experiment, carrier, minimum=3, patience=1, deadline=0.3)
+    assert all(facts["base"] < 3 for _, facts in carrier.sent if facts.get("round") == 3)
+    assert_same(deployed(tmp_path, experiment, InProcess(tmp_path)), simulated(experiment))
+
+
+def nan_like(answer: Envelope, name: str) -> torch.Tensor:
+    return answer.tensors[name] * math.nan
+
+
+def test_who_fails_is_left_out_and_who_returns_is_used_again(tmp_path):
+    experiment, carrier = config("fedxl2", cohort=0, rounds=5, eval_every=1), InProcess(tmp_path)
+    carrier.faults = {
+        (0, 2): Failure("the node has died"),
+        (1, 2): lambda answer: Envelope(
+            answer.facts, {**answer.tensors, "G:float64": answer.tensors["G:float64"] * math.nan}
+        ),
+    }
+    found = deployed(tmp_path, experiment, carrier, minimum=2)
+    dropped = [entry for record in found.history for entry in record.get("dropped", [])]
+    assert [(entry["round"], entry["site"]) for entry in sorted(dropped, key=lambda e: e["site"])] == [
+        (2, "a"),
+        (2, "b"),
+    ]
+    assert {entry["reason"] for entry in dropped} == {"the node has died", "G holds NaN or infinity"}
+    on_disk = (tmp_path / "server" / "run" / "metrics.jsonl").read_text()
+    assert "the node has died" in on_disk
+    base = {node: facts["base"] for node, facts in carrier.sent if facts.get("round") == 3}
+    assert base == {100: 1, 101: 1, 102: 2, 103: 2}, "both go back to the last round that was taken of them"
+    last = {node: facts["visits"] for node, facts in carrier.sent if facts.get("round") == 5}
+    assert last == {100: 4, 101: 4, 102: 5, 103: 5}
+    assert all(torch.isfinite(leaf).all() for leaf in tree.leaves(found.weights))
+
+
+def test_a_site_that_is_away_comes_back(tmp_path):
+    class Travelling(InProcess):
+        def nodes(self):
+            rounds = [facts["round"] for _, facts in self.sent if "round" in facts]
+            self.away = {101} if rounds and max(rounds) in (1, 2) else set()
+            return super().nodes()
+
+    carrier = Travelling(tmp_path)
+    found = deployed(tmp_path, config("local_sgd", cohort=0, eval_every=1), carrier, minimum=3, wire="bfloat16")
+    seen = [facts["round"] for node, facts in carrier.sent if node == 101 and "round" in facts]
+    assert seen == [1, 4]
+    assert [entry["reason"] for record in found.history for entry in record.get("dropped", [])] == [
+        "it is not connected"
+    ] * 2
+
+
+def test_too_few_for_too_long_is_an_error_that_says_what_to_do(tmp_path):
+    carrier = InProcess(tmp_path)
+    carrier.faults = {(number, 1): Failure("no") for number in range(4)}
+    lines: list[str] = []
+    with pytest.raises(UserError, match="round 1 had fewer than 3 updates 1 times; see that sites are running"):
+        deployed(tmp_path, config("local_sgd"), carrier, Hooks(say=lines.append), minimum=3, patience=1)
+    assert any("nothing from" in line and line.endswith(": no") for line in lines)
+    carrier.away = {100}
+    with pytest.raises(UserError, match=r"no word of a within 0\.1 s"):
+        deployed(tmp_path / "other", config("local_sgd"), carrier, join=0.1)
+
+
+GARBAGE = {
+    "a name too many": (lambda t: {**t, "extra": torch.zeros(1)}, "it holds extra, which nobody asked for"),
+    "a name too few": (lambda t: {k: v for k, v in t.items() if k != "steps"}, "it lacks steps"),
+    "a shape": (lambda t: {**t, "weights.params:float64": t["weights.params:float64"][:-1]}, "instead of float64"),
+    "a type": (lambda t: {**t, "G:float64": t["G:float64"].float()}, "is float32"),
+    "infinity": (lambda t: {**t, "weights.params:float64": t["weights.params:float64"] / 0}, "NaN or infinity"),
+    "a count": (lambda t: {**t, "steps": torch.tensor(10**9)}, "it says it did 1000000000 steps of 3"),
+    "a share": (lambda t: {**t, "share.model": t["share.model"] * 100}, "it counts itself differently"),
+    "a pool": (lambda t: {**t, "first.weight": t["first.weight"] * 1e6}, "weights or ages of its scores"),
+    "an old score": (lambda t: {**t, "second.age": t["second.age"] - 5}, "weights or ages of its scores"),
+    "too many scores": (lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)}, "1000 entries, between"),
+    "one score too many": (lambda t: {**t, "second.b": torch.zeros(3, dtype=torch.float64)}, "differ in number"),
+    "u": (lambda t: {**t, "first.u": t["first.u"] * math.nan}, "inner estimates hold NaN"),
+}
+
+
+@pytest.mark.parametrize("kind", list(GARBAGE))
+def test_garbage_is_refused_with_a_reason(tmp_path, kind):
+    spoil, reason = GARBAGE[kind]
+    carrier = InProcess(tmp_path)
+    carrier.faults = {(0, 1): lambda answer: Envelope(answer.facts, spoil(answer.tensors))}
+    found = deployed(tmp_path, config("fedxl2", cohort=0, rounds=1, eval_every=1), carrier)
+    [dropped] = found.history[0]["dropped"]
+    assert dropped["site"] == "a"
+    assert reason in dropped["reason"]
+
+
+def letter(folder: Path, **facts) -> tuple[InProcess, Envelope]:
+    """The last letter of a run of one round to site a."""
+    kept: list[Envelope] = []
+
+    class Keeping(InProcess):
+        def send(self, letters, kind, seconds):
+            kept.extend(copied(letters[100]) for _ in [0] if kind == "train" and 100 in letters)
+            return super().send(letters, kind, seconds)
+
+    carrier = Keeping(folder)
+    deployed(folder, config("fedxl2", cohort=0, rounds=1), carrier)
+    return carrier, Envelope({**kept[-1].facts, **facts}, kept[-1].tensors)
+
+
+def test_a_site_takes_only_what_it_should(tmp_path):
+    _, good = letter(tmp_path)
+    mine = site_file(tmp_path, 0)
+    before = sorted(path.name for path in (mine.state / good.facts["run"]).iterdir())
+    for facts, reason in [
+        ({"version": "0.0"}, "they must be the same"),
+        ({"run": "../../etc"}, "the run's number is not one"),
+        ({"config": json.dumps({"model": {"name": "os:system"}})}, "does not run the network 'os:system'"),
+    ]:
+        with pytest.raises(UserError, match=reason):
+            site.work(mine, Envelope({**good.facts, **facts}, good.tensors))
+    small = replace(mine, settings=replace(mine.settings, megabytes=1e-6))
+    with pytest.raises(UserError, match="larger than this site takes"):
+        site.work(small, good)
+    with pytest.raises(wire.RefusedError, match="nobody asked for"):
+        site.work(mine, Envelope(good.facts, {**good.tensors, "more": torch.zeros(1)}))
+    assert sorted(path.name for path in (mine.state / good.facts["run"]).iterdir()) == before
+
+
+def test_a_lost_state_is_said_and_the_run_goes_on(tmp_path):
+    _, good = letter(tmp_path)
+    mine = site_file(tmp_path, 0)
+    answer = site.work(mine, good)
+    assert answer.facts["note"] == ""
+    for file in (mine.state / good.facts["run"]).glob("round-*"):
+        file.write_bytes(b"rubbish")
+    assert "is lost" in site.work(mine, good).facts["note"]
+
+
+def test_a_site_opens_its_data_from_its_cache(tmp_path):
+    mine = site_file(tmp_path, 2)
+    count = cache.prepare(mine)
+    first = cache.opened(mine)
+    assert len(first.source.labels) == count
+    written = (mine.cache / "x.npy").stat().st_mtime_ns
+    assert torch.equal(cache.opened(mine).source.x, first.source.x)
+    assert (mine.cache / "x.npy").stat().st_mtime_ns == written
+    (mine.cache / "data.json").write_text("{")
+    assert torch.equal(cache.opened(mine).source.x, first.source.x)
+    assert (mine.cache / "x.npy").stat().st_mtime_ns > written, "a damaged cache is written anew"
+    with pytest.raises(UserError, match="part is 7, but the data have 4 client"):
+        cache.opened(replace(mine, settings=replace(mine.settings, part=7)))
+
+
+def test_half_precision_halves_what_networks_weigh_on_the_wire():
+    message = {"w": torch.randn(1000)}
+    whole, half = wire.flatten(message), wire.flatten(message, "bfloat16")
+    sizes = [sum(t.numel() * t.element_size() for t in sent.values()) for sent in (whole, half)]
+    assert sizes == [4000, 2000]
+    assert torch.equal(wire.restore(message, whole)["w"], message["w"])
+    assert torch.allclose(wire.restore(message, half)["w"], message["w"], rtol=2**-8)
