@@ -20,6 +20,7 @@ from fedxl import report as reports
 from fedxl.algorithms import ALGORITHMS
 from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
+from fedxl.flower import commands as flower
 from fedxl.paper import commands as paper
 from fedxl.risk import RISKS
 from fedxl.run import Hooks, Progress, Result
@@ -30,6 +31,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 data = typer.Typer(no_args_is_help=True, help="Data sets: what there is, and how to get it here.")
 app.add_typer(data, name="data")
 app.add_typer(paper.app, name="paper")
+app.add_typer(flower.deploy, name="deploy")
+app.add_typer(flower.site, name="site")
 out, err = Console(), Console(stderr=True)
 
 

@@ -41,6 +41,11 @@ def opened(site: SiteFile) -> Federation:
     return Federation(TensorSource(x, y, augment, means), [np.arange(len(y))])
 
 
+def count(site: SiteFile) -> int:
+    """How many examples the site has; its data are prepared if they have not been."""
+    return len(opened(site).source.labels)
+
+
 def prepare(site: SiteFile) -> int:
     """Write the cache anew; how many examples it holds."""
     options = dict(site.data)

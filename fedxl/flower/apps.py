@@ -1,0 +1,124 @@
+"""The Flower apps, and the only file that imports flwr: Flower's messages to our envelopes and back, nothing else.
+
+An app of Flower's names them in its pyproject.toml:
+
+    [tool.flwr.app.components]
+    serverapp = "fedxl.flower.apps:server"
+    clientapp = "fedxl.flower.apps:client"
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from fedxl.errors import UserError, first_line
+from fedxl.flower import site, status
+from fedxl.flower.envelope import Envelope, Failure, Kind
+from fedxl.flower.server import serve
+from fedxl.flower.settings import SiteFile, read_server, read_site
+from fedxl.run import Hooks
+from fedxl.wire import RefusedError
+
+KINDS: Mapping[Kind, str] = {"hello": MessageType.QUERY, "train": MessageType.TRAIN}
+log = logging.getLogger("flwr")
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    torch.set_num_threads(1)
+    file = Path(str(context.run_config["server"]))
+    status.write(file.parent, status.RUNNING)
+    try:
+        serve(read_server(file), GridCarrier(grid), Hooks(say=lambda line: log.info("%s", line)))
+    except UserError as error:
+        status.write(file.parent, status.FAILED, str(error))
+        log.error("fedxl: %s", error)
+        raise SystemExit(2) from None
+    status.write(file.parent, status.FINISHED)
+
+
+@client.query()
+def hello(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+def _answered(message: Message, context: Context) -> Message:
+    """What the site says; a mistake or a refusal goes back in words instead of ending the process."""
+    torch.set_num_threads(1)
+    try:
+        letter = opened(message.content)
+        mine: SiteFile = read_site(Path(str(context.node_config["site"])))
+        answer = site.work(mine, letter) if message.metadata.message_type == MessageType.TRAIN else site.hello(mine)
+    except (UserError, RefusedError) as error:
+        log.error("fedxl: %s", error)
+        answer = Envelope({"failure": first_line(error)}, {})
+    return Message(sealed(answer), reply_to=message)
+
+
+def sealed(letter: Envelope) -> RecordDict:
+    arrays = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in letter.tensors.items()})
+    return RecordDict({"tensors": arrays, "facts": ConfigRecord(dict(letter.facts))})
+
+
+def opened(content: RecordDict) -> Envelope:
+    """An envelope out of Flower's records; only plain arrays are taken."""
+    tensors: dict[str, Tensor] = {}
+    for name, array in content.array_records["tensors"].items():
+        try:
+            tensors[name] = torch.from_numpy(array.numpy().copy())
+        except (TypeError, ValueError) as error:
+            raise RefusedError(f"{name} is no array of numbers: {first_line(error)}") from None
+    facts: dict[str, Any] = dict(content.config_records["facts"].items())
+    return Envelope(facts, tensors)
+
+
+class GridCarrier:
+    """Flower's grid as a carrier of envelopes."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def nodes(self) -> Sequence[int]:
+        return sorted(self.grid.get_node_ids())
+
+    def send(self, letters: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
+        nodes = sorted(letters)
+        messages = [
+            Message(content=sealed(letters[node]), dst_node_id=node, message_type=KINDS[kind], ttl=seconds)
+            for node in nodes
+        ]
+        return dict(zip(self.grid.push_messages(messages), nodes, strict=True))
+
+    def answers(self, tickets: Sequence[str]) -> Mapping[str, Envelope | Failure]:
+        found: dict[str, Envelope | Failure] = {}
+        for message in self.grid.pull_messages(tickets) if tickets else ():
+            # An error's sender is Flower itself; only the ticket says whose it is.
+            found[message.metadata.reply_to_message_id] = _read(message)
+        return found
+
+
+def _read(message: Message) -> Envelope | Failure:
+    if message.has_error():
+        return Failure(f"Flower reports error {message.error.code}: {message.error.reason or 'no reason given'}")
+    try:
+        letter = opened(message.content)
+    except (RefusedError, KeyError) as error:
+        return Failure(f"its answer cannot be read: {first_line(error)}")
+    reason = letter.facts.get("failure")
+    return Failure(str(reason)[:500]) if reason else letter

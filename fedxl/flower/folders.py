@@ -1,0 +1,102 @@
+"""`fedxl deploy init`: a folder for every party, with its keys, its settings, a start script and a page to read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedxl.config import Config, dump
+from fedxl.errors import require
+from fedxl.flower import keys, pages
+from fedxl.flower.settings import ServerSettings
+
+PORT = 18000
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+# The demo task, for a federation that has nothing else to do yet: handwritten digits, a part at each site.
+DEMO = Config(
+    data={"name": "digits"},
+    model={"name": "mlp", "hidden": [64]},
+    risk={"name": "pauc"},
+    algorithm={"name": "fedxl2", "lr": 0.3},
+    run={"rounds": 5, "local_steps": 16, "batch1": 8, "batch2": 8, "eval_every": 1, "checkpoint_every": 1},
+)
+
+
+def init(sites: Sequence[str], out: Path, host: str = "127.0.0.1", port: int = PORT, config: Config = DEMO) -> None:
+    """server/, sites/NAME/ and authority/ under `out`, which must be new. Each key lies only where it belongs."""
+    require(len(sites) > 0, "name at least one site, as in --sites a,b,c")
+    for name in sites:
+        require(bool(NAME.fullmatch(name)), f"'{name}' is no name for a site: small letters, digits and dashes only")
+    if config is DEMO:  # every third site has never seen what is looked for
+        config = replace(DEMO, data={"name": "digits", "clients": len(sites), "one_class": len(sites) // 3})
+    require(len(set(sites)) == len(sites), "two sites have the same name")
+    require(not out.exists() or not any(out.iterdir()), f"{out} is not empty; name a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    authority_key, authority = keys.authority()
+    root = keys.certificate_pem(authority)
+    _folder(out / "authority", {"ca.crt": root}, {"ca.key": keys.private_pem(authority_key)})
+    pairs = {name: keys.site_key() for name in sites}
+    _server(out / "server", sites, host, port, config, authority_key, authority, pairs)
+    for number, name in enumerate(sites):
+        _site(out / "sites" / name, name, number, host, port, config, root, pairs[name][0])
+
+
+def _server(
+    folder: Path,
+    sites: Sequence[str],
+    host: str,
+    port: int,
+    config: Config,
+    authority_key: keys.Key,
+    authority: Any,
+    pairs: dict[str, tuple[bytes, bytes]],
+) -> None:
+    key = keys.new_key()
+    hosts = list(dict.fromkeys([host, "localhost", "127.0.0.1"]))
+    certificate = keys.server_certificate(key, authority_key, authority, hosts)
+    settings = ServerSettings(tuple(sites), minimum=max(1, (len(sites) + 1) // 2))
+    public = {
+        "ca.crt": keys.certificate_pem(authority),
+        "server.crt": keys.certificate_pem(certificate),
+        "server.toml": pages.server_toml(settings, dump(config)).encode(),
+        "connection.toml": pages.connection(host, port).encode(),
+        "start.sh": pages.SERVER_START.encode(),
+        "README.md": pages.server_readme(sites, host, port).encode(),
+        "fedxl-server.service": pages.unit("server", folder.name).encode(),
+    }
+    _folder(folder, public, {"server.key": keys.private_pem(key)})
+    _folder(folder / "keys", {f"{name}.pub": public_key for name, (_, public_key) in pairs.items()}, {})
+
+
+def _site(
+    folder: Path,
+    name: str,
+    number: int,
+    host: str,
+    port: int,
+    config: Config,
+    root: bytes,
+    private: bytes,
+) -> None:
+    public = {
+        "ca.crt": root,
+        "site.toml": pages.site_toml(name, number, config.data).encode(),
+        "connection.toml": pages.connection(host, port).encode(),
+        "start.sh": pages.SITE_START.encode(),
+        "README.md": pages.site_readme(name, host, port).encode(),
+        "fedxl-site.service": pages.unit("site", name).encode(),
+    }
+    _folder(folder, public, {"node.key": private})
+
+
+def _folder(folder: Path, public: dict[str, bytes], private: dict[str, bytes]) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    for name, content in private.items():
+        keys.write_private(folder / name, content)
+    for name, content in public.items():
+        (folder / name).write_bytes(content)
+        if name.endswith(".sh"):
+            (folder / name).chmod(0o755)

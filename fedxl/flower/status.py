@@ -1,0 +1,45 @@
+"""How a server's run stands, in a file that whoever watches over it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from fedxl.checkpoint import write_atomically
+
+RUNNING, FINISHED, FAILED = "running", "finished", "failed"
+FILE = "status.json"
+
+
+class Status(NamedTuple):
+    state: str
+    pid: int
+    message: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that wrote it is still there."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+
+def write(folder: Path, state: str, message: str = "") -> None:
+    write_atomically(folder / FILE, json.dumps([state, os.getpid(), message]).encode())
+
+
+def read(folder: Path) -> Status | None:
+    try:
+        return Status(*json.loads((folder / FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def forget(folder: Path) -> None:
+    (folder / FILE).unlink(missing_ok=True)
