@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-deploy check format bench clean
 
 demo: $(READY)
 	$(BIN)/fedxl demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not deploy"
+
+# Real processes that are killed, starved and lied to: minutes each, one at a time.
+test-deploy: $(READY)
+	$(BIN)/python -m pytest -m deploy
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,97 @@
+"""What a round costs over Flower with a network of ResNet18's size: time, bytes against the payload, memory.
+
+python benchmarks/flower.py [--sites 1] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from fedxl import wire
+from fedxl.algorithm import Share
+from fedxl.algorithms import FeDXL2
+from fedxl.config import Config
+from fedxl.flower import folders
+from fedxl.flower.envelope import Envelope, Order
+from fedxl.flower.processes import descendants, free_port, local
+from fedxl.models import resnet18, scorer, weights_of
+from fedxl.risk import partial_auc
+from fedxl.rundir import read_metrics
+
+
+def letters(clients: int, steps: int, batch: int, precision: str) -> dict[str, float]:
+    """MB of a letter to a site, and how much of it are pooled scores."""
+    model = resnet18((3, 32, 32))
+    server = FeDXL2(score=scorer(model, True), risk=partial_auc()).init(weights_of(model))
+    entries = clients * steps * batch
+
+    def full(side):  # type: ignore[no-untyped-def]
+        return type(side)(*(leaf.expand(entries, *leaf.shape[1:]) for leaf in side))
+
+    server = server._replace(pool=type(server.pool)(*(full(side) for side in server.pool)))
+    one = torch.zeros(())
+    sent = wire.flatten(Order(server, Share(one, one, one)), precision)
+    whole = Envelope({}, sent).size
+    pool = sum(t.numel() * t.element_size() for name, t in sent.items() if ".pool." in name)
+    return {"MB": whole / 1e6, "pool MB": pool / 1e6, "pool share": pool / whole}
+
+
+def resident(pid: int) -> float:
+    """MB of memory that a process and its descendants hold."""
+    total = 0
+    for each in (pid, *descendants(pid)):
+        try:
+            lines = Path(f"/proc/{each}/status").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+    return total / 1e3
+
+
+def rounds(sites: int, count: int, steps: int) -> dict[str, object]:
+    """Seconds a round, over real processes on this machine."""
+    names = [f"site{number}" for number in range(sites)]
+    config = Config(
+        data={"name": "digits", "clients": sites, "one_class": 0},
+        model={"name": "mlp", "hidden": [3300, 3300]},  # 11.1 million weights, as ResNet18
+        risk={"name": "pauc"},
+        algorithm={"name": "fedxl2", "lr": 0.01},
+        run={"rounds": count, "local_steps": steps, "batch1": 4, "batch2": 4, "eval_every": 1},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "federation"
+        folders.init(names, place, port=free_port(), config=config)
+        seen: list[float] = []
+        memory = 0.0
+
+        def watch(run: Path) -> None:
+            nonlocal memory
+            done = len([record for record in read_metrics(run)[0] if "test" not in record])
+            seen.extend([time.monotonic()] * (done - len(seen)))
+            status = place / "server" / "status.json"
+            if status.exists():
+                memory = max(memory, resident(json.loads(status.read_text())[1]))
+
+        local(place, print, watch)
+    gaps = [after - before for before, after in zip(seen, seen[1:], strict=False)]
+    return {"sites": sites, "seconds a round": [round(gap, 1) for gap in gaps], "server's app, MB": round(memory)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sites", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    for precision in wire.PRECISIONS:
+        print(f"a letter, ResNet18, N = 16, K = 32, B = 32, {precision}:", letters(16, 32, 32, precision))
+    print(rounds(arguments.sites, arguments.rounds, steps=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""A federation of real processes for tests: a server, its sites, TLS and keys, on ports of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedxl.checkpoint import Checkpoint, load_latest
+from fedxl.config import Config
+from fedxl.flower import folders, status
+from fedxl.flower.processes import descendants, free_port
+from fedxl.flower.settings import read_server
+from fedxl.rundir import read_metrics
+
+
+class Deployment:
+    """`fedxl deploy init`, then one process a party; `with` stops them all, and what they have started."""
+
+    def __init__(self, folder: Path, sites: tuple[str, ...], config: Config, **settings: Any) -> None:
+        self.folder, self.port, self.sites = folder, free_port(), sites
+        # The evaluation is the simulator's business; here it would only be another thing to wait for.
+        folders.init(sites, folder, port=self.port, config=replace(config, run={**config.run, "executor": "auto"}))
+        file = folder / "server" / "server.toml"
+        text = "\n".join(
+            line for line in file.read_text().splitlines() if line.split(" ")[0] not in settings or "=" not in line
+        )
+        added = "\n".join(f"{name} = {value}" for name, value in settings.items())
+        file.write_text(text.replace("[server]", f"[server]\n{added}", 1))
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def run(self) -> Path:
+        return read_server(self.folder / "server" / "server.toml").out
+
+    def start(self, name: str, **environment: str) -> None:
+        """The server, or a site by its name."""
+        role = "serve" if name == "server" else "join"
+        place = self.folder / "server" if name == "server" else self.folder / "sites" / name
+        with (place / "fedxl.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "fedxl.cli", "deploy", role, str(place)],
+                stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            )  # fmt: skip
+
+    def kill(self, name: str) -> None:
+        """kill -9, of the party's process and of all that came of it."""
+        process = self.processes[name]
+        for pid in [process.pid, *descendants(process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def until(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not reached():
+            server = self.processes.get("server")
+            if time.monotonic() > deadline or (server and server.poll() not in (None, 0)):
+                raise AssertionError(f"{what} did not happen; {self.log('server')[-3000:]}")
+            time.sleep(0.2)
+
+    def finished(self, seconds: float = 300) -> Checkpoint:
+        """Wait for the end of the run: its last checkpoint."""
+        self.until(lambda: self.processes["server"].poll() == 0, seconds, "the end of the run")
+        found, complaints = load_latest(self.run / "checkpoints")
+        assert found
+        assert not complaints
+        return found
+
+    def round(self) -> int:
+        """The last one on disk."""
+        files = sorted((self.run / "checkpoints").glob("round-*.safetensors"))
+        return int(files[-1].stem.partition("-")[2]) if files else -1
+
+    def log(self, name: str) -> str:
+        place = self.folder / "server" if name == "server" else self.folder / "sites" / name
+        files = [place / "fedxl.log", place / "flower.log", place / "flower" / "superlink.log"]
+        return "\n".join(file.read_text(errors="replace") for file in files if file.exists())
+
+    def dropped(self) -> list[dict[str, Any]]:
+        return [entry for record in read_metrics(self.run)[0] for entry in record.get("dropped", [])]
+
+    def app(self) -> int:
+        """The process of the server's app."""
+        found = status.read(self.folder / "server")
+        assert found
+        return found.pid
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in self.processes:
+            self.kill(name)

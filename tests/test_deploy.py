@@ -1,0 +1,240 @@
+"""Real processes over TLS with keys: the same numbers as the simulator, and what happens when somebody dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs fedxl[flower]")
+
+from cryptography import x509
+
+from fedxl import UserError, tree
+from fedxl.flower import folders, keys
+from fedxl.flower.processes import free_port
+from fedxl.flower.settings import read_server, read_site
+from tests.deployment import Deployment
+from tests.federated import SITES, config, simulated
+
+
+def assert_equals_simulator(found, experiment) -> None:
+    """All of the server's state, to 1e-12 of what a simulation comes to."""
+    expected = tree.pack(simulated(experiment).server)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found.tensors[f"server.{name}"],
+            tensor,
+            rtol=0,
+            atol=1e-12,
+            equal_nan=True,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
+
+
+def run(folder, algorithm: str) -> None:
+    experiment = config(algorithm, rounds=3)
+    with Deployment(folder, SITES, experiment) as federation:
+        for name in ("server", *SITES):
+            federation.start(name)
+        assert_equals_simulator(federation.finished(), experiment)
+        assert federation.dropped() == []
+
+
+@pytest.mark.slow
+def test_four_sites_over_tls_come_to_what_the_simulator_does(tmp_path):
+    run(tmp_path / "federation", "fedxl2")
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("algorithm", ["fedxl1", "local_sgd", "codasca", "local_pair"])
+def test_every_algorithm_does(tmp_path, algorithm):
+    run(tmp_path / "federation", algorithm)
+
+
+@pytest.mark.slow
+def test_the_servers_process_dies_mid_round_and_nothing_is_lost(tmp_path):
+    experiment = config("fedxl2", rounds=3)
+    with Deployment(tmp_path / "federation", SITES, experiment) as federation:
+        for name in ("server", *SITES):
+            federation.start(name)
+        federation.until(lambda: federation.round() >= 1, 200, "round 1")
+        time.sleep(3)  # the next round is on its way to the sites
+        os.kill(federation.app(), signal.SIGKILL)
+        assert_equals_simulator(federation.finished(), experiment)
+        assert "has died; starting it again" in federation.log("server")
+
+
+@pytest.mark.deploy
+def test_the_whole_server_dies_and_is_started_again(tmp_path):
+    experiment = config("fedxl2", rounds=3)
+    with Deployment(tmp_path / "federation", SITES, experiment) as federation:
+        for name in ("server", *SITES):
+            federation.start(name)
+        federation.until(lambda: federation.round() >= 1, 200, "round 1")
+        time.sleep(2)
+        federation.kill("server")
+        federation.start("server")
+        assert_equals_simulator(federation.finished(), experiment)
+
+
+@pytest.mark.deploy
+def test_a_site_dies_mid_round_the_run_goes_on_and_the_site_returns(tmp_path):
+    experiment = config("fedxl2", rounds=12, cohort=0)
+    with Deployment(tmp_path / "federation", SITES[:3], experiment, minimum=2, deadline=20.0) as federation:
+        for name in ("server", *SITES[:3]):
+            federation.start(name)
+        federation.until(lambda: federation.round() >= 1, 200, "round 1")
+        time.sleep(2)
+        federation.kill("b")
+        federation.start("b")
+        last = federation.finished(600)
+        lost = {entry["round"] for entry in federation.dropped() if entry["site"] == "b"}
+        assert lost, "it was missed"
+        assert {entry["site"] for entry in federation.dropped()} == {"b"}
+        assert int(last.tensors["population.base.b"]) > max(lost), "and used again when it was back"
+        assert int(last.tensors["population.visits.b"]) == 13 - len(lost), "with the right count of its rounds"
+        assert "is lost" not in federation.log("server"), "its state had survived"
+
+
+HOOK = '''
+import importlib.abc, importlib.machinery, sys
+
+class Spoil(importlib.abc.MetaPathFinder):
+    """Has a site do something else than it should, in every process of its own."""
+
+    def find_spec(self, name, path, target=None):
+        if name != "fedxl.flower.site":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            spoil(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Spoil())
+'''
+FAULTS = {
+    "garbage": (
+        "    work = site.work\n"
+        "    def lie(*args):\n"
+        "        answer = work(*args)\n"
+        "        spoilt = {name: t * float('nan') for name, t in answer.tensors.items() if t.is_floating_point()}\n"
+        "        return answer._replace(tensors={**answer.tensors, **spoilt})\n"
+        "    site.work = lie\n",
+        "NaN or infinity",
+    ),
+    "silence": ("    import time\n    site.work = lambda *args: time.sleep(1000)\n", "no answer within 15 s"),
+    "a full disk": (
+        "    import errno\n"
+        "    def full(*args, **kwargs):\n"
+        "        raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "    site.save_checkpoint = full\n",
+        "No space left on device; what was saved before is whole",
+    ),
+}
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_site_that_is_of_no_use_is_left_out_with_a_reason(tmp_path, fault):
+    body, reason = FAULTS[fault]
+    (tmp_path / "sitecustomize.py").write_text(f"{HOOK}\ndef spoil(site):\n{body}")
+    experiment = config("fedxl2", rounds=2, cohort=0)
+    with Deployment(tmp_path / "federation", SITES[:3], experiment, minimum=2, deadline=15.0) as federation:
+        federation.start("server")
+        federation.start("a", PYTHONPATH=str(tmp_path))
+        for name in SITES[1:3]:
+            federation.start(name)
+        last = federation.finished(400)
+        assert {entry["site"] for entry in federation.dropped()} == {"a"}
+        assert all(reason in entry["reason"] for entry in federation.dropped())
+        assert int(last.tensors["population.base.a"]) == -1
+        assert all(torch.isfinite(t).all() for name, t in last.tensors.items() if name.startswith("server.weights"))
+
+
+@pytest.mark.deploy
+def test_strangers_are_refused(tmp_path):
+    """Without a key, with a key of their own, with another authority, and without TLS."""
+    place = tmp_path / "federation"
+    with Deployment(place, SITES[:1], config("local_sgd", cohort=0)) as federation:
+        federation.start("server")
+        federation.until(lambda: "listening" in federation.log("server"), 60, "the server's start")
+        private, _ = keys.site_key()
+        keys.write_private(tmp_path / "own.key", private)
+        _, other = keys.authority()
+        (tmp_path / "other.crt").write_bytes(keys.certificate_pem(other))
+        trusted, mine = str(place / "server" / "ca.crt"), str(place / "sites" / "a" / "node.key")
+        refused = {
+            "no key": ["--root-certificates", trusted],
+            "own key": ["--root-certificates", trusted, "--auth-supernode-private-key", str(tmp_path / "own.key")],
+            "other authority": [
+                "--root-certificates", str(tmp_path / "other.crt"), "--auth-supernode-private-key", mine
+            ],
+            "no TLS": ["--insecure"],
+        }  # fmt: skip
+        for kind, arguments in refused.items():
+            command = [
+                str(Path(sys.executable).parent / "flower-supernode"), "--superlink", f"127.0.0.1:{federation.port}",
+                "--port", str(free_port()), "--max-retries", "1", "--node-config", 'site="/nowhere"', *arguments,
+            ]  # fmt: skip
+            environment = {**os.environ, "FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
+            try:
+                found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=40)
+                assert found.returncode != 0, f"{kind}: {found.stdout} {found.stderr}"
+            except subprocess.TimeoutExpired:
+                pass  # one that is never let in may try for ever
+        # The one that belongs here is let in, and all rounds are its own.
+        federation.start("a")
+        last = federation.finished(300)
+        assert int(last.tensors["population.visits.a"]) == 4
+        assert federation.log("server").count("Created node_id") == 1, "nobody else was ever registered"
+
+
+def test_init_puts_every_secret_where_it_belongs_and_nowhere_else(tmp_path):
+    place = tmp_path / "federation"
+    folders.init(SITES, place, host="server.example.org", port=4443, config=config("fedxl2"))
+    secrets = {path.relative_to(place): path.read_bytes() for path in place.rglob("*.key")}
+    assert sorted(map(str, secrets)) == sorted(
+        ["authority/ca.key", "server/server.key", *(f"sites/{name}/node.key" for name in SITES)]
+    )
+    assert len(set(secrets.values())) == len(secrets)
+    for path in place.rglob("*"):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert not path.name.endswith(".key") or mode == 0o600, path
+        others = [text for name, text in secrets.items() if name != path.relative_to(place)]
+        assert path.is_dir() or not any(text in path.read_bytes() for text in others), path
+    certificate = x509.load_pem_x509_certificate((place / "server" / "server.crt").read_bytes())
+    authority = x509.load_pem_x509_certificate((place / "authority" / "ca.crt").read_bytes())
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "server.example.org" in names.get_values_for_type(x509.DNSName)
+    assert read_server(place / "server" / "server.toml").config == config("fedxl2")
+    for number, name in enumerate(SITES):
+        site = read_site(place / "sites" / name / "site.toml")
+        assert (site.settings.name, site.settings.part, site.data) == (name, number, config("fedxl2").data)
+        subprocess.run(["sh", "-n", str(place / "sites" / name / "start.sh")], check=True)
+    with pytest.raises(UserError, match="is not empty"):
+        folders.init(SITES, place)
+    with pytest.raises(UserError, match="is no name for a site"):
+        folders.init(["../up"], tmp_path / "other")
+
+
+def test_a_folder_that_is_not_one_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "fedxl.cli", "deploy"]
+    for role in ("serve", "join", "local"):
+        found = subprocess.run([*command, role, str(tmp_path)], capture_output=True, text=True, timeout=60)
+        assert found.returncode == 2
+        assert found.stderr.startswith("fedxl: cannot read")
+        assert found.stderr.count("\n") == 1
