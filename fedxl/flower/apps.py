@@ -63,12 +63,21 @@ def _answered(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     try:
         letter = opened(message.content)
-        mine: SiteFile = read_site(Path(str(context.node_config["site"])))
+        mine = _site(context)
         answer = site.work(mine, letter) if message.metadata.message_type == MessageType.TRAIN else site.hello(mine)
     except (UserError, RefusedError) as error:
         log.error("fedxl: %s", error)
         answer = Envelope({"failure": first_line(error)}, {})
     return Message(sealed(answer), reply_to=message)
+
+
+def _site(context: Context) -> SiteFile:
+    """The file that this node was started with; in Flower's own simulation, that of the site with its number."""
+    if "site" in context.node_config:
+        return read_site(Path(str(context.node_config["site"])))
+    server_file = Path(str(context.run_config["server"]))
+    name = read_server(server_file).settings.sites[int(context.node_config["partition-id"])]
+    return read_site(server_file.parent.parent / "sites" / name / "site.toml")
 
 
 def sealed(letter: Envelope) -> RecordDict:
