@@ -20,14 +20,11 @@ class Status(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether the process that wrote it is still there."""
+        """Whether the process that wrote it still runs. A dead one may stay in the table until it is noticed."""
         try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
             return False
-        except PermissionError:
-            return True
-        return True
 
 
 def write(folder: Path, state: str, message: str = "") -> None:

@@ -1,0 +1,62 @@
+"""Watching over processes: who is alive, and that nobody stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedxl.flower import processes, status
+from fedxl.flower.status import Status
+
+
+def test_a_process_that_was_killed_is_not_alive_even_if_nobody_has_noticed():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert Status(status.RUNNING, child.pid, "").alive
+    os.kill(child.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while Status(status.RUNNING, child.pid, "").alive and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Status(status.RUNNING, child.pid, "").alive, "a zombie"
+    child.wait()
+    assert not Status(status.RUNNING, child.pid, "").alive
+
+
+def test_a_status_is_read_as_it_was_written_or_not_at_all(tmp_path):
+    assert status.read(tmp_path) is None
+    status.write(tmp_path, status.FAILED, "why")
+    assert status.read(tmp_path) == (status.FAILED, os.getpid(), "why")
+    (tmp_path / status.FILE).write_text("[")
+    assert status.read(tmp_path) is None
+
+
+PARENT = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+time.sleep(60)
+"""
+
+
+def test_whatever_happens_children_and_their_children_are_stopped():
+    family: list[int] = []
+
+    def go_wrong() -> None:
+        with processes._stopping_all() as started:
+            started.append(subprocess.Popen([sys.executable, "-c", PARENT]))
+            deadline = time.monotonic() + 20
+            while not processes.descendants(started[0].pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            family.extend([started[0].pid, *processes.descendants(started[0].pid)])
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        go_wrong()
+    assert len(family) == 2
+    deadline = time.monotonic() + 10
+    while any(Status(status.RUNNING, pid, "").alive for pid in family) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Status(status.RUNNING, pid, "").alive for pid in family)
