@@ -156,6 +156,7 @@ class Trainer:
             interrupted = self.hooks.should_stop()
             if self._regular(self.round):
                 self._evaluate()
+                self.seconds = self._elapsed()
             due = self.round == run.rounds or self.round % run.checkpoint_every == 0
             if self.folder and (due or interrupted):
                 self._checkpoint(self.folder)
@@ -180,7 +181,7 @@ class Trainer:
         cohort = sampling.cohort(self.run.seed, self.round, self.task.num_clients, self.task.cohort)
         updates = self.task.engine.run_round(algorithm, self.server, self.round, cohort)
         if self.round > 0:  # round 0, if there is one, only fills the pool
-            self.traffic = Traffic(tree.nbytes(self.server), tree.nbytes(updates) // len(cohort))
+            self.traffic = Traffic(tree.nbytes(self.server), tree.nbytes(updates) // len(updates.share.model))
         self.server = algorithm.aggregate(self.server, updates)
 
     def _evaluate(self) -> None:

@@ -19,6 +19,7 @@ from fedxl.engine.graph import GraphExecutor
 from fedxl.engine.lanes import divisor
 from fedxl.engine.record import again
 from fedxl.engine.simulator import Simulator
+from fedxl.engine.trace import trace
 from fedxl.engine.wave import Wave
 from fedxl.models import cnn, mlp, resnet18, scorer, weights_of
 from fedxl.task import build_algorithm
@@ -408,3 +409,16 @@ def test_what_was_compiled_once_is_found_on_disk_by_a_run_with_another_rate(monk
     for lr in (0.1, 0.3):
         Run(GraphExecutor(record=again), network(), options={"lr": lr, "milestones": (4,)}).state(0, 0)
     assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (1, 1)
+
+
+def test_a_number_that_a_step_writes_to_is_not_made_an_input():
+    def step(x: torch.Tensor) -> None:
+        total = torch.full((3,), 0.5)
+        total.view(3).add_(x)
+        x.copy_(torch.full((3,), 0.25) + total)
+
+    traced = trace(step, [torch.zeros(3)])
+    for _ in range(2):
+        x = torch.ones(3)
+        traced.module(*traced.inputs([x]))
+        assert x.tolist() == [1.75] * 3

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from fedxl import UserError, tree, wire
+from fedxl.config import load_data
 from fedxl.flower import cache, site
 from fedxl.flower import server as servers
 from fedxl.flower.envelope import Envelope, Failure
+from fedxl.flower.settings import read_site
 from fedxl.run import Hooks
 from tests.federated import ALGORITHMS, InProcess, config, copied, deployed, simulated, site_file
 
@@ -134,7 +136,9 @@ GARBAGE = {
     "a pool": (lambda t: {**t, "first.weight": t["first.weight"] * 1e6}, "weights or ages of its scores"),
     "an old score": (lambda t: {**t, "second.age": t["second.age"] - 5}, "weights or ages of its scores"),
     "too many scores": (lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)}, "1000 entries, between"),
-    "one score too many": (lambda t: {**t, "second.b": torch.zeros(3, dtype=torch.float64)}, "differ in number"),
+    "fewer scores": (lambda t: {**t, **{n: v[:5] for n, v in t.items() if n.startswith("first.")}}, "are not 12"),
+    "mass": (lambda t: {**t, "first.weight": t["first.weight"] * 1.5}, "weights or ages of its scores"),
+    "one score too many": (lambda t: {**t, "second.b": torch.zeros(3, dtype=torch.float64)}, "are not 15"),
     "u": (lambda t: {**t, "first.u": t["first.u"] * math.nan}, "inner estimates hold NaN"),
 }
 
@@ -215,3 +219,46 @@ def test_half_precision_halves_what_networks_weigh_on_the_wire():
     assert sizes == [4000, 2000]
     assert torch.equal(wire.restore(message, whole)["w"], message["w"])
     assert torch.allclose(wire.restore(message, half)["w"], message["w"], rtol=2**-8)
+
+
+def test_a_node_must_be_who_its_key_says(tmp_path):
+    lines: list[str] = []
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "nodes.json").write_text(json.dumps({"a": 100, "b": 101, "c": 103, "d": 102}))
+    with pytest.raises(UserError, match="no word of c, d"):
+        deployed(tmp_path, config("local_sgd"), hooks=Hooks(say=lines.append), join=0.5)
+    assert any("it says it is 'c', but its key is that of 'd'" in line for line in lines)
+
+
+def test_a_server_that_dies_before_its_first_checkpoint_begins_anew(tmp_path):
+    experiment, out = config("fedxl2"), tmp_path / "server" / "run"
+    out.mkdir(parents=True)
+    (out / "metrics.jsonl").write_text('{"round": 1}\n')
+    assert_same(deployed(tmp_path, experiment), simulated(experiment))
+
+
+def test_after_a_restart_a_round_waits_until_its_sites_are_met(tmp_path):
+    """Hellos of some are slow: the round is not held without them."""
+
+    class Slow(InProcess):
+        calls = 0
+
+        def answers(self, tickets):
+            self.calls += 1
+            ready = [t for t in tickets if not t.startswith("hello 103") or self.calls > 20]
+            return super().answers(ready)
+
+    experiment = config("fedxl2", cohort=0, rounds=1)
+    deployed(tmp_path, experiment)
+    again = deployed(tmp_path, config("fedxl2", cohort=0, rounds=2), Slow(tmp_path), minimum=2)
+    assert all("dropped" not in record for record in again.history)
+
+
+def test_sites_and_server_draw_their_data_by_one_seed(tmp_path):
+    folders = pytest.importorskip("fedxl.flower.folders", reason="needs fedxl[flower]")
+    experiment = config("fedxl2", seed=7)
+    experiment = replace(experiment, data={"name": "digits", "clients": 4, "one_class": 1})
+    folders.init(["a", "b", "c", "d"], tmp_path / "federation", config=experiment)
+    mine = read_site(tmp_path / "federation" / "sites" / "b" / "site.toml")
+    part = load_data(experiment).train.parts[1]
+    assert torch.equal(cache.opened(mine).source.x, load_data(experiment).train.source.x[torch.from_numpy(part)])

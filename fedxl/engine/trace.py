@@ -143,7 +143,7 @@ def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
     for node in list(module.graph.nodes):
         shape, device = getattr(node.meta.get("val"), "shape", ()), getattr(node.meta.get("val"), "device", None)
         if node.target in (aten.full.default, aten.full_like.default) and isinstance(node.args[1], float):
-            if node.args[1] not in (0.0, 1.0) and math.prod(shape) <= MOST_NUMBERS:
+            if node.args[1] not in (0.0, 1.0) and math.prod(shape) <= MOST_NUMBERS and _only_read(node):
                 value = torch.full(shape, node.args[1], dtype=node.meta["val"].dtype, device=device)
                 node.replace_all_uses_with(lift(node, value))
                 module.graph.erase_node(node)
@@ -151,6 +151,17 @@ def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
             node.args = (node.args[0], lift(node, torch.tensor(node.args[1], device=device)))
             node.target = aten.ge.Tensor
     return numbers
+
+
+def _only_read(node: fx.Node) -> bool:
+    """Whether nobody writes to a tensor or to a view of it: as an input it would keep that for the next step."""
+    for user in node.users:
+        schema = getattr(user.target, "_schema", None)
+        if schema is None or schema.is_mutable:
+            return False
+        if any(result.alias_info for result in schema.returns) and not _only_read(user):
+            return False
+    return True
 
 
 def _lift_constants(module: fx.GraphModule) -> list[Tensor]:

@@ -68,6 +68,9 @@ def _answered(message: Message, context: Context) -> Message:
     except (UserError, RefusedError) as error:
         log.error("fedxl: %s", error)
         answer = Envelope({"failure": first_line(error)}, {})
+    except Exception:  # whatever it says stays here: it may tell of the data
+        log.exception("fedxl: an error of the program")
+        answer = Envelope({"failure": "an error of the program; the site's log has it"}, {})
     return Message(sealed(answer), reply_to=message)
 
 
@@ -127,7 +130,7 @@ def _read(message: Message) -> Envelope | Failure:
         return Failure(f"Flower reports error {message.error.code}: {message.error.reason or 'no reason given'}")
     try:
         letter = opened(message.content)
-    except (RefusedError, KeyError) as error:
+    except Exception as error:  # whatever a damaged or hostile answer may raise
         return Failure(f"its answer cannot be read: {first_line(error)}")
     reason = letter.facts.get("failure")
     return Failure(str(reason)[:500]) if reason else letter

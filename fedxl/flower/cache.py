@@ -61,7 +61,9 @@ def prepare(site: SiteFile) -> int:
         (site.cache / FACTS).unlink(missing_ok=True)
         arrays = {"x": source.x, "y": source.labels} | ({} if source.means is None else {"means": source.means})
         for name, tensor in arrays.items():
-            np.save(site.cache / f"{name}.npy", tensor[own].numpy())
+            partial = site.cache / f".{name}.npy"  # not over a file that another process has mapped
+            np.save(partial, tensor[own].numpy())
+            partial.replace(site.cache / f"{name}.npy")
         facts = {"key": key(site), "means": source.means is not None, "augment": asdict(source.augment)}
         write_atomically(site.cache / FACTS, json.dumps(facts).encode())
     except OSError as error:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedxl.config import Config, dump
+from fedxl.data import DATASETS
 from fedxl.errors import require
 from fedxl.flower import keys, pages
 from fedxl.flower.settings import ServerSettings
+from fedxl.options import accepted
 
 PORT = 18000
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
@@ -32,6 +34,9 @@ def init(sites: Sequence[str], out: Path, host: str = "127.0.0.1", port: int = P
         require(bool(NAME.fullmatch(name)), f"'{name}' is no name for a site: small letters, digits and dashes only")
     if config is DEMO:  # every third site has never seen what is looked for
         config = replace(DEMO, data={"name": "digits", "clients": len(sites), "one_class": len(sites) // 3})
+    if config.data and "seed" in accepted(DATASETS[str(config.data["name"])]):
+        # Sites do not know the run's seed; what they hold and what the server validates on must not overlap.
+        config = replace(config, data={"seed": config.run.get("seed", 0), **config.data})
     require(len(set(sites)) == len(sites), "two sites have the same name")
     require(not out.exists() or not any(out.iterdir()), f"{out} is not empty; name a new folder")
     out.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import signal
 import socket
@@ -15,8 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from fedxl.checkpoint import write_atomically
 from fedxl.errors import UserError, require
 from fedxl.flower import cache, status
+from fedxl.flower.server import KEYS
 from fedxl.flower.settings import Server, read_server, read_site
 
 Say = Callable[[str], None]
@@ -64,7 +68,7 @@ def join(folder: Path, say: Say) -> NoReturn:
                         "--root-certificates", "ca.crt", "--auth-supernode-private-key", "node.key",
                         "--node-config", f'site="{folder / "site.toml"}"', "--port", str(free_port()),
                     ],
-                    cwd=folder, env=environment, stdout=log, stderr=log,
+                    cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=_die_with_parent,
                 )  # fmt: skip
             started.append(node)
             say(f"site {file.settings.name}: connecting to {host}:{port}")
@@ -85,7 +89,10 @@ def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: No
             with (place / "fedxl.log").open("ab") as log:
                 started.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "fedxl.cli", "deploy", role, str(place)], stdout=log, stderr=log
+                        [sys.executable, "-m", "fedxl.cli", "deploy", role, str(place)],
+                        stdout=log,
+                        stderr=log,
+                        preexec_fn=_die_with_parent,
                     )
                 )
         main = started[0]
@@ -108,6 +115,7 @@ def free_port() -> int:
 def _superlink(
     folder: Path, host: str, port: int, environment: Mapping[str, str], started: list[subprocess.Popen[bytes]]
 ) -> subprocess.Popen[bytes]:
+    require(not _listening(port), f"something listens on port {port} already; stop it, or change connection.toml")
     bind = host if host in ("127.0.0.1", "localhost") else "0.0.0.0"
     with (folder / "flower" / "superlink.log").open("ab") as log:
         link = subprocess.Popen(
@@ -116,29 +124,44 @@ def _superlink(
                 "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key",
                 "--enable-supernode-auth", "--disable-runtime-dependency-installation",
             ],
-            cwd=folder, env=environment, stdout=log, stderr=log,
+            cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=_die_with_parent,
         )  # fmt: skip
     started.append(link)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and link.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(POLL)
-        else:
+        if _listening(port):
             return link
+        time.sleep(POLL)
     raise UserError(f"Flower's SuperLink did not start on port {port}; see {folder / 'flower' / 'superlink.log'}")
 
 
+def _listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 def _register(folder: Path, environment: Mapping[str, str]) -> None:
+    """Let the sites' keys in, and note which number Flower gives to whose: a node must be who its key says."""
+    nodes = {}
     for key in sorted((folder / "keys").glob("*.pub")):
-        _flower(["supernode", "register", str(key), NAME], folder / "flower", environment)
+        said = _flower(["supernode", "register", str(key), NAME, "--format", "json"], folder / "flower", environment)
+        try:
+            nodes[key.stem] = int(json.loads(said)["node-id"])
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"flwr supernode register did not say a node's number: {said.strip()[:200]}") from None
+    write_atomically(folder / KEYS, json.dumps(nodes).encode())
 
 
 def _flower(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
-    found = subprocess.run(
-        [_command("flwr"), *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
+    try:
+        found = subprocess.run(
+            [_command("flwr"), *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"flwr {arguments[0]} has not come back within 120 s") from None
     if found.returncode:
         said = (found.stderr or found.stdout).strip().splitlines()
         raise UserError(f"flwr {arguments[0]} failed: {said[-1] if said else 'it says nothing'}")
@@ -216,6 +239,13 @@ def _stopping_all() -> Iterator[list[subprocess.Popen[bytes]]]:
         for process in reversed(started):
             _terminate(process)
         signal.signal(signal.SIGTERM, before)
+
+
+def _die_with_parent() -> None:
+    """In a child, before it becomes another program: SIGTERM when this process is gone, even by kill -9 (Linux)."""
+    set_parent_death_signal = 1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:

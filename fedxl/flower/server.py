@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from fedxl.checkpoint import write_atomically
 from fedxl.config import Config, load_data
 from fedxl.data.federation import Weighting, shares
 from fedxl.engine.trace import outline
-from fedxl.errors import UserError, require
+from fedxl.errors import UserError, first_line, require
 from fedxl.evaluate import Evaluator
 from fedxl.flower.envelope import Carrier, Envelope, Failure, Order
 from fedxl.flower.parts import Parts, build
@@ -32,6 +32,9 @@ from fedxl.task import DTYPES, Task
 from fedxl.wire import RefusedError
 
 POLL = 0.5  # seconds
+GRACE = 60.0  # seconds that a round waits for sites that are not connected, if others are
+AGAIN = 30.0  # seconds after which a node whose hello was refused is asked again
+KEYS = "nodes.json"  # which node has shown which site's key, as Flower has numbered them
 
 
 class Facts(NamedTuple):
@@ -55,11 +58,16 @@ class Directory:
     facts: dict[str, Facts] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)  # by node
     asked: dict[str, int] = field(default_factory=dict)  # tickets of hellos on their way
+    refused: dict[int, float] = field(default_factory=dict)  # nodes, and when their hello was
+    keys: Mapping[int, str] = field(default_factory=dict)  # whose key a node has shown, where that is known
 
     def nodes(self) -> dict[str, int]:
         """The sites that can be reached now. Says hello to nodes not met before, without waiting for them."""
         here = set(self.carrier.nodes())
-        new = here - self.names.keys() - set(self.asked.values())
+        # Whoever was away is met anew: it may have come back with another version, or other data.
+        self.names = {node: name for node, name in self.names.items() if node in here}
+        self.refused = {node: since for node, since in self.refused.items() if time.monotonic() < since + AGAIN}
+        new = here - self.names.keys() - self.refused.keys() - set(self.asked.values())
         if new:
             letter = Envelope({"version": __version__}, {})
             self.asked |= self.carrier.send(dict.fromkeys(new, letter), "hello", self.settings.join)
@@ -81,18 +89,20 @@ class Directory:
             self.say(f"a node did not say hello: {answer.reason}")
             return
         try:
-            name, found = self._read(answer)
-        except (RefusedError, KeyError, TypeError, ValueError) as error:
-            self.say(f"a node's hello was refused: {error}")
-            self.names[node] = ""  # never asked again
+            name, found = self._read(node, answer)
+        except (RefusedError, KeyError, TypeError, ValueError, OverflowError) as error:
+            self.say(f"a node's hello was refused: {first_line(error)}")
+            self.refused[node] = time.monotonic()
             return
         self.names = {n: other for n, other in self.names.items() if other != name} | {node: name}
         self.facts[name] = found
         self.say(f"site {name} is here: {found.positives} positives, {found.negatives} negatives")
 
-    def _read(self, answer: Envelope) -> tuple[str, Facts]:
+    def _read(self, node: int, answer: Envelope) -> tuple[str, Facts]:
         facts = answer.facts
         name = str(facts["site"])
+        if self.keys and self.keys.get(node) != name:
+            raise RefusedError(f"it says it is '{name}', but its key is that of '{self.keys.get(node)}'")
         if name not in self.settings.sites:
             raise RefusedError(f"'{name}' is not among the sites {', '.join(self.settings.sites)}")
         if facts["version"] != __version__:
@@ -161,12 +171,15 @@ class GridEngine:
 
     def _attempt(self, algorithm: RoundOf, server: Any, round: int, cohort: Sequence[int]) -> dict[int, Any]:
         deadline = time.monotonic() + self.settings.deadline
-        numbers: dict[int, int] = {}  # of sites, by node
-        while not numbers and time.monotonic() < deadline:
+        # Somebody must be there; the others are given a while, for after a restart nobody has been met yet.
+        enough = time.monotonic() + min(GRACE, self.settings.deadline / 2)
+        while True:
             nodes = self.directory.nodes()
             numbers = {nodes[name]: n for n in cohort if (name := self.settings.sites[n]) in nodes}
-            if not numbers:
-                time.sleep(POLL)
+            now = time.monotonic()
+            if len(numbers) == len(cohort) or now >= (enough if numbers else deadline):
+                break
+            time.sleep(POLL)
         for number in set(cohort) - set(numbers.values()):
             self._drop(round, number, "it is not connected")
         letters = {node: self._letter(server, round, number) for node, number in numbers.items()}
@@ -209,7 +222,8 @@ class GridEngine:
             self.say(f"round {round}, {self.settings.sites[number]}: {note}")
         steps = self.parts.run.local_steps
         longest = steps * max(self.reading.size1, self.reading.size2, 1)
-        update = wire.restore(self._template(algorithm, server), answer.tensors, longest, unknown=("u",))
+        template = self._template(algorithm, server)
+        update = wire.restore(template, answer.tensors, longest, unknown=("u",))
         share = tree.map(lambda leaf: leaf[number], self.shares)
         counted = [*zip(tree.leaves(update.share)[1:], tree.leaves(share)[1:], strict=True)]
         more = update.share.model > share.model * (1 + 1e-6) or update.share.model < 0
@@ -217,11 +231,21 @@ class GridEngine:
             raise RefusedError("it counts itself differently than it was told")
         if not 0 <= int(update.steps) <= steps:
             raise RefusedError(f"it says it did {int(update.steps)} steps of {steps}")
-        for side in ("first", "second"):
-            # Round 0 pools scores alone; the server finds their first inner estimates itself.
-            u_matters = algorithm is self.parts.algorithm and not self.parts.risk.linear
-            _require_sane_scores(getattr(update, side, None), side, u_matters)
+        # Round 0 pools scores alone; the server finds their first inner estimates itself.
+        u_matters = algorithm is self.parts.algorithm and not self.parts.risk.linear
+        for side, told, size in (
+            ("first", share.first, self.reading.size1),
+            ("second", share.second, self.reading.size2),
+        ):
+            mass = float(share.model * told)
+            _require_sane_scores(getattr(update, side, None), side, self._uploaded(size), mass, u_matters)
         return update
+
+    def _uploaded(self, size: int) -> int:
+        """How many scores of a side a client uploads, of `size` a step."""
+        every = self.parts.run.local_steps * size
+        some = int(getattr(self.parts.algorithm, "uploads", 0))
+        return some if 0 < some < every else every
 
     def _template(self, algorithm: RoundOf, server: Any) -> Any:
         """What an update looks like, found by doing a step without numbers."""
@@ -250,15 +274,15 @@ class GridEngine:
         self.visits = {name: int(number) for name, number in visits.items()}
 
 
-def _require_sane_scores(side: Any, name: str, u_matters: bool) -> None:
-    """A site's part of the pool: weights that are shares, and inner estimates wherever a score counts."""
+def _require_sane_scores(side: Any, name: str, count: int, mass: float, u_matters: bool) -> None:
+    """A site's part of the pool: as many scores as it was asked for, weighing what it weighs, all alike."""
     if side is None:
         return
-    if bool((side.weight < 0).any()) or float(side.weight.sum()) > 1 + 1e-6 or bool((side.age != 0).any()):
+    if {len(leaf) for leaf in side} != {count}:
+        raise RefusedError(f"its scores ({name}) and what belongs to them are not {count}")
+    even = bool((side.weight == side.weight[0]).all()) and 0 <= float(side.weight[0]) * count <= mass * (1 + 1e-5)
+    if not even or bool((side.age != 0).any()):
         raise RefusedError(f"the weights or ages of its scores ({name}) are none that it was given")
-    lengths = {len(leaf) for leaf in side}
-    if len(lengths) > 1:
-        raise RefusedError(f"its scores ({name}) and what belongs to them differ in number")
     u = getattr(side, "u", None)
     if u is not None and u_matters:
         bad = ~torch.isfinite(u).flatten(1).all(1) if u.ndim > 1 else ~torch.isfinite(u)
@@ -293,6 +317,9 @@ class ServerTask(Task):
         self.run, self.risk, self.model, self.algorithm = run, parts.risk, parts.model, parts.algorithm
         self.device, self.dtype = torch.device("cpu"), DTYPES[run.dtype]
         self.num_clients, self.cohort = len(engine.settings.sites), run.cohort
+        for side in engine.reading[:2]:
+            held = side == "none" or any(facts.count(side) for facts in engine.directory.facts.values())
+            require(held, f"the algorithm needs {side} examples, and no site holds any")
         require(run.cohort <= self.num_clients, f"cohort is {run.cohort}, but there are {self.num_clients} sites")
         self.engine = engine  # type: ignore[assignment]
         self.probe = torch.zeros(1, *shape, dtype=self.dtype)
@@ -314,10 +341,12 @@ class ServerTask(Task):
 def serve(server: Server, carrier: Carrier, hooks: Hooks | None = None) -> Result:
     """A whole run, from the first hello to the model; goes on from its last checkpoint if there is one."""
     hooks = hooks or Hooks()
-    settings, config = server.settings, server.config
+    settings = server.settings
+    # A site keeps its state after two rounds: the server must never have to go back by more.
+    config = replace(server.config, run={**server.config.run, "checkpoint_every": 1})
     known = server.out / "sites.json"
     run_id, facts = _begun(known)
-    directory = Directory(carrier, settings, hooks.say, facts)
+    directory = Directory(carrier, settings, hooks.say, facts, keys=read_keys(server.folder))
     directory.wait_for_all()
     each = {facts.shape for facts in directory.facts.values()}
     require(len(each) == 1, f"sites hold examples of different shapes: {', '.join(map(str, sorted(each)))}")
@@ -330,7 +359,16 @@ def serve(server: Server, carrier: Carrier, hooks: Hooks | None = None) -> Resul
     engine = GridEngine(carrier, settings, directory, parts, json.dumps(told), run_id, hooks.say)
     _begin(known, run_id, directory.facts)
     task = ServerTask(parts, engine, config, shape)
-    return train(task, hooks, server.out, resume=(server.out / "checkpoints").exists())
+    begun = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
+    return train(task, hooks, server.out, resume=begun)
+
+
+def read_keys(folder: Path) -> dict[int, str]:
+    """Which site's key a node has shown; empty where nobody has shown any, as in Flower's own simulation."""
+    try:
+        return {int(node): str(name) for name, node in json.loads((folder / KEYS).read_text()).items()}
+    except FileNotFoundError:
+        return {}
 
 
 def _begun(path: Path) -> tuple[str, dict[str, Facts]]:

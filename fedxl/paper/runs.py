@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from safetensors.numpy import load_file, save
 
-from fedxl import bench
+from fedxl import __version__, bench
 from fedxl.checkpoint import write_atomically
 from fedxl.config import Config, execute
 from fedxl.data.progress import progress
@@ -29,7 +29,7 @@ from fedxl.errors import DivergedError, UserError, require
 from fedxl.run import Hooks
 from fedxl.task import pick_device
 
-FORMAT = 1  # of a record; another number, and all is run anew
+FORMAT = 2  # of a record, and of what its settings mean; another number, and all is run anew
 Floats = npt.NDArray[np.float64]
 
 
@@ -44,7 +44,7 @@ class Job(NamedTuple):
         """The same for the same experiment, wherever its files lie and whatever it runs on."""
         tables = self.config.tables()
         tables["data"] = {name: value for name, value in tables["data"].items() if name != "root"}
-        text = json.dumps([FORMAT, tables], sort_keys=True)
+        text = json.dumps([FORMAT, __version__, tables], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
