@@ -6,6 +6,7 @@ python benchmarks/flower.py [--sites 1] [--rounds 3]
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -79,7 +80,7 @@ def rounds(sites: int, count: int, steps: int) -> dict[str, object]:
                 memory = max(memory, resident(json.loads(status.read_text())[1]))
 
         local(place, print, watch)
-    gaps = [after - before for before, after in zip(seen, seen[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(seen)]
     return {"sites": sites, "seconds a round": [round(gap, 1) for gap in gaps], "server's app, MB": round(memory)}
 
 
