@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from fedxl import UserError, tree, wire
+from fedxl.checkpoint import load_latest
 from fedxl.config import load_data
 from fedxl.flower import cache, site
 from fedxl.flower import server as servers
@@ -262,3 +264,33 @@ def test_sites_and_server_draw_their_data_by_one_seed(tmp_path):
     mine = read_site(tmp_path / "federation" / "sites" / "b" / "site.toml")
     part = load_data(experiment).train.parts[1]
     assert torch.equal(cache.opened(mine).source.x, load_data(experiment).train.source.x[torch.from_numpy(part)])
+
+
+def mounted(place: Path, options: str) -> bool:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_a_full_disk_at_a_site_loses_nothing_and_room_is_enough_to_go_on(tmp_path):
+    """A real file system of two pages: the state after one round fits, the next one beside it does not."""
+    carrier = InProcess(tmp_path)
+    state = carrier.sites[100].state
+    state.mkdir(parents=True)
+    if not mounted(state, "size=8k"):
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        found = deployed(tmp_path, config("fedxl2", cohort=0, rounds=2, eval_every=1), carrier, minimum=3)
+        dropped = [entry for record in found.history for entry in record.get("dropped", [])]
+        assert {entry["site"] for entry in dropped} == {"a"}
+        assert all("No space left on device; what was saved before is whole" in e["reason"] for e in dropped)
+        [folder] = [place for place in state.iterdir() if place.is_dir()]
+        kept, complaints = load_latest(folder)
+        assert kept
+        assert not complaints
+        assert mounted(state, "remount,size=1m")
+        longer = deployed(tmp_path, config("fedxl2", cohort=0, rounds=4, eval_every=1), carrier, minimum=3)
+        assert not any(entry["round"] > 2 for record in longer.history for entry in record.get("dropped", []))
+        asked = next(facts for node, facts in carrier.sent if node == 100 and facts.get("round") == 3)
+        assert kept.path.name == f"round-{asked['base']:08d}.safetensors", "from the state that it had kept"
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=True)  # states read from it are still mapped
