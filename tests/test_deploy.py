@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ pytest.importorskip("flwr", reason="needs fedxl[flower]")
 from cryptography import x509
 
 from fedxl import UserError, tree
-from fedxl.flower import folders, keys
+from fedxl.checkpoint import load_latest
+from fedxl.flower import folders, keys, processes, status
 from fedxl.flower.processes import free_port
 from fedxl.flower.settings import read_server, read_site
 from tests.deployment import Deployment
@@ -238,3 +240,53 @@ def test_a_folder_that_is_not_one_is_one_line(tmp_path):
         assert found.returncode == 2
         assert found.stderr.startswith("fedxl: cannot read")
         assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.deploy
+def test_flowers_own_simulation_runs_the_same_apps(tmp_path):
+    pytest.importorskip("ray", reason="needs fedxl[simulation]")
+    place, home, port = tmp_path / "federation", tmp_path / "home", free_port()
+    experiment = config("fedxl2", rounds=2)
+    folders.init(SITES, place, config=experiment)
+    (home / "app").mkdir(parents=True)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "sim"\n[superlink.sim]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    (home / "app" / "pyproject.toml").write_text(
+        '[project]\nname = "fedxl-run"\nversion = "1.0.0"\nlicense = "Apache-2.0"\ndependencies = []\n'
+        '[tool.flwr.app]\npublisher = "fedxl"\n[tool.flwr.app.components]\n'
+        'serverapp = "fedxl.flower.apps:server"\nclientapp = "fedxl.flower.apps:client"\n'
+        f'[tool.flwr.app.config]\nserver = "{place / "server" / "server.toml"}"\n'
+    )
+    programs = Path(sys.executable).parent
+    environment = {
+        **os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+    }  # fmt: skip
+    link = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
+    with (home / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*link, "--disable-runtime-dependency-installation"], env=environment, stdout=log, stderr=log
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while not processes._listening(port) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        size = f"num-supernodes={len(SITES)} client-resources-num-cpus=1 init-args-num-cpus=2"
+        subprocess.run(
+            ["flwr", "run", "app", "sim", "--federation-config", size],
+            cwd=home, env=environment, check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+        while (found := status.read(place / "server")) is None or found.state == status.RUNNING:
+            assert time.monotonic() < deadline + 180, (home / "log").read_text()[-2000:]
+            time.sleep(0.5)
+        assert found.state == status.FINISHED, found.message
+    finally:
+        family = processes.descendants(process.pid)
+        process.terminate()
+        process.wait(30)
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    last, _ = load_latest(place / "server" / "run" / "checkpoints")
+    assert_equals_simulator(last, experiment)

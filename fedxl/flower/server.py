@@ -182,7 +182,8 @@ class GridEngine:
             time.sleep(POLL)
         for number in set(cohort) - set(numbers.values()):
             self._drop(round, number, "it is not connected")
-        letters = {node: self._letter(server, round, number) for node, number in numbers.items()}
+        state = wire.flatten(Order(server, tree.map(lambda leaf: leaf[0], self.shares)), self.settings.wire)
+        letters = {node: self._letter(state, round, number) for node, number in numbers.items()}
         waiting = dict(self.carrier.send(letters, "train", self.settings.deadline)) if letters else {}
         taken: dict[int, Any] = {}
         while waiting and time.monotonic() < deadline:
@@ -197,7 +198,8 @@ class GridEngine:
             self._drop(round, numbers[node], f"no answer within {self.settings.deadline:g} s")
         return taken
 
-    def _letter(self, server: Any, round: int, number: int) -> Envelope:
+    def _letter(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
+        """The same tensors for everyone, held once, but for the share."""
         name = self.settings.sites[number]
         facts = {
             "version": __version__,
@@ -209,8 +211,8 @@ class GridEngine:
             "base": self.base[name],
             "visits": self.visits[name],
         }
-        share = tree.map(lambda leaf: leaf[number], self.shares)
-        return Envelope(facts, wire.flatten(Order(server, share), self.settings.wire))
+        share = {f"share.{key}": leaf[number] for key, leaf in self.shares._asdict().items()}
+        return Envelope(facts, {**state, **share})
 
     def _checked(self, algorithm: RoundOf, server: Any, round: int, number: int, answer: Envelope | Failure) -> Any:
         """The update in an answer, if it is one that this site can have come to."""
