@@ -216,7 +216,7 @@ def _conclude(result: Result, folder: Path) -> None:
         )
         sys.exit(130)
     figures = result.test or result.validation
-    shown = "  ".join(f"{name} {figures[name]:.4f}" for name in reports.FIGURES if name in figures)
+    shown = reports.in_words(figures)
     where = "test" if result.test else "validation"
     summary = f"{where}: {shown}" if figures else "the last one, for there is no validation or test data"
     line = f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)"

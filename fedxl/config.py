@@ -165,8 +165,7 @@ def execute(config: Config, out: Path | None = None, resume: bool = False, hooks
     algorithm, options = _named(config.algorithm, "algorithm", ALGORITHMS)
     risk = build_risk(config)
     splits = load_data(config)
-    shape = tuple(splits.train.source.fetch(torch.tensor([0])).shape[1:])
-    model = build_model(config, shape, risk)
+    model = build_model(config, splits.train.example_shape, risk)
     held_back = {"validation": splits.validation, "test": splits.test}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
     hooks = hooks or Hooks()

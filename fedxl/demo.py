@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedxl import plots
 from fedxl.checkpoint import write_atomically
 from fedxl.config import Config, execute
-from fedxl.report import as_markdown, as_text
+from fedxl.report import as_markdown, as_text, within
 from fedxl.run import Hooks, Result
 
 MAX_FPR = 0.3
@@ -93,8 +93,7 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
 
 def row(label: str, runs: Sequence[Result]) -> list[str]:
     def spread(name: str) -> str:
-        values = [outcome.test[name] for outcome in runs]
-        return f"{np.mean(values):.4f} ± {np.std(values, ddof=min(1, len(values) - 1)):.4f}"
+        return within([outcome.test[name] for outcome in runs])
 
     seconds = np.mean([outcome.seconds for outcome in runs])
     return [label, spread("auroc"), spread(f"pauc@{MAX_FPR:g}"), f"{seconds:.1f}"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from fedxl.errors import UserError, require
@@ -53,6 +54,22 @@ def row(path: Path) -> list[str]:
         "test" if (done or {}).get("test") else "validation" if figures else "",
         _number((done or latest).get("seconds"), 1),
     ]
+
+
+def in_words(figures: Mapping[str, Any]) -> str:
+    """The figures that people ask for, in one line."""
+    return "  ".join(f"{name} {figures[name]:.4f}" for name in FIGURES if figures.get(name) is not None)
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation; of one value the latter is 0."""
+    return float(np.mean(values)), float(np.std(values, ddof=min(1, len(values) - 1)))
+
+
+def within(values: Sequence[float]) -> str:
+    """0.8281 ± 0.0012, or what stands for runs that came to nothing."""
+    mean, spread = mean_and_spread(values)
+    return "diverged" if np.isnan(mean) else f"{mean:.4f} ± {spread:.4f}"
 
 
 def _number(value: Any, digits: int) -> str:

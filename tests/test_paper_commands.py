@@ -24,6 +24,7 @@ from fedxl.paper.runs import Job, Record, Runner, Store
 from fedxl.paper.setup import BUDGETS, Budget, Choice, experiment, subject
 from fedxl.paper.study import TABLE1, TABLE2, Study
 from fedxl.paper.tuning import SEED, Search, Trial, choose
+from fedxl.report import within
 
 TINY = Budget(
     iterations=16, trial_iterations=8, rates=(0.1, 0.3), lams=(2.0, 1.0), local_steps=4, batch=4, evaluations=2,
@@ -126,7 +127,7 @@ def test_a_diverged_run_is_shown_as_such(tmp_path):
     entries = {("digits", name): tables.Entry(None, [wild]) for name in METHODS}
     row = tables.row(store, TABLE2, entries, subject("digits", ""), "auroc")
     assert row.drawn == {}
-    assert tables.within(row.ours["FeDXL"]) == "diverged"
+    assert within(row.ours["FeDXL"]) == "diverged"
 
 
 def test_the_search_tries_as_many_rates_where_there_is_no_lam():

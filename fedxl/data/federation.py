@@ -32,6 +32,10 @@ class Federation:
         for client, part in enumerate(self.parts):
             require(len(part) > 0, f"client {client} has no examples; leave it out or give it some")
 
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return tuple(self.source.fetch(torch.tensor([0])).shape[1:])
+
     def pooled(self) -> Federation:
         """The same data in one place: what a centralised method trains on."""
         return Federation(self.source, [np.concatenate(self.parts)])

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedxl.config import read
 from fedxl.errors import UserError
-from fedxl.report import FIGURES
+from fedxl.report import in_words
 from fedxl.rundir import read_metrics
 
 deploy = typer.Typer(no_args_is_help=True, help="A federation of real machines, over TLS, on Flower.")
@@ -33,9 +33,8 @@ def init(
     folders = _folders()
     experiment = read(config) if config else folders.DEMO
     folders.init([name.strip() for name in sites.split(",") if name.strip()], folder, host, port, experiment)
-    out.print(
-        f"in {folder}: server/, sites/ and authority/ (keep this one offline); each holds what it needs to start"
-    )
+    line = f"in {folder}: server/ and sites/, each with what it needs to start; authority/, to be kept offline"
+    out.print(line, highlight=False, soft_wrap=True)
     out.print(f"try it all on this machine: fedxl deploy local {folder}", soft_wrap=True)
 
 
@@ -75,13 +74,11 @@ def local(folder: Annotated[Path, typer.Argument(metavar="OUT", help="What `fedx
         nonlocal seen
         records = [record for record in read_metrics(run)[0] if "test" not in record]
         for record in records[seen:]:
-            figures = record.get("validation") or {}
-            shown = "  ".join(f"{name} {figures[name]:.4f}" for name in FIGURES if figures.get(name) is not None)
+            shown = in_words(record.get("validation") or {})
             out.print(f"round {record['round']}  {shown}", highlight=False, soft_wrap=True)
             for entry in record.get("dropped", []):
-                out.print(
-                    f"  round {entry['round']}: nothing from {entry['site']}: {entry['reason']}", style="yellow"
-                )
+                line = f"  round {entry['round']}: nothing from {entry['site']}: {entry['reason']}"
+                out.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
         seen = len(records)
 
     out.print("starting the server and its sites, each a process of its own ...", highlight=False)
@@ -114,8 +111,7 @@ def _folders() -> ModuleType:
 def _conclude(run: Path) -> None:
     records, _ = read_metrics(run)
     done = next((record for record in records if "test" in record), {})
-    figures = done.get("test") or {}
-    shown = "  ".join(f"{name} {figures[name]:.4f}" for name in FIGURES if figures.get(name) is not None)
+    shown = in_words(done.get("test") or {})
     out.print(
         f"best round {done.get('best_round')}, test: {shown or 'no test data'}", highlight=False, soft_wrap=True
     )

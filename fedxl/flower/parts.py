@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from fedxl.algorithm import Algorithm
@@ -16,6 +17,8 @@ from fedxl.options import call
 from fedxl.risk import XRisk
 from fedxl.task import DTYPES, Population, Settings, build_algorithm
 
+CPU = torch.device("cpu")
+
 
 class Parts(NamedTuple):
     run: Settings
@@ -26,7 +29,7 @@ class Parts(NamedTuple):
     options: Mapping[str, Any]
 
 
-def build(config: Config, shape: tuple[int, ...], population: Population) -> Parts:
+def build(config: Config, shape: tuple[int, ...], population: Population, device: torch.device = CPU) -> Parts:
     """A network for examples of this shape, and the algorithm that trains it."""
     run = call(Settings, config.run, "run")
     options = dict(config.algorithm)
@@ -35,7 +38,7 @@ def build(config: Config, shape: tuple[int, ...], population: Population) -> Par
         raise unknown("algorithm", str(name), ALGORITHMS)
     require(not ALGORITHMS[name].centralized, f"{name} wants all data in one place; that is not what sites are for")
     risk = build_risk(config)
-    model = build_model(config, shape, risk).to(DTYPES[run.dtype])
+    model = build_model(config, shape, risk).to(device, DTYPES[run.dtype])
     score = scorer(model, True, run.precision)
     algorithm = build_algorithm(ALGORITHMS[name], score, risk, population, options, run.weighting)
     return Parts(run, risk, model, score, algorithm, options)

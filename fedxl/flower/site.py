@@ -34,13 +34,13 @@ RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 def hello(site: SiteFile) -> Envelope:
     """Who this is, and how much it holds: all that leaves a site besides its updates."""
     federation = cache.opened(site)
-    labels, x = federation.source.labels, federation.source.fetch(torch.tensor([0]))
+    labels = federation.source.labels
     facts = {
         "site": site.settings.name,
         "version": __version__,
         "positives": int((labels > 0).sum()),
         "negatives": int((labels <= 0).sum()),
-        "shape": list(x.shape[1:]),
+        "shape": list(federation.example_shape),
     }
     return Envelope(facts, {})
 
@@ -50,13 +50,13 @@ def work(site: SiteFile, letter: Envelope) -> Envelope:
     facts = letter.facts
     _require_acceptable(site, letter)
     federation = cache.opened(site)
-    shape = tuple(federation.source.fetch(torch.tensor([0])).shape[1:])
-    parts = build(_config(site, str(facts["config"])), shape, federation)
+    device = pick_device(site.settings.device)
+    parts = build(_config(site, str(facts["config"])), federation.example_shape, federation, device)
     round = int(facts["round"])
     running = parts.algorithm.prelude if round == 0 and parts.algorithm.prelude else parts.algorithm
     order = wire.restore(_order(parts), letter.tensors, unknown=("u",))
-    engine = _engine(site, parts, federation, int(facts["number"]), order.share)
-    order = tree.to(order, engine.device)
+    order = tree.to(order, device)
+    engine = _engine(parts, federation, int(facts["number"]), order.share, device)
     with _locked(site.state / str(facts["run"])) as folder:
         note = _recall(folder, engine, order.server, int(facts["base"]), int(facts["visits"]))
         update = engine.run_round(running, order.server, round, np.zeros(1, np.int64))
@@ -86,16 +86,14 @@ def _config(site: SiteFile, text: str) -> Config:
 
 def _order(parts: Parts) -> Order:
     """What the tensors of a letter must look like."""
-    like = parts.algorithm.init(weights_of(parts.model))
+    like = tree.to(parts.algorithm.init(weights_of(parts.model)), "cpu")  # where letters arrive
     one = torch.zeros((), dtype=DTYPES[parts.run.dtype])
     return Order(like, Share(one, one, one))
 
 
-def _engine(site: SiteFile, parts: Parts, federation: Federation, number: int, share: Share) -> Simulator:
+def _engine(parts: Parts, federation: Federation, number: int, share: Share, device: torch.device) -> Simulator:
     """The simulator, with this site as its only client: it draws and does what it would among all the others."""
     run = parts.run
-    device = pick_device(site.settings.device)
-    parts.model.to(device)
     engine = Simulator(
         algorithm=parts.algorithm,
         federation=federation,
@@ -109,7 +107,7 @@ def _engine(site: SiteFile, parts: Parts, federation: Federation, number: int, s
         precision=run.precision,
         first_number=number,
     )
-    engine.shares = tree.map(lambda leaf: leaf[None].to(device), share)
+    engine.shares = tree.map(lambda leaf: leaf[None], share)
     return engine
 
 

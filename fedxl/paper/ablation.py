@@ -10,8 +10,8 @@ from fedxl.config import Table
 from fedxl.paper import pictures
 from fedxl.paper.runs import Job, Record
 from fedxl.paper.setup import FPRS
-from fedxl.paper.study import OURS, TABLE1, Study, machines, method_named, outline, within
-from fedxl.report import as_markdown
+from fedxl.paper.study import OURS, TABLE1, Study, machines, method_named, outline
+from fedxl.report import as_markdown, within
 
 Runs = Mapping[tuple[str, int], Sequence[Record]]  # by data set and value, one a seed
 LOOKS = 40  # at validation data, in a run
@@ -47,8 +47,7 @@ def run(study: Study, ablation: Ablation) -> str:
             jobs[subject.name, value] = study.jobs(
                 TABLE1, subject, method, choice, data, local_steps=steps, eval_every=looks
             )
-    records = iter(study.runner([job for group in jobs.values() for job in group]))
-    runs = {name: [next(records) for _ in group] for name, group in jobs.items()}
+    runs = study.perform(jobs)
     text = _markdown(study, ablation, runs)
     study.write(ablation.name, text, {**study.how(), "varied": ablation.letter, "rows": _content(runs)})
     panels = {
@@ -64,10 +63,9 @@ def run(study: Study, ablation: Ablation) -> str:
 
 
 def _markdown(study: Study, ablation: Ablation, runs: Runs) -> str:
-    titles = {subject.name: subject.title for subject in study.subjects}
     rows = [
         [
-            titles[subject],
+            study.titles[subject],
             str(value),
             *(within([record.test(f"pauc@{limit:g}") for record in found]) for limit in FPRS),
         ]

@@ -47,17 +47,15 @@ def run(study: Study) -> str:
     tuned = study.tune(TABLE1, methods)
     pairs = [(subject, method) for subject in study.subjects for method in methods]
     watched: dict[str, Any] = {"train_metrics": True, "eval_every": EVERY}
-    groups = [study.jobs(TABLE1, s, m, tuned[s.name, m.label].choice, **watched) for s, m in pairs]
+    jobs = {(s.name, m.label): study.jobs(TABLE1, s, m, tuned[s.name, m.label].choice, **watched) for s, m in pairs}
     # One at a time, whatever else may be done side by side: they are timed.
-    records = iter(study.runner([job for group in groups for job in group], at_once=1))
-    runs = {(s.name, m.label): [next(records) for _ in group] for (s, m), group in zip(pairs, groups, strict=True)}
-    titles = {subject.name: subject.title for subject in study.subjects}
+    runs = study.perform(jobs, at_once=1)
     rows, content = [], []
     for (subject, method), found in runs.items():
         fit = [record for record in found if not record.diverged]
         if fit:
             line, entry = _measured(subject, method, fit)
-            rows.append([titles[subject], *line])
+            rows.append([study.titles[subject], *line])
             content.append(entry)
     columns = ["data", "method", "rounds", "seconds", "the paper", "best", "down, MB", "up, MB"]
     parts = [

@@ -6,9 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from fedxl.checkpoint import write_atomically
 from fedxl.config import Table, load_data
@@ -18,6 +16,7 @@ from fedxl.paper.runs import Job, Record, Runner
 from fedxl.paper.setup import Budget, Choice, Method, Subject, experiment
 from fedxl.paper.tuning import Search, Tuned, describe
 
+K = TypeVar("K")
 OURS = "FeDXL"
 
 
@@ -98,6 +97,15 @@ class Study:
             for seed in range(self.seeds)
         ]  # fmt: skip
 
+    def perform(self, groups: Mapping[K, Sequence[Job]], at_once: int | None = None) -> dict[K, list[Record]]:
+        """All jobs of all groups together; their records, group by group."""
+        records = iter(self.runner([job for group in groups.values() for job in group], at_once))
+        return {name: [next(records) for _ in group] for name, group in groups.items()}
+
+    @property
+    def titles(self) -> dict[str, str]:
+        return {subject.name: subject.title for subject in self.subjects}
+
     def write(self, name: str, markdown: str, content: Mapping[str, Any]) -> None:
         """NAME.md and NAME.json; a figure that could not be had is null."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -107,24 +115,13 @@ class Study:
     def how(self) -> dict[str, Any]:
         """What the figures were made with, for the record."""
         budget = {name: value for name, value in vars(self.budget).items() if value is not None}
-        return {"budget": budget, "seeds": self.seeds, "subjects": {s.name: s.title for s in self.subjects}}
+        return {"budget": budget, "seeds": self.seeds, "subjects": self.titles}
 
 
 def machines(records: Sequence[Record]) -> list[str]:
     """What the runs were done on."""
     found = [", ".join(f"{key} {value}" for key, value in record.content["machine"].items()) for record in records]
     return sorted(set(found))
-
-
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation; of one value the latter is 0."""
-    return float(np.mean(values)), float(np.std(values, ddof=min(1, len(values) - 1)))
-
-
-def within(values: Sequence[float]) -> str:
-    """0.8281 ± 0.0012, or what stands for runs that came to nothing."""
-    mean, spread = mean_and_spread(values)
-    return "diverged" if np.isnan(mean) else f"{mean:.4f} ± {spread:.4f}"
 
 
 def outline(record: Record) -> dict[str, Any]:

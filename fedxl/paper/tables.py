@@ -13,9 +13,9 @@ from fedxl.paper import pictures
 from fedxl.paper.figures import Cell
 from fedxl.paper.runs import Record, Store
 from fedxl.paper.setup import Subject
-from fedxl.paper.study import OURS, Contest, Study, machines, mean_and_spread, outline, within
+from fedxl.paper.study import OURS, Contest, Study, machines, outline
 from fedxl.paper.tuning import Tuned, describe
-from fedxl.report import as_markdown
+from fedxl.report import as_markdown, mean_and_spread, within
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,12 +56,8 @@ def run(study: Study, contest: Contest) -> str:
 
 def _finals(study: Study, contest: Contest, tuned: Mapping[tuple[str, str], Tuned]) -> Entries:
     pairs = [(subject, method) for subject in study.subjects for method in contest.methods]
-    jobs = [study.jobs(contest, s, m, tuned[s.name, m.label].choice) for s, m in pairs]
-    records = iter(study.runner([job for group in jobs for job in group]))
-    return {
-        (subject.name, method.label): Entry(tuned[subject.name, method.label], [next(records) for _ in group])
-        for (subject, method), group in zip(pairs, jobs, strict=True)
-    }
+    jobs = {(s.name, m.label): study.jobs(contest, s, m, tuned[s.name, m.label].choice) for s, m in pairs}
+    return {name: Entry(tuned[name], records) for name, records in study.perform(jobs).items()}
 
 
 def row(store: Store, contest: Contest, entries: Entries, subject: Subject, figure: str) -> Row:
