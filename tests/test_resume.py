@@ -54,26 +54,29 @@ def in_child(out: Path) -> multiprocessing.Process:
     return process
 
 
+def rounds_done(out: Path) -> int:
+    return max((int(path.stem.split("-")[-1]) for path in out.glob("checkpoints/*.safetensors")), default=0)
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_killed_at_random_moments_the_run_ends_with_the_same_bits(tmp_path):
     whole = run(tmp_path / "whole")
     chance = random.Random(0)
-    out, kills, progress = tmp_path / "killed", 0, set()
-    lifetime = whole.seconds / KILLS
-    while kills < KILLS:
-        process = in_child(out)
-        process.join(chance.uniform(0.2, 1.2) * lifetime)
-        if process.exitcode is not None:
-            assert process.exitcode == 0
-            break
+    out, progress = tmp_path / "killed", set()
+    for kill in range(KILLS):
+        # Each kill waits for the run to have got somewhere, then for a random part of a few rounds: however fast the
+        # machine has become since the undisturbed run, the run is not over before its last kill.
+        process, somewhere = in_child(out), ROUNDS * kill // (KILLS + 10)
+        while process.is_alive() and rounds_done(out) < somewhere:
+            time.sleep(0.001)
+        process.join(chance.uniform(0, 5) * whole.seconds / ROUNDS)
+        assert process.is_alive(), f"the run ended by itself before kill {kill}, with exit code {process.exitcode}"
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        kills += 1
         checkpoint, complaints = load_latest(out / "checkpoints")
         assert not complaints, "a kill must not leave a damaged checkpoint"
         progress.add(checkpoint.info["round"] if checkpoint else 0)
-    assert kills == KILLS, f"the run finished after {kills} kills; make it longer"
-    assert len(progress) > 3, "kills must have hit different stages of the run"
+    assert len(progress) > KILLS // 2, "kills must have hit different stages of the run"
 
     resumed = run(out, resume=True)
     for name, expected in tree.pack(whole.server).items():
