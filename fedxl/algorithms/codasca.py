@@ -22,6 +22,14 @@ from fedxl.errors import require
 from fedxl.models import Weights
 
 
+class Scalars(NamedTuple):
+    """What there is to optimise besides the network."""
+
+    a: Tensor
+    b: Tensor
+    alpha: Tensor
+
+
 class Point(NamedTuple):
     """The primal-dual variable, or a direction in its space."""
 
@@ -30,13 +38,21 @@ class Point(NamedTuple):
     b: Tensor
     alpha: Tensor
 
+    @property
+    def scalars(self) -> Scalars:
+        return Scalars(self.a, self.b, self.alpha)
+
 
 class Server(NamedTuple):
     weights: Weights
-    point: Point  # the averaged point; its params are those of `weights`
+    scalars: Scalars
     reference: Point  # where this stage began
     c: Point  # mean of all clients' control variates
     step: Tensor
+
+    @property
+    def point(self) -> Point:
+        return Point(self.weights.params, *self.scalars)
 
 
 class Client(NamedTuple):
@@ -57,8 +73,8 @@ class Trace(NamedTuple):
 
 
 class Update(NamedTuple):
-    point: Point
-    buffers: dict[str, Tensor]
+    weights: Weights
+    scalars: Scalars
     change: Point  # of this client's control variate
     share: Share
     steps: Tensor
@@ -90,13 +106,8 @@ class CODASCA(Descent):
         like = next(iter(weights.params.values()))
         zero = like.new_zeros(())
         point = Point(weights.params, zero, zero, zero)
-        return Server(
-            weights,
-            point,
-            point,
-            tree.map(torch.zeros_like, point),
-            torch.zeros_like(zero, dtype=torch.int64),
-        )
+        still = tree.map(torch.zeros_like, point)
+        return Server(weights, point.scalars, point, still, torch.zeros_like(zero, dtype=torch.int64))
 
     def init_client(self, server: Server, num_rows: int) -> Client:
         return Client(tree.map(torch.zeros_like, server.c), self.own_buffers(server.weights.buffers))
@@ -152,15 +163,17 @@ class CODASCA(Descent):
         c = tree.map(lambda total: total / steps, work.total)
         client = Client(c, self.own_buffers(work.buffers))
         change = tree.map(torch.sub, c, work.c)
-        return client, Update(work.point, work.buffers, change, share, steps)
+        weights = Weights(work.point.params, work.buffers)
+        return client, Update(weights, work.point.scalars, change, share, steps)
 
     def aggregate(self, server: Server, updates: Update) -> Server:
         shares = updates.share.model
-        point = average(updates.point, shares, server.point)
-        buffers = average(updates.buffers, shares, server.weights.buffers)
+        weights = average(updates.weights, shares, server.weights)
+        scalars = average(updates.scalars, shares, server.scalars)
         # The mean over all clients: who is absent keeps its c_i, so the mean moves by what the present ones changed.
         c = tree.map(lambda mean, d: mean + torch.tensordot(shares.to(d.dtype), d, 1), server.c, updates.change)
         step = server.step + updates.steps.max()
         new_stage = step // self.stage_steps > server.step // self.stage_steps
+        point = Point(weights.params, *scalars)
         reference = tree.map(lambda old, new: torch.where(new_stage, new, old), server.reference, point)
-        return Server(Weights(point.params, buffers), point, reference, c, step)
+        return Server(weights, scalars, reference, c, step)
