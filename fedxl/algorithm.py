@@ -87,7 +87,8 @@ class Algorithm(RoundOf, Protocol):
 
     *Server* is the global state and the downlink message, *Client* is private to its site, *Work* lives inside a
     round, *Trace* is what a step emits and *Update* is the uplink message. Every Server has `weights` and `step`,
-    every Update `weights` and `share`; the rest is each algorithm's own affair. `aggregate` gets updates stacked, a row a client.
+    every Update `weights` and `share`; the rest is each algorithm's own affair. `aggregate` gets updates stacked, a
+    row a client.
     """
 
     @property

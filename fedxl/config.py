@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,16 +46,7 @@ class Config:
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a file, with `section.key=value` overrides put in."""
-    try:
-        tables = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no config file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    for name, table in tables.items():
-        if name not in SECTIONS:
-            raise unknown("section", name, SECTIONS)
-        require(isinstance(table, dict), f"'{name}' must be a section, [{name}], with settings in it")
+    tables = read_tables(path, SECTIONS)
     for override in overrides:
         _override(tables, override)
     for name in ("data", "risk", "algorithm"):
@@ -64,6 +55,21 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Config:
         _require_plain(table, name)
         require(isinstance(table.get("name", ""), str), f"'{name}.name' must be a text, not {table.get('name')!r}")
     return Config(**tables)
+
+
+def read_tables(path: Path, known: Collection[str]) -> dict[str, Table]:
+    """The sections of a file, all of them among the known ones."""
+    try:
+        tables = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    for name, table in tables.items():
+        if name not in known:
+            raise unknown("section", name, known)
+        require(isinstance(table, dict), f"'{name}' must be a section, [{name}], with settings in it")
+    return tables
 
 
 def _override(tables: dict[str, Table], text: str) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedxl import metrics
-from fedxl.data.source import Source, floats_as
+from fedxl.data.source import Source, checked, floats_as
+from fedxl.errors import require, unknown
 from fedxl.models import Score, Weights
 from fedxl.precision import PRECISIONS, products
 from fedxl.risk import XRisk
 
 BATCH = 4096
+Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,86 @@ class Evaluator:
                 outputs.append(self.score(weights, x)[0])
         return torch.cat(outputs)
 
-    def figures(self, weights: Weights, source: Source) -> dict[str, float]:
-        return self.figures_of(self.scores(weights, source), source)
-
-    def figures_of(self, h: Tensor, source: Source) -> dict[str, float]:
+    def figures_of(self, h: Tensor, labels: Tensor) -> dict[str, float]:
         """Ranking metrics need a scalar score; the risk is always there."""
-        figures = {"risk": float(self.risk.value(h, source.labels))}
+        figures = {"risk": float(self.risk.value(h, labels))}
         if self.risk.score_shape:
             return figures
-        return metrics.summary(h.double().cpu().numpy(), source.labels.cpu().numpy(), self.max_fprs) | figures
+        return metrics.summary(h.double().cpu().numpy(), labels.cpu().numpy(), self.max_fprs) | figures
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an evaluation came to, and the scores and labels behind it, where they are known here."""
+
+    figures: dict[str, float]
+    scores: Tensor | None = field(default=None, repr=False)
+    labels: Tensor | None = field(default=None, repr=False)
+    remarks: Mapping[str, Any] = field(default_factory=dict)  # for the record
+
+
+class Examiner(Protocol):
+    """Whoever evaluates a run's model on data that were held back."""
+
+    @property
+    def splits(self) -> Collection[str]:
+        """Of train, validation and test those that there are."""
+
+    def examine(self, weights: Weights, split: str) -> Findings | None:
+        """None: nobody can say at present."""
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """An examiner with the data at hand."""
+
+    evaluator: Evaluator
+    sources: Mapping[str, Source]
+
+    @property
+    def splits(self) -> Collection[str]:
+        return self.sources.keys()
+
+    def examine(self, weights: Weights, split: str) -> Findings:
+        labels = self.sources[split].labels
+        scores = self.evaluator.scores(weights, self.sources[split])
+        return Findings(self.evaluator.figures_of(scores, labels), scores, labels)
+
+
+def held_back(pairs: Mapping[str, Pair | None], probe: Tensor) -> dict[str, Source]:
+    """Sources of the splits that there are, on the device of `probe`, an example as clients have them."""
+    sources: dict[str, Source] = {}
+    for name, pair in pairs.items():
+        if pair is None:
+            continue
+        require(isinstance(pair, (tuple, list)) and len(pair) == 2, f"{name} must be a pair (x, y)")
+        source = checked(*pair, name).to(probe.device)
+        seen = source.fetch(torch.tensor([0], device=probe.device))
+        require(
+            seen.shape[1:] == probe.shape[1:],
+            f"{name} holds examples of shape {list(seen.shape[1:])}, the clients of {list(probe.shape[1:])}",
+        )
+        sources[name] = source
+    return sources
+
+
+def limits(select: str, fprs: Sequence[float]) -> tuple[float, ...]:
+    """The false positive rates asked for, and the one that the best model is chosen by."""
+    _, at, limit = select.partition("@")
+    try:
+        return tuple(sorted({*fprs, *([float(limit)] if at else [])}))
+    except ValueError:
+        return tuple(fprs)
+
+
+def check_selection(select: str, evaluator: Evaluator, validation: Source | None = None) -> None:
+    """That there is a figure of this name, and that the validation data, where they are at hand, have it."""
+    ranked = not evaluator.risk.score_shape
+    if validation is not None and ranked:
+        labels = validation.labels
+        both = 0 < int(labels.sum()) < len(labels)
+        require(both, "validation must hold both classes, or the best model cannot be chosen on it")
+    paucs = {f"pauc@{limit:g}" for limit in evaluator.max_fprs}
+    known = {"-risk"} | ({"auroc", "ap"} | paucs if ranked else set())
+    if select not in known:
+        raise unknown("figure to select by", select, known)

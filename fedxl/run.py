@@ -8,23 +8,26 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from fedxl import sampling, tree
-from fedxl.algorithm import RoundOf
+from fedxl.algorithm import Algorithm, RoundOf
 from fedxl.algorithms import Method
 from fedxl.checkpoint import Checkpoint
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.errors import DivergedError, require
+from fedxl.evaluate import Examiner
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
 from fedxl.risk import XRisk
 from fedxl.rundir import RunDir
+from fedxl.sampling import Indices
 from fedxl.task import Settings, Task
 
 Floats = npt.NDArray[np.float64]
@@ -111,8 +114,42 @@ def fit(
     return train(task, hooks, None if out is None else Path(out), resume)
 
 
+class Engine(Protocol):
+    """Where rounds run. What it must remember of its clients is its population, part of a checkpoint."""
+
+    def run_round(self, algorithm: RoundOf, server: Any, round: int, cohort: Indices) -> Any:
+        """The updates of the cohort, or of those who answered, stacked."""
+
+    def remarks(self) -> dict[str, Any]:
+        """What there is to record of the rounds since it was last asked."""
+
+    @property
+    def population(self) -> Any: ...
+
+    def restore(self, server: Any, tensors: dict[str, Tensor]) -> None: ...
+
+
+class Trainable(Protocol):
+    """What the loop over rounds needs: a `Task`, or a server whose clients are sites."""
+
+    run: Settings
+    algorithm: Algorithm
+    model: nn.Module
+    num_clients: int
+    cohort: int
+    select: str
+    device: torch.device
+    description: dict[str, Any]  # what must be the same when the run is resumed
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def examiner(self) -> Examiner: ...
+
+
 def train(
-    task: Task, hooks: Hooks, out: Path | None, resume: bool = False, files: Mapping[str, str] | None = None
+    task: Trainable, hooks: Hooks, out: Path | None, resume: bool = False, files: Mapping[str, str] | None = None
 ) -> Result:
     """Run all rounds that are still to do. `files` go into the folder of a new run before its first round."""
     if out is None:
@@ -126,7 +163,7 @@ def train(
 class Trainer:
     """The loop over rounds, from the state before the first one or from a folder's newest whole checkpoint."""
 
-    def __init__(self, task: Task, hooks: Hooks, folder: RunDir | None, resume: bool) -> None:
+    def __init__(self, task: Trainable, hooks: Hooks, folder: RunDir | None, resume: bool) -> None:
         self.task, self.hooks, self.folder = task, hooks, folder
         self.run, self.algorithm = task.run, task.algorithm
         self.server = self.algorithm.init(weights_of(task.model))
@@ -191,21 +228,28 @@ class Trainer:
         record: dict[str, Any] = {"round": self.round, "steps": int(self.server.step), "seconds": self.seconds}
         record["training_seconds"] = self._elapsed() - self.evaluating
         for name in ("train", "validation"):
-            if name in task.sources:
-                record[name] = task.evaluator.figures(weights, task.sources[name])
+            if name in task.examiner.splits and (found := task.examiner.examine(weights, name)):
+                record |= {name: found.figures, **found.remarks}
         record |= task.engine.remarks()
-        value = float(self.round)  # without validation data the latest is the best
-        if "validation" in task.sources:
-            figures = record["validation"]
-            value = -figures["risk"] if task.select == "-risk" else figures[task.select]
-            if math.isnan(value):
-                raise self._diverged("scores")
+        value = self._value(record)
         if value > self.best_value:
             self.best, self.best_round, self.best_value = weights, self.round, value
         self.history.append(record)
         if self.folder:
             self.folder.append(record)
         self.evaluating += time.monotonic() - began
+
+    def _value(self, record: Mapping[str, Any]) -> float:
+        """By which the best model is chosen; without validation data the latest is."""
+        if "validation" not in self.task.examiner.splits:
+            return float(self.round)
+        if "validation" not in record:
+            return -math.inf
+        figures, select = record["validation"], self.task.select
+        value = -float(figures["risk"]) if select == "-risk" else float(figures[select])
+        if math.isnan(value):
+            raise self._diverged("scores")
+        return value
 
     def _require_finite(self) -> None:
         if not tree.finite(self.server.weights):
@@ -244,25 +288,28 @@ class Trainer:
 
     def _result(self, interrupted: bool) -> Result:
         task = self.task
-        chosen = self.best if self.best_round > 0 else self.server.weights  # stopped before any evaluation
-        record = next((record for record in self.history if record["round"] == self.best_round), {})
+        # Without any figure to choose by (stopped early, or nobody could say) it is the latest.
+        chosen, best_round = (
+            (self.best, self.best_round) if self.best_round > 0 else (self.server.weights, self.round)
+        )
+        record = next((record for record in self.history if record["round"] == best_round), {})
         model = load(task.model, chosen).eval()
         test: dict[str, float] = {}
         test_scores = None
         if not interrupted:
-            if "test" in task.sources:
-                source = task.sources["test"]
-                scores = task.evaluator.scores(chosen, source)
-                test = task.evaluator.figures_of(scores, source)
-                test_scores = scores.double().cpu().numpy(), source.labels.double().cpu().numpy()
+            final = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
+            found = task.examiner.examine(chosen, "test") if "test" in task.examiner.splits else None
+            if found:
+                test, final = found.figures, {**final, **found.remarks}
+                if found.scores is not None and found.labels is not None:
+                    test_scores = found.scores.double().cpu().numpy(), found.labels.double().cpu().numpy()
             if self.folder:
-                final = {"round": self.round, "best_round": self.best_round, "seconds": self.seconds}
                 self.folder.save_model(model.state_dict())
                 self.folder.append({**final, "test": test})
         return Result(
             model=model,
             weights=chosen,
-            best_round=self.best_round,
+            best_round=best_round,
             validation=record.get("validation", {}),
             test=test,
             history=self.history,

@@ -15,18 +15,17 @@ from torch import Tensor, nn
 from fedxl.algorithm import Algorithm
 from fedxl.algorithms import ALGORITHMS, Method
 from fedxl.data.federation import Federation, Weighting
-from fedxl.data.source import Source, checked, floats_as
+from fedxl.data.source import floats_as
 from fedxl.engine.choose import EXECUTORS, choose, executor, possible
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import UserError, first_line, require, unknown
-from fedxl.evaluate import Evaluator
+from fedxl.evaluate import Evaluator, HeldBack, Pair, check_selection, held_back, limits
 from fedxl.models import Score, check_output, scorer, weights_of
 from fedxl.options import call
 from fedxl.precision import PRECISIONS
 from fedxl.risk import XRisk, check_risk
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +80,7 @@ class Task:
         algorithm: str | Method,
         options: Mapping[str, Any],
         run: Settings,
-        held_back: Mapping[str, Pair | None],
+        pairs: Mapping[str, Pair | None],
         more: Mapping[str, Any],
         announce: Callable[[str], None],
     ) -> None:
@@ -101,12 +100,8 @@ class Task:
         self.score = scorer(self.model, True, run.precision)
         self.algorithm = build_algorithm(method, self.score, risk, self.federation, options, run.weighting)
         self.engine = self._engine()
-        self.sources = self._sources(held_back)
         self.select = run.select or risk.metric
-        # Never in half precision, in which many scores would be tied.
-        exact = "fp32" if run.precision == "fp32" else "tf32"
-        self.evaluator = Evaluator(scorer(self.model, False), risk, self._limits(), self.dtype, exact)
-        self._check_selection()
+        self.examiner = self._examiner(pairs)
         self.description = self._describe(algorithm, options, more)
 
     def _check_data(self, method: Method) -> None:
@@ -154,41 +149,12 @@ class Task:
             self.announce(f"executor: {name} ({why})")
         return name
 
-    def _sources(self, held_back: Mapping[str, Pair | None]) -> dict[str, Source]:
-        sources: dict[str, Source] = {"train": self.engine.source} if self.run.train_metrics else {}
-        for name, pair in held_back.items():
-            if pair is None:
-                continue
-            require(isinstance(pair, (tuple, list)) and len(pair) == 2, f"{name} must be a pair (x, y)")
-            source = checked(*pair, name).to(self.device)
-            seen, trained = source.fetch(torch.tensor([0], device=self.device)), self.probe
-            require(
-                seen.shape[1:] == trained.shape[1:],
-                f"{name} holds examples of shape {list(seen.shape[1:])}, the clients of {list(trained.shape[1:])}",
-            )
-            sources[name] = source
-        return sources
-
-    def _limits(self) -> tuple[float, ...]:
-        """The limits asked for, and the one that the best model is chosen by."""
-        _, at, limit = self.select.partition("@")
-        try:
-            return tuple(sorted({*self.run.fpr, *([float(limit)] if at else [])}))
-        except ValueError:
-            return self.run.fpr
-
-    def _check_selection(self) -> None:
-        if "validation" not in self.sources:
-            return
-        labels, ranked = self.sources["validation"].labels, not self.risk.score_shape
-        require(
-            not ranked or 0 < int(labels.sum()) < len(labels),
-            "validation must hold both classes, or the best model cannot be chosen on it",
-        )
-        limits = {f"pauc@{limit:g}" for limit in self._limits()}
-        known = {"-risk"} | ({"auroc", "ap"} | limits if ranked else set())
-        if self.select not in known:
-            raise unknown("figure to select by", self.select, known)
+    def _examiner(self, pairs: Mapping[str, Pair | None]) -> HeldBack:
+        found = evaluator(self.model, self.risk, self.run)
+        sources = held_back(pairs, self.probe)
+        if "validation" in sources:
+            check_selection(self.select, found, sources["validation"])
+        return HeldBack(found, sources | ({"train": self.engine.source} if self.run.train_metrics else {}))
 
     def _describe(
         self, algorithm: str | Method, options: Mapping[str, Any], more: Mapping[str, Any]
@@ -212,6 +178,14 @@ class Task:
         flat = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
         plain: dict[str, Any] = json.loads(json.dumps(flat, default=str))
         return plain
+
+
+def evaluator(model: nn.Module, risk: XRisk, run: Settings) -> Evaluator:
+    """Of this network, by the figures that the run asks for."""
+    # Never in half precision, in which many scores would be tied.
+    exact = "fp32" if run.precision == "fp32" else "tf32"
+    fprs = limits(run.select or risk.metric, run.fpr)
+    return Evaluator(scorer(model, False), risk, fprs, DTYPES[run.dtype], exact)
 
 
 class Population(Protocol):

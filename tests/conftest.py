@@ -15,6 +15,7 @@ from fedxl.engine.executors import loop, vectorised
 from fedxl.engine.graph import GraphExecutor
 from fedxl.engine.record import again
 from fedxl.engine.wave import Executor
+from fedxl.flower import directory, envelope
 
 Clients = list[tuple[Tensor, Tensor]]
 
@@ -90,3 +91,10 @@ def network() -> Callable[[int], nn.Module]:
             return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
 
     return build
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Servers that ask for answers all the time."""
+    for module in (directory, envelope):
+        monkeypatch.setattr(module, "POLL", 0.01)

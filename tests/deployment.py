@@ -84,8 +84,11 @@ class Deployment:
         files = [place / "fedxl.log", place / "flower.log", place / "flower" / "superlink.log"]
         return "\n".join(file.read_text(errors="replace") for file in files if file.exists())
 
+    def records(self) -> list[dict[str, Any]]:
+        return read_metrics(self.run)[0]
+
     def dropped(self) -> list[dict[str, Any]]:
-        return [entry for record in read_metrics(self.run)[0] for entry in record.get("dropped", [])]
+        return [entry for record in self.records() for entry in record.get("dropped", [])]
 
     def app(self) -> int:
         """The process of the server's app."""

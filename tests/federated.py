@@ -75,7 +75,9 @@ class InProcess:
         if isinstance(fault, Failure) or fault == "silence":
             return None if fault == "silence" else fault
         try:
-            answer = site.hello(self.sites[node]) if kind == "hello" else site.work(self.sites[node], letter)
+            mine = self.sites[node]
+            ask = {"train": site.work, "evaluate": site.evaluate}.get(kind)
+            answer = ask(mine, letter) if ask else site.hello(mine)
         except ValueError as error:
             return Failure(first_line(error))
         return copied(fault(answer) if fault else answer)

@@ -21,9 +21,12 @@ from cryptography import x509
 
 from fedxl import UserError, tree
 from fedxl.checkpoint import load_latest
-from fedxl.flower import folders, keys, processes, status
+from fedxl.config import load_data
+from fedxl.flower import apps, folders, keys, processes, status
+from fedxl.flower.envelope import Envelope
 from fedxl.flower.processes import free_port
 from fedxl.flower.settings import read_server, read_site
+from fedxl.wire import RefusedError
 from tests.deployment import Deployment
 from tests.federated import SITES, config, simulated
 
@@ -60,6 +63,33 @@ def test_four_sites_over_tls_come_to_what_the_simulator_does(tmp_path):
 @pytest.mark.parametrize("algorithm", ["fedxl1", "local_sgd", "codasca", "local_pair"])
 def test_every_algorithm_does(tmp_path, algorithm):
     run(tmp_path / "federation", algorithm)
+
+
+@pytest.mark.deploy
+def test_sites_evaluate_what_stays_with_them(tmp_path):
+    experiment = config("local_sgd", rounds=2)
+    with Deployment(tmp_path / "federation", SITES[:3], experiment, evaluate='"sites"') as federation:
+        for name, kind in zip(SITES, ("scores", "scores", "none"), strict=False):
+            file = tmp_path / "federation" / "sites" / name / "site.toml"
+            file.write_text(file.read_text().replace('evaluate = "none"', f'evaluate = "{kind}"'))
+        for name in ("server", *SITES[:3]):
+            federation.start(name)
+        federation.finished()
+        [evaluation, done] = federation.records()
+    assert evaluation["validation_by_site"]["c"] == "it lets no evaluation go"
+    whole = load_data(experiment)
+    mine = [pair.y[part::4] for pair in (whole.validation, whole.test) for part in (0, 1)]
+    counts = [int(labels.sum()) for labels in mine]
+    assert evaluation["validation"]["positives"] == sum(counts[:2])
+    assert done["test"]["positives"] == sum(counts[2:])
+    assert 0.4 < done["test"]["auroc"] <= 1
+
+
+def test_a_message_that_is_too_large_is_refused_before_it_is_opened():
+    letter = apps.sealed(Envelope({"a": 1}, {"x": torch.zeros(1000)}))
+    assert torch.equal(apps.opened(letter, 0.01).tensors["x"], torch.zeros(1000))
+    with pytest.raises(RefusedError, match=r"larger than what is taken here, 0\.001 MB"):
+        apps.opened(letter, 0.001)
 
 
 @pytest.mark.slow
@@ -240,7 +270,7 @@ def test_a_folder_that_is_not_one_is_one_line(tmp_path):
     for role in ("serve", "join", "local"):
         found = subprocess.run([*command, role, str(tmp_path)], capture_output=True, text=True, timeout=60)
         assert found.returncode == 2
-        assert found.stderr.startswith("fedxl: cannot read")
+        assert found.stderr.startswith("fedxl: there is no file")
         assert found.stderr.count("\n") == 1
 
 
@@ -250,14 +280,19 @@ def test_flowers_own_simulation_runs_the_same_apps(tmp_path):
     place, home, port = tmp_path / "federation", tmp_path / "home", free_port()
     experiment = config("fedxl2", rounds=2)
     folders.init(SITES, place, config=experiment)
-    (home / "app").mkdir(parents=True)
+    # As `flwr new` lays a project out: a package with a module for each app.
+    package = home / "app" / "hospital"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    for role in ("server", "client"):
+        (package / f"{role}_app.py").write_text(f"from fedxl.flower.apps import {role} as app\n")
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "sim"\n[superlink.sim]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     (home / "app" / "pyproject.toml").write_text(
         '[project]\nname = "fedxl-run"\nversion = "1.0.0"\nlicense = "Apache-2.0"\ndependencies = []\n'
         '[tool.flwr.app]\npublisher = "fedxl"\n[tool.flwr.app.components]\n'
-        'serverapp = "fedxl.flower.apps:server"\nclientapp = "fedxl.flower.apps:client"\n'
+        'serverapp = "hospital.server_app:app"\nclientapp = "hospital.client_app:app"\n'
         f'[tool.flwr.app.config]\nserver = "{place / "server" / "server.toml"}"\n'
     )
     programs = Path(sys.executable).parent

@@ -131,7 +131,7 @@ def test_files_that_are_not_configs(tmp_path, monkeypatch, capsys):
     for name, expected in (
         ("bad.toml", "cannot read"),
         ("half.toml", "needs a section [risk]"),
-        ("no.toml", "no config"),
+        ("no.toml", "there is no file"),
     ):
         code, _, err = command(monkeypatch, capsys, "train", str(tmp_path / name))
         assert (code, expected in err, len(err.strip().splitlines())) == (2, True, 1), err

@@ -209,8 +209,9 @@ COMMAND = [
 def test_interrupted_it_keeps_what_is_done_and_goes_on(tmp_path):
     """A real process with two workers, interrupted as by Ctrl-C, then finished."""
     process = subprocess.Popen(
-        [*COMMAND, "--jobs", "2", "--out", str(tmp_path)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        [*COMMAND, "--jobs", "2", "--out", str(tmp_path)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which whoever runs the tests may ignore
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while len(records(tmp_path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)

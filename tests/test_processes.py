@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from fedxl.flower import processes, status
+from fedxl.flower import processes, status, turns
 from fedxl.flower.status import Status
 
 
@@ -60,3 +61,38 @@ def test_whatever_happens_children_and_their_children_are_stopped():
     while any(Status(status.RUNNING, pid, "").alive for pid in family) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(Status(status.RUNNING, pid, "").alive for pid in family)
+
+
+def test_sites_on_one_machine_take_turns(tmp_path, monkeypatch):
+    monkeypatch.setenv(*next(iter(turns.offered(tmp_path / "turns", 2).items())))
+    lock, working, most, done = threading.Lock(), 0, 0, 0
+
+    def work() -> None:
+        nonlocal working, most, done
+        with turns.taken():
+            with lock:
+                working += 1
+                most = max(most, working)
+            time.sleep(0.1)
+            with lock:
+                working -= 1
+                done += 1
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (most, done) == (2, 6)
+
+
+def test_a_turn_is_given_back_by_dying(tmp_path, monkeypatch):
+    environment = turns.offered(tmp_path / "turns", 1)
+    code = "from fedxl.flower import turns; t = turns.taken(); t.__enter__(); print('mine', flush=True); input()"
+    command, environ = [sys.executable, "-c", code], {**os.environ, **environment}
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"mine\n"
+        child.kill()
+    monkeypatch.setenv(*next(iter(environment.items())))
+    with turns.taken():
+        pass

@@ -8,23 +8,20 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from fedxl import UserError, tree, wire
 from fedxl.checkpoint import load_latest
-from fedxl.config import load_data
+from fedxl.config import Config, load_data
 from fedxl.flower import cache, site
-from fedxl.flower import server as servers
 from fedxl.flower.envelope import Envelope, Failure
-from fedxl.flower.settings import read_site
+from fedxl.flower.settings import SiteFile, SiteSettings, read_site
 from fedxl.run import Hooks
-from tests.federated import ALGORITHMS, InProcess, config, copied, deployed, simulated, site_file
+from tests.federated import ALGORITHMS, DATA, InProcess, config, copied, deployed, simulated, site_file
 
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(servers, "POLL", 0.01)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def assert_same(found, expected) -> None:
@@ -207,6 +204,11 @@ def test_a_site_opens_its_data_from_its_cache(tmp_path):
     written = (mine.cache / "x.npy").stat().st_mtime_ns
     assert torch.equal(cache.opened(mine).source.x, first.source.x)
     assert (mine.cache / "x.npy").stat().st_mtime_ns == written
+    assert cache.held_back(mine, "train") is None
+    whole = load_data(Config(data=dict(DATA), risk={}, algorithm={}, run={})).validation
+    each = [cache.held_back(site_file(tmp_path, number), "validation") for number in range(4)]
+    assert sum(len(part) for part in each) == len(whole.y), "parts of one data set share what is held back"
+    assert torch.equal(each[2].x, whole.x[2::4])
     (mine.cache / "data.json").write_text("{")
     assert torch.equal(cache.opened(mine).source.x, first.source.x)
     assert (mine.cache / "x.npy").stat().st_mtime_ns > written, "a damaged cache is written anew"
@@ -221,6 +223,19 @@ def test_half_precision_halves_what_networks_weigh_on_the_wire():
     assert sizes == [4000, 2000]
     assert torch.equal(wire.restore(message, whole)["w"], message["w"])
     assert torch.allclose(wire.restore(message, half)["w"], message["w"], rtol=2**-8)
+
+
+def test_half_precision_on_the_wire_loses_no_small_steps(tmp_path):
+    """Weights that change by less than bfloat16 tells apart: what each round adds must still add up."""
+    options = {"dtype": "float32", "rounds": 6, "cohort": 0}
+    experiment = config("local_sgd", **options)
+    experiment = replace(experiment, algorithm={**experiment.algorithm, "lr": 1e-3, "milestones": []})
+    half = deployed(tmp_path / "half", experiment, InProcess(tmp_path / "half"), wire="bfloat16")
+    whole = deployed(tmp_path / "whole", experiment, InProcess(tmp_path / "whole"))
+    early = simulated(replace(experiment, run={**experiment.run, "rounds": 1})).weights.params
+    for name, end in whole.weights.params.items():
+        moved, apart = end - early[name], half.weights.params[name] - end
+        assert apart.norm() < 0.1 * moved.norm(), name
 
 
 def test_a_node_must_be_who_its_key_says(tmp_path):
@@ -264,6 +279,23 @@ def test_sites_and_server_draw_their_data_by_one_seed(tmp_path):
     mine = read_site(tmp_path / "federation" / "sites" / "b" / "site.toml")
     part = load_data(experiment).train.parts[1]
     assert torch.equal(cache.opened(mine).source.x, load_data(experiment).train.source.x[torch.from_numpy(part)])
+
+
+def test_other_files_are_prepared_anew_and_missing_ones_are_not(tmp_path):
+    rng = np.random.default_rng(0)
+    file = tmp_path / "mine.npz"
+
+    def write(count: int) -> None:
+        np.savez(file, x=rng.normal(size=(count, 3)), y=np.arange(count) % 2, client=np.zeros(count, int))
+
+    write(10)
+    mine = SiteFile(SiteSettings(name="a"), {"name": "npz", "path": str(file)}, tmp_path / "a")
+    assert cache.count(mine) == 10
+    assert cache.held_back(mine, "validation") is None
+    write(12)
+    assert cache.count(mine) == 12
+    file.unlink()
+    assert cache.count(mine) == 12, "what is prepared is enough"
 
 
 def mounted(place: Path, options: str) -> bool:

@@ -21,14 +21,18 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from fedxl.errors import UserError, first_line
-from fedxl.flower import site, status
+from fedxl.flower import site, status, turns
 from fedxl.flower.envelope import Envelope, Failure, Kind
 from fedxl.flower.server import serve
 from fedxl.flower.settings import SiteFile, read_server, read_site
 from fedxl.run import Hooks
 from fedxl.wire import RefusedError
 
-KINDS: Mapping[Kind, str] = {"hello": MessageType.QUERY, "train": MessageType.TRAIN}
+KINDS: Mapping[Kind, str] = {
+    "hello": MessageType.QUERY,
+    "train": MessageType.TRAIN,
+    "evaluate": MessageType.EVALUATE,
+}
 log = logging.getLogger("flwr")
 server = ServerApp()
 client = ClientApp()
@@ -40,7 +44,9 @@ def main(grid: Grid, context: Context) -> None:
     file = Path(str(context.run_config["server"]))
     status.write(file.parent, status.RUNNING)
     try:
-        serve(read_server(file), GridCarrier(grid), Hooks(say=lambda line: log.info("%s", line)))
+        settings = read_server(file)
+        carrier = GridCarrier(grid, settings.settings.megabytes)
+        serve(settings, carrier, Hooks(say=lambda line: log.info("%s", line)))
     except UserError as error:
         status.write(file.parent, status.FAILED, str(error))
         log.error("fedxl: %s", error)
@@ -58,13 +64,19 @@ def train(message: Message, context: Context) -> Message:
     return _answered(message, context)
 
 
+@client.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
 def _answered(message: Message, context: Context) -> Message:
     """What the site says; a mistake or a refusal goes back in words instead of ending the process."""
     torch.set_num_threads(1)
     try:
-        letter = opened(message.content)
         mine = _site(context)
-        answer = site.work(mine, letter) if message.metadata.message_type == MessageType.TRAIN else site.hello(mine)
+        with turns.taken():
+            letter = opened(message.content, mine.settings.megabytes)
+            answer = _answer(message.metadata.message_type, mine, letter)
     except (UserError, RefusedError) as error:
         log.error("fedxl: %s", error)
         answer = Envelope({"failure": first_line(error)}, {})
@@ -72,6 +84,12 @@ def _answered(message: Message, context: Context) -> Message:
         log.exception("fedxl: an error of the program")
         answer = Envelope({"failure": "an error of the program; the site's log has it"}, {})
     return Message(sealed(answer), reply_to=message)
+
+
+def _answer(kind: str, mine: SiteFile, letter: Envelope) -> Envelope:
+    if kind == MessageType.TRAIN:
+        return site.work(mine, letter)
+    return site.evaluate(mine, letter) if kind == MessageType.EVALUATE else site.hello(mine)
 
 
 def _site(context: Context) -> SiteFile:
@@ -88,10 +106,14 @@ def sealed(letter: Envelope) -> RecordDict:
     return RecordDict({"tensors": arrays, "facts": ConfigRecord(dict(letter.facts))})
 
 
-def opened(content: RecordDict) -> Envelope:
-    """An envelope out of Flower's records; only plain arrays are taken."""
+def opened(content: RecordDict, megabytes: float) -> Envelope:
+    """An envelope out of Flower's records; only plain arrays are taken, and not too many bytes of them."""
+    arrays = content.array_records["tensors"]
+    size = sum(len(array.data) for array in arrays.values()) / 1e6
+    if size > megabytes:
+        raise RefusedError(f"a message of {size:.0f} MB is larger than what is taken here, {megabytes:g} MB")
     tensors: dict[str, Tensor] = {}
-    for name, array in content.array_records["tensors"].items():
+    for name, array in arrays.items():
         try:
             tensors[name] = torch.from_numpy(array.numpy().copy())
         except (TypeError, ValueError) as error:
@@ -103,8 +125,8 @@ def opened(content: RecordDict) -> Envelope:
 class GridCarrier:
     """Flower's grid as a carrier of envelopes."""
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+    def __init__(self, grid: Grid, megabytes: float) -> None:
+        self.grid, self.megabytes = grid, megabytes
 
     def nodes(self) -> Sequence[int]:
         return sorted(self.grid.get_node_ids())
@@ -121,15 +143,15 @@ class GridCarrier:
         found: dict[str, Envelope | Failure] = {}
         for message in self.grid.pull_messages(tickets) if tickets else ():
             # An error's sender is Flower itself; only the ticket says whose it is.
-            found[message.metadata.reply_to_message_id] = _read(message)
+            found[message.metadata.reply_to_message_id] = _read(message, self.megabytes)
         return found
 
 
-def _read(message: Message) -> Envelope | Failure:
+def _read(message: Message, megabytes: float) -> Envelope | Failure:
     if message.has_error():
         return Failure(f"Flower reports error {message.error.code}: {message.error.reason or 'no reason given'}")
     try:
-        letter = opened(message.content)
+        letter = opened(message.content, megabytes)
     except Exception as error:  # whatever a damaged or hostile answer may raise
         return Failure(f"its answer cannot be read: {first_line(error)}")
     reason = letter.facts.get("failure")

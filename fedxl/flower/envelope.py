@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
 from fedxl.algorithm import Share
 
-Kind = Literal["hello", "train"]
+Kind = Literal["hello", "train", "evaluate"]
+POLL = 0.5  # seconds
 
 
 class Envelope(NamedTuple):
@@ -30,6 +32,13 @@ class Order(NamedTuple):
     share: Share
 
 
+class Scored(NamedTuple):
+    """The tensors of an evaluation's answer, where a site lets all of it go."""
+
+    scores: Tensor  # [n, *d], in no order that would tell one example from another
+    labels: Tensor  # [n], bytes
+
+
 class Failure(NamedTuple):
     """Why there is no answer."""
 
@@ -47,3 +56,17 @@ class Carrier(Protocol):
 
     def answers(self, tickets: Sequence[str]) -> Mapping[str, Envelope | Failure]:
         """The answers that are here by now; each is handed out once."""
+
+
+def asked(
+    carrier: Carrier, letters: Mapping[int, Envelope], kind: Kind, seconds: float
+) -> Iterator[tuple[int, Envelope | Failure]]:
+    """Each node with its answer, as answers come in; after so many seconds the others' is that there is none."""
+    deadline = time.monotonic() + seconds
+    waiting = dict(carrier.send(letters, kind, seconds)) if letters else {}
+    while waiting and time.monotonic() < deadline:
+        for ticket, answer in carrier.answers(list(waiting)).items():
+            yield waiting.pop(ticket), answer
+        time.sleep(POLL if waiting else 0)
+    for node in waiting.values():
+        yield node, Failure(f"no answer within {seconds:.3g} s")

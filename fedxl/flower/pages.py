@@ -27,6 +27,7 @@ sites = {json.dumps(list(settings.sites))}  # their order numbers them; do not c
 minimum = {settings.minimum}  # updates without which a round does not count
 deadline = {settings.deadline}  # seconds that a round may take
 wire = "{settings.wire}"  # bfloat16: weights at half the bytes
+evaluate = "{settings.evaluate}"  # sites: on what they have held back, as far as each lets its results go
 
 {experiment}"""
 
@@ -40,6 +41,7 @@ def site_toml(name: str, part: int, data: Mapping[str, Any]) -> str:
             "[site]",
             f'name = "{name}"',
             f"part = {part}  # which part of the data below is this site's; 0 where all of them are",
+            'evaluate = "none"  # what may leave of evaluations here: "none", "figures" (AUROC, ...) or all "scores"',
             "",
             "[data]",
             *lines,
@@ -77,8 +79,9 @@ def site_readme(name: str, host: str, port: int) -> str:
 3. `./start.sh`. It prepares your data once, connects to {host}, port {port} (outgoing only), and works when asked.
 
 What leaves this machine: how many positive and negative examples you have, their shape, and in each round the trained
-weights and the scores of the examples that were used; docs/privacy.md says what they reveal. `state/` holds what
-training remembers about your examples, and never leaves. `node.key` is secret: it is how the server knows you.
+weights and the scores of the examples that were used; docs/privacy.md says what they reveal. Results on your
+validation and test data leave only if `evaluate` in `site.toml` says so. `state/` holds what training remembers about
+your examples, and never leaves. `node.key` is secret: it is how the server knows you.
 `fedxl-site.service` is an example for systemd.
 """
 

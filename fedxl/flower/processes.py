@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from fedxl.checkpoint import write_atomically
 from fedxl.errors import UserError, require
-from fedxl.flower import cache, status
-from fedxl.flower.server import KEYS
+from fedxl.flower import cache, status, turns
+from fedxl.flower.directory import KEYS
 from fedxl.flower.settings import Server, read_server, read_site
 
 Say = Callable[[str], None]
@@ -83,6 +83,7 @@ def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: No
     """The whole federation on this machine, each party a process of its own, until the run has finished."""
     server = read_server(folder / "server" / "server.toml")
     parties = [("serve", folder / "server"), *(("join", folder / "sites" / name) for name in server.settings.sites)]
+    environment = {**os.environ, **turns.offered(folder / "turns", os.cpu_count() or 1)}
     with _stopping_all() as started:
         for role, place in parties:
             require(place.is_dir(), f"there is no folder {place}; `fedxl deploy init` makes it")
@@ -90,6 +91,7 @@ def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: No
                 started.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "fedxl.cli", "deploy", role, str(place)],
+                        env=environment,
                         stdout=log,
                         stderr=log,
                         preexec_fn=_die_with_parent,

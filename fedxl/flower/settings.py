@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fedxl.config import SECTIONS, Config, Table
-from fedxl.errors import UserError, require, unknown
+from fedxl.config import SECTIONS, Config, Table, read_tables
+from fedxl.errors import require, unknown
 from fedxl.options import call
 from fedxl.wire import PRECISIONS
+
+JUDGES = ("server", "sites")  # who evaluates: the server on its own [data], or each site on its own
+KINDS = ("none", "figures", "scores")  # what a site lets go of an evaluation
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class ServerSettings:
     join: float = 600.0  # seconds until all sites must have said hello, once
     patience: int = 3  # tries of one round with too few updates, then the run ends
     wire: str = "float32"  # of weights and G on their way; bfloat16: half the bytes
+    evaluate: str = "server"  # on the server's own [data]; sites: on theirs, as far as each lets its results go
+    megabytes: float = 4000.0  # the largest answer it takes
 
     def __post_init__(self) -> None:
         require(len(self.sites) > 0, "sites must name at least one site")
@@ -33,8 +36,11 @@ class ServerSettings:
         for name in ("deadline", "join"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         require(self.patience >= 1, f"patience must be at least 1, got {self.patience}")
+        require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
         if self.wire not in PRECISIONS:
             raise unknown("wire", self.wire, PRECISIONS)
+        if self.evaluate not in JUDGES:
+            raise unknown("evaluate", self.evaluate, JUDGES)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class SiteSettings:
     state: str = "state"  # u and counters of runs
     cache: str = "cache"  # its data, ready to be opened at once
     megabytes: float = 4000.0  # the largest message it takes
+    evaluate: str = "none"  # what it lets go of evaluations on its own data: figures (AUROC, ...), or every score
     models: tuple[str, ...] = ()  # networks outside fedxl, package.module:factory, that a run may name
     device: str = "auto"
 
@@ -53,6 +60,8 @@ class SiteSettings:
         require(bool(self.name), "a site needs a name")
         require(self.part >= 0, f"part must not be negative, got {self.part}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
+        if self.evaluate not in KINDS:
+            raise unknown("evaluate", self.evaluate, KINDS)
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class SiteFile:
 
 def read_server(path: Path) -> Server:
     """An experiment whose clients are sites. Its [data], if any, are the server's own, to validate and to test on."""
-    tables = _read(path, {*SECTIONS, "server"})
+    tables = read_tables(path, (*SECTIONS, "server"))
     for name in ("server", "risk", "algorithm"):
         require(name in tables, f"{path} needs a section [{name}]")
     settings = call(ServerSettings, tables.pop("server"), "server")
@@ -91,19 +100,7 @@ def read_server(path: Path) -> Server:
 
 
 def read_site(path: Path) -> SiteFile:
-    tables = _read(path, {"site", "data"})
+    tables = read_tables(path, ("site", "data"))
     for name in ("site", "data"):
         require(name in tables, f"{path} needs a section [{name}]")
     return SiteFile(call(SiteSettings, tables["site"], "site"), tables["data"], path.resolve().parent)
-
-
-def _read(path: Path, known: set[str]) -> dict[str, Any]:
-    try:
-        tables = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    for name, table in tables.items():
-        if name not in known:
-            raise unknown("section", name, known)
-        require(isinstance(table, dict), f"'{name}' must be a section, [{name}], with settings in it")
-    return tables

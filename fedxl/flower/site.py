@@ -1,4 +1,4 @@
-"""A site's side: it says hello, and does its part of a round, from its own data and its own state on its own disk."""
+"""A site's side: it says hello, does its part of a round and evaluates, with its own data and on its own disk."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from fedxl.data.federation import Federation
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import UserError, require
+from fedxl.evaluate import HeldBack
 from fedxl.flower import cache
-from fedxl.flower.envelope import Envelope, Order
+from fedxl.flower.envelope import Envelope, Order, Scored
 from fedxl.flower.parts import Parts, build
 from fedxl.flower.settings import SiteFile
 from fedxl.models import weights_of
-from fedxl.task import DTYPES, pick_device
+from fedxl.task import DTYPES, evaluator, pick_device
 
 RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 
 
 def hello(site: SiteFile) -> Envelope:
-    """Who this is, and how much it holds: all that leaves a site besides its updates."""
+    """Who this is, and how much it holds."""
     federation = cache.opened(site)
     labels = federation.source.labels
     facts = {
@@ -61,8 +62,35 @@ def work(site: SiteFile, letter: Envelope) -> Envelope:
         note = _recall(folder, engine, order.server, int(facts["base"]), int(facts["visits"]))
         update = engine.run_round(running, order.server, round, np.zeros(1, np.int64))
         _remember(folder, engine, round, int(facts["base"]))
-    sent = wire.flatten(tree.map(lambda leaf: leaf[0], update), str(facts["wire"]))
-    return Envelope({"site": site.settings.name, "round": round, "note": note}, sent)
+    update, precision = tree.map(lambda leaf: leaf[0], update), str(facts["wire"])
+    if precision == wire.HALF:
+        update = update._replace(weights=wire.minus(update.weights, order.server.weights))
+    return Envelope({"site": site.settings.name, "round": round, "note": note}, wire.flatten(update, precision))
+
+
+def evaluate(site: SiteFile, letter: Envelope) -> Envelope:
+    """How the server's model does on what this site has held back, as much of it as the site lets go."""
+    _require_acceptable(site, letter)
+    kind, split = site.settings.evaluate, str(letter.facts["split"])
+    told = {"site": site.settings.name, "split": split}
+    if kind == "none":
+        return Envelope({**told, "kind": "nothing", "why": "it lets no evaluation go"}, {})
+    held = cache.held_back(site, split)
+    if held is None:
+        return Envelope({**told, "kind": "nothing", "why": f"it has no {split} data"}, {})
+    device, federation = pick_device(site.settings.device), cache.opened(site)
+    parts = build(_config(site, str(letter.facts["config"])), federation.example_shape, federation, device)
+    weights = wire.restore(tree.to(weights_of(parts.model), "cpu"), letter.tensors)
+    judge = evaluator(parts.model, parts.risk, parts.run)
+    found = HeldBack(judge, {split: held.to(device)}).examine(tree.to(weights, device), split)
+    if kind == "figures":
+        return Envelope({**told, "kind": kind, "figures": json.dumps(found.figures)}, {})
+    assert found.scores is not None
+    assert found.labels is not None
+    # From the lowest score up: their order must not tell which example is which, today or in the next round.
+    order = found.scores.flatten(1)[:, 0].argsort() if found.scores.ndim > 1 else found.scores.argsort()
+    sent = Scored(found.scores[order], found.labels[order].to(torch.uint8))
+    return Envelope({**told, "kind": kind}, wire.flatten(sent))
 
 
 def _require_acceptable(site: SiteFile, letter: Envelope) -> None:
@@ -94,7 +122,7 @@ def _order(parts: Parts) -> Order:
 def _engine(parts: Parts, federation: Federation, number: int, share: Share, device: torch.device) -> Simulator:
     """The simulator, with this site as its only client: it draws and does what it would among all the others."""
     run = parts.run
-    engine = Simulator(
+    return Simulator(
         algorithm=parts.algorithm,
         federation=federation,
         executor=executor("loop"),
@@ -106,9 +134,8 @@ def _engine(parts: Parts, federation: Federation, number: int, share: Share, dev
         dtype=DTYPES[run.dtype],
         precision=run.precision,
         first_number=number,
+        told_shares=tree.map(lambda leaf: leaf[None], share),
     )
-    engine.shares = tree.map(lambda leaf: leaf[None], share)
-    return engine
 
 
 def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int) -> str:

@@ -1,0 +1,125 @@
+"""Who is who on the network: which node is which site, and what each site has said of itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from fedxl import __version__
+from fedxl.data.federation import Weighting
+from fedxl.errors import first_line, require
+from fedxl.flower.envelope import POLL, Carrier, Envelope, Failure
+from fedxl.flower.settings import ServerSettings
+from fedxl.risk import Side
+from fedxl.wire import RefusedError
+
+GRACE = 60.0  # seconds that a round waits for sites that are not connected, if others are
+AGAIN = 30.0  # seconds after which a node whose hello was refused is asked again
+KEYS = "nodes.json"  # which node has shown which site's key, as Flower has numbered them
+
+
+class Facts(NamedTuple):
+    """What a site has said of itself."""
+
+    positives: int
+    negatives: int
+    shape: tuple[int, ...]
+
+    def count(self, side: Side) -> int:
+        return {"positive": self.positives, "negative": self.negatives, "all": sum(self[:2]), "none": 0}[side]
+
+
+@dataclass
+class Directory:
+    """Which node is which site, and what each holds. Facts are asked for once a run; nodes come and go."""
+
+    carrier: Carrier
+    settings: ServerSettings
+    say: Callable[[str], None]
+    facts: dict[str, Facts] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # by node
+    asked: dict[str, int] = field(default_factory=dict)  # tickets of hellos on their way
+    refused: dict[int, float] = field(default_factory=dict)  # nodes, and when their hello was
+    keys: Mapping[int, str] = field(default_factory=dict)  # whose key a node has shown, where that is known
+
+    def nodes(self) -> dict[str, int]:
+        """The sites that can be reached now. Says hello to nodes not met before, without waiting for them."""
+        here = set(self.carrier.nodes())
+        # Whoever was away is met anew: it may have come back with another version, or other data.
+        self.names = {node: name for node, name in self.names.items() if node in here}
+        self.refused = {node: since for node, since in self.refused.items() if time.monotonic() < since + AGAIN}
+        new = here - self.names.keys() - self.refused.keys() - set(self.asked.values())
+        if new:
+            letter = Envelope({"version": __version__}, {})
+            self.asked |= self.carrier.send(dict.fromkeys(new, letter), "hello", self.settings.join)
+        for ticket, answer in self.carrier.answers(list(self.asked)).items():
+            self._meet(self.asked.pop(ticket), answer)
+        return {name: node for node, name in self.names.items() if node in here}
+
+    def wait_for_all(self) -> None:
+        """Until every site of the list has said hello: how much each counts depends on all of them."""
+        deadline = time.monotonic() + self.settings.join
+        while lacking := [name for name in self.settings.sites if name not in self.facts]:
+            self.nodes()
+            late = time.monotonic() > deadline
+            require(not late, f"no word of {', '.join(lacking)} within {self.settings.join:g} s; are they running?")
+            time.sleep(POLL)
+
+    def gather(self, names: Collection[str], deadline: float) -> dict[str, int]:
+        """Those of these sites that can be reached. Somebody must be; the others are given a while to come."""
+        # After a restart nobody has been met yet.
+        enough = min(deadline, time.monotonic() + min(GRACE, self.settings.deadline / 2))
+        while True:
+            nodes = {name: node for name, node in self.nodes().items() if name in names}
+            if len(nodes) == len(names) or time.monotonic() >= (enough if nodes else deadline):
+                return nodes
+            time.sleep(POLL)
+
+    def _meet(self, node: int, answer: Envelope | Failure) -> None:
+        if isinstance(answer, Failure):
+            self.say(f"a node did not say hello: {answer.reason}")
+            return
+        try:
+            name, found = self._read(node, answer)
+        except (RefusedError, KeyError, TypeError, ValueError, OverflowError) as error:
+            self.say(f"a node's hello was refused: {first_line(error)}")
+            self.refused[node] = time.monotonic()
+            return
+        self.names = {n: other for n, other in self.names.items() if other != name} | {node: name}
+        self.facts[name] = found
+        self.say(f"site {name} is here: {found.positives} positives, {found.negatives} negatives")
+
+    def _read(self, node: int, answer: Envelope) -> tuple[str, Facts]:
+        facts = answer.facts
+        name = str(facts["site"])
+        if self.keys and self.keys.get(node) != name:
+            raise RefusedError(f"it says it is '{name}', but its key is that of '{self.keys.get(node)}'")
+        if name not in self.settings.sites:
+            raise RefusedError(f"'{name}' is not among the sites {', '.join(self.settings.sites)}")
+        if facts["version"] != __version__:
+            raise RefusedError(f"{name} runs fedxl {facts['version']}, the server {__version__}")
+        found = Facts(int(facts["positives"]), int(facts["negatives"]), tuple(int(n) for n in facts["shape"]))
+        if min(found.positives, found.negatives) < 0 or found.positives + found.negatives < 1:
+            raise RefusedError(f"{name} says it has {found.positives} positives and {found.negatives} negatives")
+        if found != self.facts.get(name, found):
+            raise RefusedError(f"{name} had other data when this run began: {self.facts[name]}, now {found}")
+        return name, found
+
+    def positive_share(self, weighting: Weighting) -> float:
+        """How likely an example is positive where every client, or every example, counts the same."""
+        each = [self.facts[name] for name in self.settings.sites]
+        if weighting == "samples":
+            return sum(one.positives for one in each) / sum(one.count("all") for one in each)
+        return sum(one.positives / one.count("all") for one in each) / len(each)
+
+
+def read_keys(folder: Path) -> dict[int, str]:
+    """Which site's key a node has shown; empty where nobody has shown any, as in Flower's own simulation."""
+    try:
+        return {int(node): str(name) for name, node in json.loads((folder / KEYS).read_text()).items()}
+    except FileNotFoundError:
+        return {}
