@@ -125,7 +125,7 @@ def _allow_any_layout(module: fx.GraphModule) -> None:
 
 
 def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
-    """Make inputs of learning rates and the steps at which they fall: runs that differ in them share one program.
+    """Make inputs of learning rates, the steps at which they fall, and lam: runs that differ in them share a program.
 
     Of all the numbers in a record these are the ones that a search changes; compiling it takes a minute.
     """
@@ -150,6 +150,9 @@ def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
         elif node.target is aten.ge.Scalar and not node.args[0].meta["val"].is_floating_point():
             node.args = (node.args[0], lift(node, torch.tensor(node.args[1], device=device)))
             node.target = aten.ge.Tensor
+        elif node.target is aten.div.Tensor and isinstance(node.args[1], float):
+            value = torch.tensor(node.args[1], dtype=node.meta["val"].dtype, device=device)
+            node.args = (node.args[0], lift(node, value))
     return numbers
 
 

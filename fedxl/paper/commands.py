@@ -32,6 +32,7 @@ Root = Annotated[Path, typer.Option(help="The folder of the published files.")]
 Seeds = Annotated[int, typer.Option(help="Runs of each method to average.")]
 BudgetName = Annotated[str, typer.Option("--budget", help=f"{', '.join(setup.BUDGETS)}: how long to train and tune.")]
 Iterations = Annotated[int, typer.Option(help="Another number of iterations than the budget's; 0: the budget's.")]
+Trials = Annotated[int, typer.Option(help="Another number of iterations of a trial; 0: the budget's.")]
 Jobs = Annotated[int, typer.Option(help="Runs at once, each in a process; on a GPU one compiles while another runs.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Folder = Annotated[Path, typer.Option("--out", help="Where results go, and what is done is found again.")]
@@ -46,6 +47,7 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
         seeds: Seeds = 3,
         budget: BudgetName = "full",
         iterations: Iterations = 0,
+        trial_iterations: Trials = 0,
         jobs: Jobs = 1,
         device: Device = "auto",
         folder: Folder = Path("paper"),
@@ -55,10 +57,15 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
             raise unknown("budget", budget, setup.BUDGETS)
         require(seeds >= 1, f"seeds must be at least 1, got {seeds}")
         require(jobs >= 1, f"jobs must be at least 1, got {jobs}")
-        require(iterations >= 0, f"iterations must not be negative, got {iterations}")
+        for what, number in {"iterations": iterations, "trial-iterations": trial_iterations}.items():
+            require(number >= 0, f"{what} must not be negative, got {number}")
         require(folder.is_dir() or not folder.exists(), f"{folder} is a file; --out must name a folder")
         spent = setup.BUDGETS[budget]
-        spent = replace(spent, iterations=iterations) if iterations else spent
+        spent = replace(
+            spent,
+            iterations=iterations or spent.iterations,
+            trial_iterations=trial_iterations or spent.trial_iterations,
+        )
         names = data or (["digits"] if budget == "quick" else list(setup.PAPERS))
         study = Study(
             [setup.subject(text, str(root)) for text in names],
