@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from fedxl import __version__
 from fedxl import config as configs
 from fedxl import report as reports
 from fedxl.algorithms import ALGORITHMS
@@ -34,6 +35,21 @@ app.add_typer(paper.app, name="paper")
 app.add_typer(flower.deploy, name="deploy")
 app.add_typer(flower.site, name="site")
 out, err = Console(), Console(stderr=True)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fedxl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Which this is.")
+    ] = False,
+) -> None:
+    """What all commands share."""
 
 
 def main() -> None:

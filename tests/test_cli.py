@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import fedxl
 from tests.conftest import seen_at_a_terminal
 from tests.test_errors import CONFIG, command
 
@@ -105,6 +106,19 @@ def test_lists_hold_one_line_each(verb, monkeypatch, capsys):
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == list({"algorithms": ALGORITHMS, "risks": RISKS}[verb])
     assert all(len(line.split()) > 3 for line in out.splitlines())
+
+
+def test_which_version_this_is(monkeypatch, capsys):
+    assert command(monkeypatch, capsys, "--version") == (0, f"fedxl {fedxl.__version__}\n", "")
+
+
+def test_a_site_prepares_its_data_with_progress_at_a_terminal(tmp_path):
+    (tmp_path / "site.toml").write_text(
+        '[site]\nname = "north"\n[data]\nname = "digits"\nclients = 2\none_class = 0\n'
+    )
+    shown = seen_at_a_terminal([*FEDXL, "site", "prepare", str(tmp_path)], COLUMNS="120")
+    assert b"preparing north" in shown
+    assert b"examples ready in" in shown
 
 
 def test_every_algorithm_and_risk_trains_from_a_config(tmp_path, monkeypatch, capsys):
