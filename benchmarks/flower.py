@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +20,8 @@ from fedxl.algorithms import FeDXL2
 from fedxl.config import Config
 from fedxl.flower import folders
 from fedxl.flower.envelope import Envelope, Order
-from fedxl.flower.processes import descendants, free_port, local
+from fedxl.flower.family import descendants
+from fedxl.flower.processes import free_port, local
 from fedxl.models import resnet18, scorer, weights_of
 from fedxl.risk import partial_auc
 from fedxl.rundir import read_metrics
@@ -43,16 +44,17 @@ def letters(clients: int, steps: int, batch: int, precision: str) -> dict[str, f
     return {"MB": whole / 1e6, "pool MB": pool / 1e6, "pool share": pool / whole}
 
 
-def resident(pid: int) -> float:
-    """MB of memory that a process and its descendants hold."""
-    total = 0
-    for each in (pid, *descendants(pid)):
+def resident(program: str) -> float:
+    """MB of memory that processes of ours hold whose command line names this program; the largest of them."""
+    largest = 0
+    for pid in descendants(os.getpid()):
         try:
-            lines = Path(f"/proc/{each}/status").read_text().splitlines()
+            if program in Path(f"/proc/{pid}/cmdline").read_text():
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                largest = max([largest, *(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))])
         except OSError:
             continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-    return total / 1e3
+    return largest / 1e3
 
 
 def rounds(sites: int, count: int, steps: int) -> dict[str, object]:
@@ -69,19 +71,18 @@ def rounds(sites: int, count: int, steps: int) -> dict[str, object]:
         place = Path(folder) / "federation"
         folders.init(names, place, port=free_port(), config=config)
         seen: list[float] = []
-        memory = 0.0
+        memory = {"flwr-serverapp": 0.0, "flower-superlink": 0.0, "flwr-clientapp": 0.0}
 
         def watch(run: Path) -> None:
-            nonlocal memory
             done = len([record for record in read_metrics(run)[0] if "test" not in record])
             seen.extend([time.monotonic()] * (done - len(seen)))
-            status = place / "server" / "status.json"
-            if status.exists():
-                memory = max(memory, resident(json.loads(status.read_text())[1]))
+            for program in memory:
+                memory[program] = max(memory[program], resident(program))
 
         local(place, print, watch)
     gaps = [after - before for before, after in itertools.pairwise(seen)]
-    return {"sites": sites, "seconds a round": [round(gap, 1) for gap in gaps], "server's app, MB": round(memory)}
+    largest = {f"{program}, MB": round(size) for program, size in memory.items()}
+    return {"sites": sites, "seconds a round": [round(gap, 1) for gap in gaps], **largest}
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ from typing import Any
 from fedxl.checkpoint import Checkpoint, load_latest
 from fedxl.config import Config
 from fedxl.flower import folders, status
-from fedxl.flower.processes import descendants, free_port
+from fedxl.flower.family import descendants
+from fedxl.flower.processes import free_port
 from fedxl.flower.settings import read_server
 from fedxl.rundir import read_metrics
 

@@ -22,7 +22,7 @@ from cryptography import x509
 from fedxl import UserError, tree
 from fedxl.checkpoint import load_latest
 from fedxl.config import load_data
-from fedxl.flower import apps, folders, keys, processes, status
+from fedxl.flower import apps, family, folders, keys, processes, status
 from fedxl.flower.envelope import Envelope
 from fedxl.flower.processes import free_port
 from fedxl.flower.settings import read_server, read_site
@@ -319,10 +319,10 @@ def test_flowers_own_simulation_runs_the_same_apps(tmp_path):
             time.sleep(0.5)
         assert found.state == status.FINISHED, found.message
     finally:
-        family = processes.descendants(process.pid)
+        relatives = family.descendants(process.pid)
         process.terminate()
         process.wait(30)
-        for pid in family:
+        for pid in relatives:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     last, _ = load_latest(place / "server" / "run" / "checkpoints")

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from fedxl.flower import processes, status, turns
+from fedxl.flower import family, status, turns
 from fedxl.flower.status import Status
 
 
@@ -43,24 +43,45 @@ time.sleep(60)
 
 
 def test_whatever_happens_children_and_their_children_are_stopped():
-    family: list[int] = []
+    relatives: list[int] = []
 
     def go_wrong() -> None:
-        with processes._stopping_all() as started:
+        with family.stopping_all() as started:
             started.append(subprocess.Popen([sys.executable, "-c", PARENT]))
             deadline = time.monotonic() + 20
-            while not processes.descendants(started[0].pid) and time.monotonic() < deadline:
+            while not family.descendants(started[0].pid) and time.monotonic() < deadline:
                 time.sleep(0.05)
-            family.extend([started[0].pid, *processes.descendants(started[0].pid)])
+            relatives.extend([started[0].pid, *family.descendants(started[0].pid)])
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         go_wrong()
-    assert len(family) == 2
+    assert len(relatives) == 2
     deadline = time.monotonic() + 10
-    while any(Status(status.RUNNING, pid, "").alive for pid in family) and time.monotonic() < deadline:
+    while any(Status(status.RUNNING, pid, "").alive for pid in relatives) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(Status(status.RUNNING, pid, "").alive for pid in family)
+    assert not any(Status(status.RUNNING, pid, "").alive for pid in relatives)
+
+
+def test_an_orphan_of_a_party_is_found_by_its_environment(tmp_path):
+    """Its parent is gone, it ignores SIGINT, and nobody knows of it."""
+    orphan = (
+        "import os, signal, subprocess, sys\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], stdout=-3, stderr=-3).pid)"
+    )
+    homes = {name: {**os.environ, "FLWR_HOME": str(tmp_path / name / "flower")} for name in ("a", "b")}
+    mine, other = (
+        int(subprocess.run([sys.executable, "-c", orphan], env=home, capture_output=True, check=True).stdout)
+        for home in homes.values()
+    )
+    try:
+        with family.stopping_all([tmp_path / "a" / "flower"]):
+            assert Status(status.RUNNING, mine, "").alive
+        assert not Status(status.RUNNING, mine, "").alive
+        assert Status(status.RUNNING, other, "").alive, "another party's is left alone"
+    finally:
+        os.kill(other, signal.SIGKILL)
 
 
 def test_sites_on_one_machine_take_turns(tmp_path, monkeypatch):

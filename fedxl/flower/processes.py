@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from fedxl.checkpoint import write_atomically
 from fedxl.errors import UserError, require
 from fedxl.flower import cache, status, turns
 from fedxl.flower.directory import KEYS
+from fedxl.flower.family import HOME, die_with_parent, stopping_all
 from fedxl.flower.settings import Server, read_server, read_site
 
 Say = Callable[[str], None]
@@ -36,7 +33,7 @@ def serve(folder: Path, say: Say) -> Server:
     host, port = _connection(folder)
     status.forget(folder)
     environment = _flower_home(folder, port)
-    with _stopping_all() as started:
+    with stopping_all([_home(folder)]) as started:
         link: subprocess.Popen[bytes] | None = None
         for restart in range(RESTARTS):
             if link is None or link.poll() is not None:
@@ -59,7 +56,7 @@ def join(folder: Path, say: Say) -> NoReturn:
     host, port = _connection(folder)
     environment = _environment(folder)
     say(f"site {file.settings.name}: {cache.count(file)} examples ready")
-    with _stopping_all() as started:
+    with stopping_all([_home(folder)]) as started:
         while True:
             with (folder / "flower.log").open("ab") as log:
                 node = subprocess.Popen(
@@ -68,7 +65,7 @@ def join(folder: Path, say: Say) -> NoReturn:
                         "--root-certificates", "ca.crt", "--auth-supernode-private-key", "node.key",
                         "--node-config", f'site="{folder / "site.toml"}"', "--port", str(free_port()),
                     ],
-                    cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=_die_with_parent,
+                    cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent,
                 )  # fmt: skip
             started.append(node)
             say(f"site {file.settings.name}: connecting to {host}:{port}")
@@ -84,7 +81,7 @@ def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: No
     server = read_server(folder / "server" / "server.toml")
     parties = [("serve", folder / "server"), *(("join", folder / "sites" / name) for name in server.settings.sites)]
     environment = {**os.environ, **turns.offered(folder / "turns", os.cpu_count() or 1)}
-    with _stopping_all() as started:
+    with stopping_all([_home(place.resolve()) for _, place in parties]) as started:
         for role, place in parties:
             require(place.is_dir(), f"there is no folder {place}; `fedxl deploy init` makes it")
             with (place / "fedxl.log").open("ab") as log:
@@ -94,7 +91,7 @@ def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: No
                         env=environment,
                         stdout=log,
                         stderr=log,
-                        preexec_fn=_die_with_parent,
+                        preexec_fn=die_with_parent,
                     )
                 )
         main = started[0]
@@ -126,7 +123,7 @@ def _superlink(
                 "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key",
                 "--enable-supernode-auth", "--disable-runtime-dependency-installation",
             ],
-            cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=_die_with_parent,
+            cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent,
         )  # fmt: skip
     started.append(link)
     deadline = time.monotonic() + 60
@@ -203,10 +200,15 @@ def _flower_home(folder: Path, port: int) -> dict[str, str]:
     return _environment(folder)
 
 
+def _home(folder: Path) -> Path:
+    """Where Flower's own files of a party are; all of its processes have it in their environment."""
+    return folder / "flower"
+
+
 def _environment(folder: Path) -> dict[str, str]:
-    home = folder / "flower"
+    home = _home(folder)
     home.mkdir(exist_ok=True)
-    mine = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    mine = {HOME: str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     # Flower's processes are found beside this one's Python, whether or not its environment is active.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {**os.environ, **mine, "PATH": path}
@@ -224,60 +226,3 @@ def _command(name: str) -> str:
     found = Path(sys.executable).parent / name
     require(found.exists(), f"there is no {name}: pip install 'fedxl[flower]'")
     return str(found)
-
-
-@contextmanager
-def _stopping_all() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Whatever happens, nothing that was started stays behind: neither these processes nor theirs."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield started
-    finally:
-        for process in reversed(started):
-            _terminate(process)
-        signal.signal(signal.SIGTERM, before)
-
-
-def _die_with_parent() -> None:
-    """In a child, before it becomes another program: SIGTERM when this process is gone, even by kill -9 (Linux)."""
-    set_parent_death_signal = 1
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-
-
-def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """Ask, wait, then kill; and kill its descendants, who may not have been asked."""
-    family = descendants(process.pid)
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    for pid in family:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def descendants(pid: int) -> list[int]:
-    """Children and their children, by what /proc says."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-        children.setdefault(parent, []).append(int(entry.name))
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found

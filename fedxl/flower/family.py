@@ -1,0 +1,100 @@
+"""Processes that we start, and those that they start: none may outlive us."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+HOME = "FLWR_HOME"  # in the environment of all of Flower's processes: where a party's own files of it are
+
+
+@contextmanager
+def stopping_all(homes: Sequence[Path] = ()) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Whatever happens, nothing that was started stays behind: neither these processes nor theirs.
+
+    homes: of Flower's parties; whatever has one of them in its environment was started by us, or by who we started.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield started
+    finally:
+        for process in reversed(started):
+            _terminate(process)
+        _sweep(homes)
+        signal.signal(signal.SIGTERM, before)
+
+
+def die_with_parent() -> None:
+    """In a child, before it becomes another program: SIGTERM when this process is gone, even by kill -9 (Linux)."""
+    set_parent_death_signal = 1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    """Ask, wait, then kill; and kill its descendants, who may not have been asked."""
+    family = descendants(process.pid)
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for pid in family:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _sweep(homes: Sequence[Path]) -> None:
+    """Kill what lives on at these homes: children of whoever died before they were seen."""
+    marks = {f"{HOME}={home}".encode() for home in homes}
+    quiet = 0
+    while marks and quiet < 2:  # one that was just being started is seen the second time
+        left = [pid for pid in _pids() if marks & _environ(pid)]
+        quiet = 0 if left else quiet + 1
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+
+
+def _environ(pid: int) -> set[bytes]:
+    try:
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:  # it is gone, or not ours to look at
+        return set()
+
+
+def descendants(pid: int) -> list[int]:
+    """Children and their children, by what /proc says."""
+    children: dict[int, list[int]] = {}
+    for each in _pids():
+        try:
+            parent = int(Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+        children.setdefault(parent, []).append(each)
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
