@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,8 @@ class InProcess:
             return Failure(first_line(error))
         return copied(fault(answer) if fault else answer)
 
-    def answers(self, tickets: Sequence[str]) -> Mapping[str, Envelope | Failure]:
-        return {ticket: self.waiting.pop(ticket) for ticket in tickets if ticket in self.waiting}
+    def answers(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
+        return [(ticket, self.waiting.pop(ticket)) for ticket in tickets if ticket in self.waiting]
 
 
 def copied(letter: Envelope) -> Envelope:

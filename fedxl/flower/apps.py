@@ -10,7 +10,7 @@ An app of Flower's names them in its pyproject.toml:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fedxl.errors import UserError, first_line
+from fedxl.errors import UserError, first_line, require
 from fedxl.flower import site, status, turns
 from fedxl.flower.envelope import Envelope, Failure, Kind
 from fedxl.flower.server import serve
@@ -101,8 +101,13 @@ def _site(context: Context) -> SiteFile:
     return read_site(server_file.parent.parent / "sites" / name / "site.toml")
 
 
-def sealed(letter: Envelope) -> RecordDict:
-    arrays = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in letter.tensors.items()})
+def sealed(letter: Envelope, known: dict[int, Array] | None = None) -> RecordDict:
+    """An envelope as Flower's records. Tensors that several letters share are packed once, and noted in `known`."""
+    known = {} if known is None else known
+    for tensor in letter.tensors.values():
+        if id(tensor) not in known:
+            known[id(tensor)] = Array(tensor.numpy())
+    arrays = ArrayRecord({name: known[id(tensor)] for name, tensor in letter.tensors.items()})
     return RecordDict({"tensors": arrays, "facts": ConfigRecord(dict(letter.facts))})
 
 
@@ -132,19 +137,24 @@ class GridCarrier:
         return sorted(self.grid.get_node_ids())
 
     def send(self, letters: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
-        nodes = sorted(letters)
+        nodes, known = sorted(letters), dict[int, Array]()
         messages = [
-            Message(content=sealed(letters[node]), dst_node_id=node, message_type=KINDS[kind], ttl=seconds)
+            Message(content=sealed(letters[node], known), dst_node_id=node, message_type=KINDS[kind], ttl=seconds)
             for node in nodes
         ]
-        return dict(zip(self.grid.push_messages(messages), nodes, strict=True))
+        tickets = list(self.grid.push_messages(messages))
+        require(
+            len(tickets) == len(nodes), "Flower takes no messages of this size; its log says how large they may be"
+        )
+        # Without a ticket a message was not taken: then there is no answer.
+        return {ticket or f"not sent to {node}": node for ticket, node in zip(tickets, nodes, strict=True)}
 
-    def answers(self, tickets: Sequence[str]) -> Mapping[str, Envelope | Failure]:
-        found: dict[str, Envelope | Failure] = {}
-        for message in self.grid.pull_messages(tickets) if tickets else ():
-            # An error's sender is Flower itself; only the ticket says whose it is.
-            found[message.metadata.reply_to_message_id] = _read(message, self.megabytes)
-        return found
+    def answers(self, tickets: Sequence[str]) -> Iterator[tuple[str, Envelope | Failure]]:
+        # One by one, however many are here: each is as large as the network.
+        for ticket in tickets:
+            for message in self.grid.pull_messages([ticket]):
+                # An error's sender is Flower itself; only the ticket says whose it is.
+                yield message.metadata.reply_to_message_id, _read(message, self.megabytes)
 
 
 def _read(message: Message, megabytes: float) -> Envelope | Failure:

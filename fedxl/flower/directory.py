@@ -56,7 +56,7 @@ class Directory:
         if new:
             letter = Envelope({"version": __version__}, {})
             self.asked |= self.carrier.send(dict.fromkeys(new, letter), "hello", self.settings.join)
-        for ticket, answer in self.carrier.answers(list(self.asked)).items():
+        for ticket, answer in self.carrier.answers(list(self.asked)):
             self._meet(self.asked.pop(ticket), answer)
         return {name: node for node, name in self.names.items() if node in here}
 

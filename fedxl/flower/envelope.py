@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -54,8 +54,8 @@ class Carrier(Protocol):
     def send(self, letters: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
         """Sends each node its envelope: tickets, and whose they are. Nothing is delivered after so many seconds."""
 
-    def answers(self, tickets: Sequence[str]) -> Mapping[str, Envelope | Failure]:
-        """The answers that are here by now; each is handed out once."""
+    def answers(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
+        """The answers that are here by now, by ticket; each is handed out once."""
 
 
 def asked(
@@ -65,7 +65,7 @@ def asked(
     deadline = time.monotonic() + seconds
     waiting = dict(carrier.send(letters, kind, seconds)) if letters else {}
     while waiting and time.monotonic() < deadline:
-        for ticket, answer in carrier.answers(list(waiting)).items():
+        for ticket, answer in carrier.answers(list(waiting)):
             yield waiting.pop(ticket), answer
         time.sleep(POLL if waiting else 0)
     for node in waiting.values():
