@@ -18,7 +18,7 @@ from fedxl.risk import (
 from fedxl.run import Hooks, Result, fit
 from fedxl.task import Settings
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ALGORITHMS",
     "RISKS",

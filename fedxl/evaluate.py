@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -51,7 +52,7 @@ class Evaluator:
 class Findings:
     """What an evaluation came to, and the scores and labels behind it, where they are known here."""
 
-    figures: dict[str, float]
+    figures: dict[str, float]  # empty: nobody could say
     scores: Tensor | None = field(default=None, repr=False)
     labels: Tensor | None = field(default=None, repr=False)
     remarks: Mapping[str, Any] = field(default_factory=dict)  # for the record
@@ -64,8 +65,7 @@ class Examiner(Protocol):
     def splits(self) -> Collection[str]:
         """Of train, validation and test those that there are."""
 
-    def examine(self, weights: Weights, split: str) -> Findings | None:
-        """None: nobody can say at present."""
+    def examine(self, weights: Weights, split: str) -> Findings: ...
 
 
 @dataclass(frozen=True)
@@ -122,3 +122,26 @@ def check_selection(select: str, evaluator: Evaluator, validation: Source | None
     known = {"-risk"} | ({"auroc", "ap"} | paucs if ranked else set())
     if select not in known:
         raise unknown("figure to select by", select, known)
+
+
+def value_of(figures: Mapping[str, Any], select: str) -> float:
+    """The figure that a model is chosen by, the higher the better; NaN where there is none."""
+    found = figures["risk"] if select == "-risk" else figures[select]
+    value = math.nan if found is None else float(found)
+    return -value if select == "-risk" else value
+
+
+def pairs_in(figures: Mapping[str, float]) -> float:
+    """How many pairs of a positive and a negative figures rest on."""
+    return figures.get("positives", 1) * figures.get("negatives", 1)
+
+
+def better_at_common_sites(record: Mapping[str, Any], best: Mapping[str, Any], select: str) -> bool:
+    """Of two evaluations by different sites: whether the first is better at those that took part in both."""
+    change = 0.0
+    for name, mine in record.get("validation_by_site", {}).items():
+        theirs = best.get("validation_by_site", {}).get(name)
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            difference = value_of(mine, select) - value_of(theirs, select)
+            change += 0.0 if math.isnan(difference) else pairs_in(mine) * difference
+    return change > 0

@@ -22,7 +22,7 @@ from fedxl.checkpoint import Checkpoint
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.errors import DivergedError, require
-from fedxl.evaluate import Examiner
+from fedxl.evaluate import Examiner, better_at_common_sites, value_of
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
 from fedxl.risk import XRisk
@@ -228,11 +228,12 @@ class Trainer:
         record: dict[str, Any] = {"round": self.round, "steps": int(self.server.step), "seconds": self.seconds}
         record["training_seconds"] = self._elapsed() - self.evaluating
         for name in ("train", "validation"):
-            if name in task.examiner.splits and (found := task.examiner.examine(weights, name)):
-                record |= {name: found.figures, **found.remarks}
+            if name in task.examiner.splits:
+                found = task.examiner.examine(weights, name)
+                record |= {**({name: found.figures} if found.figures else {}), **found.remarks}
         record |= task.engine.remarks()
         value = self._value(record)
-        if value > self.best_value:
+        if self._better(value, record):
             self.best, self.best_round, self.best_value = weights, self.round, value
         self.history.append(record)
         if self.folder:
@@ -245,11 +246,16 @@ class Trainer:
             return float(self.round)
         if "validation" not in record:
             return -math.inf
-        figures, select = record["validation"], self.task.select
-        value = -float(figures["risk"]) if select == "-risk" else float(figures[select])
+        value = value_of(record["validation"], self.task.select)
         if math.isnan(value):
             raise self._diverged("scores")
         return value
+
+    def _better(self, value: float, record: Mapping[str, Any]) -> bool:
+        best = next((each for each in self.history if each["round"] == self.best_round), {})
+        if value > -math.inf and best.get("validation_from") != record.get("validation_from"):
+            return not best or better_at_common_sites(record, best, self.task.select)
+        return value > self.best_value
 
     def _require_finite(self) -> None:
         if not tree.finite(self.server.weights):
@@ -298,8 +304,8 @@ class Trainer:
         test_scores = None
         if not interrupted:
             final = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
-            found = task.examiner.examine(chosen, "test") if "test" in task.examiner.splits else None
-            if found:
+            if "test" in task.examiner.splits:
+                found = task.examiner.examine(chosen, "test")
                 test, final = found.figures, {**final, **found.remarks}
                 if found.scores is not None and found.labels is not None:
                     test_scores = found.scores.double().cpu().numpy(), found.labels.double().cpu().numpy()

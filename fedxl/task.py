@@ -68,6 +68,10 @@ class Settings:
             f"precision = {self.precision} is for dtype = float32, not for {self.dtype}",
         )
 
+    def selects_by(self, risk: XRisk) -> str:
+        """The figure that the best model is chosen by."""
+        return self.select or risk.metric
+
 
 class Task:
     """The parts of a run. `announce` is told which executor was chosen and why."""
@@ -100,7 +104,7 @@ class Task:
         self.score = scorer(self.model, True, run.precision)
         self.algorithm = build_algorithm(method, self.score, risk, self.federation, options, run.weighting)
         self.engine = self._engine()
-        self.select = run.select or risk.metric
+        self.select = run.selects_by(risk)
         self.examiner = self._examiner(pairs)
         self.description = self._describe(algorithm, options, more)
 
@@ -175,16 +179,21 @@ class Task:
                 "risk": f"{self.risk.sides}, lam {self.risk.lam}, {self.risk.score_shape} {self.risk.inner_shape}",
             },
         }
-        flat = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
-        plain: dict[str, Any] = json.loads(json.dumps(flat, default=str))
-        return plain
+        return flattened(tables)
+
+
+def flattened(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings by dotted names, as plain JSON."""
+    flat = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+    plain: dict[str, Any] = json.loads(json.dumps(flat, default=str))
+    return plain
 
 
 def evaluator(model: nn.Module, risk: XRisk, run: Settings) -> Evaluator:
     """Of this network, by the figures that the run asks for."""
     # Never in half precision, in which many scores would be tied.
     exact = "fp32" if run.precision == "fp32" else "tf32"
-    fprs = limits(run.select or risk.metric, run.fpr)
+    fprs = limits(run.selects_by(risk), run.fpr)
     return Evaluator(scorer(model, False), risk, fprs, DTYPES[run.dtype], exact)
 
 

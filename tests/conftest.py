@@ -15,7 +15,7 @@ from fedxl.engine.executors import loop, vectorised
 from fedxl.engine.graph import GraphExecutor
 from fedxl.engine.record import again
 from fedxl.engine.wave import Executor
-from fedxl.flower import directory, envelope
+from fedxl.flower import envelope
 
 Clients = list[tuple[Tensor, Tensor]]
 
@@ -96,5 +96,4 @@ def network() -> Callable[[int], nn.Module]:
 @pytest.fixture
 def impatient(monkeypatch):
     """Servers that ask for answers all the time."""
-    for module in (directory, envelope):
-        monkeypatch.setattr(module, "POLL", 0.01)
+    monkeypatch.setattr(envelope, "POLL", 0.01)

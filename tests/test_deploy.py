@@ -85,6 +85,19 @@ def test_sites_evaluate_what_stays_with_them(tmp_path):
     assert 0.4 < done["test"]["auroc"] <= 1
 
 
+@pytest.mark.deploy
+def test_a_rehearsal_in_a_folder_beside_one(tmp_path):
+    """`fedxl deploy init` and `deploy local` as the README has them, with a relative path."""
+    folders.init(["a", "b"], tmp_path / "hospitals", port=free_port())
+    command = [sys.executable, "-m", "fedxl.cli", "deploy", "local", "hospitals"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert "round 5" in found.stdout
+    assert "test: auroc" in found.stdout
+    parties = [tmp_path / "hospitals" / place / "flower" for place in ("server", "sites/a", "sites/b")]
+    assert not family.living_at(parties), "and nobody is left"
+
+
 def test_a_message_that_is_too_large_is_refused_before_it_is_opened():
     letter = apps.sealed(Envelope({"a": 1}, {"x": torch.zeros(1000)}))
     assert torch.equal(apps.opened(letter, 0.01).tensors["x"], torch.zeros(1000))

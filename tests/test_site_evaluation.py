@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedxl import UserError, metrics
 from fedxl.config import load_data
+from fedxl.evaluate import better_at_common_sites
 from fedxl.flower import cache, site
 from fedxl.flower.envelope import Envelope, Failure
 from fedxl.flower.settings import ServerSettings, SiteSettings
@@ -77,6 +79,7 @@ def test_by_default_nothing_leaves_and_the_last_model_is_the_result(tmp_path):
     assert not any(answer.tensors for _, answer in carrier.answered)
     assert found.best_round == 4
     assert found.test == {}
+    assert found.history[0]["validation_by_site"] == dict.fromkeys(SITES, "it lets no evaluation go")
     assert any("nobody could evaluate" in line and "a: it lets no evaluation go" in line for line in lines)
 
 
@@ -97,6 +100,72 @@ def test_scores_leave_in_an_order_that_tells_nothing(tmp_path):
         assert answer.tensors["labels"].dtype == torch.uint8
 
 
+@pytest.mark.parametrize("shape", [(40,), (40, 3)])
+def test_not_even_ties_tell_which_example_is_which(shape):
+    """A model of the server's making may score many examples alike: then only how many there are may leave."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 2, shape, generator=generator).double()
+    labels = torch.randint(0, 2, shape[:1], generator=generator)
+    shuffled = torch.randperm(40, generator=generator)
+    one, other = site._in_no_order(scores, labels), site._in_no_order(scores[shuffled], labels[shuffled])
+    assert torch.equal(one.scores, other.scores)
+    assert torch.equal(one.labels, other.labels)
+    assert int(one.labels.sum()) == int(labels.sum())
+
+
+def test_the_whole_curve_does_not_leave_as_figures(tmp_path):
+    experiment = config("fedxl2", rounds=2, fpr=[n / 20 for n in range(1, 20)])
+    found, _ = judged(tmp_path, *["figures"] * 4, experiment=experiment)
+    assert "19 false positive rates are more than this site lets go" in found.history[0]["validation_by_site"]["a"]
+
+
+def test_one_site_without_a_figure_does_not_silence_the_others(tmp_path):
+    carrier = Judging(tmp_path, ["figures"] * 4)
+    carrier.spoil = lambda a: Envelope({**a.facts, "figures": json.dumps(PERFECT | {"pauc@0.3": math.nan})}, {})
+    found = deployed(tmp_path, config("fedxl2", rounds=2), carrier, evaluate="sites")
+    by_site = found.history[0]["validation_by_site"]
+    told = [by_site[name] for name in SITES[1:]]
+    pairs = [figures["positives"] * figures["negatives"] for figures in told]
+    mean = sum(n * figures["auroc"] for n, figures in zip(pairs, told, strict=True)) / sum(pairs)
+    assert found.validation["auroc"] == pytest.approx(mean, abs=1e-12)
+
+
+def test_scores_beyond_the_risk_count_for_nothing(tmp_path):
+    experiment = config("fedxl2", rounds=2, select="-risk")
+    experiment = replace(experiment, risk={"name": "pauc", "scores": "raw"})
+    carrier = Judging(tmp_path, ["scores"] * 4)
+    carrier.spoil = lambda a: a._replace(tensors={**a.tensors, "scores": a.tensors["scores"] * 0 + 1e300})
+    found = deployed(tmp_path, experiment, carrier, evaluate="sites")
+    assert found.best_round == 2
+    assert "validation" not in found.history[0]
+
+
+def test_rounds_that_different_sites_have_judged_are_compared_where_they_can_be(tmp_path):
+    """In its first evaluation the run hears of one site alone, for which the model is perfect."""
+
+    class Alone(Judging):
+        def _ask(self, node, kind, letter):
+            first = kind == "evaluate" and len(self.answered) < 4
+            answer = super()._ask(node, kind, letter)
+            if not first:
+                return answer
+            lie = {**answer.facts, "kind": "figures", "figures": json.dumps(PERFECT)}
+            return Envelope(lie, {}) if node == 102 else Failure("it is tired")
+
+    found = deployed(tmp_path, config("fedxl2", eval_every=1), Alone(tmp_path, ["figures"] * 4), evaluate="sites")
+    assert found.history[0]["validation_from"] == "figures of c"
+    assert found.history[1]["validation_from"] == "figures of a, b, c, d"
+    assert found.best_round == 1, "at that site no later round was better"
+    figures = [{"auroc": value, "positives": 2, "negatives": 3} for value in (0.5, 0.6, 0.9)]
+    early, late = (
+        {"validation_by_site": {"a": figures[0], "b": figures[2]}},
+        {"validation_by_site": {"a": figures[1], "b": "away"}},
+    )
+    assert better_at_common_sites(late, early, "auroc")
+    assert not better_at_common_sites(early, late, "auroc")
+    assert not better_at_common_sites({"validation_by_site": {"b": figures[2]}}, late, "auroc"), "nothing in common"
+
+
 LIES = {
     "another site": (lambda a: Envelope({**a.facts, "site": "b"}, a.tensors), "something else than was asked"),
     "NaN": (lambda a: a._replace(tensors={**a.tensors, "scores": a.tensors["scores"] * math.nan}), "NaN or infinity"),
@@ -108,6 +177,15 @@ LIES = {
     "beyond 1": (
         lambda a: Envelope({**a.facts, "kind": "figures", "figures": json.dumps(PERFECT | {"auroc": 1.5})}, {}),
         "it says that its auroc is 1.5",
+    ),
+    "a number beyond all": (
+        lambda a: Envelope({**a.facts, "kind": "figures", "figures": json.dumps(PERFECT | {"auroc": 10**400})}, {}),
+        "its answer is no good",
+    ),
+    "too deep": (lambda a: Envelope({**a.facts, "kind": "figures", "figures": "[" * 10**6}, {}), "is no good"),
+    "too many words": (
+        lambda a: Envelope({**a.facts, "kind": "figures", "figures": json.dumps({"auroc": "x" * 10**6})}, {}),
+        "its answer is no good",
     ),
     "absurd": (
         lambda a: Envelope({**a.facts, "kind": "figures", "figures": json.dumps(PERFECT | {"positives": 1e15})}, {}),
@@ -128,6 +206,7 @@ def test_lies_are_not_believed(tmp_path, kind):
     said = found.history[-1]["validation_by_site"]["a"]
     assert isinstance(said, str)
     assert reason in said
+    assert len(said) < 400
     assert found.test_scores is not None, "the others are believed"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from fedxl import UserError, tree, wire
 from fedxl.checkpoint import load_latest
 from fedxl.config import Config, load_data
-from fedxl.flower import cache, site
+from fedxl.flower import cache, envelope, site
 from fedxl.flower.envelope import Envelope, Failure
 from fedxl.flower.settings import SiteFile, SiteSettings, read_site
 from fedxl.run import Hooks
@@ -178,9 +179,6 @@ def test_a_site_takes_only_what_it_should(tmp_path):
     ]:
         with pytest.raises(UserError, match=reason):
             site.work(mine, Envelope({**good.facts, **facts}, good.tensors))
-    small = replace(mine, settings=replace(mine.settings, megabytes=1e-6))
-    with pytest.raises(UserError, match="larger than this site takes"):
-        site.work(small, good)
     with pytest.raises(wire.RefusedError, match="nobody asked for"):
         site.work(mine, Envelope(good.facts, {**good.tensors, "more": torch.zeros(1)}))
     assert sorted(path.name for path in (mine.state / good.facts["run"]).iterdir()) == before
@@ -194,6 +192,35 @@ def test_a_lost_state_is_said_and_the_run_goes_on(tmp_path):
     for file in (mine.state / good.facts["run"]).glob("round-*"):
         file.write_bytes(b"rubbish")
     assert "is lost" in site.work(mine, good).facts["note"]
+
+
+def test_what_a_site_knew_of_other_data_is_left_behind(tmp_path, monkeypatch):
+    _, good = letter(tmp_path)
+    mine = site_file(tmp_path, 0)
+    monkeypatch.setattr(cache, "identity", lambda site: "of others")
+    assert "its data are others than in round" in site.work(mine, good).facts["note"]
+
+
+def test_an_answer_that_came_while_another_was_worked_on_is_not_too_late():
+    class Slow:
+        here = (("one", Envelope({"n": 1}, {})),)
+
+        def send(self, letters, kind, seconds):
+            return {"one": 1, "two": 2, "three": 3}
+
+        def answers(self, tickets):
+            here, self.here = self.here, ()
+            yield from here
+
+    carrier, found = Slow(), []
+    for node, answer in envelope.asked(carrier, {1: None, 2: None, 3: None}, "train", 0.0):
+        found.append((node, answer))
+        if node == 1:
+            time.sleep(envelope.SOON + 0.1)
+            carrier.here = (("two", Envelope({"n": 2}, {})),)
+    assert [node for node, _ in found] == [1, 2, 3]
+    assert found[1][1].facts == {"n": 2}
+    assert found[2][1] == Failure("no answer within 1 s")
 
 
 def test_a_site_opens_its_data_from_its_cache(tmp_path):
@@ -293,7 +320,10 @@ def test_other_files_are_prepared_anew_and_missing_ones_are_not(tmp_path):
     assert cache.count(mine) == 10
     assert cache.held_back(mine, "validation") is None
     write(12)
-    assert cache.count(mine) == 12
+    assert len(cache.opened(mine).source.labels) == 10, "not in the middle of a run"
+    before = cache.identity(mine)
+    assert cache.count(mine) == 12, "but when the site starts or says hello"
+    assert cache.identity(mine) != before
     file.unlink()
     assert cache.count(mine) == 12, "what is prepared is enough"
 

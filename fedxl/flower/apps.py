@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedxl.errors import UserError, first_line, require
 from fedxl.flower import site, status, turns
-from fedxl.flower.envelope import Envelope, Failure, Kind
+from fedxl.flower.envelope import WORDS, Envelope, Failure, Kind
 from fedxl.flower.server import serve
 from fedxl.flower.settings import SiteFile, read_server, read_site
 from fedxl.run import Hooks
@@ -33,6 +33,7 @@ KINDS: Mapping[Kind, str] = {
     "train": MessageType.TRAIN,
     "evaluate": MessageType.EVALUATE,
 }
+UNSENT = "not sent to"  # in place of a ticket
 log = logging.getLogger("flwr")
 server = ServerApp()
 client = ClientApp()
@@ -114,7 +115,8 @@ def sealed(letter: Envelope, known: dict[int, Array] | None = None) -> RecordDic
 def opened(content: RecordDict, megabytes: float) -> Envelope:
     """An envelope out of Flower's records; only plain arrays are taken, and not too many bytes of them."""
     arrays = content.array_records["tensors"]
-    size = sum(len(array.data) for array in arrays.values()) / 1e6
+    facts: dict[str, Any] = dict(content.config_records["facts"].items())
+    size = (sum(len(array.data) for array in arrays.values()) + sum(len(str(fact)) for fact in facts.values())) / 1e6
     if size > megabytes:
         raise RefusedError(f"a message of {size:.0f} MB is larger than what is taken here, {megabytes:g} MB")
     tensors: dict[str, Tensor] = {}
@@ -123,7 +125,6 @@ def opened(content: RecordDict, megabytes: float) -> Envelope:
             tensors[name] = torch.from_numpy(array.numpy().copy())
         except (TypeError, ValueError) as error:
             raise RefusedError(f"{name} is no array of numbers: {first_line(error)}") from None
-    facts: dict[str, Any] = dict(content.config_records["facts"].items())
     return Envelope(facts, tensors)
 
 
@@ -143,15 +144,15 @@ class GridCarrier:
             for node in nodes
         ]
         tickets = list(self.grid.push_messages(messages))
-        require(
-            len(tickets) == len(nodes), "Flower takes no messages of this size; its log says how large they may be"
-        )
-        # Without a ticket a message was not taken: then there is no answer.
-        return {ticket or f"not sent to {node}": node for ticket, node in zip(tickets, nodes, strict=True)}
+        require(len(tickets) == len(nodes), "Flower takes no messages of this size; see its log")
+        return {ticket or f"{UNSENT} {node}": node for ticket, node in zip(tickets, nodes, strict=True)}
 
     def answers(self, tickets: Sequence[str]) -> Iterator[tuple[str, Envelope | Failure]]:
         # One by one, however many are here: each is as large as the network.
         for ticket in tickets:
+            if ticket.startswith(UNSENT):
+                yield ticket, Failure("Flower has not taken the message")
+                continue
             for message in self.grid.pull_messages([ticket]):
                 # An error's sender is Flower itself; only the ticket says whose it is.
                 yield message.metadata.reply_to_message_id, _read(message, self.megabytes)
@@ -165,4 +166,4 @@ def _read(message: Message, megabytes: float) -> Envelope | Failure:
     except Exception as error:  # whatever a damaged or hostile answer may raise
         return Failure(f"its answer cannot be read: {first_line(error)}")
     reason = letter.facts.get("failure")
-    return Failure(str(reason)[:500]) if reason else letter
+    return Failure(str(reason)[:WORDS]) if reason else letter

@@ -30,6 +30,20 @@ FACTS = "data.json"  # written last: without it there is no cache
 PIECE = 1024  # examples that are written at a time
 
 
+def refresh(site: SiteFile) -> None:
+    """Prepare the data if that has not been done, or if their files have changed since."""
+    facts = _facts(site)
+    # Data that are no longer there have not changed: a site may have nothing but its cache.
+    if facts is None or any(facts["stamps"].get(name) != stamp for name, stamp in _stamps(site).items()):
+        prepare(site)
+
+
+def identity(site: SiteFile) -> str:
+    """The same as long as the data are."""
+    facts = _ready(site)
+    return hashlib.sha256(json.dumps([facts["key"], facts["stamps"]]).encode()).hexdigest()
+
+
 def opened(site: SiteFile) -> Federation:
     """The site's training data as a federation of one client; prepared first if that has not been done."""
     facts = _ready(site)
@@ -48,7 +62,8 @@ def held_back(site: SiteFile, split: str) -> TensorSource | None:
 
 
 def count(site: SiteFile) -> int:
-    """How many examples the site has to train on; its data are prepared if they have not been."""
+    """How many examples the site has to train on, once they are prepared as they are now."""
+    refresh(site)
     return len(opened(site).source.labels)
 
 
@@ -126,7 +141,7 @@ def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:
 
 
 def _ready(site: SiteFile) -> dict[str, Any]:
-    """What is known of the cache, which is written first if there is none, or one of other data."""
+    """What is known of the cache, which is written first if there is none, or one by other settings."""
     facts = _facts(site)
     if facts is None:
         prepare(site)
@@ -140,9 +155,7 @@ def _facts(site: SiteFile) -> dict[str, Any] | None:
         facts: dict[str, Any] = json.loads((site.cache / FACTS).read_text())
     except (OSError, ValueError):
         return None
-    # Data that are no longer there have not changed: a site may have nothing but its cache.
-    same = all(facts.get("stamps", {}).get(name) == stamp for name, stamp in _stamps(site).items())
-    return facts if facts.get("key") == key(site) and same else None
+    return facts if facts.get("key") == key(site) else None
 
 
 def _mapped(path: Path) -> Tensor:

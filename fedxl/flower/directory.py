@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedxl import __version__
 from fedxl.data.federation import Weighting
 from fedxl.errors import first_line, require
-from fedxl.flower.envelope import POLL, Carrier, Envelope, Failure
+from fedxl.flower.envelope import WORDS, Carrier, Envelope, Failure, pause
 from fedxl.flower.settings import ServerSettings
 from fedxl.risk import Side
 from fedxl.wire import RefusedError
@@ -44,6 +44,7 @@ class Directory:
     names: dict[int, str] = field(default_factory=dict)  # by node
     asked: dict[str, int] = field(default_factory=dict)  # tickets of hellos on their way
     refused: dict[int, float] = field(default_factory=dict)  # nodes, and when their hello was
+    heard: str = ""  # why a hello was refused, the last one
     keys: Mapping[int, str] = field(default_factory=dict)  # whose key a node has shown, where that is known
 
     def nodes(self) -> dict[str, int]:
@@ -66,8 +67,10 @@ class Directory:
         while lacking := [name for name in self.settings.sites if name not in self.facts]:
             self.nodes()
             late = time.monotonic() > deadline
-            require(not late, f"no word of {', '.join(lacking)} within {self.settings.join:g} s; are they running?")
-            time.sleep(POLL)
+            why = f" (the last thing heard: {self.heard})" if self.heard else ""
+            missing = f"no word of {', '.join(lacking)} within {self.settings.join:g} s; are they running?{why}"
+            require(not late, missing)
+            pause()
 
     def gather(self, names: Collection[str], deadline: float) -> dict[str, int]:
         """Those of these sites that can be reached. Somebody must be; the others are given a while to come."""
@@ -77,16 +80,16 @@ class Directory:
             nodes = {name: node for name, node in self.nodes().items() if name in names}
             if len(nodes) == len(names) or time.monotonic() >= (enough if nodes else deadline):
                 return nodes
-            time.sleep(POLL)
+            pause()
 
     def _meet(self, node: int, answer: Envelope | Failure) -> None:
-        if isinstance(answer, Failure):
-            self.say(f"a node did not say hello: {answer.reason}")
-            return
         try:
+            if isinstance(answer, Failure):
+                raise RefusedError(answer.reason)
             name, found = self._read(node, answer)
         except (RefusedError, KeyError, TypeError, ValueError, OverflowError) as error:
-            self.say(f"a node's hello was refused: {first_line(error)}")
+            self.heard = f"a node's hello was refused: {first_line(error)[:WORDS]}"
+            self.say(self.heard)
             self.refused[node] = time.monotonic()
             return
         self.names = {n: other for n, other in self.names.items() if other != name} | {node: name}

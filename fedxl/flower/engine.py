@@ -16,7 +16,7 @@ from fedxl.data.federation import shares
 from fedxl.engine.trace import outline
 from fedxl.errors import UserError
 from fedxl.flower.directory import Directory
-from fedxl.flower.envelope import Carrier, Envelope, Failure, Order, asked
+from fedxl.flower.envelope import WORDS, Carrier, Envelope, Failure, Order, asked
 from fedxl.flower.parts import Parts
 from fedxl.flower.settings import ServerSettings
 from fedxl.sampling import Indices
@@ -25,7 +25,7 @@ from fedxl.wire import RefusedError
 
 
 class Rows:
-    """Updates stacked, each put into its row as it arrives, so that none is held twice."""
+    """Updates stacked, each put into its row as it arrives, so that none is held twice while others are awaited."""
 
     def __init__(self, count: int) -> None:
         self.count, self.filled, self._all = count, set[int](), None
@@ -107,7 +107,7 @@ class GridEngine:
             try:
                 rows.put(cohort.index(number), self._checked(algorithm, server, round, number, answer))
             except RefusedError as error:
-                self._drop(round, number, str(error))
+                self._drop(round, number, str(error)[:WORDS])
         return rows
 
     def _letter(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
@@ -133,13 +133,14 @@ class GridEngine:
         if answer.facts.get("round") != round or answer.facts.get("site") != self.settings.sites[number]:
             raise RefusedError("it answers something else than was asked")
         if note := answer.facts.get("note"):
-            self.say(f"round {round}, {self.settings.sites[number]}: {note}")
+            self.say(f"round {round}, {self.settings.sites[number]}: {str(note)[:WORDS]}")
         steps = self.parts.run.local_steps
         longest = steps * max(self.reading.size1, self.reading.size2, 1)
         template = self._template(algorithm, server)
         update = wire.restore(template, answer.tensors, longest, unknown=("u",))
         if self.settings.wire == wire.HALF:
-            update = update._replace(weights=wire.plus(server.weights, update.weights))
+            params = wire.plus(server.weights.params, update.weights.params)
+            update = update._replace(weights=update.weights._replace(params=params))
         share = tree.map(lambda leaf: leaf[number], self.shares)
         counted = [*zip(tree.leaves(update.share)[1:], tree.leaves(share)[1:], strict=True)]
         more = update.share.model > share.model * (1 + 1e-6) or update.share.model < 0

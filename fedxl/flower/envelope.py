@@ -12,6 +12,8 @@ from fedxl.algorithm import Share
 
 Kind = Literal["hello", "train", "evaluate"]
 POLL = 0.5  # seconds
+WORDS = 300  # letters of what somebody says that are repeated
+SOON = 1.0  # seconds that anybody is given at the least
 
 
 class Envelope(NamedTuple):
@@ -58,15 +60,24 @@ class Carrier(Protocol):
         """The answers that are here by now, by ticket; each is handed out once."""
 
 
+def pause() -> None:
+    """Until it is worth looking again."""
+    time.sleep(POLL)
+
+
 def asked(
     carrier: Carrier, letters: Mapping[int, Envelope], kind: Kind, seconds: float
 ) -> Iterator[tuple[int, Envelope | Failure]]:
     """Each node with its answer, as answers come in; after so many seconds the others' is that there is none."""
+    seconds = max(SOON, seconds)
     deadline = time.monotonic() + seconds
     waiting = dict(carrier.send(letters, kind, seconds)) if letters else {}
-    while waiting and time.monotonic() < deadline:
+    late = False
+    while waiting and not late:
+        late = time.monotonic() > deadline  # then this is a last look, for what came while an answer was worked on
         for ticket, answer in carrier.answers(list(waiting)):
             yield waiting.pop(ticket), answer
-        time.sleep(POLL if waiting else 0)
+        if waiting and not late:
+            pause()
     for node in waiting.values():
         yield node, Failure(f"no answer within {seconds:.3g} s")

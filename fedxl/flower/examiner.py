@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from fedxl import __version__, wire
-from fedxl.evaluate import Evaluator, Findings
+from fedxl.errors import first_line
+from fedxl.evaluate import Evaluator, Findings, pairs_in, value_of
 from fedxl.flower.directory import Directory
-from fedxl.flower.envelope import Carrier, Envelope, Failure, Scored, asked
+from fedxl.flower.envelope import WORDS, Carrier, Envelope, Failure, Scored, asked
 from fedxl.models import Weights
 from fedxl.wire import RefusedError
 
 Answer = Findings | str  # or why there is none
+MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server must not be kept busy for ever
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class SiteExaminer:
     def splits(self) -> Collection[str]:
         return ("validation", "test")
 
-    def examine(self, weights: Weights, split: str) -> Findings | None:
+    def examine(self, weights: Weights, split: str) -> Findings:
         settings = self.directory.settings
         deadline = time.monotonic() + settings.deadline
         nodes = {node: name for name, node in self.directory.gather(settings.sites, deadline).items()}
@@ -53,8 +55,8 @@ class SiteExaminer:
         for node, answer in asked(self.carrier, dict.fromkeys(nodes, letter), "evaluate", seconds):
             try:
                 answers[nodes[node]] = self._read(nodes[node], split, answer)
-            except (RefusedError, KeyError, TypeError, ValueError) as error:
-                answers[nodes[node]] = str(error)
+            except Exception as error:  # whatever a damaged or hostile answer may raise
+                answers[nodes[node]] = f"its answer is no good: {first_line(error)[:WORDS]}"
         return self._together(split, answers)
 
     def _read(self, name: str, split: str, answer: Envelope | Failure) -> Answer:
@@ -64,12 +66,12 @@ class SiteExaminer:
         if (facts["site"], facts["split"]) != (name, split):
             raise RefusedError("it answers something else than was asked")
         if facts["kind"] == "nothing":
-            return str(facts["why"])[:200]
+            return str(facts["why"])[:WORDS]
         if facts["kind"] == "figures":
             return Findings(self._figures(json.loads(str(facts["figures"]))))
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
         like = Scored(torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, dtype=torch.uint8))
-        scores, labels = wire.restore(like, answer.tensors)
+        scores, labels = wire.restore(like, answer.tensors, MOST_SCORES)
         if len(scores) != len(labels) or bool((labels > 1).any()):
             raise RefusedError("its scores have not a label each, 0 or 1")
         return Findings(self.evaluator.figures_of(scores, labels), scores, labels)
@@ -87,44 +89,41 @@ class SiteExaminer:
                 raise RefusedError(f"it says that its {name} is {value:g}")
         return figures
 
-    def _together(self, split: str, answers: Mapping[str, Answer]) -> Findings | None:
+    def _together(self, split: str, answers: Mapping[str, Answer]) -> Findings:
         told = {name: answer for name, answer in answers.items() if isinstance(answer, Findings)}
-        remarks = {
+        remarks: dict[str, Any] = {
             f"{split}_by_site": {
                 name: answer.figures if isinstance(answer, Findings) else answer for name, answer in answers.items()
             }
         }
-        found = self._pooled(told) or self._mean(told)
+        scored = all(answer.scores is not None for answer in told.values())
+        found = self._pooled(told) if scored else self._mean(told)
         if found is None:
             reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items() if isinstance(answer, str))
             self.say(f"nobody could evaluate on {split} data with both classes ({reasons or 'no such data'})")
-            return None
+            return Findings({}, remarks=remarks)
+        remarks[f"{split}_from"] = f"{'scores' if scored else 'figures'} of {', '.join(sorted(told))}"
         return Findings(found.figures, found.scores, found.labels, remarks)
 
     def _pooled(self, told: Mapping[str, Findings]) -> Findings | None:
-        pairs = [(each.scores, each.labels) for each in told.values()]
-        scores = [scores for scores, _ in pairs if scores is not None]
-        labels = [labels for _, labels in pairs if labels is not None]
-        if not pairs or len(scores) < len(pairs):
+        scores = [found.scores for found in told.values() if found.scores is not None]
+        labels = [found.labels for found in told.values() if found.labels is not None]
+        if not scores:
             return None
         h, y = torch.cat(scores), torch.cat(labels)
-        if not self.evaluator.risk.score_shape and not 0 < int(y.sum()) < len(y):
-            return None
-        return Findings(self.evaluator.figures_of(h, y), h, y)
+        figures = self.evaluator.figures_of(h, y)
+        return None if math.isnan(value_of(figures, self.select)) else Findings(figures, h, y)
 
     def _mean(self, told: Mapping[str, Findings]) -> Findings | None:
-        def mass(figures: Mapping[str, float]) -> float:
-            return figures.get("positives", 1.0) * figures.get("negatives", 1.0)
-
-        each = [found.figures for found in told.values() if mass(found.figures) > 0]
-        if not each or any(math.isnan(figures[self._selected]) for figures in each):
+        """Of those who have the figure that is asked for: with one class at a site there is none."""
+        each = [found.figures for found in told.values() if not math.isnan(value_of(found.figures, self.select))]
+        total = sum(map(pairs_in, each))
+        if not total:
             return None
-        total = sum(map(mass, each))
-        names = [name for name in each[0] if name not in ("positives", "negatives")]
-        means = {name: sum(mass(figures) * figures[name] for figures in each) / total for name in names}
-        counts = ("positives", "negatives") if "positives" in each[0] else ()
+        counts = [name for name in ("positives", "negatives") if name in each[0]]
+        means = {
+            name: sum(pairs_in(figures) * figures[name] for figures in each) / total
+            for name in each[0]
+            if name not in counts
+        }
         return Findings(means | {name: sum(figures[name] for figures in each) for name in counts})
-
-    @property
-    def _selected(self) -> str:
-        return self.select.removeprefix("-")

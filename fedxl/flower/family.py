@@ -60,15 +60,29 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
 
 def _sweep(homes: Sequence[Path]) -> None:
     """Kill what lives on at these homes: children of whoever died before they were seen."""
-    marks = {f"{HOME}={home}".encode() for home in homes}
     quiet = 0
-    while marks and quiet < 2:  # one that was just being started is seen the second time
-        left = [pid for pid in _pids() if marks & _environ(pid)]
+    while homes and quiet < 2:  # one that was just being started is seen the second time
+        left = living_at(homes)
         quiet = 0 if left else quiet + 1
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
+
+
+def living_at(homes: Sequence[Path]) -> list[int]:
+    """Processes of Flower's parties with these homes. Not we, nor who started us: they may have set it themselves."""
+    marks, us = {f"{HOME}={home}".encode() for home in homes}, _ancestors(os.getpid())
+    return [pid for pid in _pids() if pid not in us and marks & _environ(pid)]
+
+
+def _ancestors(pid: int) -> set[int]:
+    """A process, its parent, and so on."""
+    parents, found = _parents(), set[int]()
+    while pid and pid not in found:
+        found.add(pid)
+        pid = parents.get(pid, 0)
+    return found
 
 
 def _pids() -> list[int]:
@@ -82,19 +96,18 @@ def _environ(pid: int) -> set[bytes]:
         return set()
 
 
-def descendants(pid: int) -> list[int]:
-    """Children and their children, by what /proc says."""
-    children: dict[int, list[int]] = {}
-    for each in _pids():
-        try:
-            parent = int(Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-        children.setdefault(parent, []).append(each)
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
+def _parents() -> dict[int, int]:
+    """Whose child each process is, by what /proc says."""
+    found = {}
+    for pid in _pids():
+        with suppress(OSError, ValueError, IndexError):
+            found[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Children and their children."""
+    parents, found = _parents(), [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]

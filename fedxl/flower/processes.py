@@ -78,10 +78,11 @@ def join(folder: Path, say: Say) -> NoReturn:
 
 def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: None) -> Server:
     """The whole federation on this machine, each party a process of its own, until the run has finished."""
+    folder = folder.resolve()
     server = read_server(folder / "server" / "server.toml")
     parties = [("serve", folder / "server"), *(("join", folder / "sites" / name) for name in server.settings.sites)]
     environment = {**os.environ, **turns.offered(folder / "turns", os.cpu_count() or 1)}
-    with stopping_all([_home(place.resolve()) for _, place in parties]) as started:
+    with stopping_all([_home(place) for _, place in parties]) as started:
         for role, place in parties:
             require(place.is_dir(), f"there is no folder {place}; `fedxl deploy init` makes it")
             with (place / "fedxl.log").open("ab") as log:

@@ -24,7 +24,7 @@ from fedxl.flower.examiner import SiteExaminer
 from fedxl.flower.parts import CPU, Parts, build
 from fedxl.flower.settings import Server
 from fedxl.run import Hooks, Result, train
-from fedxl.task import DTYPES, Settings, evaluator
+from fedxl.task import DTYPES, Settings, evaluator, flattened
 
 
 @dataclass
@@ -81,7 +81,7 @@ def _task(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int, ..
         model=parts.model,
         engine=engine,
         examiner=_examiner(parts, engine, config, shape),
-        select=run.select or parts.risk.metric,
+        select=run.selects_by(parts.risk),
         num_clients=len(sites),
         cohort=run.cohort,
         description=_described(config, run, engine),
@@ -91,7 +91,7 @@ def _task(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int, ..
 def _examiner(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int, ...]) -> Examiner:
     """The server itself on its own data, if it has any, or the sites on theirs."""
     found = evaluator(parts.model, parts.risk, parts.run)
-    select = parts.run.select or parts.risk.metric
+    select = parts.run.selects_by(parts.risk)
     if engine.settings.evaluate == "sites":
         check_selection(select, found)
         return SiteExaminer(engine.carrier, engine.directory, found, select, engine.config, engine.run_id, engine.say)
@@ -106,12 +106,8 @@ def _examiner(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int
 
 
 def _described(config: Config, run: Settings, engine: GridEngine) -> dict[str, Any]:
-    tables = {name: table for name, table in config.tables().items() if name != "run"}
-    flat = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
-    flat |= {f"run.{key}": value for key, value in asdict(run).items()}
-    flat |= {"server.sites": list(engine.settings.sites), "server.evaluate": engine.settings.evaluate}
-    plain: dict[str, Any] = json.loads(json.dumps(flat, default=str))
-    return plain
+    server = {"sites": engine.settings.sites, "evaluate": engine.settings.evaluate}
+    return flattened({**config.tables(), "run": asdict(run), "server": server})
 
 
 def _begun(path: Path) -> tuple[str, dict[str, Facts]]:

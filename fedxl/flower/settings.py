@@ -11,7 +11,7 @@ from fedxl.options import call
 from fedxl.wire import PRECISIONS
 
 JUDGES = ("server", "sites")  # who evaluates: the server on its own [data], or each site on its own
-KINDS = ("none", "figures", "scores")  # what a site lets go of an evaluation
+PERMITTED = ("none", "figures", "scores")  # what a site may let go of an evaluation
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class SiteSettings:
         require(bool(self.name), "a site needs a name")
         require(self.part >= 0, f"part must not be negative, got {self.part}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
-        if self.evaluate not in KINDS:
-            raise unknown("evaluate", self.evaluate, KINDS)
+        if self.evaluate not in PERMITTED:
+            raise unknown("evaluate", self.evaluate, PERMITTED)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedxl import __version__, tree, wire
 from fedxl.algorithm import Share
@@ -21,7 +22,6 @@ from fedxl.data.federation import Federation
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import UserError, require
-from fedxl.evaluate import HeldBack
 from fedxl.flower import cache
 from fedxl.flower.envelope import Envelope, Order, Scored
 from fedxl.flower.parts import Parts, build
@@ -29,11 +29,13 @@ from fedxl.flower.settings import SiteFile
 from fedxl.models import weights_of
 from fedxl.task import DTYPES, evaluator, pick_device
 
+MOST_LIMITS = 6  # false positive rates at which a site tells its partial AUC
 RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 
 
 def hello(site: SiteFile) -> Envelope:
-    """Who this is, and how much it holds."""
+    """Who this is, and how much it holds. Other data than were prepared are prepared now, and never during a run."""
+    cache.refresh(site)
     federation = cache.opened(site)
     labels = federation.source.labels
     facts = {
@@ -58,13 +60,16 @@ def work(site: SiteFile, letter: Envelope) -> Envelope:
     order = wire.restore(_order(parts), letter.tensors, unknown=("u",))
     order = tree.to(order, device)
     engine = _engine(parts, federation, int(facts["number"]), order.share, device)
+    base, data = int(facts["base"]), cache.identity(site)
     with _locked(site.state / str(facts["run"])) as folder:
-        note = _recall(folder, engine, order.server, int(facts["base"]), int(facts["visits"]))
+        note = _recall(folder, engine, order.server, base, int(facts["visits"]), data)
         update = engine.run_round(running, order.server, round, np.zeros(1, np.int64))
-        _remember(folder, engine, round, int(facts["base"]))
+        _remember(folder, engine, round, base, data)
     update, precision = tree.map(lambda leaf: leaf[0], update), str(facts["wire"])
     if precision == wire.HALF:
-        update = update._replace(weights=wire.minus(update.weights, order.server.weights))
+        # Of parameters alone: they take small steps. Statistics jump, and are better rounded themselves.
+        params = wire.minus(update.weights.params, order.server.weights.params)
+        update = update._replace(weights=update.weights._replace(params=params))
     return Envelope({"site": site.settings.name, "round": round, "note": note}, wire.flatten(update, precision))
 
 
@@ -82,22 +87,25 @@ def evaluate(site: SiteFile, letter: Envelope) -> Envelope:
     parts = build(_config(site, str(letter.facts["config"])), federation.example_shape, federation, device)
     weights = wire.restore(tree.to(weights_of(parts.model), "cpu"), letter.tensors)
     judge = evaluator(parts.model, parts.risk, parts.run)
-    found = HeldBack(judge, {split: held.to(device)}).examine(tree.to(weights, device), split)
-    if kind == "figures":
-        return Envelope({**told, "kind": kind, "figures": json.dumps(found.figures)}, {})
-    assert found.scores is not None
-    assert found.labels is not None
-    # From the lowest score up: their order must not tell which example is which, today or in the next round.
-    order = found.scores.flatten(1)[:, 0].argsort() if found.scores.ndim > 1 else found.scores.argsort()
-    sent = Scored(found.scores[order], found.labels[order].to(torch.uint8))
-    return Envelope({**told, "kind": kind}, wire.flatten(sent))
+    scores = judge.scores(tree.to(weights, device), held.to(device)).cpu()
+    if kind == "scores":
+        return Envelope({**told, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
+    # Enough limits are the whole curve, and with it every rank.
+    limits = len(judge.max_fprs)
+    require(limits <= MOST_LIMITS, f"figures at {limits} false positive rates are more than this site lets go")
+    return Envelope({**told, "kind": kind, "figures": json.dumps(judge.figures_of(scores, held.labels))}, {})
+
+
+def _in_no_order(scores: Tensor, labels: Tensor) -> Scored:
+    """Sorted by all there is, so that what leaves is a set: nothing tells which example is which."""
+    columns = [*scores.flatten(1).T.numpy()] if scores.ndim > 1 else [scores.numpy()]
+    order = torch.from_numpy(np.lexsort([labels.numpy(), *columns]))
+    return Scored(scores[order], labels[order].to(torch.uint8))
 
 
 def _require_acceptable(site: SiteFile, letter: Envelope) -> None:
     theirs = letter.facts["version"]
     require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
-    size, most = letter.size / 1e6, site.settings.megabytes
-    require(size <= most, f"a message of {size:.0f} MB is larger than this site takes ({most:.0f})")
     require(bool(RUN_ID.fullmatch(str(letter.facts["run"]))), "the run's number is not one")
 
 
@@ -138,14 +146,16 @@ def _engine(parts: Parts, federation: Federation, number: int, share: Share, dev
     )
 
 
-def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int) -> str:
+def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int, data: str) -> str:
     """Take up the state after round `base`. A site that has lost it begins anew, in the right place of its data."""
     fresh = engine.algorithm.init_client(server, len(engine.first[0]))
     tensors = {"rounds.0": torch.tensor(visits), **tree.pack(fresh, "states.0")}
     note = ""
     if base >= 0:
         found = load_checkpoint(folder, base)
-        if found and int(found.tensors["rounds.0"]) == visits:
+        if found and found.info.get("data") != data:
+            note = f"its data are others than in round {base}; it goes on without what it knew of those"
+        elif found and int(found.tensors["rounds.0"]) == visits:
             tensors = found.tensors
         else:
             note = f"its state after round {base} is lost; it goes on without"
@@ -153,10 +163,10 @@ def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int
     return note
 
 
-def _remember(folder: Path, engine: Simulator, round: int, base: int) -> None:
+def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str) -> None:
     """Keep the state after this round, and the one before it: the server may ask for the round again."""
     try:
-        save_checkpoint(folder, round, tree.pack(engine.population), {"base": base}, keep=base)
+        save_checkpoint(folder, round, tree.pack(engine.population), {"base": base, "data": data}, keep=base)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; what was saved before is whole") from None
 

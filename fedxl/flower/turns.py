@@ -20,9 +20,11 @@ POLL = 0.05
 def offered(folder: Path, count: int) -> dict[str, str]:
     """Make so many turns; what to add to the environment of those who shall take them."""
     folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():  # of a machine with more processors, perhaps
+        old.unlink()
     for number in range(count):
         (folder / str(number)).touch()
-    return {FOLDER: str(folder)}
+    return {FOLDER: str(folder.resolve())}
 
 
 @contextmanager
