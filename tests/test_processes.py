@@ -63,6 +63,29 @@ def test_whatever_happens_children_and_their_children_are_stopped():
     assert not any(Status(status.RUNNING, pid, "").alive for pid in relatives)
 
 
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("again", [signal.SIGINT, signal.SIGTERM])
+def test_asking_twice_does_not_stop_the_stopping(monkeypatch, again):
+    monkeypatch.setattr(family, "PATIENCE", 1.0)
+    with (
+        subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as child,
+        family.stopping_all() as started,
+    ):
+        assert child.stdout.readline() == b"ready\n"
+        started.append(child)
+        impatient = threading.Timer(0.3, os.kill, (os.getpid(), again))
+        impatient.start()
+    impatient.join()
+    assert child.returncode == -signal.SIGKILL
+
+
 def test_an_orphan_of_a_party_is_found_by_its_environment(tmp_path):
     """Its parent is gone, it ignores SIGINT, and nobody knows of it."""
     orphan = (

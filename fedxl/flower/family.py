@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+PATIENCE = 20.0  # seconds that processes have to end by themselves
 HOME = "FLWR_HOME"  # in the environment of all of Flower's processes: where a party's own files of it are
 
 
@@ -30,9 +31,12 @@ def stopping_all(homes: Sequence[Path] = ()) -> Iterator[list[subprocess.Popen[b
     try:
         yield started
     finally:
-        for process in reversed(started):
-            _terminate(process)
+        # Whoever asks a second time must not stop us from stopping the others.
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _terminate(started)
         _sweep(homes)
+        signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, before)
 
 
@@ -43,17 +47,19 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
-def _terminate(process: subprocess.Popen[bytes]) -> None:
-    """Ask, wait, then kill; and kill its descendants, who may not have been asked."""
-    family = descendants(process.pid)
-    if process.poll() is None:
+def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask all of them, wait a while, then kill; and kill their descendants, who may not have been asked."""
+    relatives = [pid for process in processes for pid in descendants(process.pid)]
+    for process in processes:
         process.terminate()
+    deadline = time.monotonic() + PATIENCE
+    for process in processes:
         try:
-            process.wait(20)
+            process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    for pid in family:
+    for pid in relatives:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
