@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fedxl.config import Config, dump
 from fedxl.data import DATASETS
@@ -27,71 +26,69 @@ DEMO = Config(
 )
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What all parties' folders have in common."""
+
+    sites: Sequence[str]
+    host: str
+    port: int
+    config: Config
+
+
 def init(sites: Sequence[str], out: Path, host: str = "127.0.0.1", port: int = PORT, config: Config = DEMO) -> None:
     """server/, sites/NAME/ and authority/ under `out`, which must be new. Each key lies only where it belongs."""
     require(len(sites) > 0, "name at least one site, as in --sites a,b,c")
     for name in sites:
         require(bool(NAME.fullmatch(name)), f"'{name}' is no name for a site: small letters, digits and dashes only")
-    if config is DEMO:  # every third site has never seen what is looked for
-        config = replace(DEMO, data={"name": "digits", "clients": len(sites), "one_class": len(sites) // 3})
-    if config.data and "seed" in accepted(DATASETS[str(config.data["name"])]):
-        # Sites do not know the run's seed; what they hold and what the server validates on must not overlap.
-        config = replace(config, data={"seed": config.run.get("seed", 0), **config.data})
     require(len(set(sites)) == len(sites), "two sites have the same name")
     require(not out.exists() or not any(out.iterdir()), f"{out} is not empty; name a new folder")
+    plan = Plan(sites, host, port, _completed(config, len(sites)))
     out.mkdir(parents=True, exist_ok=True)
     authority_key, authority = keys.authority()
     root = keys.certificate_pem(authority)
     _folder(out / "authority", {"ca.crt": root}, {"ca.key": keys.private_pem(authority_key)})
     pairs = {name: keys.site_key() for name in sites}
-    _server(out / "server", sites, host, port, config, authority_key, authority, pairs)
-    for number, name in enumerate(sites):
-        _site(out / "sites" / name, name, number, host, port, config, root, pairs[name][0])
-
-
-def _server(
-    folder: Path,
-    sites: Sequence[str],
-    host: str,
-    port: int,
-    config: Config,
-    authority_key: keys.Key,
-    authority: Any,
-    pairs: dict[str, tuple[bytes, bytes]],
-) -> None:
     key = keys.new_key()
     hosts = list(dict.fromkeys([host, "localhost", "127.0.0.1"]))
-    certificate = keys.server_certificate(key, authority_key, authority, hosts)
-    settings = ServerSettings(tuple(sites), minimum=max(1, (len(sites) + 1) // 2))
+    certificate = keys.certificate_pem(keys.server_certificate(key, authority_key, authority, hosts))
+    _server(out / "server", plan, {"ca.crt": root, "server.crt": certificate}, keys.private_pem(key))
+    _folder(out / "server" / "keys", {f"{name}.pub": public for name, (_, public) in pairs.items()}, {})
+    for name, (private, _) in pairs.items():
+        _site(out / "sites" / name, plan, name, {"ca.crt": root}, private)
+
+
+def _completed(config: Config, sites: int) -> Config:
+    """With as many parts of the demo's data as there are sites, and one seed for who holds which."""
+    if config is DEMO:  # every third site has never seen what is looked for
+        config = replace(DEMO, data={"name": "digits", "clients": sites, "one_class": sites // 3})
+    if config.data and "seed" in accepted(DATASETS[str(config.data["name"])]):
+        # Sites do not know the run's seed; what they hold and what the server validates on must not overlap.
+        config = replace(config, data={"seed": config.run.get("seed", 0), **config.data})
+    return config
+
+
+def _server(folder: Path, plan: Plan, certificates: dict[str, bytes], private: bytes) -> None:
+    settings = ServerSettings(tuple(plan.sites), minimum=max(1, (len(plan.sites) + 1) // 2))
     public = {
-        "ca.crt": keys.certificate_pem(authority),
-        "server.crt": keys.certificate_pem(certificate),
-        "server.toml": pages.server_toml(settings, dump(config)).encode(),
-        "connection.toml": pages.connection(host, port).encode(),
+        **certificates,
+        "server.toml": pages.server_toml(settings, dump(plan.config)).encode(),
+        "connection.toml": pages.connection(plan.host, plan.port).encode(),
         "start.sh": pages.SERVER_START.encode(),
-        "README.md": pages.server_readme(sites, host, port).encode(),
+        "README.md": pages.server_readme(plan.sites, plan.host, plan.port).encode(),
         "fedxl-server.service": pages.unit("server", folder.name).encode(),
     }
-    _folder(folder, public, {"server.key": keys.private_pem(key)})
-    _folder(folder / "keys", {f"{name}.pub": public_key for name, (_, public_key) in pairs.items()}, {})
+    _folder(folder, public, {"server.key": private})
 
 
-def _site(
-    folder: Path,
-    name: str,
-    number: int,
-    host: str,
-    port: int,
-    config: Config,
-    root: bytes,
-    private: bytes,
-) -> None:
+def _site(folder: Path, plan: Plan, name: str, certificates: dict[str, bytes], private: bytes) -> None:
+    number = list(plan.sites).index(name)
     public = {
-        "ca.crt": root,
-        "site.toml": pages.site_toml(name, number, config.data).encode(),
-        "connection.toml": pages.connection(host, port).encode(),
+        **certificates,
+        "site.toml": pages.site_toml(name, number, plan.config.data).encode(),
+        "connection.toml": pages.connection(plan.host, plan.port).encode(),
         "start.sh": pages.SITE_START.encode(),
-        "README.md": pages.site_readme(name, host, port).encode(),
+        "README.md": pages.site_readme(name, plan.host, plan.port).encode(),
         "fedxl-site.service": pages.unit("site", name).encode(),
     }
     _folder(folder, public, {"node.key": private})
