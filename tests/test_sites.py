@@ -213,14 +213,14 @@ def test_an_answer_that_came_while_another_was_worked_on_is_not_too_late():
             yield from here
 
     carrier, found = Slow(), []
-    for node, answer in envelope.asked(carrier, {1: None, 2: None, 3: None}, "train", 0.0):
+    for node, answer in envelope.asked(carrier, {1: None, 2: None, 3: None}, "train", 0.5):
         found.append((node, answer))
         if node == 1:
-            time.sleep(envelope.SOON + 0.1)
-            carrier.here = (("two", Envelope({"n": 2}, {})),)
+            time.sleep(0.6)
+            carrier.here = (("two", Envelope({"n": 2}, {})), ("three", Failure("the message has expired")))
     assert [node for node, _ in found] == [1, 2, 3]
     assert found[1][1].facts == {"n": 2}
-    assert found[2][1] == Failure("no answer within 1 s")
+    assert found[2][1] == Failure("no answer within 0.5 s")
 
 
 def test_a_site_opens_its_data_from_its_cache(tmp_path):

@@ -72,10 +72,11 @@ class Directory:
             require(not late, missing)
             pause()
 
-    def gather(self, names: Collection[str], deadline: float) -> dict[str, int]:
+    def gather(self, names: Collection[str]) -> dict[str, int]:
         """Those of these sites that can be reached. Somebody must be; the others are given a while to come."""
+        deadline = time.monotonic() + self.settings.deadline
         # After a restart nobody has been met yet.
-        enough = min(deadline, time.monotonic() + min(GRACE, self.settings.deadline / 2))
+        enough = time.monotonic() + min(GRACE, self.settings.deadline / 2)
         while True:
             nodes = {name: node for name, node in self.nodes().items() if name in names}
             if len(nodes) == len(names) or time.monotonic() >= (enough if nodes else deadline):

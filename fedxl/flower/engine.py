@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -94,15 +93,14 @@ class GridEngine:
         return rows.stacked()
 
     def _attempt(self, algorithm: RoundOf, server: Any, round: int, cohort: Sequence[int]) -> Rows:
-        deadline = time.monotonic() + self.settings.deadline
         names = {self.settings.sites[number]: number for number in cohort}
-        numbers = {node: names[name] for name, node in self.directory.gather(names, deadline).items()}
+        numbers = {node: names[name] for name, node in self.directory.gather(names).items()}
         for number in set(cohort) - set(numbers.values()):
             self._drop(round, number, "it is not connected")
         state = wire.flatten(Order(server, tree.map(lambda leaf: leaf[0], self.shares)), self.settings.wire)
         letters = {node: self._letter(state, round, number) for node, number in numbers.items()}
         rows = Rows(len(cohort))
-        for node, answer in asked(self.carrier, letters, "train", deadline - time.monotonic()):
+        for node, answer in asked(self.carrier, letters, "train", self.settings.deadline):
             number = numbers[node]
             try:
                 rows.put(cohort.index(number), self._checked(algorithm, server, round, number, answer))

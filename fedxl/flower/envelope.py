@@ -13,7 +13,6 @@ from fedxl.algorithm import Share
 Kind = Literal["hello", "train", "evaluate"]
 POLL = 0.5  # seconds
 WORDS = 300  # letters of what somebody says that are repeated
-SOON = 1.0  # seconds that anybody is given at the least
 
 
 class Envelope(NamedTuple):
@@ -69,15 +68,15 @@ def asked(
     carrier: Carrier, letters: Mapping[int, Envelope], kind: Kind, seconds: float
 ) -> Iterator[tuple[int, Envelope | Failure]]:
     """Each node with its answer, as answers come in; after so many seconds the others' is that there is none."""
-    seconds = max(SOON, seconds)
     deadline = time.monotonic() + seconds
     waiting = dict(carrier.send(letters, kind, seconds)) if letters else {}
     late = False
     while waiting and not late:
         late = time.monotonic() > deadline  # then this is a last look, for what came while an answer was worked on
         for ticket, answer in carrier.answers(list(waiting)):
-            yield waiting.pop(ticket), answer
+            if not (late and isinstance(answer, Failure)):  # by now a message that nobody answered has expired
+                yield waiting.pop(ticket), answer
         if waiting and not late:
             pause()
     for node in waiting.values():
-        yield node, Failure(f"no answer within {seconds:.3g} s")
+        yield node, Failure(f"no answer within {seconds:g} s")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,13 +45,11 @@ class SiteExaminer:
 
     def examine(self, weights: Weights, split: str) -> Findings:
         settings = self.directory.settings
-        deadline = time.monotonic() + settings.deadline
-        nodes = {node: name for name, node in self.directory.gather(settings.sites, deadline).items()}
+        nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
         facts = {"version": __version__, "run": self.run_id, "config": self.config, "split": split}
         letter = Envelope(facts, wire.flatten(weights))  # never rounded: it is this model that is judged
         answers: dict[str, Answer] = dict.fromkeys(settings.sites, "it is not connected")
-        seconds = deadline - time.monotonic()
-        for node, answer in asked(self.carrier, dict.fromkeys(nodes, letter), "evaluate", seconds):
+        for node, answer in asked(self.carrier, dict.fromkeys(nodes, letter), "evaluate", settings.deadline):
             try:
                 answers[nodes[node]] = self._read(nodes[node], split, answer)
             except Exception as error:  # whatever a damaged or hostile answer may raise

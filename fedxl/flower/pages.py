@@ -25,7 +25,7 @@ def server_toml(settings: ServerSettings, experiment: str) -> str:
 [server]
 sites = {json.dumps(list(settings.sites))}  # their order numbers them; do not change it during a run
 minimum = {settings.minimum}  # updates without which a round does not count
-deadline = {settings.deadline}  # seconds that a round may take
+deadline = {settings.deadline}  # seconds that a site has to answer
 wire = "{settings.wire}"  # bfloat16: weights at half the bytes
 evaluate = "{settings.evaluate}"  # sites: on what they have held back, as far as each lets its results go
 

@@ -21,7 +21,7 @@ class ServerSettings:
     sites: tuple[str, ...]  # their order is the clients' numbers, by which everything random is drawn
     out: str = "run"  # the run's folder: metrics, checkpoints, the model
     minimum: int = 1  # updates without which a round is not counted
-    deadline: float = 600.0  # seconds that a round may take
+    deadline: float = 600.0  # seconds that a site has to answer
     join: float = 600.0  # seconds until all sites must have said hello, once
     patience: int = 3  # tries of one round with too few updates, then the run ends
     wire: str = "float32"  # of weights and G on their way; bfloat16: half the bytes
