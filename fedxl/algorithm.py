@@ -101,6 +101,9 @@ class Algorithm(RoundOf, Protocol):
 
     def init_client(self, server: Any, num_rows: int) -> Any: ...
 
+    def rejoin(self, server: Any, num_rows: int) -> Any:
+        """The state of a client that took part before and has lost what it knew."""
+
 
 def local_round(
     algorithm: ClientRound, server: Any, client: Any, share: Share, batches: Iterable[Batch]
@@ -166,6 +169,12 @@ class Descent:
 
     def passive(self, server: Any, lag1: Tensor, lag2: Tensor) -> Any:
         return ()
+
+    def init_client(self, server: Any, num_rows: int) -> Any:
+        raise NotImplementedError
+
+    def rejoin(self, server: Any, num_rows: int) -> Any:
+        return self.init_client(server, num_rows)
 
     def own_buffers(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         """What of the buffers a client keeps to itself between its rounds."""

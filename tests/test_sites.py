@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fedxl import UserError, tree, wire
+from fedxl.algorithms.codasca import CODASCA, Client, Server
 from fedxl.checkpoint import load_latest
 from fedxl.config import Config, load_data
 from fedxl.flower import cache, envelope, site
@@ -192,6 +193,29 @@ def test_a_lost_state_is_said_and_the_run_goes_on(tmp_path):
     for file in (mine.state / good.facts["run"]).glob("round-*"):
         file.write_bytes(b"rubbish")
     assert "is lost" in site.work(mine, good).facts["note"]
+
+
+def test_a_codasca_site_that_lost_its_state_does_not_count_its_control_variate_twice(tmp_path, monkeypatch):
+    """What it once told stays in the server's mean; begun anew at 0 it would be added a second time."""
+    begun: list[tuple[Server, Client]] = []
+    rejoin = CODASCA.rejoin
+
+    def noted(self: CODASCA, server: Server, rows: int) -> Client:
+        begun.append((server, rejoin(self, server, rows)))
+        return begun[-1][1]
+
+    monkeypatch.setattr(CODASCA, "rejoin", noted)
+    carrier = InProcess(tmp_path)
+    deployed(tmp_path, config("codasca", cohort=0, rounds=2), carrier)
+    begun.clear()
+    for file in carrier.sites[100].state.glob("*/round-*"):
+        file.unlink()
+    lines: list[str] = []
+    deployed(tmp_path, config("codasca", cohort=0, rounds=3), carrier, Hooks(say=lines.append))
+    assert any("a: its state after round 2 is lost" in line for line in lines)
+    server, client = begun[0]
+    assert any(leaf.abs().max() > 0 for leaf in tree.leaves(server.c))
+    assert all(map(torch.equal, tree.leaves(client.c), tree.leaves(server.c)))
 
 
 def test_what_a_site_knew_of_other_data_is_left_behind(tmp_path, monkeypatch):

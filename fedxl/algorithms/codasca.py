@@ -112,6 +112,10 @@ class CODASCA(Descent):
     def init_client(self, server: Server, num_rows: int) -> Client:
         return Client(tree.map(torch.zeros_like, server.c), self.own_buffers(server.weights.buffers))
 
+    def rejoin(self, server: Server, num_rows: int) -> Client:
+        # The mean still holds what this client once told; of what that may have been, the mean is the best guess.
+        return self.init_client(server, num_rows)._replace(c=server.c)
+
     def start(self, server: Server, client: Client, share: Share) -> Work:
         buffers = client.buffers or server.weights.buffers
         total = tree.map(torch.zeros_like, client.c)

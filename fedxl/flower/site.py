@@ -148,9 +148,9 @@ def _engine(parts: Parts, federation: Federation, number: int, share: Share, dev
 
 def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int, data: str) -> str:
     """Take up the state after round `base`. A site that has lost it begins anew, in the right place of its data."""
-    fresh = engine.algorithm.init_client(server, len(engine.first[0]))
-    tensors = {"rounds.0": torch.tensor(visits), **tree.pack(fresh, "states.0")}
-    note = ""
+    algorithm, note = engine.algorithm, ""
+    begun = (algorithm.rejoin if visits else algorithm.init_client)(server, len(engine.first[0]))
+    tensors = {"rounds.0": torch.tensor(visits), **tree.pack(begun, "states.0")}
     if base >= 0:
         found = load_checkpoint(folder, base)
         if found and found.info.get("data") != data:
