@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,24 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """For programs, and for people who look."""
+    write_atomically(path, (json.dumps(plain(content), indent=1) + "\n").encode())
+
+
+def plain(value: Any) -> Any:
+    """The same with null for NaN and infinity, which JSON does not know.
+
+    >>> plain({"auroc": float("nan"), "rates": (0.1, 0.3)})
+    {'auroc': None, 'rates': [0.1, 0.3]}
+    """
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save_checkpoint(

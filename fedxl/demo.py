@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedxl import plots
-from fedxl.checkpoint import write_atomically
+from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Config, execute
 from fedxl.report import as_markdown, as_text, within
 from fedxl.run import Hooks, Result
@@ -116,4 +115,4 @@ def save(folder: Path, outcomes: Mapping[str, Sequence[Result]], rows: Sequence[
         label: [{"best_round": o.best_round, "test": o.test, "seconds": o.seconds} for o in runs]
         for label, runs in outcomes.items()
     }
-    write_atomically(folder / "results.json", json.dumps(figures, indent=1).encode())
+    write_json(folder / "results.json", figures)

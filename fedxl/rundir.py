@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from fedxl.checkpoint import Checkpoint, load_latest, save_checkpoint, write_atomically
+from fedxl.checkpoint import Checkpoint, load_latest, plain, save_checkpoint, write_atomically
 from fedxl.errors import UserError
 
 
@@ -60,7 +59,7 @@ class RunDir:
 
         def write() -> None:
             with self.metrics.open("a") as file:
-                file.write(json.dumps(_plain(record)) + "\n")
+                file.write(json.dumps(plain(record)) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -107,9 +106,3 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
         except (ValueError, TypeError, KeyError):
             unreadable += 1
     return records, unreadable
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -22,7 +22,7 @@ import torch
 from safetensors.numpy import load_file, save
 
 from fedxl import __version__, bench
-from fedxl.checkpoint import write_atomically
+from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Config, execute
 from fedxl.data.progress import progress
 from fedxl.errors import DivergedError, UserError, require
@@ -90,7 +90,7 @@ class Store:
         if scores:  # first, so that whoever finds the record finds them, too
             values, labels = (array.astype(np.float32) for array in scores)
             write_atomically(self.folder / f"{job.key}.safetensors", save({"scores": values, "labels": labels}))
-        write_atomically(self.folder / f"{job.key}.json", (json.dumps(content, indent=1) + "\n").encode())
+        write_json(self.folder / f"{job.key}.json", content)
         return Record(job.key, content)
 
 

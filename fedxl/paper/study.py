@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedxl.checkpoint import write_atomically
+from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Table, load_data
 from fedxl.paper import figures, setup
 from fedxl.paper.figures import Rows
@@ -110,7 +109,7 @@ class Study:
         """NAME.md and NAME.json; a figure that could not be had is null."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / f"{name}.md", markdown.encode())
-        write_atomically(self.folder / f"{name}.json", (json.dumps(content, indent=1) + "\n").encode())
+        write_json(self.folder / f"{name}.json", content)
 
     def how(self) -> dict[str, Any]:
         """What the figures were made with, for the record."""

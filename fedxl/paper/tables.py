@@ -153,7 +153,7 @@ def content(study: Study, contest: Contest, rows: Sequence[Row], entries: Entrie
             {
                 "data": found.subject.name,
                 "figure": found.figure,
-                "ours": {name: [_plain(value) for value in values] for name, values in found.ours.items()},
+                "ours": found.ours,
                 "intervals": {name: metrics.interval(values) for name, values in found.drawn.items()},
                 "paper": {name: cell._asdict() for name, cell in found.paper.items()},
             }
@@ -164,13 +164,9 @@ def content(study: Study, contest: Contest, rows: Sequence[Row], entries: Entrie
                 "data": subject,
                 "method": method,
                 "chosen": vars(entry.tuned.choice),
-                "trials": [{**vars(trial.choice), "value": _plain(trial.value)} for trial in entry.tuned.trials],
+                "trials": [{**vars(trial.choice), "value": trial.value} for trial in entry.tuned.trials],
                 "runs": [outline(record) for record in entry.records],
             }
             for (subject, method), entry in entries.items()
         ],
     }
-
-
-def _plain(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
