@@ -16,7 +16,7 @@ from typing import Any
 from fedxl.checkpoint import Checkpoint, load_latest
 from fedxl.config import Config
 from fedxl.flower import folders, status
-from fedxl.flower.family import descendants
+from fedxl.flower.family import descendants, sweep
 from fedxl.flower.processes import free_port
 from fedxl.flower.settings import read_server
 from fedxl.rundir import read_metrics
@@ -103,3 +103,5 @@ class Deployment:
     def __exit__(self, *error: object) -> None:
         for name in self.processes:
             self.kill(name)
+        # Killed, they have not cleaned up behind them.
+        sweep([self.folder / "server" / "flower", *(self.folder / "sites" / name / "flower" for name in self.sites)])

@@ -35,7 +35,7 @@ def stopping_all(homes: Sequence[Path] = ()) -> Iterator[list[subprocess.Popen[b
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _terminate(started)
-        _sweep(homes)
+        sweep(homes)
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, before)
 
@@ -64,7 +64,7 @@ def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _sweep(homes: Sequence[Path]) -> None:
+def sweep(homes: Sequence[Path]) -> None:
     """Kill what lives on at these homes: children of whoever died before they were seen."""
     quiet = 0
     while homes and quiet < 2:  # one that was just being started is seen the second time
