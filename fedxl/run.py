@@ -252,9 +252,10 @@ class Trainer:
         return value
 
     def _better(self, value: float, record: Mapping[str, Any]) -> bool:
-        best = next((each for each in self.history if each["round"] == self.best_round), {})
-        if value > -math.inf and best.get("validation_from") != record.get("validation_from"):
-            return not best or better_at_common_sites(record, best, self.task.select)
+        best = next((each for each in self.history if each["round"] == self.best_round), None)
+        if best and value > -math.inf and best.get("validation_from") != record.get("validation_from"):
+            # Figures of other sites' data, or of another kind, do not compare as they are.
+            return better_at_common_sites(record, best, self.task.select)
         return value > self.best_value
 
     def _require_finite(self) -> None:

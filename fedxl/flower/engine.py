@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedxl import __version__, tree, wire
+from fedxl import tree, wire
 from fedxl.algorithm import Batch, Fresh, RoundOf, Share, local_round
 from fedxl.data.federation import shares
 from fedxl.engine.trace import outline
 from fedxl.errors import UserError
 from fedxl.flower.directory import Directory
-from fedxl.flower.envelope import WORDS, Carrier, Envelope, Failure, Order, asked
+from fedxl.flower.envelope import WORDS, Envelope, Failure, Letterhead, Order, asked
 from fedxl.flower.parts import Parts
-from fedxl.flower.settings import ServerSettings
 from fedxl.sampling import Indices
 from fedxl.task import DTYPES
 from fedxl.wire import RefusedError
@@ -54,15 +53,12 @@ class Standing(NamedTuple):
 class GridEngine:
     """Runs rounds at sites. Whoever answers well and in time is aggregated; private states never come here."""
 
-    carrier: Carrier
-    settings: ServerSettings
     directory: Directory
     parts: Parts
-    config: str  # what sites are told of the experiment
-    run_id: str
-    say: Callable[[str], None]
+    head: Letterhead
 
     def __post_init__(self) -> None:
+        self.settings, self.say = self.directory.settings, self.directory.say
         sites, run = self.settings.sites, self.parts.run
         self.reading = self.parts.algorithm.reading(run.batch1, run.batch2)
         each = [self.directory.facts[name] for name in sites]
@@ -100,7 +96,7 @@ class GridEngine:
         state = wire.flatten(Order(server, tree.map(lambda leaf: leaf[0], self.shares)), self.settings.wire)
         letters = {node: self._letter(state, round, number) for node, number in numbers.items()}
         rows = Rows(len(cohort))
-        for node, answer in asked(self.carrier, letters, "train", self.settings.deadline):
+        for node, answer in asked(self.directory.carrier, letters, "train", self.settings.deadline):
             number = numbers[node]
             try:
                 rows.put(cohort.index(number), self._checked(algorithm, server, round, number, answer))
@@ -112,9 +108,7 @@ class GridEngine:
         """The same tensors for everyone, held once, but for the share."""
         name = self.settings.sites[number]
         facts = {
-            "version": __version__,
-            "run": self.run_id,
-            "config": self.config,
+            **self.head.facts,
             "wire": self.settings.wire,
             "round": round,
             "number": number,

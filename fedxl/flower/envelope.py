@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedxl import __version__
 from fedxl.algorithm import Share
 
 Kind = Literal["hello", "train", "evaluate"]
@@ -24,6 +25,17 @@ class Envelope(NamedTuple):
     @property
     def size(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+class Letterhead(NamedTuple):
+    """What every letter of a run begins with."""
+
+    run: str  # its number, by which a site keeps its state
+    config: str  # what sites are told of the experiment
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"version": __version__, **self._asdict()}
 
 
 class Order(NamedTuple):

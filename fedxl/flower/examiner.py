@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fedxl import __version__, wire
+from fedxl import wire
 from fedxl.errors import first_line
 from fedxl.evaluate import Evaluator, Findings, pairs_in, value_of
 from fedxl.flower.directory import Directory
-from fedxl.flower.envelope import WORDS, Carrier, Envelope, Failure, Scored, asked
+from fedxl.flower.envelope import WORDS, Envelope, Failure, Letterhead, Scored, asked
 from fedxl.models import Weights
 from fedxl.wire import RefusedError
 
@@ -31,25 +31,22 @@ class SiteExaminer:
     pairs across sites are left out, so that this says nothing of how well scores of different sites compare.
     """
 
-    carrier: Carrier
     directory: Directory
     evaluator: Evaluator
     select: str
-    config: str  # what sites are told of the experiment
-    run_id: str
-    say: Callable[[str], None]
+    head: Letterhead
 
     @property
     def splits(self) -> Collection[str]:
         return ("validation", "test")
 
     def examine(self, weights: Weights, split: str) -> Findings:
-        settings = self.directory.settings
+        settings, carrier = self.directory.settings, self.directory.carrier
         nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
-        facts = {"version": __version__, "run": self.run_id, "config": self.config, "split": split}
-        letter = Envelope(facts, wire.flatten(weights))  # never rounded: it is this model that is judged
+        # Never rounded: it is this model that is judged.
+        letter = Envelope({**self.head.facts, "split": split}, wire.flatten(weights))
         answers: dict[str, Answer] = dict.fromkeys(settings.sites, "it is not connected")
-        for node, answer in asked(self.carrier, dict.fromkeys(nodes, letter), "evaluate", settings.deadline):
+        for node, answer in asked(carrier, dict.fromkeys(nodes, letter), "evaluate", settings.deadline):
             try:
                 answers[nodes[node]] = self._read(nodes[node], split, answer)
             except Exception as error:  # whatever a damaged or hostile answer may raise
@@ -97,7 +94,9 @@ class SiteExaminer:
         found = self._pooled(told) if scored else self._mean(told)
         if found is None:
             reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items() if isinstance(answer, str))
-            self.say(f"nobody could evaluate on {split} data with both classes ({reasons or 'no such data'})")
+            self.directory.say(
+                f"nobody could evaluate on {split} data with both classes ({reasons or 'no such data'})"
+            )
             return Findings({}, remarks=remarks)
         remarks[f"{split}_from"] = f"{'scores' if scored else 'figures'} of {', '.join(sorted(told))}"
         return Findings(found.figures, found.scores, found.labels, remarks)

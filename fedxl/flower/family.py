@@ -114,6 +114,6 @@ def _parents() -> dict[int, int]:
 def descendants(pid: int) -> list[int]:
     """Children and their children."""
     parents, found = _parents(), [pid]
-    for each in found:
+    for each in found:  # which grows on the way
         found += [child for child, parent in parents.items() if parent == each]
     return found[1:]

@@ -19,7 +19,7 @@ from fedxl.errors import UserError, require
 from fedxl.evaluate import Examiner, HeldBack, check_selection, held_back
 from fedxl.flower.directory import Directory, Facts, read_keys
 from fedxl.flower.engine import GridEngine
-from fedxl.flower.envelope import Carrier
+from fedxl.flower.envelope import Carrier, Letterhead
 from fedxl.flower.examiner import SiteExaminer
 from fedxl.flower.parts import CPU, Parts, build
 from fedxl.flower.settings import Server
@@ -61,7 +61,7 @@ def serve(server: Server, carrier: Carrier, hooks: Hooks | None = None) -> Resul
     if hasattr(parts.algorithm, "positive_share"):
         # Sites know their own share of positives only.
         told["algorithm"] = {**told["algorithm"], "positive_share": parts.algorithm.positive_share}
-    engine = GridEngine(carrier, settings, directory, parts, json.dumps(told), run_id, hooks.say)
+    engine = GridEngine(directory, parts, Letterhead(run_id, json.dumps(told)))
     _begin(known, run_id, directory.facts)
     task = _task(parts, engine, config, shape)
     begun = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
@@ -94,7 +94,7 @@ def _examiner(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int
     select = parts.run.selects_by(parts.risk)
     if engine.settings.evaluate == "sites":
         check_selection(select, found)
-        return SiteExaminer(engine.carrier, engine.directory, found, select, engine.config, engine.run_id, engine.say)
+        return SiteExaminer(engine.directory, found, select, engine.head)
     if not config.data:
         return HeldBack(found, {})
     splits = load_data(config)
