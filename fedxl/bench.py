@@ -33,7 +33,7 @@ from fedxl.risk import partial_auc
 from fedxl.task import build_algorithm
 
 # What images undergo on their way, as in the paper's experiments on CIFAR.
-AUGMENT = Augment(crop=4, flip=True, noise=0.1)
+AUGMENT = Augment(crop=4, flip=True, noise=0.02)
 LOOP_STEPS = 2  # of the eager loop, which takes a second for each
 EXAMPLES = 1500  # of a client, as the paper's CIFAR-10 on 16 machines; one in six is positive
 

@@ -126,7 +126,7 @@ def test_a_setting_does_not_move_what_another_draws():
     assert torch.equal(corrupted.source.labels, elsewhere.source.labels)
 
 
-def test_site_noise_has_the_papers_means_and_variance():
+def test_site_noise_has_the_papers_means_and_deviation():
     train = Sites(site_noise=0.04).share_out(photographs(), None, None).train
     codes = rng().integers(BANK, size=600)
     for site in (0, 8, 15):
@@ -134,7 +134,7 @@ def test_site_noise_has_the_papers_means_and_variance():
         pixels = train.source.fetch(indices, torch.from_numpy(codes[: len(indices)]))
         seen = 2 * (pixels - 127 / 255)  # as of pixels in [-1, 1]
         assert float(seen.mean()) == pytest.approx(-0.08 + 0.01 * site, abs=0.01)
-        assert float(seen.var()) == pytest.approx(0.04, rel=0.05)
+        assert float(seen.std()) == pytest.approx(0.04, rel=0.05)
     assert torch.equal(train.source.fetch(torch.tensor([0])), torch.full((1, 3, 8, 8), 127 / 255)), (
         "not in evaluation"
     )

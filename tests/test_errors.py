@@ -100,7 +100,7 @@ MISTAKES = {
     "no clients": ("data.name=medmnist data.clients=0", "clients must be at least 1, got 0"),
     "alpha of 0": ("data.name=cifar10 data.alpha=0", "alpha must be positive, got 0.0"),
     "more than all labels": ("data.name=cifar10 data.flipped=1.5", "flipped must lie in [0, 1], got 1.5"),
-    "a negative variance": ("data.name=cifar10 data.site_noise=-0.04", "site_noise must not be negative"),
+    "a negative deviation": ("data.name=cifar10 data.site_noise=-0.04", "site_noise must not be negative"),
     "a negative crop": ("data.name=cifar10 data.crop=-1", "crop must not be negative"),
     "an eleventh class": ("data.name=cifar10 data.positive=[10]", "positive must name classes 0 to 9, got [10]"),
     "no class": ("data.name=cifar100 data.positive=[]", "positive must name classes 0 to 99, got []"),

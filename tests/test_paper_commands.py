@@ -158,8 +158,8 @@ def test_a_damaged_record_is_named(tmp_path):
 def test_data_sets_take_options():
     found = subject("chestmnist:set=chestmnist_64,label=infiltration,clients=4", "somewhere")
     assert found.data == {
-        "name": "medmnist", "set": "chestmnist_64", "label": "infiltration", "site_noise": 0.04, "root": "somewhere",
-        "clients": 4,
+        "name": "medmnist", "set": "chestmnist_64", "label": "infiltration", "crop": 2, "flip": True,
+        "site_noise": 0.04, "root": "somewhere", "clients": 4,
     }  # fmt: skip
     joint = experiment(found, TABLE1.methods[0], BUDGETS["full"], Choice(0.1, 2.0), 0, 100)
     assert joint.run["batch1"] == 4 * 32, "all clients' images in a step"

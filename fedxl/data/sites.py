@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -36,10 +35,10 @@ class Sites:
     """Settings that all image sets share.
 
     site_noise: the paper adds noise of N(mu_i, 0.04) to the training images of its i-th machine,
-    mu_i = -0.08 + 0.01 i. We count machines from 0, read the second number as the variance, which is what the
-    notation means, and both as of pixels in [-1, 1]: a standard deviation of 0.2 there, 0.1 of our pixels in [0, 1].
-    The noise is drawn afresh each time an image is read. 0: neither noise nor shift. Images to validate and
-    to test on have none, either way.
+    mu_i = -0.08 + 0.01 i. We count machines from 0 and read both numbers as its authors' script does, which takes a
+    standard deviation and adds the noise to pixels in [-1, 1]. (Read as a variance it would be 0.2 here.) It is drawn
+    afresh each time an image is read. 0: neither noise nor shift. Images to validate and to test on have none,
+    either way.
     """
 
     clients: int = 16
@@ -47,7 +46,7 @@ class Sites:
     partition: str = "equal"  # or dirichlet (label skew), quantity (sizes differ)
     alpha: float = 0.5  # of these two; the smaller, the more clients differ
     flipped: float = 0.0  # the share of labels of both classes that is wrong in training; the paper's table 2: 0.2
-    site_noise: float = 0.0  # variance, of pixels in [-1, 1]
+    site_noise: float = 0.0  # standard deviation, of pixels in [-1, 1]
     crop: int = 0  # pad with so many black pixels in training, and cut back at a random place
     flip: bool = False  # left to right, every second time, in training
     seed: int = 0
@@ -66,7 +65,7 @@ class Sites:
         """What these settings do to a training image each time it is read."""
         sites = range(self.present or self.clients)
         means = tuple(MEANS[site % len(MEANS)] for site in sites) if self.site_noise else ()
-        return Augment(self.crop, self.flip, HALF * math.sqrt(self.site_noise), means)
+        return Augment(self.crop, self.flip, HALF * self.site_noise, means)
 
     def share_out(self, train: Split, validation: Split | None, test: Split | None) -> Splits:
         """The training examples at their sites, with what happens to them there."""

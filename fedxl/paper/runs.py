@@ -29,7 +29,7 @@ from fedxl.errors import DivergedError, UserError, require
 from fedxl.run import Hooks
 from fedxl.task import pick_device
 
-FORMAT = 2  # of a record, and of what its settings mean; another number, and all is run anew
+FORMAT = 3  # of a record, and of what its settings mean; another number, and all is run anew
 Floats = npt.NDArray[np.float64]
 
 
