@@ -48,10 +48,17 @@ def products(precision: Precision) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
+def switched() -> tuple[str, ...]:
+    """How exact products are here and now, in torch's words."""
+    try:
+        return (torch.get_float32_matmul_precision(),)
+    except RuntimeError:
+        return tuple(place.fp32_precision for place in _places())
+
+
 @contextmanager
 def _newer(precision: Precision) -> Iterator[None]:
-    backends: Any = torch.backends
-    places = [backends.cuda.matmul, backends.cudnn.conv]
+    places = _places()
     before = [place.fp32_precision for place in places]
     for place in places:
         place.fp32_precision = "tf32" if precision.tf32 else "ieee"
@@ -60,3 +67,8 @@ def _newer(precision: Precision) -> Iterator[None]:
     finally:
         for place, value in zip(places, before, strict=True):
             place.fp32_precision = value
+
+
+def _places() -> list[Any]:
+    backends: Any = torch.backends
+    return [backends.cuda.matmul, backends.cudnn.conv]

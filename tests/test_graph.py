@@ -407,8 +407,30 @@ def test_what_was_compiled_once_is_found_on_disk_by_a_run_tuned_otherwise(monkey
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     counters["inductor"].clear()
     for lr, lam in ((0.1, 2.0), (0.3, 1.0)):
+        monkeypatch.setattr("fedxl.engine.trace._compiled", {})  # as in another process
         Run(GraphExecutor(record=again), network(), options={"lr": lr, "milestones": (4,)}, lam=lam).state(0, 0)
     assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (1, 1)
+
+
+@pytest.mark.parametrize("method", ["fedxl2", "local_sgd", "codasca"])
+def test_a_process_keeps_what_it_has_compiled(monkeypatch, network, method):
+    compiled: list[Any] = []
+    monkeypatch.setattr("fedxl.engine.trace._compiled", {})
+    monkeypatch.setattr("fedxl.engine.trace.MOST_PROGRAMS", 2)
+    monkeypatch.setattr("fedxl.engine.trace._compile", lambda module, inputs: compiled.append(module) or module)
+
+    def run(executor, lr: float, **settings: Any) -> dict:
+        options = {"lr": lr, "milestones": (4,)}
+        return Run(executor, network(), method=method, options=options, **settings).state(0, 0, 0)
+
+    for lr in (0.1, 0.3):  # the second with the first one's program, and its own rate
+        assert_agree(run(GraphExecutor(record=again), lr), run(loop, lr))
+    assert len(compiled) == 1
+    run(GraphExecutor(record=again), 0.1, clients_at_once=2)
+    run(GraphExecutor(record=again), 0.1, clients_at_once=3)
+    assert len(compiled) == 3, "other sizes are other programs"
+    run(GraphExecutor(record=again), 0.1)
+    assert len(compiled) == 4, "the oldest had to go"
 
 
 def test_a_number_that_a_step_writes_to_is_not_made_an_input():

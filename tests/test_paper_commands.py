@@ -10,13 +10,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from fedxl import UserError
 from fedxl.errors import DivergedError
 from fedxl.paper import ablation, runs, runtime, setup, tables
+from fedxl.paper.crew import Worker, assign
 from fedxl.paper.figures import METHODS
 from fedxl.paper.figures import TABLE1 as PUBLISHED1
 from fedxl.paper.figures import TABLE2 as PUBLISHED2
@@ -204,6 +205,31 @@ COMMAND = [
     "--device",
     "cpu",
 ]
+
+
+class Piece(NamedTuple):
+    kind: str
+    number: int
+
+
+def test_like_work_goes_to_who_has_done_the_like():
+    def dealt(workers: list[Worker], todo: list[Piece]) -> list[tuple[int, Piece]]:
+        idle, waiting, order = list(workers), list(todo), []
+        while waiting and idle:
+            worker, piece = assign(idle, waiting, workers)
+            idle.remove(worker)
+            waiting.remove(piece)
+            worker.known.add(piece.kind)
+            order.append((workers.index(worker), piece))
+        return order
+
+    workers = [Worker(None) for _ in range(3)]
+    pieces = [Piece("a", 0), Piece("a", 1), Piece("b", 0), Piece("b", 1), Piece("b", 2)]
+    assert dealt(workers, pieces) == [(0, Piece("b", 0)), (1, Piece("a", 0)), (2, Piece("b", 1))], (
+        "what most is left of first, each by somebody else, then again what most is left of"
+    )
+    assert dealt(workers[:2], pieces[1:]) == [(0, Piece("b", 0)), (1, Piece("a", 1))], "each what it knows"
+    assert dealt(workers[1:2], pieces[2:]) == [(0, Piece("b", 0))], "and rather the unknown than nothing"
 
 
 def test_interrupted_it_keeps_what_is_done_and_goes_on(tmp_path):

@@ -27,6 +27,8 @@ from fedxl.engine.trace import RecordingError, explained, fuse
 from fedxl.engine.wave import Feed, Wave
 
 LONGEST = 400_000  # operations in one recording: beyond, more steps in it save nothing and take long to record
+# Of a convolution, to be timed. The library names the likeliest first; all hundred take minutes to build.
+MOST_ALGORITHMS = 10
 
 
 @dataclass
@@ -168,7 +170,7 @@ def searching() -> Iterator[None]:
     """Let the library time its convolutions and take the fastest, unless results must be the same bits each time."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark, cudnn.benchmark_limit = not torch.are_deterministic_algorithms_enabled(), 0  # 0: all there are
+    cudnn.benchmark, cudnn.benchmark_limit = not torch.are_deterministic_algorithms_enabled(), MOST_ALGORITHMS
     try:
         yield
     finally:

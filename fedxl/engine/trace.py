@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fedxl import tree
 from fedxl.errors import first_line
+from fedxl.precision import switched
 
 aten = torch.ops.aten
 BATCH_NORMS = [
@@ -33,8 +34,10 @@ BATCH_NORMS = [
 ]
 
 MOST_NUMBERS = 2**16  # in a tensor of one number: a learning rate has one for each client
+MOST_PROGRAMS = 16  # that are kept for the next run in this process
 
 Flat = Callable[..., Any]  # tensors in; what comes out is written into some of them
+_compiled: dict[Any, Flat] = {}
 T = TypeVar("T")
 
 
@@ -196,15 +199,28 @@ def _drop_unread(module: fx.GraphModule, arguments: int) -> list[int]:
 
 
 def fuse(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
-    """The record compiled by Inductor, which merges chains of small operations into single kernels."""
+    """The record compiled by Inductor, or what was compiled for the same record before: it took a minute then."""
+    tensors = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in inputs)
+    key = module.code, tensors, switched(), torch.are_deterministic_algorithms_enabled()
+    if key not in _compiled:
+        while len(_compiled) >= MOST_PROGRAMS:
+            del _compiled[next(iter(_compiled))]  # the oldest
+        _compiled[key] = _compile(module, inputs)
+    return _compiled[key]
+
+
+def _compile(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
+    """By Inductor, which merges chains of small operations into single kernels."""
     import torch._inductor as inductor
 
-    # What it has compiled once the compiler finds on disk again, but only where it is told of sizes: ours are fixed.
+    # What it has compiled once the compiler finds on disk again, but only where it is told of sizes. Ours are fixed:
+    # of tensors with numbers it would make variables of them, and work for minutes on what it can prove of those.
     fixed = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
     with torch.no_grad(), warnings.catch_warnings(), tracing(TracingContext(fixed)):
         warnings.simplefilter("ignore")  # the compiler's advice is not for our users
+        examples = [fixed.from_tensor(tensor) for tensor in inputs]
         # Combined kernels: the update of sixty small tensors is a few launches instead of sixty.
-        program: Flat = inductor.compile(module, list(inputs), options={"combo_kernels": True})
+        program: Flat = inductor.compile(module, examples, options={"combo_kernels": True})
     return program
 
 

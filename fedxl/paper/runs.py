@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing import get_context
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from safetensors.numpy import load_file, save
 
 from fedxl import __version__, bench
@@ -26,6 +20,7 @@ from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Config, execute
 from fedxl.data.progress import progress
 from fedxl.errors import DivergedError, UserError, require
+from fedxl.paper.crew import Crew
 from fedxl.run import Hooks
 from fedxl.task import pick_device
 
@@ -46,6 +41,13 @@ class Job(NamedTuple):
         tables["data"] = {name: value for name, value in tables["data"].items() if name != "root"}
         text = json.dumps([FORMAT, __version__, tables], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """The same for runs that differ in numbers alone: of rates, of lam, of rounds."""
+        config = self.config
+        names = [str(section["name"]) for section in (config.risk, config.algorithm)]
+        return (*names, json.dumps([config.model, config.data.get("set")], sort_keys=True))
 
 
 class Record(NamedTuple):
@@ -94,7 +96,7 @@ class Store:
         return Record(job.key, content)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Runner:
     """Does what has not been done yet, some of it side by side."""
 
@@ -102,6 +104,7 @@ class Runner:
     at_once: int = 1
     device: str = "auto"
     say: Callable[[str], None] = lambda line: None
+    crew: Crew[Job, Record] | None = field(default=None, init=False)  # once there is work for more than one
 
     def __call__(self, jobs: Sequence[Job], at_once: int | None = None) -> list[Record]:
         """The records of all jobs, in their order."""
@@ -115,39 +118,12 @@ class Runner:
         return [found[job.key] for job in jobs]
 
     def _run(self, jobs: Sequence[Job], at_once: int) -> Iterator[tuple[Job, Record]]:
-        workers = min(at_once, len(jobs))
-        if workers <= 1:
-            yield from ((job, perform(job, self.store, self.device, 1)) for job in jobs)
+        task = partial(perform, store=self.store, device=self.device, side_by_side=at_once)
+        if at_once == 1 or (len(jobs) <= 1 and self.crew is None):
+            yield from ((job, task(job)) for job in jobs)
             return
-        with _pool(workers) as pool:
-            futures = {pool.submit(perform, job, self.store, self.device, workers): job for job in jobs}
-            try:
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            except BrokenProcessPool:
-                raise UserError(
-                    "a worker was killed, perhaps for want of memory; what is done is kept: run it again, with fewer "
-                    "--jobs"
-                ) from None
-
-
-@contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes of their own, which end when this one is interrupted."""
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(workers,))
-    try:
-        yield pool
-    except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
-def _begin(workers: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us is told, and stops us
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+        self.crew = self.crew or Crew(at_once, task)
+        yield from self.crew(jobs)
 
 
 def perform(job: Job, store: Store, device: str, side_by_side: int) -> Record:
