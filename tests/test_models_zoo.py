@@ -201,11 +201,12 @@ def test_every_parameter_has_a_gradient_and_group_norm_no_buffers(name, norm):
     assert bool(list(model.buffers())) == (norm == "batch")
 
 
+@pytest.mark.parametrize("score_norm", [False, True])
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("name", DEEP)
-def test_clients_at_once_and_one_by_one_agree(name, norm):
+def test_clients_at_once_and_one_by_one_agree(name, norm, score_norm):
     """Gradients of a pure function, under vmap; the buffers of each client move as if it were alone."""
-    models = [stirred(MODELS[name]((1, 16, 16), norm=norm), seed) for seed in (1, 2)]
+    models = [stirred(MODELS[name]((1, 16, 16), norm=norm, score_norm=score_norm), seed) for seed in (1, 2)]
     score, x = scorer(models[0], training=True), torch.stack([images(1, 16, 3), images(1, 16, 3) + 1])
 
     def gradient(weights: Weights, x: Tensor) -> tuple[State, State]:
@@ -219,6 +220,25 @@ def test_clients_at_once_and_one_by_one_agree(name, norm):
     together = torch.func.vmap(gradient)(tree.stack(weights), x)
     apart = tree.stack([gradient(w, part) for w, part in zip(weights, x, strict=True)])
     torch.testing.assert_close(together, apart)
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_normed_scores_do_not_move_together(name, tmp_path):
+    save_file(MODELS[name](COLOUR).state_dict(), tmp_path / "begin.safetensors")
+    plain, normed = (
+        MODELS[name](COLOUR, weights=str(tmp_path / "begin.safetensors"), score_norm=norm) for norm in (False, True)
+    )
+    x = torch.randn(8, *COLOUR)
+    h = normed(x)[:, 0].detach()
+    assert float(h.mean()) == pytest.approx(0, abs=1e-5)
+    torch.testing.assert_close(h, functional.batch_norm(plain(x), None, None, training=True)[:, 0].detach())
+    last = [module for module in normed.modules() if isinstance(module, nn.Linear)][-1]
+    with torch.no_grad():
+        last.bias += 5
+    torch.testing.assert_close(normed(x)[:, 0].detach(), h, rtol=1e-4, atol=1e-4)
+    assert normed.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert MODELS[name](COLOUR, score_norm=True)(x).dtype == torch.float32, "in the precision of the weights"
 
 
 def test_networks_compile_as_one_graph():

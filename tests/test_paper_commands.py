@@ -145,7 +145,7 @@ def test_a_run_is_known_by_what_it_is_not_by_where(tmp_path):
             "", experiment(subject("cifar10", root), TABLE1.methods[1], TINY, Choice(0.1), 0, 16, **changes)
         ).key
 
-    assert key("here") == key("there")
+    assert key("here") == key("there") == key("here", compile=False)
     assert key("here") != key("here", data={"flipped": 0.2})
 
 

@@ -218,7 +218,7 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
     fixed = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
     with torch.no_grad(), warnings.catch_warnings(), tracing(TracingContext(fixed)):
         warnings.simplefilter("ignore")  # the compiler's advice is not for our users
-        examples = [fixed.from_tensor(tensor) for tensor in inputs]
+        examples: list[Any] = [fixed.from_tensor(tensor) for tensor in inputs]
         # Combined kernels: the update of sixty small tensors is a few launches instead of sixty.
         program: Flat = inductor.compile(module, examples, options={"combo_kernels": True})
     return program

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, relu
 
-from fedxl.models.layers import DEEP, Norm, image_channels, kaiming, norm_layer
+from fedxl.models.layers import DEEP, Norm, image_channels, kaiming, norm_layer, with_score_norm
 from fedxl.models.pretrained import load_file
 
 GROWTH = 32  # k of the paper: channels that each layer adds
@@ -19,14 +19,19 @@ BOTTLENECK = 4  # a layer's 1 x 1 convolution leaves so many times k
 FIRST = 64  # channels before the first block
 
 
-def densenet121(shape: tuple[int, ...], outputs: int = 1, norm: str = "batch", weights: str = "") -> nn.Module:
+def densenet121(
+    shape: tuple[int, ...], outputs: int = 1, norm: str = "batch", weights: str = "", score_norm: bool = False
+) -> nn.Module:
     """DenseNet-121 (the DenseNet-BC of the paper's Table 1, compression 1/2), for images of any size.
 
-    norm: batch or group; weights: a file to begin with, torchvision's for example.
+    norm: batch or group; weights: a file to begin with, torchvision's for example; score_norm: batch norm of the
+    scores, too.
     """
     colours, normed = image_channels(shape, "densenet121"), norm_layer(norm, DEEP)
     model = _densenet(colours, outputs, (6, 12, 24, 16), normed)
-    return load_file(model, weights, head="classifier") if weights else model
+    if weights:
+        load_file(model, weights, head="classifier")
+    return with_score_norm(model, outputs) if score_norm else model
 
 
 class DenseLayer(nn.Module):
@@ -52,7 +57,7 @@ class Halve(nn.Module):
         return avg_pool2d(x, tuple(min(2, size) for size in x.shape[-2:]))
 
 
-def _densenet(colours: int, outputs: int, blocks: tuple[int, ...], norm: Norm) -> nn.Module:
+def _densenet(colours: int, outputs: int, blocks: tuple[int, ...], norm: Norm) -> nn.Sequential:
     """Stem, dense blocks with transitions between them, the mean over the image, and a linear head."""
     features: OrderedDict[str, nn.Module] = OrderedDict(
         conv0=nn.Conv2d(colours, FIRST, 7, stride=2, padding=3, bias=False),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedxl.errors import require
 
@@ -40,3 +40,21 @@ def kaiming(model: nn.Module, mode: Literal["fan_in", "fan_out"]) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
+
+
+class ScoreNorm(nn.BatchNorm1d):
+    """Batch norm of the scores themselves, in the precision of the weights.
+
+    A pairwise risk does not mind if all scores move together, and one of sigmoid scores even gains by it at first:
+    where the sigmoid is flat, no pair is far out of order. The head of a network moves them all by a multiple of the
+    squared length of its features, so at high rates this is what happens, and nothing is learned from then on. Behind
+    this layer they move together by its own offset alone. Every client needs examples of both sides.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+def with_score_norm(model: nn.Sequential, outputs: int) -> nn.Sequential:
+    model.add_module("score_norm", ScoreNorm(outputs))
+    return model

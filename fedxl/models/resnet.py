@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
 from fedxl.errors import require
-from fedxl.models.layers import DEEP, Norm, image_channels, kaiming, norm_layer
+from fedxl.models.layers import DEEP, Norm, image_channels, kaiming, norm_layer, with_score_norm
 from fedxl.models.pretrained import load_file
 
 
@@ -35,27 +35,40 @@ STEMS: Mapping[str, Stem] = {
 
 
 def resnet18(
-    shape: tuple[int, ...], outputs: int = 1, stem: str = "3x3", norm: str = "batch", weights: str = ""
+    shape: tuple[int, ...],
+    outputs: int = 1,
+    stem: str = "3x3",
+    norm: str = "batch",
+    weights: str = "",
+    score_norm: bool = False,
 ) -> nn.Module:
     """ResNet-18, Table 1 of the paper, with projections as shortcuts (option B).
 
     stem: 7x7 is the paper's, for large images, and 3x3 for small ones; norm: batch or group;
-    weights: a file to begin with, from torchvision (stem 7x7) for example.
+    weights: a file to begin with, from torchvision (stem 7x7) for example; score_norm: batch norm of the scores, too.
     """
     colours, normed = image_channels(shape, "resnet18"), norm_layer(norm, DEEP)
     require(stem in STEMS, f"stem must be one of {', '.join(STEMS)}, not '{stem}'")
     model = _resnet(colours, outputs, STEMS[stem], (64, 128, 256, 512), 2, projection, normed)
-    return load_file(model, weights, head="fc") if weights else model
+    return _begun(model, outputs, weights, score_norm)
 
 
-def resnet20(shape: tuple[int, ...], outputs: int = 1, norm: str = "batch", weights: str = "") -> nn.Module:
+def resnet20(
+    shape: tuple[int, ...], outputs: int = 1, norm: str = "batch", weights: str = "", score_norm: bool = False
+) -> nn.Module:
     """ResNet-20 for CIFAR, section 4.2 of the paper, n = 3, with shortcuts that have no parameters (option A).
 
-    norm: batch or group; weights: a file to begin with.
+    norm: batch or group; weights: a file to begin with; score_norm: batch norm of the scores, too.
     """
     colours, normed = image_channels(shape, "resnet20"), norm_layer(norm, DEEP)
     model = _resnet(colours, outputs, STEMS["3x3"], (16, 32, 64), 3, subsampled, normed)
-    return load_file(model, weights, head="fc") if weights else model
+    return _begun(model, outputs, weights, score_norm)
+
+
+def _begun(model: nn.Sequential, outputs: int, weights: str, score_norm: bool) -> nn.Module:
+    if weights:
+        load_file(model, weights, head="fc")
+    return with_score_norm(model, outputs) if score_norm else model
 
 
 Shortcut = Callable[[int, int, int, Norm], nn.Module]  # (width, wider, stride, norm)
@@ -99,7 +112,7 @@ class BasicBlock(nn.Module):
 
 def _resnet(
     colours: int, outputs: int, stem: Stem, widths: Sequence[int], blocks: int, shortcut: Shortcut, norm: Norm
-) -> nn.Module:
+) -> nn.Sequential:
     """Stem, one stage a width, the mean over the image, and a linear head."""
     before = (widths[0], *widths)
     stages = {

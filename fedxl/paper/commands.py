@@ -34,6 +34,12 @@ BudgetName = Annotated[str, typer.Option("--budget", help=f"{', '.join(setup.BUD
 Iterations = Annotated[int, typer.Option(help="Another number of iterations than the budget's; 0: the budget's.")]
 Trials = Annotated[int, typer.Option(help="Another number of iterations of a trial; 0: the budget's.")]
 Jobs = Annotated[int, typer.Option(help="Runs at once, each in a process; on a GPU one compiles while another runs.")]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile/--no-compile", help="Whether a GPU fuses the step: minutes that short runs do not repay."
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Folder = Annotated[Path, typer.Option("--out", help="Where results go, and what is done is found again.")]
 
@@ -49,6 +55,7 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
         iterations: Iterations = 0,
         trial_iterations: Trials = 0,
         jobs: Jobs = 1,
+        compiled: Compile = True,
         device: Device = "auto",
         folder: Folder = Path("paper"),
     ) -> None:
@@ -65,6 +72,7 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
             spent,
             iterations=iterations or spent.iterations,
             trial_iterations=trial_iterations or spent.trial_iterations,
+            run=spent.run if compiled else (*spent.run, ("compile", False)),
         )
         names = data or (["digits"] if budget == "quick" else list(setup.PAPERS))
         study = Study(

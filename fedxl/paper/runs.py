@@ -38,7 +38,8 @@ class Job(NamedTuple):
     def key(self) -> str:
         """The same for the same experiment, wherever its files lie and whatever it runs on."""
         tables = self.config.tables()
-        tables["data"] = {name: value for name, value in tables["data"].items() if name != "root"}
+        for section, how in (("data", "root"), ("run", "compile")):
+            tables[section] = {name: value for name, value in tables[section].items() if name != how}
         text = json.dumps([FORMAT, __version__, tables], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
