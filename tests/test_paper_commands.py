@@ -55,6 +55,9 @@ def test_a_table_holds_every_method_and_is_not_run_twice(tmp_path, contest):
         best = max(method["trials"], key=lambda trial: trial["value"])
         assert method["chosen"] == {name: best[name] for name in ("lr", "lam")}
         assert {run["experiment"]["run"]["seed"] for run in method["runs"]} == {0, 1}
+        for run in method["runs"]:
+            top, value = max(run["curve"], key=lambda point: point[1])
+            assert (top, value) == (run["best_round"], round(run["validation"][next(iter(contest.figures))], 5))
         assert all(run["experiment"]["algorithm"]["lr"] == best["lr"] for run in method["runs"])
         assert all(
             run["experiment"]["data"].get("flipped", 0) == contest.data.get("flipped", 0) for run in method["runs"]
@@ -261,6 +264,8 @@ def test_interrupted_it_keeps_what_is_done_and_goes_on(tmp_path):
     [
         (["--budget", "fast"], "unknown budget 'fast'"),
         (["--seeds", "0"], "seeds must be at least 1"),
+        (["--model", "stem"], "'stem' must read key=value, as in --model score_norm=true"),
+        (["--budget", "quick", "--model", "stem=7x7"], "unknown setting 'model.stem'"),
         (["--data", "cifar10", "--root", "/nowhere"], "there is no cifar-10-batches-py in /nowhere"),
     ],
 )

@@ -30,6 +30,10 @@ Data = Annotated[
 ]  # fmt: skip
 Root = Annotated[Path, typer.Option(help="The folder of the published files.")]
 Seeds = Annotated[int, typer.Option(help="Runs of each method to average.")]
+Network = Annotated[
+    list[str] | None,
+    typer.Option("--model", metavar="KEY=VALUE", help="An option of the network, as score_norm=true; repeatable."),
+]
 BudgetName = Annotated[str, typer.Option("--budget", help=f"{', '.join(setup.BUDGETS)}: how long to train and tune.")]
 Iterations = Annotated[int, typer.Option(help="Another number of iterations than the budget's; 0: the budget's.")]
 Trials = Annotated[int, typer.Option(help="Another number of iterations of a trial; 0: the budget's.")]
@@ -50,6 +54,7 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
     def command(
         data: Data = None,
         root: Root = Path("data"),
+        model: Network = None,
         seeds: Seeds = 3,
         budget: BudgetName = "full",
         iterations: Iterations = 0,
@@ -67,16 +72,18 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
         for what, number in {"iterations": iterations, "trial-iterations": trial_iterations}.items():
             require(number >= 0, f"{what} must not be negative, got {number}")
         require(folder.is_dir() or not folder.exists(), f"{folder} is a file; --out must name a folder")
-        spent = setup.BUDGETS[budget]
+        spent, options = setup.BUDGETS[budget], setup.assignments(model or [], "--model score_norm=true")
         spent = replace(
             spent,
+            network={**spent.network, **options} if spent.network else None,
             iterations=iterations or spent.iterations,
             trial_iterations=trial_iterations or spent.trial_iterations,
             run=spent.run if compiled else (*spent.run, ("compile", False)),
         )
         names = data or (["digits"] if budget == "quick" else list(setup.PAPERS))
+        subjects = [setup.subject(text, str(root)) for text in names]
         study = Study(
-            [setup.subject(text, str(root)) for text in names],
+            [replace(subject, model={**subject.model, **options}) for subject in subjects],
             spent,
             seeds,
             Runner(Store(folder / "runs"), jobs, device, _say),

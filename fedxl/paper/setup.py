@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,12 +52,19 @@ def subject(text: str, root: str) -> Subject:
         raise unknown("data set", name, SUBJECTS)
     known = SUBJECTS[name]
     changes: Table = {} if name == "digits" else {"root": root}
-    for option in filter(None, options.split(",")):
-        key, equals, value = option.partition("=")
-        require(bool(equals), f"'{option}' must read key=value, as in chestmnist:label=infiltration")
-        changes[key.strip()] = parse_value(value)
+    changes |= assignments(filter(None, options.split(",")), "chestmnist:label=infiltration")
     title = f"{known.title} ({options.replace(',', ', ')})" if options else known.title
     return replace(known, name=text, title=title, data={**known.data, **changes})
+
+
+def assignments(texts: Iterable[str], example: str) -> Table:
+    """`key=value`, several times."""
+    found: Table = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        require(bool(equals), f"'{text}' must read key=value, as in {example}")
+        found[key.strip()] = parse_value(value)
+    return found
 
 
 @dataclass(frozen=True)

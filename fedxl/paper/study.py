@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedxl.checkpoint import write_atomically, write_json
-from fedxl.config import Table, load_data
+from fedxl.config import Table, build_model, build_risk, load_data
 from fedxl.paper import figures, setup
 from fedxl.paper.figures import Rows
 from fedxl.paper.runs import Job, Record, Runner
@@ -59,10 +59,11 @@ class Study:
     say: Callable[[str], None]
 
     def check_data(self) -> None:
-        """Everything that is missing is missed before the first run, not after a night."""
+        """Everything that is missing or wrong is found before the first run, not after a night."""
         for subject in self.subjects:
-            table = experiment(subject, setup.TABLE1[0], self.budget, Choice(1.0), 0, 1)
-            splits = load_data(table)
+            config = experiment(subject, setup.TABLE1[0], self.budget, Choice(1.0), 0, 1)
+            splits = load_data(config)
+            build_model(config, splits.train.example_shape, build_risk(config))
             parts = [len(splits.train.source.labels), *(len(s.y) for s in (splits.validation, splits.test) if s)]
             train, validation, test = (f"{n:,}" for n in parts)
             self.say(f"{subject.title}: {train} images to train on, {validation} to validate, {test} to test")
@@ -124,8 +125,15 @@ def machines(records: Sequence[Record]) -> list[str]:
 
 
 def outline(record: Record) -> dict[str, Any]:
-    """A run without its curves."""
-    return {"key": record.key, **{name: value for name, value in record.content.items() if name != "history"}}
+    """A run, and of its history the figure by which its best round was chosen: [round, value]."""
+    figure = record.content["experiment"]["run"].get("select", "")
+    curve = [
+        [found["round"], round(found["validation"][figure], 5)]
+        for found in record.content.get("history", [])
+        if figure in found.get("validation", {})
+    ]
+    content = {name: value for name, value in record.content.items() if name != "history"}
+    return {"key": record.key, **content, "curve": curve}
 
 
 def method_named(contest: Contest, label: str) -> Method:
