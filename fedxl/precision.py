@@ -51,7 +51,7 @@ def products(precision: Precision) -> Iterator[None]:
 def switched() -> tuple[str, ...]:
     """How exact products are here and now, in torch's words."""
     try:
-        return (torch.get_float32_matmul_precision(),)
+        return torch.get_float32_matmul_precision(), str(torch.backends.cudnn.allow_tf32)
     except RuntimeError:
         return tuple(place.fp32_precision for place in _places())
 

@@ -11,10 +11,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedxl import UserError, auroc, tree
+from fedxl import UserError, auroc, fit, tree
 from fedxl.config import Config, build_model, execute
 from fedxl.models import MODELS, Weights, densenet121, resnet18, resnet20, scorer, simple_cnn, weights_of
 from fedxl.models.densenet import DenseLayer, Halve
+from fedxl.models.layers import ScoreNorm
+from tests.conftest import make_clients
 
 COLOUR, GREY = (3, 32, 32), (1, 32, 32)
 IMAGE_NETWORKS = ["cnn", "simple_cnn", "resnet18", "resnet20", "densenet121"]
@@ -236,9 +238,27 @@ def test_normed_scores_do_not_move_together(name, tmp_path):
     with torch.no_grad():
         last.bias += 5
     torch.testing.assert_close(normed(x)[:, 0].detach(), h, rtol=1e-4, atol=1e-4)
+    save_file(normed.state_dict(), tmp_path / "own.safetensors")
+    again = MODELS[name](COLOUR, weights=str(tmp_path / "own.safetensors"), score_norm=True)
+    torch.testing.assert_close(again.eval()(x), normed.eval()(x))
+    grouped = MODELS[name](COLOUR, norm="group", score_norm=True)
+    save_file(grouped.state_dict(), tmp_path / "group.safetensors")
+    MODELS[name](COLOUR, norm="group", score_norm=True, weights=str(tmp_path / "group.safetensors"))
     assert normed.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_normed_scores_need_both_classes_at_every_client():
+    clients = make_clients([(4, 4), (3, 0)])
+    network = nn.Sequential(nn.Linear(5, 1), ScoreNorm(1))
+    with pytest.raises(UserError, match="needs both classes at every client"):
+        fit(network, clients, auroc(), rounds=1, device="cpu", dtype="float64")
+    fit(network, clients[:1] * 2, auroc(), rounds=1, local_steps=1, device="cpu", dtype="float64")
+
+
+def test_normed_scores_in_half_precision():
+    x = torch.randn(8, *COLOUR)
     with torch.autocast("cpu", torch.bfloat16):
-        assert MODELS[name](COLOUR, score_norm=True)(x).dtype == torch.float32, "in the precision of the weights"
+        assert resnet20(COLOUR, score_norm=True)(x).dtype == torch.float32, "in the precision of the weights"
 
 
 def test_networks_compile_as_one_graph():

@@ -17,7 +17,7 @@ import pytest
 from fedxl import UserError
 from fedxl.errors import DivergedError
 from fedxl.paper import ablation, runs, runtime, setup, tables
-from fedxl.paper.crew import Worker, assign
+from fedxl.paper.crew import Crew, Worker, assign
 from fedxl.paper.figures import METHODS
 from fedxl.paper.figures import TABLE1 as PUBLISHED1
 from fedxl.paper.figures import TABLE2 as PUBLISHED2
@@ -148,7 +148,8 @@ def test_a_run_is_known_by_what_it_is_not_by_where(tmp_path):
             "", experiment(subject("cifar10", root), TABLE1.methods[1], TINY, Choice(0.1), 0, 16, **changes)
         ).key
 
-    assert key("here") == key("there") == key("here", compile=False)
+    assert key("here") == key("there")
+    assert key("here") != key("here", compile=False), "its seconds are others"
     assert key("here") != key("here", data={"flipped": 0.2})
 
 
@@ -165,6 +166,9 @@ def test_data_sets_take_options():
         "name": "medmnist", "set": "chestmnist_64", "label": "infiltration", "crop": 2, "flip": True,
         "site_noise": 0.04, "root": "somewhere", "clients": 4,
     }  # fmt: skip
+    other = found.with_network({"score_norm": True})
+    assert other.model == {"name": "densenet121", "score_norm": True}
+    assert other.title.endswith(", score_norm = True")
     joint = experiment(found, TABLE1.methods[0], BUDGETS["full"], Choice(0.1, 2.0), 0, 100)
     assert joint.run["batch1"] == 4 * 32, "all clients' images in a step"
     with pytest.raises(UserError, match="must read key=value"):
@@ -233,6 +237,48 @@ def test_like_work_goes_to_who_has_done_the_like():
     )
     assert dealt(workers[:2], pieces[1:]) == [(0, Piece("b", 0)), (1, Piece("a", 1))], "each what it knows"
     assert dealt(workers[1:2], pieces[2:]) == [(0, Piece("b", 0))], "and rather the unknown than nothing"
+
+
+def perish(piece: Piece) -> None:
+    os._exit(9)
+
+
+def fail_at_one(piece: Piece) -> int:
+    if piece.number == 1:
+        raise UserError("this one cannot be done")
+    return piece.number
+
+
+def test_what_a_worker_meets_with_is_told():
+    crew = Crew(1, perish)
+    with pytest.raises(UserError, match="a worker was killed"):
+        list(crew([Piece("a", 0)]))
+    crew.stop()
+    crew = Crew(1, fail_at_one)
+    assert [result for _, result in crew([Piece("a", 0), Piece("a", 2)])] == [0, 2]
+    with pytest.raises(UserError, match="this one cannot be done"):
+        list(crew([Piece("a", 1)]))
+    (process,) = crew.workers[0].process._processes.values()
+    crew.stop()
+    process.join(10)
+    assert not process.is_alive()
+
+
+def test_kinds_of_runs_are_programs():
+    def kind(data: str = "cifar10", method: int = 4, lr: float = 0.1, **run: Any) -> str:
+        return Job(
+            "", experiment(subject(data, ""), TABLE1.methods[method], TINY, Choice(lr, 2.0), 0, 16, **run)
+        ).kind
+
+    assert kind() == kind(lr=1.0) == kind(rounds=7)
+    others = [
+        kind(method=3),
+        kind(local_steps=8),
+        kind("cifar10:present=4"),
+        kind("cifar10:clients=4"),
+        kind("digits"),
+    ]
+    assert len({kind(), *others}) == 6
 
 
 def test_interrupted_it_keeps_what_is_done_and_goes_on(tmp_path):

@@ -173,6 +173,7 @@ def _rows(stacked: Tensor, alignment: int = ALIGNMENT) -> Tensor:
 
 def _trace(stepper: Stepper, lane: Lane, server: Any, vectorised: bool = False) -> Traced:
     # Told of channels that come last, some layers ask vmap for what it does only client by client, and others refuse
-    # to view their weights; so the record is made as if all were contiguous, and takes what comes.
-    like = tree.map(torch.Tensor.contiguous, (lane, server))
+    # to view their weights; so the record is made as if all were contiguous, and takes what comes. Each leaf is a
+    # tensor of its own: one that stood in two places (a first zero) would be one input, the other place never read.
+    like = tree.map(lambda leaf: leaf.contiguous().detach(), (lane, server))
     return trace(lambda *leaves: stepper(*tree.rebuild(like, leaves)), tree.leaves(like), vectorised)

@@ -33,6 +33,9 @@ BATCH_NORMS = [
     aten.cudnn_batch_norm_backward,
 ]
 
+# What is done to the number of a step with a setting: when the rate falls, and when a stage ends.
+STEP_ARITHMETIC = {aten.ge.Scalar: aten.ge.Tensor, aten.floor_divide.default: aten.floor_divide.default}
+
 MOST_NUMBERS = 2**16  # in a tensor of one number: a learning rate has one for each client
 MOST_PROGRAMS = 16  # that are kept for the next run in this process
 
@@ -128,7 +131,7 @@ def _allow_any_layout(module: fx.GraphModule) -> None:
 
 
 def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
-    """Make inputs of learning rates, the steps at which they fall, and lam: runs that differ in them share a program.
+    """Make inputs of learning rates, of when they fall and stages end, and of lam: runs that differ share a program.
 
     Of all the numbers in a record these are the ones that a search changes; compiling it takes a minute.
     """
@@ -146,17 +149,26 @@ def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
     for node in list(module.graph.nodes):
         shape, device = getattr(node.meta.get("val"), "shape", ()), getattr(node.meta.get("val"), "device", None)
         if node.target in (aten.full.default, aten.full_like.default) and isinstance(node.args[1], float):
-            if node.args[1] not in (0.0, 1.0) and math.prod(shape) <= MOST_NUMBERS and _only_read(node):
+            if _is_a_setting(node) and math.prod(shape) <= MOST_NUMBERS and _only_read(node):
                 value = torch.full(shape, node.args[1], dtype=node.meta["val"].dtype, device=device)
                 node.replace_all_uses_with(lift(node, value))
                 module.graph.erase_node(node)
-        elif node.target is aten.ge.Scalar and not node.args[0].meta["val"].is_floating_point():
+        elif node.target in STEP_ARITHMETIC and _is_whole(node.args[0]) and isinstance(node.args[1], int):
             node.args = (node.args[0], lift(node, torch.tensor(node.args[1], device=device)))
-            node.target = aten.ge.Tensor
+            node.target = STEP_ARITHMETIC[node.target]
         elif node.target is aten.div.Tensor and isinstance(node.args[1], float):
             value = torch.tensor(node.args[1], dtype=node.meta["val"].dtype, device=device)
             node.args = (node.args[0], lift(node, value))
     return numbers
+
+
+def _is_a_setting(node: fx.Node) -> bool:
+    """Zeros and ones are mostly no settings, except that a rate is a float like a whole number, the step."""
+    return node.args[1] not in (0.0, 1.0) or (node.target is aten.full_like.default and _is_whole(node.args[0]))
+
+
+def _is_whole(node: Any) -> bool:
+    return not node.meta["val"].is_floating_point()
 
 
 def _only_read(node: fx.Node) -> bool:
@@ -186,6 +198,8 @@ def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
                 last.meta = dict(node.meta)
         node.replace_all_uses_with(inputs[name])
         module.graph.erase_node(node)
+    for name in tensors:
+        delattr(module, name)  # or whoever keeps the program keeps the data
     return list(tensors.values())
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, relu
 
-from fedxl.models.layers import DEEP, Norm, image_channels, kaiming, norm_layer, with_score_norm
-from fedxl.models.pretrained import load_file
+from fedxl.models.layers import DEEP, Norm, image_channels, kaiming, norm_layer
+from fedxl.models.pretrained import begun
 
 GROWTH = 32  # k of the paper: channels that each layer adds
 BOTTLENECK = 4  # a layer's 1 x 1 convolution leaves so many times k
@@ -29,9 +29,7 @@ def densenet121(
     """
     colours, normed = image_channels(shape, "densenet121"), norm_layer(norm, DEEP)
     model = _densenet(colours, outputs, (6, 12, 24, 16), normed)
-    if weights:
-        load_file(model, weights, head="classifier")
-    return with_score_norm(model, outputs) if score_norm else model
+    return begun(model, outputs, weights, "classifier", score_norm)
 
 
 class DenseLayer(nn.Module):

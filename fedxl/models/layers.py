@@ -53,8 +53,3 @@ class ScoreNorm(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
-
-
-def with_score_norm(model: nn.Sequential, outputs: int) -> nn.Sequential:
-    model.add_module("score_norm", ScoreNorm(outputs))
-    return model

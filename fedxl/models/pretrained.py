@@ -5,19 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from fedxl.errors import UserError, require
+from fedxl.models.layers import ScoreNorm
 
 State = Mapping[str, Tensor]
+M = TypeVar("M", bound=nn.Module)
 FORM = "tensors by name, a state_dict as torch or safetensors write it"
 
 
-def load_file(model: nn.Module, path: str, head: str) -> nn.Module:
+SCORE_NORM = "score_norm"  # a layer that a network may have, and a file may lack
+
+
+def begun(model: nn.Sequential, outputs: int, weights: str, head: str, score_norm: bool) -> nn.Sequential:
+    """The network as its options want it: scores normed or not, weights as they are or from a file."""
+    if score_norm:
+        model.add_module(SCORE_NORM, ScoreNorm(outputs))
+    return load_file(model, weights, head) if weights else model
+
+
+def load_file(model: M, path: str, head: str) -> M:
     """The model with a file's weights written into it; one line if they are not this network's.
 
     head: the name of the last layer. The file's is taken if it fits; otherwise the network is for another task, and
@@ -79,7 +91,10 @@ def _first_convolution(model: nn.Module) -> str:
 
 def _check_norm(state: State, own: State, path: str) -> None:
     """Statistics of batch norm have no place in group norm, and its weights were trained with them."""
-    has, takes = (any(name.endswith(".running_mean") for name in tensors) for tensors in (state, own))
+    has, takes = (
+        any(name.endswith(".running_mean") and not _is_part(name, SCORE_NORM) for name in tensors)
+        for tensors in (state, own)
+    )
     require(
         takes or not has, f'{path} holds a network with batch norm, which group norm cannot take; set norm = "batch"'
     )
@@ -94,7 +109,7 @@ def _check_shapes(state: State, own: State, head: str, stem: str, path: str) -> 
             f"{path} holds '{name}', which this network does not have; its names run from '{first}' to '{last}'",
         )
     for name, tensor in own.items():
-        optional = _is_part(name, head) or name.endswith(".num_batches_tracked")
+        optional = _is_part(name, head) or _is_part(name, SCORE_NORM) or name.endswith(".num_batches_tracked")
         require(name in state or optional, f"{path} lacks '{name}' {list(tensor.shape)} of this network")
         found = state.get(name, tensor)
         require(

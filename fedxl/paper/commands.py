@@ -83,7 +83,7 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
         names = data or (["digits"] if budget == "quick" else list(setup.PAPERS))
         subjects = [setup.subject(text, str(root)) for text in names]
         study = Study(
-            [replace(subject, model={**subject.model, **options}) for subject in subjects],
+            [subject.with_network(options) for subject in subjects],
             spent,
             seeds,
             Runner(Store(folder / "runs"), jobs, device, _say),

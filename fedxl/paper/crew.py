@@ -48,7 +48,10 @@ class Crew(Generic[W, R]):
         ]
 
     def __call__(self, todo: Sequence[W]) -> Iterator[tuple[W, R]]:
-        """Each piece of work and its result, in the order in which they are done. What fails, fails all."""
+        """Each piece of work and its result, in the order in which they are done. What fails, fails all.
+
+        Whoever does not take all results must stop the crew.
+        """
         waiting, busy = list(todo), dict[Future[R], tuple[Worker, W]]()
         idle = list(self.workers)
         try:
@@ -63,15 +66,11 @@ class Crew(Generic[W, R]):
                     worker, work = busy.pop(future)
                     idle.append(worker)
                     yield work, future.result()
-        except BrokenProcessPool:
-            self.stop()
+        except BrokenProcessPool as error:
             raise UserError(
                 "a worker was killed, perhaps for want of memory; what is done is kept: run it again, with fewer "
                 "--jobs"
-            ) from None
-        except BaseException:
-            self.stop()
-            raise
+            ) from error
 
     def stop(self) -> None:
         """At once, whatever they are doing."""

@@ -26,6 +26,9 @@ from fedxl.task import pick_device
 
 FORMAT = 3  # of a record, and of what its settings mean; another number, and all is run anew
 Floats = npt.NDArray[np.float64]
+# Settings that a compiled program reads as numbers, and those that it knows nothing of.
+READ_AS_NUMBERS = {"lam", "lr", "milestones", "stage_steps", "seed", "flipped"}
+UNREAD = {"root", "rounds", "eval_every", "select"}
 
 
 class Job(NamedTuple):
@@ -38,17 +41,18 @@ class Job(NamedTuple):
     def key(self) -> str:
         """The same for the same experiment, wherever its files lie and whatever it runs on."""
         tables = self.config.tables()
-        for section, how in (("data", "root"), ("run", "compile")):
-            tables[section] = {name: value for name, value in tables[section].items() if name != how}
+        tables["data"] = {name: value for name, value in tables["data"].items() if name != "root"}
         text = json.dumps([FORMAT, __version__, tables], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
-    def kind(self) -> tuple[str, ...]:
-        """The same for runs that differ in numbers alone: of rates, of lam, of rounds."""
-        config = self.config
-        names = [str(section["name"]) for section in (config.risk, config.algorithm)]
-        return (*names, json.dumps([config.model, config.data.get("set")], sort_keys=True))
+    def kind(self) -> str:
+        """The same for runs that one compiled program does."""
+        rest = {
+            section: {name: value for name, value in table.items() if name not in READ_AS_NUMBERS | UNREAD}
+            for section, table in self.config.tables().items()
+        }
+        return json.dumps(rest, sort_keys=True)
 
 
 class Record(NamedTuple):
@@ -119,12 +123,22 @@ class Runner:
         return [found[job.key] for job in jobs]
 
     def _run(self, jobs: Sequence[Job], at_once: int) -> Iterator[tuple[Job, Record]]:
-        task = partial(perform, store=self.store, device=self.device, side_by_side=at_once)
+        task = partial(perform, store=self.store, device=self.device)
         if at_once == 1 or (len(jobs) <= 1 and self.crew is None):
-            yield from ((job, task(job)) for job in jobs)
+            self._dismiss()  # alone means alone: a crew would hold memory, also when it does nothing
+            yield from ((job, task(job, side_by_side=1)) for job in jobs)
             return
-        self.crew = self.crew or Crew(at_once, task)
-        yield from self.crew(jobs)
+        self.crew = self.crew or Crew(at_once, partial(task, side_by_side=at_once))
+        try:
+            yield from self.crew(jobs)
+        except BaseException:
+            self._dismiss()
+            raise
+
+    def _dismiss(self) -> None:
+        if self.crew:
+            self.crew.stop()
+        self.crew = None
 
 
 def perform(job: Job, store: Store, device: str, side_by_side: int) -> Record:

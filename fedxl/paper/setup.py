@@ -22,6 +22,13 @@ class Subject:
     data: Table
     model: Table
 
+    def with_network(self, options: Table) -> Subject:
+        """With other options of its network, of which the title tells."""
+        if not options:
+            return self
+        told = ", ".join(f"{name} = {value}" for name, value in options.items())
+        return replace(self, title=f"{self.title}, {told}", model={**self.model, **options})
+
 
 # Crops and flips are ours: the paper does not say what it does to images besides the noise. Its authors' script, made
 # for ChestMNIST, moves images by up to two pixels and flips them, too.
