@@ -103,7 +103,7 @@ def test_cifar10_with_other_settings(cifar):
     assert int(splits.train.source.labels.sum()) == 20 - 4 + 36
     assert int(splits.test.y.sum()) == 4, "labels to test on are never flipped"
     noisy = cifar10(str(cifar), validation=40).train
-    assert noisy.source.augment.noise == pytest.approx(0.1), "the paper's, by default"
+    assert noisy.source.augment.noise == pytest.approx(0.02), "the paper's, by default"
     assert len(noisy.parts) == 16
 
 
@@ -358,7 +358,7 @@ def test_a_config_takes_the_settings_of_the_sites(cifar):
     splits = load_data(Config(data=table, risk={}, algorithm={}, run={"seed": 5}))
     assert len(splits.train.parts) == 3
     assert splits.train.source.augment.flip
-    assert splits.train.source.augment.noise == pytest.approx(0.1), "what is not said stays this set's own"
+    assert splits.train.source.augment.noise == pytest.approx(0.02), "what is not said stays this set's own"
     assert same(splits, load_data(Config({**table, "seed": 5}, {}, {}))), "the run's seed is the data's"
 
 
