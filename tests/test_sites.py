@@ -294,7 +294,7 @@ def test_a_node_must_be_who_its_key_says(tmp_path):
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "nodes.json").write_text(json.dumps({"a": 100, "b": 101, "c": 103, "d": 102}))
     with pytest.raises(UserError, match="no word of c, d"):
-        deployed(tmp_path, config("local_sgd"), hooks=Hooks(say=lines.append), join=0.5)
+        deployed(tmp_path, config("local_sgd"), hooks=Hooks(say=lines.append), join=5)
     assert any("it says it is 'c', but its key is that of 'd'" in line for line in lines)
 
 
