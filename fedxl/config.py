@@ -73,12 +73,20 @@ def read_tables(path: Path, known: Collection[str]) -> dict[str, Table]:
 
 
 def _override(tables: dict[str, Table], text: str) -> None:
-    key, equals, value = text.partition("=")
-    section, dot, name = key.strip().partition(".")
-    require(bool(equals and dot and name), f"'{text}' must read section.key=value, for example algorithm.lr=0.1")
+    form = "section.key=value, for example algorithm.lr=0.1"
+    key, value = parse_assignment(text, form)
+    section, dot, name = key.partition(".")
+    require(bool(dot and name), f"'{text}' must read {form}")
     if section not in SECTIONS:
         raise unknown("section", section, SECTIONS)
-    tables.setdefault(section, {})[name] = parse_value(value)
+    tables.setdefault(section, {})[name] = value
+
+
+def parse_assignment(text: str, form: str) -> tuple[str, Any]:
+    """`key=value`; one line that says the form if it is not."""
+    key, equals, value = text.partition("=")
+    require(bool(equals and key.strip()), f"'{text}' must read {form}")
+    return key.strip(), parse_value(value)
 
 
 def parse_value(text: str) -> Any:

@@ -21,7 +21,7 @@ from fedxl.engine.simulator import Simulator
 from fedxl.errors import UserError, first_line, require, unknown
 from fedxl.evaluate import Evaluator, HeldBack, Pair, check_selection, held_back, limits
 from fedxl.models import Score, check_output, scorer, weights_of
-from fedxl.models.layers import ScoreNorm
+from fedxl.models.layers import check_classes
 from fedxl.options import call
 from fedxl.precision import PRECISIONS
 from fedxl.risk import XRisk, check_risk
@@ -117,9 +117,7 @@ class Task:
         if method.local_pairs:
             pairs = any(len(a) and len(b) for a, b in zip(first, second, strict=True))
             require(pairs, "no client holds both sides of a pair, so there is nothing to train on; use fedxl2")
-        if any(isinstance(module, ScoreNorm) for module in self.model.modules()):
-            both = all(len(a) and len(b) for a, b in zip(first, second, strict=True))
-            require(both, "score_norm needs both classes at every client, and one here has only one of them")
+        check_classes(self.model, all(len(a) and len(b) for a, b in zip(first, second, strict=True)))
         require(
             self.cohort <= self.num_clients,
             f"cohort is {self.cohort}, but there are only {self.num_clients} clients",

@@ -167,8 +167,10 @@ def test_data_sets_take_options():
         "site_noise": 0.04, "root": "somewhere", "clients": 4,
     }  # fmt: skip
     other = found.with_network({"score_norm": True})
-    assert other.model == {"name": "densenet121", "score_norm": True}
-    assert other.title.endswith(", score_norm = True")
+    assert other.title == f"{found.title}, score_norm = True"
+    for budget, name in (("full", "densenet121"), ("quick", "cnn")):
+        config = experiment(other, TABLE1.methods[0], BUDGETS[budget], Choice(0.1, 2.0), 0, 100)
+        assert config.model == {"name": name, "score_norm": True}
     joint = experiment(found, TABLE1.methods[0], BUDGETS["full"], Choice(0.1, 2.0), 0, 100)
     assert joint.run["batch1"] == 4 * 32, "all clients' images in a step"
     with pytest.raises(UserError, match="must read key=value"):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedxl import UserError, tree, wire
 from fedxl.algorithms.codasca import CODASCA, Client, Server
@@ -20,6 +21,7 @@ from fedxl.config import Config, load_data
 from fedxl.flower import cache, envelope, site
 from fedxl.flower.envelope import Envelope, Failure
 from fedxl.flower.settings import SiteFile, SiteSettings, read_site
+from fedxl.models.layers import ScoreNorm
 from fedxl.run import Hooks
 from tests.federated import ALGORITHMS, DATA, InProcess, config, copied, deployed, simulated, site_file
 
@@ -287,6 +289,17 @@ def test_half_precision_on_the_wire_loses_no_small_steps(tmp_path):
     for name, end in whole.weights.params.items():
         moved, apart = end - early[name], half.weights.params[name] - end
         assert apart.norm() < 0.1 * moved.norm(), name
+
+
+def normed_scores() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1), ScoreNorm(1))
+
+
+def test_normed_scores_need_both_classes_at_every_site(tmp_path):
+    experiment = replace(config("fedxl2"), model={"name": "tests.test_sites:normed_scores"})
+    for run in (lambda: deployed(tmp_path, experiment), lambda: simulated(experiment)):
+        with pytest.raises(UserError, match="score_norm needs both classes at every client"):
+            run()
 
 
 def test_a_node_must_be_who_its_key_says(tmp_path):

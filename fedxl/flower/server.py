@@ -23,6 +23,7 @@ from fedxl.flower.envelope import Carrier, Letterhead
 from fedxl.flower.examiner import SiteExaminer
 from fedxl.flower.parts import CPU, Parts, build
 from fedxl.flower.settings import Server
+from fedxl.models.layers import check_classes
 from fedxl.run import Hooks, Result, train
 from fedxl.task import DTYPES, Settings, evaluator, flattened
 
@@ -74,6 +75,7 @@ def _task(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int, ..
     for side in engine.reading[:2]:
         held = side == "none" or any(facts.count(side) for facts in engine.directory.facts.values())
         require(held, f"the algorithm needs {side} examples, and no site holds any")
+    check_classes(parts.model, all(facts.positives and facts.negatives for facts in engine.directory.facts.values()))
     require(run.cohort <= len(sites), f"cohort is {run.cohort}, but there are {len(sites)} sites")
     return ServerTask(
         run=run,

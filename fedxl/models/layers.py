@@ -53,3 +53,11 @@ class ScoreNorm(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
+
+
+def check_classes(model: nn.Module, everyone_has_both: bool) -> None:
+    """Where there is one class alone, its scores would be normed to what those of both are elsewhere."""
+    normed = any(isinstance(module, ScoreNorm) for module in model.modules())
+    require(
+        everyone_has_both or not normed, "score_norm needs both classes at every client, and one here has only one"
+    )

@@ -72,18 +72,17 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
         for what, number in {"iterations": iterations, "trial-iterations": trial_iterations}.items():
             require(number >= 0, f"{what} must not be negative, got {number}")
         require(folder.is_dir() or not folder.exists(), f"{folder} is a file; --out must name a folder")
-        spent, options = setup.BUDGETS[budget], setup.assignments(model or [], "--model score_norm=true")
+        spent = setup.BUDGETS[budget]
         spent = replace(
             spent,
-            network={**spent.network, **options} if spent.network else None,
             iterations=iterations or spent.iterations,
             trial_iterations=trial_iterations or spent.trial_iterations,
             run=spent.run if compiled else (*spent.run, ("compile", False)),
         )
         names = data or (["digits"] if budget == "quick" else list(setup.PAPERS))
-        subjects = [setup.subject(text, str(root)) for text in names]
+        network = setup.assignments(model or [], "--model score_norm=true")
         study = Study(
-            [subject.with_network(options) for subject in subjects],
+            [setup.subject(text, str(root)).with_network(network) for text in names],
             spent,
             seeds,
             Runner(Store(folder / "runs"), jobs, device, _say),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedxl.config import Config, Table, parse_value
-from fedxl.errors import require, unknown
+from fedxl.config import Config, Table, parse_assignment
+from fedxl.errors import unknown
 
 FPRS = (0.3, 0.5)
 
@@ -21,13 +21,12 @@ class Subject:
     title: str
     data: Table
     model: Table
+    network: Table = field(default_factory=dict)  # options of the network, whichever is used
 
     def with_network(self, options: Table) -> Subject:
         """With other options of its network, of which the title tells."""
-        if not options:
-            return self
-        told = ", ".join(f"{name} = {value}" for name, value in options.items())
-        return replace(self, title=f"{self.title}, {told}", model={**self.model, **options})
+        told = "".join(f", {name} = {value}" for name, value in options.items())
+        return replace(self, title=self.title + told, network=options)
 
 
 # Crops and flips are ours: the paper does not say what it does to images besides the noise. Its authors' script, made
@@ -66,12 +65,7 @@ def subject(text: str, root: str) -> Subject:
 
 def assignments(texts: Iterable[str], example: str) -> Table:
     """`key=value`, several times."""
-    found: Table = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        require(bool(equals), f"'{text}' must read key=value, as in {example}")
-        found[key.strip()] = parse_value(value)
-    return found
+    return dict(parse_assignment(text, f"key=value, as in {example}") for text in texts)
 
 
 @dataclass(frozen=True)
@@ -166,13 +160,14 @@ def experiment(
     steps = int(run.get("local_steps", budget.local_steps))
     rounds = max(1, math.ceil(iterations / steps))
     batch = budget.batch * (int(subject.data.get("clients", 16)) if method.joint else 1)
+    network = budget.network if budget.network and subject.name != "digits" else subject.model
     algorithm: Table = {**method.algorithm, "lr": choice.lr, "milestones": budget.milestones(iterations)}
     if method.algorithm["name"] == "codasca":
         # Its reference moves every quarter of a run, and its rate falls when everyone's does.
         algorithm |= {"stage_steps": max(1, iterations // 4), "stage_decay": 1.0}
     return Config(
         data={**subject.data, **(data or {}), "seed": seed},
-        model=dict(budget.network or subject.model) if subject.name != "digits" else dict(subject.model),
+        model={**network, **subject.network},
         risk={**method.risk, **({} if choice.lam is None else {"lam": choice.lam})},
         algorithm=algorithm,
         run={
