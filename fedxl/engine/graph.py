@@ -26,7 +26,9 @@ from fedxl.engine.record import Recorder, cuda_graph
 from fedxl.engine.trace import RecordingError, explained, fuse
 from fedxl.engine.wave import Feed, Wave
 
-LONGEST = 400_000  # operations in one recording: beyond, more steps in it save nothing and take long to record
+# Operations in one recording: beyond, more steps in it save nothing and take long to record. Of a step that is not
+# compiled each is a call of Python's then.
+LONGEST, LONGEST_PLAIN = 400_000, 40_000
 # Of a convolution, to be timed. The library names the likeliest first; all hundred take minutes to build.
 MOST_ALGORITHMS = 10
 
@@ -112,7 +114,8 @@ class Program:
         self.plan = plan(algorithm, server, works, wave, how.layout, how.compiled, how.say)
         self.algorithm, self.steps = algorithm, wave.steps
         operations = len(self.plan.traced.module.graph.nodes) * len(self.plan.lanes)
-        self.repeats = divisor(self.steps // self.plan.at_a_time, LONGEST // operations)
+        longest = LONGEST if how.compiled else LONGEST_PLAIN
+        self.repeats = divisor(self.steps // self.plan.at_a_time, longest // operations)
         # Of the server's state only what a step reads: the pool, which it does not, changes its size.
         leaves, before = tree.leaves(server), len(tree.leaves(self.plan.everyone))
         read = [i - before for i in self.plan.traced.reads if i >= before]

@@ -13,7 +13,7 @@ from torch.func import vmap
 from fedxl import tree
 from fedxl.algorithm import Batch, ClientRound
 from fedxl.engine.products import as_products
-from fedxl.engine.trace import RecordingError, Traced, explained, outline, patches, trace
+from fedxl.engine.trace import RecordingError, Traced, Windows, explained, outline, trace
 from fedxl.engine.wave import Feed, Wave
 
 Layout = Literal["auto", "streams", "vectorised"]
@@ -60,11 +60,10 @@ class Stepper(NamedTuple):
         return self.step(server, work, self.batch(now))
 
     def slots(self, k: Tensor, work: Any, feed: Feed, server: Any) -> Any:
-        """Room for the traces of all steps."""
+        """Room for the traces of all steps of one client."""
 
         def room(leaf: Tensor) -> Tensor:
-            shape = (*leaf.shape[: self.dim], self.steps, *leaf.shape[self.dim :])
-            return torch.zeros(shape, dtype=leaf.dtype, device=k.device)
+            return torch.zeros((self.steps, *leaf.shape), dtype=leaf.dtype, device=k.device)
 
         with explained():
             _, trace = outline(self.compute, (k, work, feed, server))
@@ -101,31 +100,33 @@ def plan(
     say: Callable[[str], None],
 ) -> Plan:
     """Lanes for the clients of a wave, and the record of what happens in each."""
-    clients = len(wave.clients)
-    if layout == "vectorised":
-        return _shared(algorithm, server, works, wave, compiled)
     stepper = Stepper(algorithm.step, wave.batch, 0, wave.steps)
-    traced = _trace(stepper, _apart(stepper, server, works, wave.feed, 1)[0][0], server)
-    size = patches(traced.module)
-    if layout == "auto" and size <= SHARED_PATCHES:
+    k = wave.feed.y.new_zeros((len(wave.clients), 1), dtype=torch.int64)
+    with Windows() as windows:
+        slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, wave.feed)), server)
+    slots = tree.map(lambda leaf: leaf.expand(len(wave.clients), *leaf.shape), slots)
+    if layout == "vectorised" or (layout == "auto" and windows.numbers <= SHARED_PATCHES):
+        lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed, slots)))
         try:
-            return _shared(algorithm, server, works, wave, compiled)
+            return _shared(algorithm, server, lane, wave, compiled)
         except RecordingError as error:
+            if layout == "vectorised":
+                raise
             say(f"executor: a stream for each client, because {error}")
+            del lane
+    everyone = Lane(*tree.map(_rows, (k, works, wave.feed, slots)))
+    lanes = tree.unstack(everyone, len(wave.clients))
+    traced = _trace(stepper, lanes[0], server)
     # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
     as_products(traced.module, 1, pixels=SMALLEST_MAPS)
-    lanes, everyone = _apart(stepper, server, works, wave.feed, clients)
-    return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=size > LARGE_PATCHES)
+    return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=windows.numbers > LARGE_PATCHES)
 
 
-def _shared(algorithm: ClientRound, server: Any, works: Any, wave: Wave, compiled: bool) -> Plan:
+def _shared(algorithm: ClientRound, server: Any, lane: Lane, wave: Wave, compiled: bool) -> Plan:
     """One lane, in which a vectorised program moves all clients."""
     step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
     stepper = Stepper(step, wave.batch, 1, wave.steps)
-    k = wave.feed.y.new_zeros(1, dtype=torch.int64)
     try:
-        work, feed = tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed))
-        lane = Lane(k, work, feed, stepper.slots(k, works, wave.feed, server))
         traced = _trace(stepper, lane, server, vectorised=True)
         fitting = TOGETHER // len(traced.module.graph.nodes) if compiled else 1
         stepper = stepper._replace(at_a_time=divisor(wave.steps, fitting))
@@ -135,16 +136,6 @@ def _shared(algorithm: ClientRound, server: Any, works: Any, wave: Wave, compile
         raise RecordingError(f"the model cannot be vectorised: {error}") from error
     as_products(traced.module, len(wave.clients))
     return Plan(traced, [lane], lane, shared=True, at_a_time=stepper.at_a_time, large=False)
-
-
-def _apart(stepper: Stepper, server: Any, works: Any, feed: Feed, clients: int) -> tuple[list[Lane], Lane]:
-    """A lane for each of the first so many clients, and their memory as one."""
-    k = feed.y.new_zeros((clients, 1), dtype=torch.int64)
-    k, work, feed = tree.map(_rows, (k, *tree.map(lambda leaf: leaf[:clients], (works, feed))))
-    slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, work, feed)), server)
-    slots = tree.map(lambda leaf: _rows(leaf.expand(clients, *leaf.shape)), slots)
-    everyone = Lane(k, work, feed, slots)
-    return tree.unstack(everyone, clients), everyone
 
 
 def divisor(number: int, most: int) -> int:

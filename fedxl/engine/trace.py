@@ -19,6 +19,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedxl import tree
 from fedxl.errors import first_line
@@ -103,6 +104,22 @@ def outline(function: Callable[..., T], arguments: Any) -> T:
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return function(*tree.map(mode.from_tensor, arguments))
+
+
+class Windows(TorchDispatchMode):
+    """Counts how many numbers convolutions would read if their windows were laid out side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is aten.convolution.default:
+            weight = args[1]
+            if math.prod(weight.shape[2:]) > 1:
+                self.numbers += out.shape[0] * math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * args[8]
+        return out
 
 
 def _drop_restriding(module: fx.GraphModule) -> None:
@@ -236,14 +253,3 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
         # Combined kernels: the update of sixty small tensors is a few launches instead of sixty.
         program: Flat = inductor.compile(module, examples, options={"combo_kernels": True})
     return program
-
-
-def patches(module: fx.GraphModule) -> int:
-    """How many numbers the convolutions of a record would read if their windows were laid out side by side."""
-    total = 0
-    for node in module.graph.nodes:
-        if node.target is aten.convolution.default:
-            weight, out = node.args[1].meta["val"], node.meta["val"]
-            if math.prod(weight.shape[2:]) > 1:
-                total += out.shape[0] * math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * node.args[8]
-    return total
