@@ -153,7 +153,8 @@ class Descent:
         rate = self.rate(step, next(iter(params.values())).dtype)
         if isinstance(rate, float):
             return tree.map(lambda w, g: torch.add(w, g, alpha=-rate), params, G)
-        return tree.map(lambda w, g: torch.addcmul(w, g, -rate), params, G)
+        back = -rate
+        return tree.map(lambda w, g: torch.addcmul(w, g, back), params, G)
 
     # What a method without pairs and pool does; those with them say otherwise.
 

@@ -13,7 +13,7 @@ from torch.func import vmap
 from fedxl import tree
 from fedxl.algorithm import Batch, ClientRound
 from fedxl.engine.products import as_products
-from fedxl.engine.trace import RecordingError, Traced, Windows, explained, outline, trace
+from fedxl.engine.trace import Census, RecordingError, Traced, explained, outline, trace
 from fedxl.engine.wave import Feed, Wave
 
 Layout = Literal["auto", "streams", "vectorised"]
@@ -25,6 +25,9 @@ TOGETHER = 2000
 # out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md.
 SHARED_PATCHES = 2**25
 LARGE_PATCHES = 2**27
+# Without a compiler a deep network is mostly launches, and sharing a lane saves all clients' but one: each takes
+# about as long as laying out so many numbers.
+PATCHES_A_LAUNCH = 2**16
 SMALLEST_MAPS = 4  # pixels
 ALIGNMENT = 512  # bytes: where compiled kernels and the allocator like a tensor to begin
 
@@ -102,10 +105,11 @@ def plan(
     """Lanes for the clients of a wave, and the record of what happens in each."""
     stepper = Stepper(algorithm.step, wave.batch, 0, wave.steps)
     k = wave.feed.y.new_zeros((len(wave.clients), 1), dtype=torch.int64)
-    with Windows() as windows:
+    with Census() as census:
         slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, wave.feed)), server)
     slots = tree.map(lambda leaf: leaf.expand(len(wave.clients), *leaf.shape), slots)
-    if layout == "vectorised" or (layout == "auto" and windows.numbers <= SHARED_PATCHES):
+    most = SHARED_PATCHES if compiled else max(SHARED_PATCHES, PATCHES_A_LAUNCH * census.operations)
+    if layout == "vectorised" or (layout == "auto" and census.windows <= most):
         lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed, slots)))
         try:
             return _shared(algorithm, server, lane, wave, compiled)
@@ -116,10 +120,10 @@ def plan(
             del lane
     everyone = Lane(*tree.map(_rows, (k, works, wave.feed, slots)))
     lanes = tree.unstack(everyone, len(wave.clients))
-    traced = _trace(stepper, lanes[0], server)
+    traced = _trace(stepper, lanes[0], server, vectorised=False, compiled=compiled)
     # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
     as_products(traced.module, 1, pixels=SMALLEST_MAPS)
-    return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=windows.numbers > LARGE_PATCHES)
+    return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=census.windows > LARGE_PATCHES)
 
 
 def _shared(algorithm: ClientRound, server: Any, lane: Lane, wave: Wave, compiled: bool) -> Plan:
@@ -127,11 +131,11 @@ def _shared(algorithm: ClientRound, server: Any, lane: Lane, wave: Wave, compile
     step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
     stepper = Stepper(step, wave.batch, 1, wave.steps)
     try:
-        traced = _trace(stepper, lane, server, vectorised=True)
+        traced = _trace(stepper, lane, server, vectorised=True, compiled=compiled)
         fitting = TOGETHER // len(traced.module.graph.nodes) if compiled else 1
         stepper = stepper._replace(at_a_time=divisor(wave.steps, fitting))
         if stepper.at_a_time > 1:
-            traced = _trace(stepper, lane, server, vectorised=True)
+            traced = _trace(stepper, lane, server, vectorised=True, compiled=compiled)
     except RecordingError as error:
         raise RecordingError(f"the model cannot be vectorised: {error}") from error
     as_products(traced.module, len(wave.clients))
@@ -162,9 +166,9 @@ def _rows(stacked: Tensor, alignment: int = ALIGNMENT) -> Tensor:
     return memory.as_strided(stacked.shape, (pitch, *row.stride())).copy_(stacked)
 
 
-def _trace(stepper: Stepper, lane: Lane, server: Any, vectorised: bool = False) -> Traced:
+def _trace(stepper: Stepper, lane: Lane, server: Any, vectorised: bool, compiled: bool) -> Traced:
     # Told of channels that come last, some layers ask vmap for what it does only client by client, and others refuse
     # to view their weights; so the record is made as if all were contiguous, and takes what comes. Each leaf is a
     # tensor of its own: one that stood in two places (a first zero) would be one input, the other place never read.
     like = tree.map(lambda leaf: leaf.contiguous().detach(), (lane, server))
-    return trace(lambda *leaves: stepper(*tree.rebuild(like, leaves)), tree.leaves(like), vectorised)
+    return trace(lambda *leaves: stepper(*tree.rebuild(like, leaves)), tree.leaves(like), vectorised, compiled)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +22,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedxl import tree
+from fedxl.engine.merge import merge
+from fedxl.engine.norms import Norms
 from fedxl.errors import first_line
 from fedxl.precision import switched
 
@@ -77,24 +79,30 @@ class Traced(NamedTuple):
         return [*(arguments[i] for i in self.reads), *self.constants]
 
 
-def trace(function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False) -> Traced:
+def trace(
+    function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False, compiled: bool = True
+) -> Traced:
     """The record of a function that writes its results into its arguments."""
     # Under vmap BatchNorm asks for kernels of mixed precision that the libraries lack; in small pieces it does not.
     pieces: Any = get_decompositions(BATCH_NORMS) if vectorised else None
 
     def flat(*arguments: Tensor) -> tuple[()]:
-        function(*arguments)
+        with Norms() if vectorised and not compiled else nullcontext():
+            function(*arguments)
         return ()
 
     with torch.no_grad(), explained(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of vmap, about layers that it does client by client
         module = make_fx(flat, pieces, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
     _drop_restriding(module)
+    _drop_unused(module)
     _spell_out_scaling(module)
     _allow_any_layout(module)
     numbers = _lift_numbers(module)
     constants = [*numbers, *_lift_constants(module)]
     reads = _drop_unread(module, len(arguments))
+    if not compiled:
+        merge(module)
     module.recompile()
     return Traced(module, reads, constants)
 
@@ -106,19 +114,20 @@ def outline(function: Callable[..., T], arguments: Any) -> T:
         return function(*tree.map(mode.from_tensor, arguments))
 
 
-class Windows(TorchDispatchMode):
-    """Counts how many numbers convolutions would read if their windows were laid out side by side."""
+class Census(TorchDispatchMode):
+    """Counts operations, and the numbers that convolutions would read if their windows were laid out side by side."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.numbers = 0
+        self.operations = self.windows = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        self.operations += 1
         if func is aten.convolution.default:
             weight = args[1]
             if math.prod(weight.shape[2:]) > 1:
-                self.numbers += out.shape[0] * math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * args[8]
+                self.windows += out.shape[0] * math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * args[8]
         return out
 
 
@@ -126,6 +135,16 @@ def _drop_restriding(module: fx.GraphModule) -> None:
     """Pooling to one pixel relabels the strides of its result; under vmap, those of a temporary that nobody reads."""
     for node in list(module.graph.nodes):
         if node.target is aten.as_strided_.default and not node.users:
+            module.graph.erase_node(node)
+
+
+def _drop_unused(module: fx.GraphModule) -> None:
+    """What nobody reads and nothing depends on, such as gradients of what has none."""
+    for node in reversed(list(module.graph.nodes)):
+        operation = node.target
+        if node.users or not isinstance(operation, torch._ops.OpOverload):
+            continue
+        if not operation._schema.is_mutable and torch.Tag.nondeterministic_seeded not in operation.tags:
             module.graph.erase_node(node)
 
 

@@ -1,0 +1,84 @@
+"""Small operations of one kind as one: the same numbers in fewer operations, or none merged where order matters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedxl.engine.trace import trace
+
+aten = torch.ops.aten
+
+
+def tensors(count: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(i + 1, 3).double() for i in range(count)]
+
+
+def averages(*leaves: Tensor) -> None:
+    """A moving average of each of the second half, written over the first; and a count of another type."""
+    half = len(leaves) // 2
+    old, new = leaves[:half], leaves[half : 2 * half]
+    results = [torch.lerp(a, 2 * b, 0.25) for a, b in zip(old, new, strict=True)]
+    for leaf, result in zip(old, results, strict=True):
+        leaf.copy_(result)
+
+
+def chain(a: Tensor, b: Tensor, c: Tensor) -> None:
+    """Each is read after it was written: the order of the copies is all there is."""
+    b.copy_(a)
+    c.copy_(b)
+
+
+def views(a: Tensor, b: Tensor, c: Tensor) -> None:
+    """The second copy reads what the first has written, by another name."""
+    first, second, third = a[0], a[1], b[0]
+    first.copy_(second)
+    third.copy_(first)
+    c.copy_(c)
+
+
+def nested(a: Tensor, b: Tensor, c: Tensor) -> None:
+    """An average of an average."""
+    c.copy_(torch.lerp(a, torch.lerp(a, b, 0.5), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("function", "examples", "left"),
+    [
+        (averages, tensors(3) + tensors(3), 0),
+        (chain, [torch.randn(2, 3) for _ in range(3)], 2),
+        (views, [torch.randn(2, 3) for _ in range(3)], 3),
+        (nested, [torch.randn(2, 3) for _ in range(3)], 1),
+    ],
+)
+def test_what_is_merged_comes_to_the_same(function, examples, left):
+    wanted = [tensor.clone() for tensor in examples]
+    function(*wanted)
+    found = [tensor.clone() for tensor in examples]
+    record = trace(function, found, compiled=False)
+    record.module(*record.inputs(found))
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    targets = [node.target for node in record.module.graph.nodes]
+    assert targets.count(aten.copy_.default) == left
+    assert targets.count(aten._foreach_copy_.default) == (left == 0)
+
+
+def test_copies_of_several_types_are_merged_by_type():
+    def function(a: Tensor, b: Tensor, n: Tensor, m: Tensor) -> None:
+        results = a + 1, b + 2, n + 3, m + 4
+        for leaf, result in zip((a, n, b, m), (results[0], results[2], results[1], results[3]), strict=True):
+            leaf.copy_(result)
+
+    found = [torch.zeros(2), torch.zeros(3), torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)]
+    record = trace(function, found, compiled=False)
+    record.module(*record.inputs(found))
+    assert [leaf.flatten()[0].item() for leaf in found] == [1, 2, 3, 4]
+    assert [node.target for node in record.module.graph.nodes].count(aten._foreach_copy_.default) == 2
+
+
+def test_a_compiler_gets_the_record_as_it_is():
+    record = trace(averages, tensors(3) + tensors(3))
+    assert aten._foreach_copy_.default not in [node.target for node in record.module.graph.nodes]

@@ -1,0 +1,77 @@
+"""BatchNorm written out for one client: vectorised, it is torch's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from fedxl.engine.norms import Norms
+
+CLIENTS = 3
+
+
+def passes(norm: nn.Module, states: Any, x: Tensor, upstream: Tensor, ours: bool) -> list[Tensor]:
+    """Each client's output, its gradients by weights and input, and its statistics afterwards."""
+
+    def one(state: dict[str, Tensor], x: Tensor, upstream: Tensor) -> tuple[Any, ...]:
+        names = [name for name, _ in norm.named_parameters()]
+
+        def score(params: dict[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            buffers = {name: leaf.clone() for name, leaf in state.items() if name not in names}
+            if ours:
+                with Norms():
+                    return functional_call(norm, (params, buffers), (x,)), buffers
+            return functional_call(norm, (params, buffers), (x,)), buffers
+
+        out, back, buffers = vjp(score, {name: state[name] for name in names}, x, has_aux=True)
+        by_params, by_x = back(upstream)
+        return out, by_x, *by_params.values(), *buffers.values()
+
+    return list(vmap(one)(states, x, upstream))
+
+
+def example(norm: nn.Module, *size: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    torch.manual_seed(0)
+    states = {
+        name: torch.rand(CLIENTS, *leaf.shape).to(leaf) + 0.5 if leaf.is_floating_point() else leaf.expand(CLIENTS)
+        for name, leaf in norm.state_dict().items()
+    }
+    x = 3 * torch.randn(CLIENTS, 6, 4, *size).double() + 2
+    return states, x, torch.randn_like(x)
+
+
+@pytest.mark.parametrize(
+    ("norm", "size"),
+    [
+        (nn.BatchNorm2d(4), (5, 3)),
+        (nn.BatchNorm1d(4), ()),
+        (nn.BatchNorm1d(4, eps=0.1, momentum=0.3), (7,)),
+        (nn.BatchNorm2d(4, affine=False), (5, 3)),
+        (nn.BatchNorm2d(4, track_running_stats=False), (2, 2)),
+        (nn.BatchNorm2d(4).eval(), (5, 3)),
+    ],
+    ids=["images", "vectors", "sequences", "no weights", "no statistics", "evaluation"],
+)
+def test_it_is_batch_norm(norm, size):
+    norm = norm.double()
+    states, x, upstream = example(norm, *size)
+    wanted = passes(norm, states, x, upstream, ours=False)
+    found = passes(norm, states, x, upstream, ours=True)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+def test_halves_are_normalised_in_single_precision():
+    norm = nn.BatchNorm2d(4)
+    states, x, upstream = example(norm, 5, 3)
+    found = passes(norm, states, x.bfloat16(), upstream.bfloat16(), ours=True)
+    wanted = passes(norm, states, x.bfloat16().float(), upstream.bfloat16().float(), ours=False)
+    assert [leaf.dtype for leaf in found[:4]] == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
+    for ours, theirs in zip(found[:2], wanted[:2], strict=True):
+        torch.testing.assert_close(ours.float(), theirs, rtol=2**-8, atol=2**-8)  # rounded once, at the end
+    for ours, theirs in zip(found[2:], wanted[2:], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
