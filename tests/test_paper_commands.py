@@ -23,7 +23,7 @@ from fedxl.paper.figures import TABLE1 as PUBLISHED1
 from fedxl.paper.figures import TABLE2 as PUBLISHED2
 from fedxl.paper.runs import Job, Record, Runner, Store
 from fedxl.paper.setup import BUDGETS, Budget, Choice, experiment, subject
-from fedxl.paper.study import TABLE1, TABLE2, Study
+from fedxl.paper.study import TABLE1, TABLE2, Study, outline
 from fedxl.paper.tuning import SEED, Search, Trial, choose
 from fedxl.report import within
 
@@ -151,6 +151,8 @@ def test_a_run_is_known_by_what_it_is_not_by_where(tmp_path):
     assert key("here") == key("there")
     assert key("here") != key("here", compile=False), "its seconds are others"
     assert key("here") != key("here", data={"flipped": 0.2})
+    run = {"experiment": {"data": {"name": "cifar10", "root": "/home/me"}, "run": {}}, "test": {}}
+    assert "/home/me" not in str(outline(Record("key", run))), "nor do tables tell where their data lay"
 
 
 def test_a_damaged_record_is_named(tmp_path):
