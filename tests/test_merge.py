@@ -17,10 +17,10 @@ def tensors(count: int) -> list[Tensor]:
 
 
 def averages(*leaves: Tensor) -> None:
-    """A moving average of each of the second half, written over the first; and a count of another type."""
+    """A moving average of each of the second half, written over the first."""
     half = len(leaves) // 2
-    old, new = leaves[:half], leaves[half : 2 * half]
-    results = [torch.lerp(a, 2 * b, 0.25) for a, b in zip(old, new, strict=True)]
+    old, new = leaves[:half], [2 * leaf for leaf in leaves[half:]]
+    results = [torch.lerp(a, b, 0.25) for a, b in zip(old, new, strict=True)]
     for leaf, result in zip(old, results, strict=True):
         leaf.copy_(result)
 
@@ -33,10 +33,28 @@ def chain(a: Tensor, b: Tensor, c: Tensor) -> None:
 
 def views(a: Tensor, b: Tensor, c: Tensor) -> None:
     """The second copy reads what the first has written, by another name."""
-    first, second, third = a[0], a[1], b[0]
-    first.copy_(second)
-    third.copy_(first)
-    c.copy_(c)
+    first = a[0]
+    a.copy_(b)
+    c[0].copy_(first)
+
+
+def named_before(a: Tensor, b: Tensor, c: Tensor) -> None:
+    first, second = a[0], c[0]
+    a.copy_(b)
+    second.copy_(first)
+
+
+def pieces(a: Tensor, b: Tensor, c: Tensor) -> None:
+    """Views of which one operation makes several."""
+    (first, _), (second, _) = a.unbind(0), c.split(1)
+    a.copy_(b)
+    second[0].copy_(first)
+
+
+def all_pieces(a: Tensor, b: Tensor, c: Tensor) -> None:
+    (first, _), target = a.unbind(0), c[0]
+    a.copy_(b)
+    target.copy_(first)
 
 
 def nested(a: Tensor, b: Tensor, c: Tensor) -> None:
@@ -49,7 +67,10 @@ def nested(a: Tensor, b: Tensor, c: Tensor) -> None:
     [
         (averages, tensors(3) + tensors(3), 0),
         (chain, [torch.randn(2, 3) for _ in range(3)], 2),
-        (views, [torch.randn(2, 3) for _ in range(3)], 3),
+        (views, [torch.randn(2, 3) for _ in range(3)], 2),
+        (named_before, [torch.randn(2, 3) for _ in range(3)], 2),
+        (pieces, [torch.randn(2, 3) for _ in range(3)], 2),
+        (all_pieces, [torch.randn(2, 3) for _ in range(3)], 2),
         (nested, [torch.randn(2, 3) for _ in range(3)], 1),
     ],
 )
@@ -63,7 +84,9 @@ def test_what_is_merged_comes_to_the_same(function, examples, left):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     targets = [node.target for node in record.module.graph.nodes]
     assert targets.count(aten.copy_.default) == left
-    assert targets.count(aten._foreach_copy_.default) == (left == 0)
+    assert targets.count(aten._foreach_copy_.default) == (function is averages)
+    assert targets.count(aten._foreach_lerp.Scalar) == (function is averages)
+    assert targets.count(aten.lerp.Scalar) == (2 if function is nested else 0)
 
 
 def test_copies_of_several_types_are_merged_by_type():
@@ -82,3 +105,16 @@ def test_copies_of_several_types_are_merged_by_type():
 def test_a_compiler_gets_the_record_as_it_is():
     record = trace(averages, tensors(3) + tensors(3))
     assert aten._foreach_copy_.default not in [node.target for node in record.module.graph.nodes]
+
+
+def test_what_nobody_reads_is_left_out():
+    def function(a: Tensor) -> None:
+        torch.zeros(4) + a
+        torch.rand(2)  # whose numbers the next draw would not get otherwise
+        a.copy_(torch.rand(a.shape) + 1)
+
+    found = torch.zeros(4)
+    record = trace(function, [found], compiled=False)
+    names = [str(node.target) for node in record.module.graph.nodes]
+    assert names.count("aten.rand.default") == 2
+    assert names.count("aten.add.Tensor") == 1

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from fedxl.engine.norms import Norms
+from fedxl.engine.trace import trace
 
 CLIENTS = 3
 
@@ -75,3 +76,56 @@ def test_halves_are_normalised_in_single_precision():
         torch.testing.assert_close(ours.float(), theirs, rtol=2**-8, atol=2**-8)  # rounded once, at the end
     for ours, theirs in zip(found[2:], wanted[2:], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_it_can_be_differentiated_twice():
+    """As a model does that looks at its own gradient."""
+    norm = nn.BatchNorm1d(4).double()
+    states, x, _ = example(norm, 3)
+    weights = torch.randn(6, 4, 3).double()
+
+    def steepness(state: dict[str, Tensor], x: Tensor, ours: bool) -> Tensor:
+        def value(x: Tensor) -> Tensor:
+            buffers = {name: leaf.clone() for name, leaf in state.items()}
+            if not ours:
+                return (functional_call(norm, buffers, (x,)) * weights).pow(2).sum()
+            with Norms():
+                return (functional_call(norm, buffers, (x,)) * weights).pow(2).sum()
+
+        return torch.func.grad(value)(x).pow(2).sum()
+
+    found, wanted = (
+        vmap(torch.func.grad(lambda x, state, ours=ours: steepness(state, x, ours)))(x, states)
+        for ours in (True, False)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("norm", "x"),
+    [
+        (nn.BatchNorm1d(4), torch.randn(1, 4)),
+        (nn.BatchNorm1d(4), torch.randn(6, 4).double()),
+    ],
+    ids=["one value", "wider than its weights"],
+)
+def test_what_torch_refuses_is_refused(norm, x):
+    with pytest.raises((ValueError, RuntimeError)) as theirs:
+        norm(x)
+    with Norms(), pytest.raises(type(theirs.value)) as ours:
+        norm(x)
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_a_step_that_is_not_compiled_is_recorded_with_it():
+    norm, seen = nn.BatchNorm1d(4, track_running_stats=False), torch.randn(CLIENTS, 6, 4)
+
+    def targets(compiled: bool) -> list[str]:
+        def function(x: Tensor) -> None:
+            x.copy_(vmap(norm)(x))
+
+        record = trace(function, [seen], vectorised=True, compiled=compiled)
+        return [str(node.target) for node in record.module.graph.nodes]
+
+    assert "aten.addcmul.default" in targets(compiled=False)
+    assert "aten.addcmul.default" not in targets(compiled=True)

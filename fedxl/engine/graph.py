@@ -113,9 +113,6 @@ class Program:
     def __init__(self, how: GraphExecutor, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> None:
         self.plan = plan(algorithm, server, works, wave, how.layout, how.compiled, how.say)
         self.algorithm, self.steps = algorithm, wave.steps
-        operations = len(self.plan.traced.module.graph.nodes) * len(self.plan.lanes)
-        longest = LONGEST if how.compiled else LONGEST_PLAIN
-        self.repeats = divisor(self.steps // self.plan.at_a_time, longest // operations)
         # Of the server's state only what a step reads: the pool, which it does not, changes its size.
         leaves, before = tree.leaves(server), len(tree.leaves(self.plan.everyone))
         read = [i - before for i in self.plan.traced.reads if i >= before]
@@ -138,13 +135,18 @@ class Program:
             how.say("executor: compiling the step, up to a few minutes for a deep network ...")
             try:
                 with explained():
-                    return self._record(how, fuse(module, inputs[0]), inputs), True
+                    return self._record(how, fuse(module, inputs[0]), inputs, LONGEST), True
             except RecordingError as error:
                 how.say(f"executor: the step stays as it is, for it cannot be compiled: {error}")
         with explained():
-            return self._record(how, module, inputs), False
+            return self._record(how, module, inputs, LONGEST_PLAIN), False
 
-    def _record(self, how: GraphExecutor, step: Callable[..., Any], inputs: list[list[Tensor]]) -> Callable[[], None]:
+    def _record(
+        self, how: GraphExecutor, step: Callable[..., Any], inputs: list[list[Tensor]], longest: int
+    ) -> Callable[[], None]:
+        operations = len(self.plan.traced.module.graph.nodes) * len(self.plan.lanes)
+        self.repeats = divisor(self.steps // self.plan.at_a_time, longest // operations)
+
         def lane(mine: list[Tensor]) -> Callable[[], None]:
             return lambda: step(*mine) and None
 

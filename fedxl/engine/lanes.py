@@ -108,7 +108,8 @@ def plan(
     with Census() as census:
         slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, wave.feed)), server)
     slots = tree.map(lambda leaf: leaf.expand(len(wave.clients), *leaf.shape), slots)
-    most = SHARED_PATCHES if compiled else max(SHARED_PATCHES, PATCHES_A_LAUNCH * census.operations)
+    saved = 0 if compiled else census.operations * (len(wave.clients) - 1) // len(wave.clients)  # launches a client
+    most = max(SHARED_PATCHES, PATCHES_A_LAUNCH * saved)
     if layout == "vectorised" or (layout == "auto" and census.windows <= most):
         lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed, slots)))
         try:

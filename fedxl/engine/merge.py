@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def merge(module: fx.GraphModule) -> None:
-    """Copies that follow each other, and steps of moving averages that do, as one operation each."""
+    """Copies that follow each other (what is kept for the next step), and averages that do (G), as one each."""
     for run in list(_runs(module, aten.copy_.default)):
         if _independent(run):
             for copies in _alike(run, lambda node: _types(node.args)):
@@ -56,9 +56,10 @@ def _independent(copies: Sequence[fx.Node]) -> bool:
 
 def _memory(node: Any) -> fx.Node:
     """Whose memory a tensor shows: its own, or that of what it is a view of."""
-    schema = getattr(node.target, "_schema", None)
+    maker: fx.Node = node.args[0] if node.target is operator.getitem else node  # one of several views
+    schema = getattr(maker.target, "_schema", None)
     if schema is not None and any(result.alias_info for result in schema.returns):
-        return _memory(node.args[0])
+        return _memory(maker.args[0])
     found: fx.Node = node
     return found
 

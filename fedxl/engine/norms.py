@@ -22,24 +22,24 @@ class Normalised(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        wide = x.to(weight.dtype)
-        var, mean = torch.var_mean(wide, _all_but_channels(x), correction=0, keepdim=True)
-        rstd = (var + eps).rsqrt()
-        y = torch.addcmul(_channels(bias, x), wide - mean, rstd * _channels(weight, x))
-        return y.to(x.dtype), mean, var, rstd
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        var, mean, rstd = _moments(x.to(weight.dtype), eps)
+        y = torch.addcmul(_channels(bias, x), x - mean, rstd * _channels(weight, x))
+        return y.to(x.dtype), mean, var
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, _, _ = inputs
+        x, weight, _, eps = inputs
+        ctx.eps = eps
         ctx.mark_non_differentiable(*output[1:])
-        _, mean, _, rstd = output
-        ctx.save_for_backward(x, weight, mean, rstd)
+        # Not the moments: whoever differentiates `backward` would take them for constants.
+        ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, weight, mean, rstd = ctx.saved_tensors
-        dims, count = _all_but_channels(x), x.numel() // x.shape[1]
+    def backward(ctx: Any, dy: Tensor, *of_moments: Any) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        dims, count = _all_but_channels(x), _count(x)
+        _, mean, rstd = _moments(x.to(weight.dtype), ctx.eps)
         dy, centred = dy.to(weight.dtype), x - mean  # in the wider type of the two
         total = dy.sum(dims, keepdim=True)
         along = (dy * centred).sum(dims, keepdim=True) * rstd
@@ -68,20 +68,36 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """What functional.batch_norm computes."""
-    if not training or weight is None or bias is None:
+    """What functional.batch_norm computes; and whatever is not for us, it does itself."""
+    if not training or weight is None or bias is None or _count(x) < 2 or not _holds(weight.dtype, x.dtype):
         return functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
     found: tuple[Tensor, ...] = Normalised.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
-    y, mean, var, _ = found
+    y, mean, var = found
     if running_mean is not None and running_var is not None:
-        count = math.prod(x.shape) // x.shape[1]
-        for running, new in (running_mean, mean), (running_var, var * (count / (count - 1))):
+        unbiased = var * (_count(x) / (_count(x) - 1))
+        for running, new in (running_mean, mean), (running_var, unbiased):
             running.copy_(torch.lerp(running, new.detach().reshape(running.shape), momentum))
     return y
 
 
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether sums of squares of the one have room in the other."""
+    return wide in (torch.float32, torch.float64) and torch.promote_types(wide, narrow) == wide
+
+
+def _moments(wide: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Variance, mean and one over the standard deviation of each channel."""
+    var, mean = torch.var_mean(wide, _all_but_channels(wide), correction=0, keepdim=True)
+    return var, mean, (var + eps).rsqrt()
+
+
 def _all_but_channels(x: Tensor) -> list[int]:
     return [dim for dim in range(x.ndim) if dim != 1]
+
+
+def _count(x: Tensor) -> int:
+    """Values of a channel."""
+    return math.prod(x.shape[dim] for dim in _all_but_channels(x))
 
 
 def _channels(vector: Tensor, x: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ def _drop_restriding(module: fx.GraphModule) -> None:
 
 
 def _drop_unused(module: fx.GraphModule) -> None:
-    """What nobody reads and nothing depends on, such as gradients of what has none."""
+    """What nobody reads, such as gradients of what has none: recorded as it is, it would run at every step."""
     for node in reversed(list(module.graph.nodes)):
         operation = node.target
         if node.users or not isinstance(operation, torch._ops.OpOverload):
