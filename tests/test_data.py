@@ -86,6 +86,8 @@ def test_digits_are_as_announced():
     assert sorted(np.concatenate(splits.train.parts)) == list(range(len(labels)))
     assert float(labels.sum()) / float((1 - labels).sum()) == pytest.approx(0.1, abs=0.01)
     again, other = digits(seed=3), digits(seed=4)
+    assert torch.equal(again.train.source.x, digits(seed=3, one_class=6).train.source.x), "three sites in eight"
+    assert [len(digits(clients=clients).train.parts) for clients in (1, 2, 4)] == [1, 2, 4]
     assert torch.equal(again.train.source.x, digits(seed=3).train.source.x)
     assert not torch.equal(again.validation.x, other.validation.x)
     clean = [digits(seed=seed, noise=0, shift=0) for seed in (3, 4)]

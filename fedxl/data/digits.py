@@ -21,7 +21,7 @@ Images = npt.NDArray[np.float32]
 
 def digits(
     clients: int = 16,
-    one_class: int = 6,
+    one_class: int | None = None,
     positive: tuple[int, ...] = (3, 8, 9),
     ratio: float = 0.1,
     skew: float = 20.0,
@@ -35,8 +35,8 @@ def digits(
 ) -> Splits:
     """Is it one of these digits? Positives are rare, sites differ, and some have never seen one.
 
-    clients: sites; one_class: how many of them hold no positive; skew: how many times as many negatives these hold;
-    ratio: positives to negatives in training;
+    clients: sites; one_class: how many of them hold no positive (three in eight, unless said); skew: how many times
+    as many negatives these hold; ratio: positives to negatives in training;
     shift: how far sites differ in brightness and contrast; noise: standard deviation of pixel noise;
     copies: at how many sites each training image is seen; flipped: the share of training labels that is wrong;
     present: only the first so many sites take part (0: all); views: pair the upper and the lower half of each image
@@ -44,6 +44,7 @@ def digits(
     had a positive before will meet one, so a model gains nothing by telling sites apart.
     """
     require(clients >= 1, f"clients must be at least 1, got {clients}")
+    one_class = 3 * clients // 8 if one_class is None else one_class
     require(0 <= one_class < clients, f"one_class must lie in [0, clients), got {one_class} of {clients}")
     require(skew > 0, f"skew must be positive, got {skew}")
     require(ratio > 0, f"ratio must be positive, got {ratio}")
