@@ -105,16 +105,3 @@ def test_copies_of_several_types_are_merged_by_type():
 def test_a_compiler_gets_the_record_as_it_is():
     record = trace(averages, tensors(3) + tensors(3))
     assert aten._foreach_copy_.default not in [node.target for node in record.module.graph.nodes]
-
-
-def test_what_nobody_reads_is_left_out():
-    def function(a: Tensor) -> None:
-        torch.zeros(4) + a
-        torch.rand(2)  # whose numbers the next draw would not get otherwise
-        a.copy_(torch.rand(a.shape) + 1)
-
-    found = torch.zeros(4)
-    record = trace(function, [found], compiled=False)
-    names = [str(node.target) for node in record.module.graph.nodes]
-    assert names.count("aten.rand.default") == 2
-    assert names.count("aten.add.Tensor") == 1

@@ -23,11 +23,11 @@ Layout = Literal["auto", "streams", "vectorised"]
 TOGETHER = 2000
 # Up to so many numbers in the windows of a client's convolutions all clients share a lane, whose program lays them
 # out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md.
-SHARED_PATCHES = 2**25
-LARGE_PATCHES = 2**27
+SHARED_WINDOWS = 2**25
+LARGE_WINDOWS = 2**27
 # Without a compiler a deep network is mostly launches, and sharing a lane saves all clients' but one: each takes
 # about as long as laying out so many numbers.
-PATCHES_A_LAUNCH = 2**16
+WINDOWS_A_LAUNCH = 2**16
 SMALLEST_MAPS = 4  # pixels
 ALIGNMENT = 512  # bytes: where compiled kernels and the allocator like a tensor to begin
 
@@ -109,7 +109,7 @@ def plan(
         slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, wave.feed)), server)
     slots = tree.map(lambda leaf: leaf.expand(len(wave.clients), *leaf.shape), slots)
     saved = 0 if compiled else census.operations * (len(wave.clients) - 1) // len(wave.clients)  # launches a client
-    most = max(SHARED_PATCHES, PATCHES_A_LAUNCH * saved)
+    most = max(SHARED_WINDOWS, WINDOWS_A_LAUNCH * saved)
     if layout == "vectorised" or (layout == "auto" and census.windows <= most):
         lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed, slots)))
         try:
@@ -118,13 +118,13 @@ def plan(
             if layout == "vectorised":
                 raise
             say(f"executor: a stream for each client, because {error}")
-            del lane
+            del lane  # and its memory
     everyone = Lane(*tree.map(_rows, (k, works, wave.feed, slots)))
     lanes = tree.unstack(everyone, len(wave.clients))
     traced = _trace(stepper, lanes[0], server, vectorised=False, compiled=compiled)
     # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
     as_products(traced.module, 1, pixels=SMALLEST_MAPS)
-    return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=census.windows > LARGE_PATCHES)
+    return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=census.windows > LARGE_WINDOWS)
 
 
 def _shared(algorithm: ClientRound, server: Any, lane: Lane, wave: Wave, compiled: bool) -> Plan:

@@ -95,7 +95,6 @@ def trace(
         warnings.simplefilter("ignore")  # of vmap, about layers that it does client by client
         module = make_fx(flat, pieces, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
     _drop_restriding(module)
-    _drop_unused(module)
     _spell_out_scaling(module)
     _allow_any_layout(module)
     numbers = _lift_numbers(module)
@@ -135,16 +134,6 @@ def _drop_restriding(module: fx.GraphModule) -> None:
     """Pooling to one pixel relabels the strides of its result; under vmap, those of a temporary that nobody reads."""
     for node in list(module.graph.nodes):
         if node.target is aten.as_strided_.default and not node.users:
-            module.graph.erase_node(node)
-
-
-def _drop_unused(module: fx.GraphModule) -> None:
-    """What nobody reads, such as gradients of what has none: recorded as it is, it would run at every step."""
-    for node in reversed(list(module.graph.nodes)):
-        operation = node.target
-        if node.users or not isinstance(operation, torch._ops.OpOverload):
-            continue
-        if not operation._schema.is_mutable and torch.Tag.nondeterministic_seeded not in operation.tags:
             module.graph.erase_node(node)
 
 

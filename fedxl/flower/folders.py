@@ -60,8 +60,8 @@ def init(sites: Sequence[str], out: Path, host: str = "127.0.0.1", port: int = P
 
 def _completed(config: Config, sites: int) -> Config:
     """With as many parts of the demo's data as there are sites, and one seed for who holds which."""
-    if config is DEMO:  # every third site has never seen what is looked for
-        config = replace(DEMO, data={"name": "digits", "clients": sites, "one_class": sites // 3})
+    if config is DEMO:
+        config = replace(DEMO, data={"name": "digits", "clients": sites})
     if config.data and "seed" in accepted(DATASETS[str(config.data["name"])]):
         # Sites do not know the run's seed; what they hold and what the server validates on must not overlap.
         config = replace(config, data={"seed": config.run.get("seed", 0), **config.data})

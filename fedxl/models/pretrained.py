@@ -17,8 +17,6 @@ from fedxl.models.layers import ScoreNorm
 State = Mapping[str, Tensor]
 M = TypeVar("M", bound=nn.Module)
 FORM = "tensors by name, a state_dict as torch or safetensors write it"
-
-
 SCORE_NORM = "score_norm"  # a layer that a network may have, and a file may lack
 
 

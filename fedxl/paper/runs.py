@@ -40,7 +40,7 @@ class Job(NamedTuple):
     @property
     def key(self) -> str:
         """The same for the same experiment, wherever its files lie and whatever it runs on."""
-        text = json.dumps([FORMAT, __version__, wherever(self.config.tables())], sort_keys=True)
+        text = json.dumps([FORMAT, __version__, without_root(self.config.tables())], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -53,7 +53,7 @@ class Job(NamedTuple):
         return json.dumps(rest, sort_keys=True)
 
 
-def wherever(tables: dict[str, Any]) -> dict[str, Any]:
+def without_root(tables: dict[str, Any]) -> dict[str, Any]:
     """The settings of an experiment but for where its files lie, which is nobody else's business."""
     return {**tables, "data": {name: value for name, value in tables["data"].items() if name != "root"}}
 

@@ -11,7 +11,7 @@ from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Table, build_model, build_risk, load_data
 from fedxl.paper import figures, setup
 from fedxl.paper.figures import Rows
-from fedxl.paper.runs import Job, Record, Runner, wherever
+from fedxl.paper.runs import Job, Record, Runner, without_root
 from fedxl.paper.setup import Budget, Choice, Method, Subject, experiment
 from fedxl.paper.tuning import Search, Tuned, describe
 
@@ -133,7 +133,7 @@ def outline(record: Record) -> dict[str, Any]:
         if figure in found.get("validation", {})
     ]
     content = {name: value for name, value in record.content.items() if name != "history"}
-    return {"key": record.key, **content, "experiment": wherever(content["experiment"]), "curve": curve}
+    return {"key": record.key, **content, "experiment": without_root(content["experiment"]), "curve": curve}
 
 
 def method_named(contest: Contest, label: str) -> Method:
