@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from fedxl.plots import STYLES, require_matplotlib
 
 Curve = list[tuple[float, float]]
+PANEL_LETTERS = 46  # of a title, side by side
 
 
 class Bar(NamedTuple):
@@ -39,18 +41,31 @@ def bars(path: Path, title: str, methods: Sequence[str], panels: Mapping[str, Se
                 axes.plot(place, bar.paper, "D", color="#d1495b", ms=6)
             if np.isnan(bar.mean):
                 axes.text(place, 0.5, "diverged", rotation=90, ha="center", va="bottom")
-        seen = [value for bar in found for value in (bar.mean, bar.paper, *(bar.interval or ())) if value is not None]
-        low, high = np.nanmin(seen), np.nanmax(seen)
+        low, high = _reach(found)
         axes.set_ylim(max(0.0, low - 0.25 * (high - low) - 0.01), min(1.0, high + 0.08 * (high - low) + 0.005))
         axes.set_xticks(places, methods, rotation=30, ha="right")
-        axes.set_title(name, fontsize=10)
+        axes.set_title(_wrapped(name), fontsize=9)
         axes.grid(axis="y", alpha=0.25)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     figure.suptitle(f"{title}, test data")
-    figure.supxlabel("bars: ours; thick lines: seeds; thin lines: test sets; diamonds: the paper's", fontsize=8)
+    theirs = any(bar.paper is not None for found in panels.values() for bar in found)
+    legend = "bars: ours; thick lines: seeds; thin lines: test sets" + "; diamonds: the paper's" * theirs
+    figure.supxlabel(legend, fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _reach(found: Sequence[Bar]) -> tuple[float, float]:
+    """From the lowest to the highest point that is drawn; a bar's foot is none."""
+    seen = [value for bar in found for value in (bar.paper, *(bar.interval or ())) if value is not None]
+    seen += [bar.mean + sign * bar.spread for bar in found for sign in (-1, 1)]
+    return float(np.nanmin(seen)), float(np.nanmax(seen))
+
+
+def _wrapped(name: str) -> str:
+    """A title in lines as long as a panel is wide, at its own line breaks, too."""
+    return "\n".join(line for part in name.splitlines() for line in wrap(part, PANEL_LETTERS))
 
 
 def curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]], along: str, up: str) -> None:
@@ -66,7 +81,8 @@ def curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]], alon
                 continue
             values = np.mean([[value for _, value in run] for run in found], 0)
             axes.plot([x for x, _ in found[0]], values, color=colour, ls=style, lw=1.8, label=name)
-        axes.set(title=title, xlabel=along, ylabel=up)
+        axes.set(xlabel=along, ylabel=up)
+        axes.set_title(_wrapped(title), fontsize=10)
         axes.grid(alpha=0.25)
         axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=120)
