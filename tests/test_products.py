@@ -22,6 +22,11 @@ SHAPES: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "1x1": ({"kernel_size": 1}, (4, 5)),
     "1x1, strided": ({"kernel_size": 1, "stride": 2}, (6, 6)),
     "oblong": ({"kernel_size": (1, 3), "padding": (0, 1), "stride": (2, 1)}, (6, 7)),
+    "fewer outputs": ({"kernel_size": 3, "padding": 1, "out_channels": 2}, (5, 8)),
+    "fewer outputs, oblong": ({"kernel_size": (2, 3), "padding": (1, 0), "out_channels": 1}, (5, 8)),
+    "fewer outputs, strided": ({"kernel_size": 3, "padding": 1, "stride": 2, "out_channels": 2}, (5, 8)),
+    "fewer outputs, 1x1": ({"kernel_size": 1, "out_channels": 2}, (4, 5)),
+    "fewer outputs, wide margin": ({"kernel_size": 2, "padding": 2, "out_channels": 2}, (4, 5)),
     "map of one pixel": ({"kernel_size": 3, "padding": 1}, (1, 1)),
 }
 
@@ -42,7 +47,7 @@ def passes(conv: nn.Conv2d, weights: dict[str, Tensor], x: Tensor, upstream: Ten
 def test_products_are_the_convolutions(name, bias):
     options, size = SHAPES[name]
     torch.manual_seed(0)
-    conv = nn.Conv2d(3, 5, bias=bias, **options).double()
+    conv = nn.Conv2d(3, bias=bias, **{"out_channels": 5, **options}).double()
     weights = {key: torch.randn(CLIENTS, *p.shape).double() for key, p in conv.named_parameters()}
     x = torch.randn(CLIENTS, 2, 3, *size).double()
     upstream = torch.randn(CLIENTS, *conv(x[0]).shape).double()

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fedxl.engine.tidy import memory
+
 aten = torch.ops.aten
 
 
@@ -47,21 +49,11 @@ def _types(arguments: Sequence[Any]) -> Hashable:
 
 def _independent(copies: Sequence[fx.Node]) -> bool:
     """Whether none reads or writes what another one writes, so that their order does not matter."""
-    written = [_memory(node.args[0]) for node in copies]
-    read = [_memory(node.args[1]) for node in copies]
+    written = [memory(node.args[0]) for node in copies]
+    read = [memory(node.args[1]) for node in copies]
     ours = set(written)
     crossed = any(source in ours and source is not to for to, source in zip(written, read, strict=True))
     return len(ours) == len(written) and not crossed and not any(node.users for node in copies)
-
-
-def _memory(node: Any) -> fx.Node:
-    """Whose memory a tensor shows: its own, or that of what it is a view of."""
-    maker: fx.Node = node.args[0] if node.target is operator.getitem else node  # one of several views
-    schema = getattr(maker.target, "_schema", None)
-    if schema is not None and any(result.alias_info for result in schema.returns):
-        return _memory(maker.args[0])
-    found: fx.Node = node
-    return found
 
 
 def _merge_copies(module: fx.GraphModule, copies: Sequence[fx.Node]) -> None:

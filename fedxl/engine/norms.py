@@ -1,56 +1,118 @@
 """BatchNorm of all clients in a few operations, for a step that is recorded as it is.
 
 Vectorised, torch lays the clients' channels side by side, normalises, lays them out again and scales them apart, and
-each way takes a dozen small operations more: forty kernels for one layer, of which a DenseNet has 121. Here it is
-written out for one client, forward and backward, in operations that vectorise as they are.
+each way takes a dozen small operations more: forty kernels for one layer, of which a DenseNet has 121. But channels
+know nothing of each other, so the norms of C clients are one norm of C times as many channels, which the library
+has kernels for, weights, statistics and all.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vjp
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+aten = torch.ops.aten
+Dims = tuple[int | None, ...]  # where each argument has its clients, if it has any
+
 
 class Normalised(torch.autograd.Function):
-    """(x - mean) / sqrt(var + eps) * weight + bias with the batch's own mean and variance; and these two."""
-
-    generate_vmap_rule = True
+    """(x - mean) / sqrt(var + eps) * weight + bias; the batch's mean and 1 / sqrt(var + eps); the new statistics."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        var, mean, rstd = _moments(x.to(weight.dtype), eps)
-        y = torch.addcmul(_channels(bias, x), x - mean, rstd * _channels(weight, x))
-        return y.to(x.dtype), mean, var
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, momentum: float, eps: float
+    ) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = aten._native_batch_norm_legit_functional(
+            x, weight, bias, mean, var, True, momentum, eps
+        )
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, _, eps = inputs
-        ctx.eps = eps
+        x, weight, *_, ctx.eps = inputs
         ctx.mark_non_differentiable(*output[1:])
-        # Not the moments: whoever differentiates `backward` would take them for constants.
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight, *output[1:3])
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, *of_moments: Any) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
-        dims, count = _all_but_channels(x), _count(x)
-        _, mean, rstd = _moments(x.to(weight.dtype), ctx.eps)
-        dy, centred = dy.to(weight.dtype), x - mean  # in the wider type of the two
-        total = dy.sum(dims, keepdim=True)
-        along = (dy * centred).sum(dims, keepdim=True) * rstd
-        scale = rstd * _channels(weight, x)
-        part = scale * (-1 / count)
-        dx = torch.addcmul(torch.addcmul(part * total, centred, part * rstd * along), dy, scale)
-        return dx.to(x.dtype), along.reshape(weight.shape), total.reshape(weight.shape), None
+    def backward(ctx: Any, dy: Tensor, *of_moments: Any) -> tuple[Tensor | None, ...]:
+        slopes: tuple[Tensor, ...] = Slopes.apply(dy, *ctx.saved_tensors, ctx.eps)  # type: ignore[no-untyped-call]
+        return *slopes, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Dims, *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _side_by_side(Normalised, info.batch_size, dims, arguments, images=1)
+
+
+class Slopes(torch.autograd.Function):
+    """The gradients of `Normalised` by x, weight and bias."""
+
+    @staticmethod
+    def forward(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, eps: float) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = aten.native_batch_norm_backward(
+            dy, x, weight, None, None, mean, rstd, True, eps, [True, True, True]
+        )
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *_, ctx.eps = inputs
+        ctx.save_for_backward(*inputs[:3])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """By the formula, with the moments computed anew: they depend on x, too."""
+        back = vjp(lambda dy, x, weight: _slopes(dy, x, weight, ctx.eps), *ctx.saved_tensors)[1]
+        return *back(upstream), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Dims, *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _side_by_side(Slopes, info.batch_size, dims, arguments, images=2)
+
+
+def _side_by_side(
+    norm: Any, clients: int, dims: Dims, arguments: Sequence[Any], images: int
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """A function of `images` tensors [B, c, ...] first and of vectors [c], for all clients as one with C c channels.
+
+    Of what it returns the first is like the images, the others like the vectors.
+    """
+    merged = list(arguments)
+    for i, (given, dim) in enumerate(zip(arguments, dims, strict=True)):
+        if isinstance(given, Tensor):
+            place = 1 if i < images else 0  # of the channels
+            each = given if dim == place else _clients_at(place, given, dim, clients)
+            merged[i] = each.flatten(place, place + 1)
+    first, *others = norm.apply(*merged)
+    apart = (first.unflatten(1, (clients, -1)), *(leaf.unflatten(0, (clients, -1)) for leaf in others))
+    return apart, (1, *[0] * len(others))
+
+
+def _clients_at(place: int, given: Tensor, dim: int | None, clients: int) -> Tensor:
+    if dim is None:
+        return given.unsqueeze(place).expand(*given.shape[:place], clients, *given.shape[place:])
+    return given.movedim(dim, place)
+
+
+def _slopes(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """What `Slopes` computes, in operations that can be differentiated."""
+    dims = _all_but_channels(x)
+    var, mean = torch.var_mean(x.to(weight.dtype), dims, correction=0, keepdim=True)
+    rstd = (var + eps).rsqrt()
+    wide, normal = dy.to(weight.dtype), (x - mean) * rstd
+    total, along = wide.sum(dims, keepdim=True), (wide * normal).sum(dims, keepdim=True)
+    dx = rstd * _channels(weight, x) * (wide - (total + normal * along) / _count(x))
+    return dx.to(x.dtype), along.reshape(weight.shape), total.reshape(weight.shape)
 
 
 class Norms(TorchFunctionMode):
-    """Takes `Normalised` for BatchNorm in training."""
+    """Takes `Normalised` for BatchNorm."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.batch_norm:
@@ -68,27 +130,26 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """What functional.batch_norm computes; and whatever is not for us, it does itself."""
-    if not training or weight is None or bias is None or _count(x) < 2 or not _holds(weight.dtype, x.dtype):
+    """What functional.batch_norm computes; and what it would refuse, it gets."""
+    single = torch.promote_types(x.dtype, torch.float32)
+    weight = x.new_ones(x.shape[1], dtype=single) if weight is None else weight
+    bias = x.new_zeros(x.shape[1], dtype=single) if bias is None else bias
+    if not _holds(weight.dtype, x.dtype) or (training and _count(x) < 2):
         return functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    found: tuple[Tensor, ...] = Normalised.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
-    y, mean, var = found
-    if running_mean is not None and running_var is not None:
-        unbiased = var * (_count(x) / (_count(x) - 1))
-        for running, new in (running_mean, mean), (running_var, unbiased):
-            running.copy_(torch.lerp(running, new.detach().reshape(running.shape), momentum))
-    return y
+    if not training and running_mean is not None and running_var is not None:
+        scale = _channels((running_var + eps).rsqrt() * weight, x)
+        return ((x - _channels(running_mean, x)) * scale + _channels(bias, x)).to(x.dtype)
+    before = [torch.zeros_like(weight) if leaf is None else leaf for leaf in (running_mean, running_var)]
+    found: tuple[Tensor, ...] = Normalised.apply(x, weight, bias, *before, momentum, eps)  # type: ignore[no-untyped-call]
+    for leaf, new in zip((running_mean, running_var), found[3:], strict=True):
+        if leaf is not None:
+            leaf.copy_(new.detach())
+    return found[0]
 
 
 def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
     """Whether sums of squares of the one have room in the other."""
     return wide in (torch.float32, torch.float64) and torch.promote_types(wide, narrow) == wide
-
-
-def _moments(wide: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Variance, mean and one over the standard deviation of each channel."""
-    var, mean = torch.var_mean(wide, _all_but_channels(wide), correction=0, keepdim=True)
-    return var, mean, (var + eps).rsqrt()
 
 
 def _all_but_channels(x: Tensor) -> list[int]:

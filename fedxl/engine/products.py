@@ -96,7 +96,8 @@ def windows(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, groups: int) -
 
     Channels come last, as they do in memory behind a product, so that the copy runs along both.
     """
-    x = nnf.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    if any(padding):
+        x = nnf.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     seen = x.unflatten(1, (groups, -1)).unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
     pixels = seen.shape[0] * seen.shape[3] * seen.shape[4]
     rows: Tensor = seen.permute(1, 0, 3, 4, 5, 6, 2).reshape(groups, pixels, -1)
@@ -110,9 +111,14 @@ def matrices(weight: Tensor, groups: int) -> Tensor:
 
 def convolution(seen: Tensor, weight: Tensor, bias: Tensor | None, size: Pair) -> Tensor:
     """`aten.convolution` of the windows, for 2-D convolutions without dilation: [B, G o, H', W']."""
-    out = torch.bmm(seen, matrices(weight, len(seen)).mT).unflatten(1, (-1, *size))
-    images: Tensor = out.permute(1, 0, 4, 2, 3).flatten(1, 2)
-    return images if bias is None else images + bias[:, None, None]
+    out = _images(torch.bmm(seen, matrices(weight, len(seen)).mT), size)
+    return out if bias is None else out + bias[:, None, None]
+
+
+def _images(rows: Tensor, size: Pair) -> Tensor:
+    """[G, B H W, o] -> [B, G o, H, W]"""
+    images: Tensor = rows.unflatten(1, (-1, *size)).permute(1, 0, 4, 2, 3).flatten(1, 2)
+    return images
 
 
 def convolution_backward(
@@ -130,10 +136,28 @@ def convolution_backward(
     rows = out.reshape(groups, -1, out.shape[-1])
     if wanted[1]:
         by_weight = torch.bmm(rows.mT, seen).view(-1, *kernel, weight.shape[1]).permute(0, 3, 1, 2)
-    if wanted[0]:
+    if wanted[0] and _narrow(weight, groups, stride, padding):
+        by_x = _seen_from_outputs(gradient, weight, size, padding, groups)
+    elif wanted[0]:
         spread = torch.bmm(rows, matrices(weight, groups)).view(*out.shape[:4], *kernel, -1)
         by_x = _gather(spread, size, stride, padding)
     return by_x, by_weight, gradient.sum((0, 2, 3)) if wanted[2] else None
+
+
+def _narrow(weight: Tensor, groups: int, stride: Pair, padding: Pair) -> bool:
+    """Whether outputs have fewer channels than inputs, so that their windows are the smaller ones to lay out."""
+    kernel = _image(weight)
+    least = all(pad < length for pad, length in zip(padding, kernel, strict=True))
+    fewer = len(weight) // groups < weight.shape[1]
+    return fewer and least and tuple(stride) == (1, 1) and math.prod(kernel) > 1
+
+
+def _seen_from_outputs(gradient: Tensor, weight: Tensor, size: Pair, padding: Pair, groups: int) -> Tensor:
+    """The gradient by x as a convolution of that by the output: each input pixel looks at all it has a part in."""
+    (high, wide), (top, left) = _image(weight), padding
+    seen = windows(gradient, (high, wide), (1, 1), (high - 1 - top, wide - 1 - left), groups)  # [G, B H W, kh kw o]
+    turned = weight.flip((2, 3)).unflatten(0, (groups, -1)).permute(0, 3, 4, 1, 2)  # [G, kh, kw, o, c]
+    return _images(torch.bmm(seen, turned.flatten(1, 3)), size)
 
 
 def _gather(spread: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -142,6 +166,8 @@ def _gather(spread: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
     Written as shifted sums, which the compiler makes one kernel.
     """
     kernel, (top, left) = spread.shape[4:6], padding
+    if (*kernel, *stride, top, left) == (1, 1, 1, 1, 0, 0):
+        return spread[:, :, :, :, 0, 0].permute(1, 0, 4, 2, 3).flatten(1, 2)
     high, wide = size[0] + 2 * top, size[1] + 2 * left
     total = spread.new_zeros(())
     for i in range(kernel[0]):

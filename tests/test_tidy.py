@@ -1,0 +1,170 @@
+"""Copies that nobody needs are not made; where one is needed, because somebody writes, it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedxl.engine.trace import trace
+
+aten = torch.ops.aten
+
+
+def statistics(a: Tensor, b: Tensor, c: Tensor) -> None:
+    """As a layer does that keeps some: cloned, read, written to, kept."""
+    kept = a.clone()
+    mean = b * kept
+    kept.copy_(mean + c)
+    c.copy_(mean)
+    a.copy_(kept)
+
+
+def counted(a: Tensor, b: Tensor, c: Tensor) -> None:
+    kept = a.clone()
+    kept.add_(1)
+    c.copy_(kept * b)
+    a.copy_(kept)
+
+
+def looked_at_later(a: Tensor, b: Tensor, c: Tensor) -> None:
+    """By a view from before the writing, which shows what was written."""
+    kept = a.clone()
+    view = kept.view(-1)
+    kept.copy_(b + 1)
+    c.copy_(view.view(2, 3))
+
+
+def viewed_by_pieces(a: Tensor, b: Tensor, c: Tensor) -> None:
+    kept = a.clone()
+    first, _ = kept.unbind(0)
+    kept.copy_(b + 1)
+    c.copy_(c + first)
+
+
+def written_twice(a: Tensor, b: Tensor, c: Tensor) -> None:
+    kept = a.clone()
+    kept.copy_(b)
+    kept.add_(1)
+    c.copy_(kept)
+
+
+def written_in_part(a: Tensor, b: Tensor, c: Tensor) -> None:
+    kept = a.clone()
+    kept[0].copy_(b[1])
+    c.copy_(kept)
+
+
+def broadcast(a: Tensor, b: Tensor, c: Tensor) -> None:
+    kept = a.clone()
+    kept.copy_(b[0] + 1)
+    c.copy_(kept.view(-1).flip(0).view(2, 3))
+
+
+def original_changes_first(a: Tensor, b: Tensor, c: Tensor) -> None:
+    kept = a.clone()
+    a.copy_(b)
+    kept.add_(1)
+    c.copy_(kept)
+
+
+def source_changes_later(a: Tensor, b: Tensor, c: Tensor) -> None:
+    """What was copied is written to afterwards: the copy is not."""
+    kept, other = a.clone(), b + 1
+    kept.copy_(other)
+    other.add_(5)
+    c.copy_(kept * other)
+
+
+CASES = {
+    statistics: 0,
+    counted: 0,
+    looked_at_later: 1,
+    viewed_by_pieces: 1,
+    written_twice: 1,
+    written_in_part: 1,
+    broadcast: 1,
+    original_changes_first: 1,
+    source_changes_later: 1,
+}
+
+
+@pytest.mark.parametrize(("function", "clones"), CASES.items(), ids=[function.__name__ for function in CASES])
+def test_a_clone_is_dropped_where_it_makes_no_difference(function, clones):
+    torch.manual_seed(0)
+    examples = [torch.randn(2, 3) for _ in range(3)]
+    wanted = [tensor.clone() for tensor in examples]
+    function(*wanted)
+    found = [tensor.clone() for tensor in examples]
+    record = trace(function, found, compiled=False)
+    record.module(*record.inputs(found))
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert [node.target for node in record.module.graph.nodes].count(aten.clone.default) == clones
+
+
+def test_a_tensor_is_laid_out_once():
+    def function(x: Tensor, out: Tensor) -> None:
+        seen = x * 2
+        first = seen.permute(1, 0).clone(memory_format=torch.contiguous_format)
+        second = seen.permute(1, 0).clone(memory_format=torch.contiguous_format)
+        other = seen.permute(1, 0).clone()
+        out.copy_(first * second + other)
+
+    found = [torch.randn(4, 3), torch.zeros(3, 4)]
+    wanted = 2 * (2 * found[0].mT) ** 2 / 2 + 2 * found[0].mT
+    record = trace(function, found, compiled=False)
+    record.module(*record.inputs(found))
+    torch.testing.assert_close(found[1], wanted)
+    assert [node.target for node in record.module.graph.nodes].count(aten.clone.default) == 2, "of two kinds"
+
+
+def test_what_is_written_to_is_laid_out_for_each():
+    def function(x: Tensor, out: Tensor) -> None:
+        seen = x * 2
+        first, second = seen.permute(1, 0).clone(), seen.permute(1, 0).clone()
+        first.mul_(3)
+        out.copy_(first + second)
+
+    found = [torch.ones(4, 3), torch.zeros(3, 4)]
+    record = trace(function, found, compiled=False)
+    record.module(*record.inputs(found))
+    torch.testing.assert_close(found[1], torch.full((3, 4), 8.0))
+
+
+def test_what_is_laid_out_before_and_after_a_change_is_not_the_same():
+    def function(x: Tensor, out: Tensor) -> None:
+        seen = x * 2
+        first, turned = seen.clone(), seen.permute(1, 0).clone()
+        seen[0].add_(1)
+        out.copy_((first + seen.clone()).mT * (turned + seen.permute(1, 0).clone()))
+
+    found = [torch.ones(4, 3), torch.zeros(3, 4)]
+    record = trace(function, found, compiled=False)
+    record.module(*record.inputs(found))
+    torch.testing.assert_close(found[1], torch.tensor([25.0, 16.0, 16.0, 16.0]).expand(3, 4))
+
+
+def test_a_model_that_keeps_statistics_is_recorded_without_copies_of_them():
+    norm = torch.nn.BatchNorm1d(3)
+
+    def step(x: Tensor, mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, ...]:
+        state = {"running_mean": mean.clone(), "running_var": var.clone(), "num_batches_tracked": count.clone()}
+        return torch.func.functional_call(norm, state, (x,)), *state.values()
+
+    def function(*leaves: Tensor) -> None:
+        for leaf, new in zip(leaves, vmap(step)(*leaves), strict=True):
+            leaf.copy_(new)
+
+    torch.manual_seed(0)
+    leaves = [torch.randn(2, 5, 3), torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)]
+    wanted = [leaf.clone() for leaf in leaves]
+    with torch.no_grad():
+        function(*wanted)
+        record = trace(function, leaves, vectorised=True, compiled=False)
+        record.module(*record.inputs(leaves))
+    for ours, theirs in zip(leaves, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    clones = record.module.graph.find_nodes(op="call_function", target=aten.clone.default)
+    assert not [node for node in clones if node.args[0].op == "placeholder"]
