@@ -364,6 +364,9 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch, network):
     assert_agree(Run(loop, network()).state(0, 0, 4), found)
     assert lines[1] == "executor: the step stays as it is, for it cannot be compiled: no compiler here"
     assert "not compiled" in lines[2]
+    assert executor.program is not None
+    targets = [node.target for node in executor.program.plan.traced.module.graph.nodes]
+    assert torch.ops.aten._foreach_copy_.default in targets, "recorded for replaying as it is, not for a compiler"
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])

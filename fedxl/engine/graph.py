@@ -97,7 +97,7 @@ class GraphExecutor:
         program = self.program
         if program is None or not program.fits(algorithm, server, works, wave.feed):
             program = self.program = None  # its memory goes to the next one
-            program = self.program = Program(self, algorithm, server, works, wave)
+            program = self.program = self._recorded(algorithm, server, works, wave)
             self.say(f"executor: graph, {program.description}")
         # Anew: a recording is warmed up, and a resumed run must draw what one without a stop would have drawn.
         torch.manual_seed(wave.seed(0))
@@ -105,6 +105,21 @@ class GraphExecutor:
         with explained():
             states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, wave.shares, works, traces)
         return tree.unstack_ragged(states, wave.clients), update
+
+
+    def _recorded(self, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> Program:
+        """A program, compiled if it can be; without, it is slower with the same numbers."""
+        try:
+            return Program(self, algorithm, server, works, wave)
+        except CompilerError as error:
+            reason = str(error)  # the error itself holds on to what was allocated
+        self.say(f"executor: the step stays as it is, for it cannot be compiled: {reason}")
+        self.compiled = False  # which is planned otherwise, too
+        return Program(self, algorithm, server, works, wave)
+
+
+class CompilerError(RecordingError):
+    """What the compiler does not make of a step."""
 
 
 class Program:
@@ -118,9 +133,9 @@ class Program:
         read = [i - before for i in self.plan.traced.reads if i >= before]
         self.server = {i: leaves[i].clone() for i in read}
         inputs = [self._inputs(lane, leaves) for lane in self.plan.lanes]
-        self.replay, compiled = self._recorded(how, inputs)
+        self.replay = self._recorded(how, inputs)
         together = "as one vectorised program" if self.plan.shared else "with a stream each"
-        what = "compiled" if compiled else "not compiled"
+        what = "compiled" if how.compiled else "not compiled"
         launch = self.repeats * self.plan.at_a_time
         self.description = f"{len(wave.clients)} clients {together}, {what}, {launch} steps a launch"
 
@@ -128,18 +143,17 @@ class Program:
         server = [self.server.get(i, leaf) for i, leaf in enumerate(leaves)]
         return self.plan.traced.inputs([*tree.leaves(lane), *server])
 
-    def _recorded(self, how: GraphExecutor, inputs: list[list[Tensor]]) -> tuple[Callable[[], None], bool]:
-        """The recording, of the compiled step if there can be one; without, it is slower with the same numbers."""
+    def _recorded(self, how: GraphExecutor, inputs: list[list[Tensor]]) -> Callable[[], None]:
         module = self.plan.traced.module
-        if how.compiled:
-            how.say("executor: compiling the step, up to a few minutes for a deep network ...")
-            try:
-                with explained():
-                    return self._record(how, fuse(module, inputs[0]), inputs, LONGEST), True
-            except RecordingError as error:
-                how.say(f"executor: the step stays as it is, for it cannot be compiled: {error}")
-        with explained():
-            return self._record(how, module, inputs, LONGEST_PLAIN), False
+        if not how.compiled:
+            with explained():
+                return self._record(how, module, inputs, LONGEST_PLAIN)
+        how.say("executor: compiling the step, up to a few minutes for a deep network ...")
+        try:
+            with explained():
+                return self._record(how, fuse(module, inputs[0]), inputs, LONGEST)
+        except RecordingError as error:
+            raise CompilerError(str(error)) from error
 
     def _record(
         self, how: GraphExecutor, step: Callable[..., Any], inputs: list[list[Tensor]], longest: int
