@@ -106,7 +106,6 @@ class GraphExecutor:
             states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, wave.shares, works, traces)
         return tree.unstack_ragged(states, wave.clients), update
 
-
     def _recorded(self, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> Program:
         """A program, compiled if it can be; without, it is slower with the same numbers."""
         try:
