@@ -154,8 +154,8 @@ def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Modul
         if name not in MODELS:
             raise unknown("model", name, MODELS)
         if risk.score_shape:  # two views, each embedded by the network
-            return TwoViews(call(MODELS[name], {"shape": shape[1:], "outputs": outputs // 2, **table}, "model"))
-        return call(MODELS[name], {"shape": shape, "outputs": outputs, **table}, "model")
+            return TwoViews(call(MODELS[name], table, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
+        return call(MODELS[name], table, "model", ours={"shape": shape, "outputs": outputs})
 
 
 def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callable[[], nn.Module]:
@@ -167,7 +167,7 @@ def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callab
         _override(tables, f"model.{option}")
 
     def build() -> nn.Module:
-        return call(MODELS[name], {"shape": shape, "outputs": 1, **tables["model"]}, "model")
+        return call(MODELS[name], tables["model"], "model", ours={"shape": shape, "outputs": 1})
 
     build()
     return build

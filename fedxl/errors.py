@@ -21,10 +21,18 @@ def require(condition: bool, message: str) -> None:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that is not in a table, with the nearest name that is."""
+    """The error for a name that is not in a table, with the nearest name that is.
+
+    >>> str(unknown("setting", "model.widht", ["model.width", "model.norm"]))
+    "unknown setting 'model.widht'; did you mean 'model.width'?"
+    >>> str(unknown("setting", "model.outputs", ["model.width", "model.norm"]))
+    "unknown setting 'model.outputs'; known: model.norm, model.width"
+    """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    # Of settings only the last part says which: with their section before them all look alike.
+    told = {other.rpartition(".")[2] if kind == "setting" else other: other for other in reversed(names)}
+    near = difflib.get_close_matches(name.rpartition(".")[2] if kind == "setting" else name, told, n=1)
+    hint = f"did you mean '{told[near[0]]}'?" if near else f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} '{name}'; {hint}")
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,8 +16,8 @@ from fedxl.errors import UserError, unknown
 R = TypeVar("R")
 
 
-def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, trusted: Collection[str] = ()) -> R:
-    """`fn(**options)`, once every option is known and of the right type. `trusted` names come from us, unchecked.
+def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, ours: Mapping[str, Any] | None = None) -> R:
+    """`fn(**options, **ours)`, once every option is known and of the right type. What is ours is no option.
 
     Where a default is a dataclass, its fields are options of `fn` like any other, for functions to share.
 
@@ -31,22 +31,19 @@ def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, trusted: 
     """
     parameters = inspect.signature(fn).parameters
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    known = {name: hint for name, hint in accepted(fn).items() if name not in trusted}
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = dict(ours or {})
+    known = {name: hint for name, hint in accepted(fn).items() if name not in given}
     for name, value in options.items():
-        if name in trusted:
-            given[name] = value
-        elif name not in known and not takes_any:
+        if name not in known and (name in given or not takes_any):
             raise unknown("setting", f"{where}.{name}", [f"{where}.{other}" for other in known])
-        else:
-            given[name] = convert(value, known.get(name, Any), f"{where}.{name}")
+        given[name] = convert(value, known.get(name, Any), f"{where}.{name}")
     for name in known:
         if name in parameters and parameters[name].default is inspect.Parameter.empty and name not in given:
             raise UserError(f"the setting '{where}.{name}' is missing")
     try:
         for name, default in _groups(fn).items():
             names = [field.name for field in dataclasses.fields(default) if field.name in given]
-            if names and name not in trusted:
+            if names:
                 given[name] = dataclasses.replace(default, **{inner: given.pop(inner) for inner in names})
         return fn(**given)
     except UserError as error:

@@ -220,11 +220,9 @@ def build_algorithm(
         given["risk"] = risk
     else:
         require(not risk.score_shape, "this algorithm needs one score an example, and the risk pairs vectors")
-    for name in sorted(options.keys() & given.keys()):
-        raise unknown("setting", f"algorithm.{name}", {f"algorithm.{other}" for other in known - given.keys()})
     if "positive_share" in known and not options.get("positive_share"):
-        given["positive_share"] = population.positive_share(weighting)
-    algorithm: Algorithm = call(method.build, {**options, **given}, "algorithm", trusted=set(given))
+        options = {**options, "positive_share": population.positive_share(weighting)}
+    algorithm: Algorithm = call(method.build, options, "algorithm", ours=given)
     return algorithm
 
 

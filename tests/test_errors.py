@@ -70,6 +70,8 @@ MISTAKES = {
     "embeddings from images": ("risk.name=contrastive", "the model"),
     "a model that is not there": ("model.name=nowhere:Net", "cannot import the model 'nowhere:Net'"),
     "not an override": ("lr=3", "must read section.key=value"),
+    "a shape among the model's": ("model.shape=9", "unknown setting 'model.shape'; known: "),
+    "outputs among the model's": ("model.outputs=3", "unknown setting 'model.outputs'; known: "),
     "a risk among the algorithm's": ("algorithm.risk=ap", "unknown setting 'algorithm.risk'"),
     "no number": ("risk.lam=inf", "'risk.lam' cannot be inf"),
     "a date": ("run.seed=2026-01-01", "'run.seed' cannot be 2026-01-01"),
