@@ -106,8 +106,9 @@ def test_it_can_be_differentiated_twice():
     [
         (nn.BatchNorm1d(4), torch.randn(1, 4)),
         (nn.BatchNorm1d(4), torch.randn(6, 4).double()),
+        (nn.BatchNorm1d(4), torch.randn(6, 5)),
     ],
-    ids=["one value", "wider than its weights"],
+    ids=["one value", "wider than its weights", "more channels than weights"],
 )
 def test_what_torch_refuses_is_refused(norm, x):
     with pytest.raises((ValueError, RuntimeError)) as theirs:
@@ -115,6 +116,52 @@ def test_what_torch_refuses_is_refused(norm, x):
     with Norms(), pytest.raises(type(theirs.value)) as ours:
         norm(x)
     assert str(ours.value) == str(theirs.value)
+
+
+def test_halves_can_be_differentiated_twice():
+    norm = nn.BatchNorm1d(4)
+    x = torch.randn(6, 4).bfloat16().requires_grad_()
+    with Norms():
+        (slope,) = torch.autograd.grad(norm(x).pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(slope.pow(2).sum(), x)
+    assert slope.dtype == second.dtype == torch.bfloat16
+    wide = x.detach().float().requires_grad_()
+    (slope,) = torch.autograd.grad(norm(wide).pow(3).sum(), wide, create_graph=True)
+    (wanted,) = torch.autograd.grad(slope.pow(2).sum(), wide)
+    torch.testing.assert_close(second.float(), wanted, rtol=0.1, atol=0.02 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.InstanceNorm1d(4, affine=True),
+        nn.BatchNorm1d(4, affine=False),
+        nn.BatchNorm1d(4, dtype=torch.bfloat16),
+        nn.BatchNorm1d(4, affine=False, dtype=torch.bfloat16),
+    ],
+    ids=["of instances", "no weights", "half weights", "half statistics"],
+)
+def test_other_norms_of_halves_are_recorded(norm):
+    """The libraries lack kernels that vmap would ask for."""
+    states = {name: leaf.expand(CLIENTS, *leaf.shape).clone() for name, leaf in norm.state_dict().items()}
+    seen = torch.randn(CLIENTS, 6, 4, 5).bfloat16()
+
+    def step(state: dict[str, Tensor], x: Tensor) -> Tensor:
+        def value(x: Tensor) -> Tensor:
+            kept = {name: leaf.clone() for name, leaf in state.items()}
+            return functional_call(norm, kept, (x,)).float().pow(3).sum()
+
+        return torch.func.grad(value)(x)
+
+    def function(x: Tensor, *leaves: Tensor) -> None:
+        x.copy_(vmap(step)(dict(zip(states, leaves, strict=True)), x))
+
+    wanted = torch.stack([step(norm.state_dict(), x) for x in seen])
+    arguments = [seen, *states.values()]
+    record = trace(function, arguments, vectorised=True, compiled=False)
+    with torch.no_grad():
+        record.module(*record.inputs(arguments))
+    torch.testing.assert_close(seen.float(), wanted.float(), rtol=0.1, atol=0.1)
 
 
 def test_a_step_that_is_not_compiled_is_recorded_with_it():

@@ -76,3 +76,17 @@ def test_other_convolutions_stay_as_they_are(options):
     traced = make_fx(lambda w, x, u: passes(conv, w, x, u))(weights, x, upstream.double())
     as_products(traced, CLIENTS)
     assert sum("aten.convolution" in str(node.target) for node in traced.graph.nodes) == 2
+
+
+@pytest.mark.parametrize(("outputs", "sums"), [(2, 0), (3, 9)], ids=["fewer outputs", "as many"])
+def test_windows_are_laid_out_where_channels_are_few(outputs, sums):
+    """From the outputs the gradient is one product; from the inputs, the sum of nine shifted pieces."""
+    conv = nn.Conv2d(3, outputs, 3, padding=1, bias=False).double()
+    weights = {"weight": torch.randn(CLIENTS, outputs, 3, 3, 3).double()}
+    x, upstream = torch.randn(CLIENTS, 2, 3, 5, 5).double(), torch.randn(CLIENTS, 2, outputs, 5, 5).double()
+    module = make_fx(lambda w, x, u: passes(conv, w, x, u), tracing_mode="fake", _allow_non_fake_inputs=True)(
+        weights, x, upstream
+    )
+    as_products(module, CLIENTS)
+    unfolded = make_fx(lambda *given: module(*given))(weights, x, upstream)
+    assert [node.target for node in unfolded.graph.nodes].count(torch.ops.aten.add.Tensor) == sums

@@ -97,7 +97,7 @@ class GraphExecutor:
         program = self.program
         if program is None or not program.fits(algorithm, server, works, wave.feed):
             program = self.program = None  # its memory goes to the next one
-            program = self.program = self._recorded(algorithm, server, works, wave)
+            program = self.program = self._program(algorithm, server, works, wave)
             self.say(f"executor: graph, {program.description}")
         # Anew: a recording is warmed up, and a resumed run must draw what one without a stop would have drawn.
         torch.manual_seed(wave.seed(0))
@@ -106,14 +106,14 @@ class GraphExecutor:
             states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, wave.shares, works, traces)
         return tree.unstack_ragged(states, wave.clients), update
 
-    def _recorded(self, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> Program:
+    def _program(self, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> Program:
         """A program, compiled if it can be; without, it is slower with the same numbers."""
         try:
             return Program(self, algorithm, server, works, wave)
         except CompilerError as error:
             reason = str(error)  # the error itself holds on to what was allocated
         self.say(f"executor: the step stays as it is, for it cannot be compiled: {reason}")
-        self.compiled = False  # which is planned otherwise, too
+        self.compiled = False  # for good: a round of other sizes would fail alike, after minutes
         return Program(self, algorithm, server, works, wave)
 
 

@@ -136,7 +136,7 @@ def convolution_backward(
     rows = out.reshape(groups, -1, out.shape[-1])
     if wanted[1]:
         by_weight = torch.bmm(rows.mT, seen).view(-1, *kernel, weight.shape[1]).permute(0, 3, 1, 2)
-    if wanted[0] and _narrow(weight, groups, stride, padding):
+    if wanted[0] and _narrow(weight, groups, stride):
         by_x = _seen_from_outputs(gradient, weight, size, padding, groups)
     elif wanted[0]:
         spread = torch.bmm(rows, matrices(weight, groups)).view(*out.shape[:4], *kernel, -1)
@@ -144,16 +144,17 @@ def convolution_backward(
     return by_x, by_weight, gradient.sum((0, 2, 3)) if wanted[2] else None
 
 
-def _narrow(weight: Tensor, groups: int, stride: Pair, padding: Pair) -> bool:
+def _narrow(weight: Tensor, groups: int, stride: Pair) -> bool:
     """Whether outputs have fewer channels than inputs, so that their windows are the smaller ones to lay out."""
-    kernel = _image(weight)
-    least = all(pad < length for pad, length in zip(padding, kernel, strict=True))
     fewer = len(weight) // groups < weight.shape[1]
-    return fewer and least and tuple(stride) == (1, 1) and math.prod(kernel) > 1
+    return fewer and tuple(stride) == (1, 1) and math.prod(_image(weight)) > 1
 
 
 def _seen_from_outputs(gradient: Tensor, weight: Tensor, size: Pair, padding: Pair, groups: int) -> Tensor:
-    """The gradient by x as a convolution of that by the output: each input pixel looks at all it has a part in."""
+    """The gradient by x as a convolution of that by the output: each input pixel looks at all it has a part in.
+
+    A margin below zero, of a padding that is wider than the kernel, is cut off.
+    """
     (high, wide), (top, left) = _image(weight), padding
     seen = windows(gradient, (high, wide), (1, 1), (high - 1 - top, wide - 1 - left), groups)  # [G, B H W, kh kw o]
     turned = weight.flip((2, 3)).unflatten(0, (groups, -1)).permute(0, 3, 4, 1, 2)  # [G, kh, kw, o, c]

@@ -13,7 +13,11 @@ import torch
 from torch import fx
 
 aten = torch.ops.aten
+Writers = dict[fx.Node, list[fx.Node]]  # by the memory that they write to
+
 LAYOUTS = {aten.permute.default, aten.clone.default, aten.reshape.default, aten._unsafe_view.default}
+# Which arguments are written to though the schema does not say so: the statistics.
+HIDDEN = {aten.native_batch_norm.default: (3, 4), aten.cudnn_batch_norm.default: (3, 4)}
 
 
 def tidy(module: fx.GraphModule) -> None:
@@ -25,23 +29,44 @@ def tidy(module: fx.GraphModule) -> None:
 def memory(node: Any) -> fx.Node:
     """Whose memory a tensor shows: its own, or that of what it is a view of."""
     maker: fx.Node = node.args[0] if node.target is operator.getitem else node  # one of several views
-    if _is_view(maker):
-        return memory(maker.args[0])
+    shown = _shown(maker)
     found: fx.Node = node
+    return found if shown is None else memory(shown)
+
+
+def _shown(node: fx.Node) -> fx.Node | None:
+    """The argument whose memory an operation's result shows, a view or the argument itself, written to."""
+    if node.target is aten._unsafe_view.default:  # which is one, and does not say so
+        return node.args[0]  # type: ignore[return-value]
+    schema = getattr(node.target, "_schema", None)
+    results = [result for result in (schema.returns if schema else ()) if result.alias_info]
+    if not results:
+        return None
+    sets = {name for result in results for name in result.alias_info.before_set}  # none, of a list of views
+    shared = [(argument, value) for argument, value in _arguments(node) if argument.alias_info]
+    found: fx.Node = next((value for it, value in shared if it.alias_info.before_set & sets), shared[0][1])
     return found
 
 
-def _is_view(node: fx.Node) -> bool:
+def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(result.alias_info for result in schema.returns)
+    for place, argument in enumerate(schema.arguments if schema else ()):
+        if place < len(node.args):
+            yield argument, node.args[place]
+        elif argument.name in node.kwargs:
+            yield argument, node.kwargs[argument.name]
 
 
-def _written(node: fx.Node) -> Iterator[fx.Node]:
-    """The memory that an operation writes to."""
-    schema = getattr(node.target, "_schema", None)
-    for argument, value in zip(schema.arguments if schema else (), node.args, strict=False):
-        if argument.is_write:
-            yield from map(memory, value if isinstance(value, list) else [value])
+def _writers(module: fx.GraphModule) -> Writers:
+    found: Writers = {}
+    for node in module.graph.nodes:
+        places = [value for argument, value in _arguments(node) if argument.is_write]
+        places += [node.args[i] for i in HIDDEN.get(node.target, ())]
+        for value in places:
+            for place in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(place, fx.Node):
+                    found.setdefault(memory(place), []).append(node)
+    return found
 
 
 def _drop_clones(module: fx.GraphModule) -> None:
@@ -50,50 +75,41 @@ def _drop_clones(module: fx.GraphModule) -> None:
     writers = _writers(module)
     for clone in module.graph.find_nodes(op="call_function", target=aten.clone.default):
         source, found = clone.args[0], writers.get(clone, [])
-        if source.op != "placeholder" or len(found) != 1 or not _can_be_computed(found[0], clone, writers):
+        if source.op != "placeholder" or len(found) != 1 or not _computes(found[0], clone, writers):
             continue
         (writer,) = found
         changes = min((order[node] for node in writers.get(source, [])), default=len(order))
-        before, after = ([node for node in clone.users if (order[node] > order[writer]) == late] for late in (0, 1))
-        before.remove(writer)
-        if not max((_last_reading(node, order) for node in before), default=0) < order[writer] < changes:
+        before = max(map(order.__getitem__, _readers(clone, writer)), default=0)
+        if not before < order[writer] < changes:
             continue
-        for node in before:
-            node.replace_input_with(clone, source)
         result = _computed(module, writer, source)
-        for node in after:
-            node.replace_input_with(clone, result)
+        order.setdefault(result, order[writer])
         writer.replace_all_uses_with(result)
         module.graph.erase_node(writer)
+        clone.replace_all_uses_with(source)
         module.graph.erase_node(clone)
 
 
-def _writers(module: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
-    """Who writes to which memory."""
-    found: dict[fx.Node, list[fx.Node]] = {}
-    for node in module.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        for argument, value in zip(schema.arguments if schema else (), node.args, strict=False):
-            if argument.is_write:
-                for place in value if isinstance(value, list) else [value]:
-                    found.setdefault(memory(place), []).append(node)
-    return found
+def _readers(tensor: fx.Node, but: fx.Node) -> Iterator[fx.Node]:
+    """Who reads a tensor, or looks at a view of it, but for one."""
+    for user in tensor.users:
+        if user is not but:
+            yield user
+            if _shown(user) is tensor or user.target is operator.getitem:
+                yield from _readers(user, but)
 
 
-def _last_reading(node: fx.Node, order: dict[fx.Node, int]) -> int:
-    """When an operation reads its arguments for the last time: a view is read whenever it is looked at."""
-    looks = node.users if _is_view(node) or node.target is operator.getitem else ()
-    return max([order[node], *(_last_reading(look, order) for look in looks)])
-
-
-def _can_be_computed(writer: fx.Node, clone: fx.Node, writers: dict[fx.Node, list[fx.Node]]) -> bool:
+def _computes(writer: fx.Node, clone: fx.Node, writers: Writers) -> bool:
     """Whether what is written to the whole of a clone could be a tensor of its own, to which nobody writes."""
+    if not writer.args or writer.args[0] is not clone:
+        return False
     if writer.target is aten.add_.Tensor:
-        return writer.args[0] is clone
-    if writer.target is not aten.copy_.default or writer.args[0] is not clone:
+        return isinstance(writer.args[1], int)  # a count of batches; the sum is of the same type
+    if writer.target is not aten.copy_.default:
         return False
     old, new = (argument.meta["val"] for argument in writer.args[:2])  # type: ignore[union-attr]
-    return old.shape == new.shape and old.dtype == new.dtype and memory(writer.args[1]) not in writers
+    alike = (old.shape, old.stride(), old.dtype) == (new.shape, new.stride(), new.dtype)
+    return alike and memory(writer.args[1]) not in writers
 
 
 def _computed(module: fx.GraphModule, writer: fx.Node, source: fx.Node) -> fx.Node:
@@ -107,17 +123,13 @@ def _computed(module: fx.GraphModule, writer: fx.Node, source: fx.Node) -> fx.No
 
 
 def _share_layouts(module: fx.GraphModule) -> None:
-    """Where what was computed in this step is laid out again in the same way, take the first."""
+    """Where numbers are laid out again in the same way, and nobody writes to them, take the first."""
     writers = _writers(module)
     kept: dict[Any, fx.Node] = {}
     for node in list(module.graph.nodes):
-        if node.target not in LAYOUTS or memory(node.args[0]).op == "placeholder":
+        if node.target not in LAYOUTS or memory(node) in writers or memory(node.args[0]) in writers:
             continue
-        if memory(node) in writers or memory(node.args[0]) in writers:
-            continue
-        key = node.target, str(node.args), str(node.kwargs)
-        if key in kept:
-            node.replace_all_uses_with(kept[key])
+        first = kept.setdefault((node.target, str(node.args), str(node.kwargs)), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
             module.graph.erase_node(node)
-        else:
-            kept[key] = node

@@ -84,9 +84,8 @@ def trace(
     function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False, compiled: bool = True
 ) -> Traced:
     """The record of a function that writes its results into its arguments."""
-    # Under vmap BatchNorm asks for kernels of mixed precision that the libraries lack. In small pieces, which a
-    # compiler puts together again, it does not, nor as one norm of all clients' channels.
-    pieces: Any = get_decompositions(BATCH_NORMS) if vectorised and compiled else None
+    # Under vmap BatchNorm asks for kernels of mixed precision that the libraries lack; in small pieces it does not.
+    pieces: Any = get_decompositions(BATCH_NORMS) if vectorised else None
 
     def flat(*arguments: Tensor) -> tuple[()]:
         with Norms() if vectorised and not compiled else nullcontext():
@@ -96,17 +95,17 @@ def trace(
     with torch.no_grad(), explained(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of vmap, about layers that it does client by client
         module = make_fx(flat, pieces, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
-    _drop_restriding(module)
-    if compiled:
-        _spell_out_scaling(module)
-    _allow_any_layout(module)
-    numbers = _lift_numbers(module)
-    constants = [*numbers, *_lift_constants(module)]
-    reads = _drop_unread(module, len(arguments))
-    if not compiled:
-        tidy(module)
-        merge(module)
-    module.recompile()
+        _drop_restriding(module)
+        if compiled:
+            _spell_out_scaling(module)
+        _allow_any_layout(module)
+        numbers = _lift_numbers(module)
+        constants = [*numbers, *_lift_constants(module)]
+        reads = _drop_unread(module, len(arguments))
+        if not compiled:
+            tidy(module)
+            merge(module)
+        module.recompile()
     return Traced(module, reads, constants)
 
 
