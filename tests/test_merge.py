@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedxl.engine.trace import trace
+from tests.records import assert_same, replayed
 
 aten = torch.ops.aten
 
@@ -75,14 +76,7 @@ def nested(a: Tensor, b: Tensor, c: Tensor) -> None:
     ],
 )
 def test_what_is_merged_comes_to_the_same(function, examples, left):
-    wanted = [tensor.clone() for tensor in examples]
-    function(*wanted)
-    found = [tensor.clone() for tensor in examples]
-    record = trace(function, found, compiled=False)
-    record.module(*record.inputs(found))
-    for ours, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    targets = [node.target for node in record.module.graph.nodes]
+    targets = assert_same(function, examples)
     assert targets.count(aten.copy_.default) == left
     assert targets.count(aten._foreach_copy_.default) == (function is averages)
     assert targets.count(aten._foreach_lerp.Scalar) == (function is averages)
@@ -96,10 +90,9 @@ def test_copies_of_several_types_are_merged_by_type():
             leaf.copy_(result)
 
     found = [torch.zeros(2), torch.zeros(3), torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)]
-    record = trace(function, found, compiled=False)
-    record.module(*record.inputs(found))
+    targets = [node.target for node in replayed(function, found)]
     assert [leaf.flatten()[0].item() for leaf in found] == [1, 2, 3, 4]
-    assert [node.target for node in record.module.graph.nodes].count(aten._foreach_copy_.default) == 2
+    assert targets.count(aten._foreach_copy_.default) == 2
 
 
 def test_a_compiler_gets_the_record_as_it_is():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedxl.engine.trace import trace
+from tests.records import assert_same, replayed
 
 aten = torch.ops.aten
 
@@ -146,15 +146,8 @@ CASES = {
 @pytest.mark.parametrize(("function", "clones"), CASES.items(), ids=[function.__name__ for function in CASES])
 def test_a_clone_is_dropped_where_it_makes_no_difference(function, clones):
     torch.manual_seed(0)
-    examples = [torch.randn(2, 3) for _ in range(3)]
-    wanted = [tensor.clone() for tensor in examples]
-    function(*wanted)
-    found = [tensor.clone() for tensor in examples]
-    record = trace(function, found, compiled=False)
-    record.module(*record.inputs(found))
-    for ours, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    assert [node.target for node in record.module.graph.nodes].count(aten.clone.default) == clones
+    targets = assert_same(function, [torch.randn(2, 3) for _ in range(3)])
+    assert targets.count(aten.clone.default) == clones
 
 
 def test_a_tensor_is_laid_out_once():
@@ -167,10 +160,9 @@ def test_a_tensor_is_laid_out_once():
 
     found = [torch.randn(4, 3), torch.zeros(3, 4)]
     wanted = (2 * found[0].mT) ** 2 + 2 * found[0].mT
-    record = trace(function, found, compiled=False)
-    record.module(*record.inputs(found))
+    targets = [node.target for node in replayed(function, found)]
     torch.testing.assert_close(found[1], wanted)
-    assert [node.target for node in record.module.graph.nodes].count(aten.clone.default) == 2, "of two kinds"
+    assert targets.count(aten.clone.default) == 2, "of two kinds"
 
 
 def test_what_is_written_to_is_laid_out_for_each():
@@ -181,8 +173,7 @@ def test_what_is_written_to_is_laid_out_for_each():
         out.copy_(first + second)
 
     found = [torch.ones(4, 3), torch.zeros(3, 4)]
-    record = trace(function, found, compiled=False)
-    record.module(*record.inputs(found))
+    replayed(function, found)
     torch.testing.assert_close(found[1], torch.full((3, 4), 8.0))
 
 
@@ -194,8 +185,7 @@ def test_what_is_written_to_by_another_shape_is_laid_out_for_each():
         out.copy_((first + 10 * second).view(3, 4))
 
     found = [torch.ones(4, 3), torch.zeros(3, 4)]
-    record = trace(function, found, compiled=False)
-    record.module(*record.inputs(found))
+    replayed(function, found)
     torch.testing.assert_close(found[1], torch.full((3, 4), 26.0))
 
 
@@ -211,8 +201,7 @@ def test_statistics_that_a_norm_writes_to_are_its_own():
 
     torch.manual_seed(0)
     found = [torch.randn(5, 3), torch.zeros(3), torch.zeros(2, 3)]
-    record = trace(function, found, compiled=False)
-    record.module(*record.inputs(found))
+    replayed(function, found)
     torch.testing.assert_close(found[2], (0.1 * found[0].mean(0)).expand(2, 3))
 
 
@@ -253,13 +242,7 @@ def some_program(seed: int) -> Callable[..., None]:
 @pytest.mark.parametrize("seed", range(60))
 def test_any_program_comes_to_the_same(seed):
     torch.manual_seed(seed)
-    found = [torch.randn(2, 3).double() for _ in range(3)]
-    wanted = [leaf.clone() for leaf in found]
-    some_program(seed)(*wanted)
-    record = trace(some_program(seed), found, compiled=False)
-    record.module(*record.inputs(found))
-    for ours, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert_same(some_program(seed), [torch.randn(2, 3).double() for _ in range(3)])
 
 
 def test_what_is_laid_out_before_and_after_a_change_is_not_the_same():
@@ -270,8 +253,7 @@ def test_what_is_laid_out_before_and_after_a_change_is_not_the_same():
         out.copy_((first + seen.clone()).mT * (turned + seen.permute(1, 0).clone()))
 
     found = [torch.ones(4, 3), torch.zeros(3, 4)]
-    record = trace(function, found, compiled=False)
-    record.module(*record.inputs(found))
+    replayed(function, found)
     torch.testing.assert_close(found[1], torch.tensor([25.0, 16.0, 16.0, 16.0]).expand(3, 4))
 
 
@@ -291,9 +273,8 @@ def test_a_model_that_keeps_statistics_is_recorded_without_copies_of_them():
     wanted = [leaf.clone() for leaf in leaves]
     with torch.no_grad():
         function(*wanted)
-        record = trace(function, leaves, vectorised=True, compiled=False)
-        record.module(*record.inputs(leaves))
+    nodes = replayed(function, leaves, vectorised=True)
     for ours, theirs in zip(leaves, wanted, strict=True):
         torch.testing.assert_close(ours, theirs)
-    clones = record.module.graph.find_nodes(op="call_function", target=aten.clone.default)
+    clones = [node for node in nodes if node.target is aten.clone.default]
     assert not [node for node in clones if node.args[0].op == "placeholder"]
