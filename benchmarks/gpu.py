@@ -30,9 +30,9 @@ COLOUR = (3, 32, 32)
 STEMS = ("7x7", "3x3")
 
 
-def network(name: str, **options: Any) -> torch.nn.Module:
+def network(name: str, shape: tuple[int, ...] = COLOUR, **options: Any) -> torch.nn.Module:
     torch.manual_seed(0)
-    return MODELS[name](COLOUR, **options)
+    return MODELS[name](shape, **options)
 
 
 def step(
@@ -40,7 +40,8 @@ def step(
 ) -> dict[str, Any]:
     """A step of all clients, whole rounds timed."""
     setting = Setting(**changes)
-    row = bench.measure(network(model, **options), setting, algorithm, run, bench.images(setting), 4, begin)
+    built = network(model, setting.shape, **options)
+    row = bench.measure(built, setting, algorithm, run, bench.images(setting), 4, begin)
     return {**asdict(row), "clients": setting.clients}
 
 
@@ -84,6 +85,11 @@ def cases() -> dict[str, Callable[[Begin], dict[str, Any]]]:
         found[f"densenet121, fedxl2, {run}"] = lambda begin, run=run: step(
             begin, "densenet121", {}, "fedxl2", run, compile=False
         )
+    for size in (28, 64):
+        for layout in ("vectorised", "streams"):
+            found[f"densenet121, {size} pixels, {layout}"] = lambda begin, size=size, layout=layout: step(
+                begin, "densenet121", {}, "fedxl2", "graph", compile=False, layout=layout, shape=(1, size, size)
+            )
     found["resnet20, fedxl2, graph, one client"] = lambda begin: step(
         begin, "resnet20", {}, "fedxl2", "graph", clients=1
     )

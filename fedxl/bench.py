@@ -23,6 +23,7 @@ from fedxl.data.sites import MEANS
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import executor
 from fedxl.engine.graph import GraphExecutor, searching
+from fedxl.engine.lanes import Layout
 from fedxl.engine.record import Play, Recorder, cuda_graph
 from fedxl.engine.simulator import Simulator
 from fedxl.engine.wave import Executor
@@ -49,6 +50,7 @@ class Setting:
     precision: str = "bf16"
     device: str = "cuda"
     compile: bool = True
+    layout: Layout = "auto"  # of the executor `graph`
 
     def __post_init__(self) -> None:
         for name in ("clients", "local_steps", "batch"):
@@ -180,7 +182,7 @@ def measure(
     _forget_memory(setting)
     run = executor(name, setting.compile, notes.append)
     if isinstance(run, GraphExecutor):
-        run.record = _after(begin)
+        run.record, run.layout = _after(begin), setting.layout
     job = Job(model, federation, algorithm, run, steps, setting.batch, 0, setting.device, setting.precision)
     if name != "graph":
         begin()
