@@ -28,11 +28,14 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     >>> str(unknown("setting", "model.outputs", ["model.width", "model.norm"]))
     "unknown setting 'model.outputs'; known: model.norm, model.width"
     """
-    names = sorted(known)
-    # Of settings only the last part says which: with their section before them all look alike.
-    told = {other.rpartition(".")[2] if kind == "setting" else other: other for other in reversed(names)}
-    near = difflib.get_close_matches(name.rpartition(".")[2] if kind == "setting" else name, told, n=1)
-    hint = f"did you mean '{told[near[0]]}'?" if near else f"known: {', '.join(names)}"
+
+    def told(name: str) -> str:
+        """With their section before them all settings look alike."""
+        return name.rpartition(".")[2] if kind == "setting" else name
+
+    names = {told(other): other for other in sorted(known)}
+    near = difflib.get_close_matches(told(name), names, n=1)
+    hint = f"did you mean '{names[near[0]]}'?" if near else f"known: {', '.join(names.values())}"
     return UserError(f"unknown {kind} '{name}'; {hint}")
 
 

@@ -104,10 +104,11 @@ def test_a_process_keeps_what_it_has_compiled(monkeypatch, network, method):
     assert len(compiled) == 4, "the oldest had to go"
 
 
-def test_a_number_that_a_step_writes_to_is_not_made_an_input():
+@pytest.mark.parametrize("view", [torch.Tensor.view, torch.ops.aten._unsafe_view], ids=["view", "that says nothing"])
+def test_a_number_that_a_step_writes_to_is_not_made_an_input(view):
     def step(x: torch.Tensor) -> None:
         total = torch.full((3,), 0.5)
-        total.view(3).add_(x)
+        view(total, [3]).add_(x)
         x.copy_(torch.full((3,), 0.25) + total)
 
     traced = trace(step, [torch.zeros(3)])

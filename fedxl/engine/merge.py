@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fedxl.engine.tidy import memory
+from fedxl.engine.aliasing import memory
 
 aten = torch.ops.aten
 

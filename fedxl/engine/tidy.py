@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
-aten = torch.ops.aten
-Writers = dict[fx.Node, list[fx.Node]]  # by the memory that they write to
+from fedxl.engine.aliasing import Writers, memory, shown, writers_of
 
+aten = torch.ops.aten
 LAYOUTS = {aten.permute.default, aten.clone.default, aten.reshape.default, aten._unsafe_view.default}
-# Which arguments are written to though the schema does not say so: the statistics.
-HIDDEN = {aten.native_batch_norm.default: (3, 4), aten.cudnn_batch_norm.default: (3, 4)}
 
 
 def tidy(module: fx.GraphModule) -> None:
@@ -26,53 +24,10 @@ def tidy(module: fx.GraphModule) -> None:
     _share_layouts(module)
 
 
-def memory(node: Any) -> fx.Node:
-    """Whose memory a tensor shows: its own, or that of what it is a view of."""
-    maker: fx.Node = node.args[0] if node.target is operator.getitem else node  # one of several views
-    shown = _shown(maker)
-    found: fx.Node = node
-    return found if shown is None else memory(shown)
-
-
-def _shown(node: fx.Node) -> fx.Node | None:
-    """The argument whose memory an operation's result shows, a view or the argument itself, written to."""
-    if node.target is aten._unsafe_view.default:  # which is one, and does not say so
-        return node.args[0]  # type: ignore[return-value]
-    schema = getattr(node.target, "_schema", None)
-    results = [result for result in (schema.returns if schema else ()) if result.alias_info]
-    if not results:
-        return None
-    sets = {name for result in results for name in result.alias_info.before_set}  # none, of a list of views
-    shared = [(argument, value) for argument, value in _arguments(node) if argument.alias_info]
-    found: fx.Node = next((value for it, value in shared if it.alias_info.before_set & sets), shared[0][1])
-    return found
-
-
-def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
-    schema = getattr(node.target, "_schema", None)
-    for place, argument in enumerate(schema.arguments if schema else ()):
-        if place < len(node.args):
-            yield argument, node.args[place]
-        elif argument.name in node.kwargs:
-            yield argument, node.kwargs[argument.name]
-
-
-def _writers(module: fx.GraphModule) -> Writers:
-    found: Writers = {}
-    for node in module.graph.nodes:
-        places = [value for argument, value in _arguments(node) if argument.is_write]
-        places += [node.args[i] for i in HIDDEN.get(node.target, ())]
-        for value in places:
-            for place in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(place, fx.Node):
-                    found.setdefault(memory(place), []).append(node)
-    return found
-
-
 def _drop_clones(module: fx.GraphModule) -> None:
     """Of a clone of an input that is written to once: read the input before, and what was written after."""
     order = {node: i for i, node in enumerate(module.graph.nodes)}
-    writers = _writers(module)
+    writers = writers_of(module)
     for clone in module.graph.find_nodes(op="call_function", target=aten.clone.default):
         source, found = clone.args[0], writers.get(clone, [])
         if source.op != "placeholder" or len(found) != 1 or not _computes(found[0], clone, writers):
@@ -95,7 +50,7 @@ def _readers(tensor: fx.Node, but: fx.Node) -> Iterator[fx.Node]:
     for user in tensor.users:
         if user is not but:
             yield user
-            if _shown(user) is tensor or user.target is operator.getitem:
+            if shown(user) is tensor or user.target is operator.getitem:
                 yield from _readers(user, but)
 
 
@@ -124,7 +79,7 @@ def _computed(module: fx.GraphModule, writer: fx.Node, source: fx.Node) -> fx.No
 
 def _share_layouts(module: fx.GraphModule) -> None:
     """Where numbers are laid out again in the same way, and nobody writes to them, take the first."""
-    writers = _writers(module)
+    writers = writers_of(module)
     kept: dict[Any, fx.Node] = {}
     for node in list(module.graph.nodes):
         if node.target not in LAYOUTS or memory(node) in writers or memory(node.args[0]) in writers:

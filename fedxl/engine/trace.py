@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedxl import tree
+from fedxl.engine.aliasing import writers_of
 from fedxl.engine.merge import merge
 from fedxl.engine.norms import Norms
 from fedxl.engine.tidy import tidy
@@ -164,6 +165,7 @@ def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
     Of all the numbers in a record these are the ones that a search changes; compiling it takes a minute.
     """
     numbers: list[Tensor] = []
+    writers = writers_of(module)  # what is written to would, as an input, keep that for the next step
     last = next(node for node in reversed(module.graph.nodes) if node.op == "placeholder")
 
     def lift(node: fx.Node, value: Tensor) -> fx.Node:
@@ -177,7 +179,7 @@ def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
     for node in list(module.graph.nodes):
         shape, device = getattr(node.meta.get("val"), "shape", ()), getattr(node.meta.get("val"), "device", None)
         if node.target in (aten.full.default, aten.full_like.default) and isinstance(node.args[1], float):
-            if _is_a_setting(node) and math.prod(shape) <= MOST_NUMBERS and _only_read(node):
+            if _is_a_setting(node) and math.prod(shape) <= MOST_NUMBERS and node not in writers:
                 value = torch.full(shape, node.args[1], dtype=node.meta["val"].dtype, device=device)
                 node.replace_all_uses_with(lift(node, value))
                 module.graph.erase_node(node)
@@ -197,17 +199,6 @@ def _is_a_setting(node: fx.Node) -> bool:
 
 def _is_whole(node: Any) -> bool:
     return not node.meta["val"].is_floating_point()
-
-
-def _only_read(node: fx.Node) -> bool:
-    """Whether nobody writes to a tensor or to a view of it: as an input it would keep that for the next step."""
-    for user in node.users:
-        schema = getattr(user.target, "_schema", None)
-        if schema is None or schema.is_mutable:
-            return False
-        if any(result.alias_info for result in schema.returns) and not _only_read(user):
-            return False
-    return True
 
 
 def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
