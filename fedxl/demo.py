@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedxl import plots
 from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Config, execute
-from fedxl.report import as_markdown, as_text, within
+from fedxl.report import as_markdown, as_text, over_seeds, within
 from fedxl.run import Hooks, Result
 
 MAX_FPR = 0.3
@@ -85,7 +85,7 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
                 outcomes[entry.label].append(execute(experiment(entry, seed), hooks=Hooks(say=lambda line: None)))
                 progress.advance(task)
     rows = [row(label, runs) for label, runs in outcomes.items()]
-    console.print(as_text(rows, COLUMNS, f"Test data, mean ± standard deviation over {len(seeds)} seeds"))
+    console.print(as_text(rows, COLUMNS, f"Test data, {over_seeds(len(seeds))}"))
     save(folder, outcomes, rows)
     console.print(f"\nin {folder}: demo.png, results.md, results.json   ({time.monotonic() - began:.0f} s in all)")
 

@@ -67,9 +67,16 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def within(values: Sequence[float]) -> str:
-    """0.8281 ± 0.0012, or what stands for runs that came to nothing."""
+    """0.8281 ± 0.0012, of one run 0.8281, or what stands for runs that came to nothing."""
     mean, spread = mean_and_spread(values)
-    return "diverged" if np.isnan(mean) else f"{mean:.4f} ± {spread:.4f}"
+    if np.isnan(mean):
+        return "diverged"
+    return f"{mean:.4f} ± {spread:.4f}" if len(values) > 1 else f"{mean:.4f}"
+
+
+def over_seeds(count: int, what: str = "mean ± standard deviation") -> str:
+    """In words what a table holds, by default the figures of `within`."""
+    return f"{what} over {count} seeds" if count > 1 else "one seed"
 
 
 def _number(value: Any, digits: int) -> str:

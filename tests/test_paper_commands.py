@@ -91,8 +91,11 @@ def test_runtime_and_ablations(tmp_path):
     pool = (10 + 16) * 16 * (3 * 4 + 8)
     assert traffic["FeDXL"]["down"] == 2 * weights + pool + 8, "weights, G, pool and the number of steps"
     assert "| Local SGD |" in text
+    assert "in 48 iterations, looked at every 4 rounds; one seed." in text
     for varied in (ablation.VARY_K, ablation.VARY_N):
-        ablation.run(study(tmp_path, seeds=1), varied)
+        text = ablation.run(study(tmp_path, seeds=1), varied)
+        assert "one seed." in text
+        assert "±" not in text, "one run has no spread"
         rows = json.loads((tmp_path / f"{varied.name}.json").read_text())["rows"]
         assert [row["value"] for row in rows] == list(varied.values)
         settings = [row["runs"][0]["experiment"] for row in rows]

@@ -11,7 +11,7 @@ from fedxl.paper import pictures
 from fedxl.paper.runs import Job, Record
 from fedxl.paper.setup import FPRS
 from fedxl.paper.study import OURS, TABLE1, Study, machines, method_named, outline
-from fedxl.report import as_markdown, within
+from fedxl.report import as_markdown, over_seeds, within
 
 Runs = Mapping[tuple[str, int], Sequence[Record]]  # by data set and value, one a seed
 LOOKS = 40  # at validation data, in a run
@@ -74,8 +74,7 @@ def _markdown(study: Study, ablation: Ablation, runs: Runs) -> str:
     return "\n".join(
         [
             f"# {ablation.title}\n",
-            f"FeDXL2, {study.budget.iterations:,} iterations; test partial AUC, mean ± standard deviation over "
-            f"{study.seeds} seed(s).\n",
+            f"FeDXL2, {study.budget.iterations:,} iterations; test partial AUC, {over_seeds(study.seeds)}.\n",
             as_markdown(rows, ["data", ablation.letter, *(f"FPR ≤ {limit:g}" for limit in FPRS)]),
             f"On {'; '.join(machines([record for found in runs.values() for record in found]))}.\n",
         ]

@@ -11,7 +11,7 @@ from fedxl.paper import pictures
 from fedxl.paper.figures import RUNTIME
 from fedxl.paper.runs import Record
 from fedxl.paper.study import TABLE1, Study, machines
-from fedxl.report import as_markdown
+from fedxl.report import as_markdown, over_seeds
 
 FIGURE = "pauc@0.5"
 NEAR = 0.01
@@ -61,8 +61,8 @@ def run(study: Study) -> str:
     parts = [
         "# Running time\n",
         f"Rounds of {study.budget.local_steps} local steps, and seconds of training, until partial AUC (FPR ≤ 0.5) "
-        f"on the training data is within {NEAR} of its best, looked at every {EVERY} rounds; mean over "
-        f"{study.seeds} seed(s). "
+        f"on the training data is within {NEAR} of its best in {study.budget.iterations:,} iterations, looked at "
+        f"every {EVERY} rounds; {over_seeds(study.seeds, 'mean')}. "
         "The paper: rounds (seconds on 16 machines with an A100 each). "
         "MB are those that a client receives and sends in a round.\n",
         as_markdown(rows, columns),

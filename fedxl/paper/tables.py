@@ -15,7 +15,7 @@ from fedxl.paper.runs import Record, Store
 from fedxl.paper.setup import Subject
 from fedxl.paper.study import OURS, Contest, Study, machines, outline
 from fedxl.paper.tuning import Tuned, describe
-from fedxl.report import as_markdown, mean_and_spread, within
+from fedxl.report import as_markdown, mean_and_spread, over_seeds, within
 
 Floats = npt.NDArray[np.float64]
 
@@ -103,9 +103,9 @@ def markdown(study: Study, contest: Contest, rows: Sequence[Row], entries: Entri
     trials = len(budget.rates) + len(budget.lams) - 1
     parts = [
         f"# {contest.title}\n",
-        f"Test data; mean ± standard deviation over {study.seeds} seed(s) of {budget.iterations:,} iterations, each "
-        f"at the round that is best on validation data. Every method was tuned by {trials} trials of "
-        f"{budget.trial_iterations:,} iterations with another seed, on validation data. "
+        f"Test data; {over_seeds(study.seeds)} of {budget.iterations:,} iterations, each at the round that is best "
+        f"on validation data. Every method was tuned by {trials} trials of {budget.trial_iterations:,} iterations "
+        f"with another seed, on validation data. "
         f"The second line holds the middle 95 % of bootstrapped test sets.\n",
         as_markdown(lines, ["data", "figure", "", *labels]),
         "## FeDXL against the others\n",
