@@ -26,6 +26,7 @@ from fedxl.paper.setup import BUDGETS, Budget, Choice, experiment, subject
 from fedxl.paper.study import TABLE1, TABLE2, Study, outline
 from fedxl.paper.tuning import SEED, Search, Trial, choose
 from fedxl.report import within
+from tests.test_errors import command
 
 TINY = Budget(
     iterations=16, trial_iterations=8, rates=(0.1, 0.3), lams=(2.0, 1.0), local_steps=4, batch=4, evaluations=2,
@@ -204,6 +205,14 @@ def test_the_papers_figures_are_copied_right():
         for row in rows.values():
             assert max(METHODS[1:], key=lambda name: row[name].mean) == "FeDXL"
     assert {name for name, _ in PUBLISHED1} == set(setup.PAPERS)
+
+
+@pytest.mark.parametrize(("iterations", "said"), [(8, True), (15, True), (16, False)])
+def test_trials_of_one_round_are_warned_of(iterations, said, tmp_path, monkeypatch, capsys):
+    trials, data = ("--trial-iterations", str(iterations)), ("--data", "cifar10", "--root", str(tmp_path))
+    code, _, told = command(monkeypatch, capsys, "paper", "table2", "--budget", "quick", *trials, *data)
+    assert code == 2, "there are no files"
+    assert ("two rounds are 16" in told) == said
 
 
 COMMAND = [
