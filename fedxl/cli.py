@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -27,6 +29,7 @@ from fedxl.risk import RISKS
 from fedxl.run import Hooks, Progress, Result
 from fedxl.task import pick_device
 
+LINE_EVERY = 30.0  # seconds, in a log
 HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 data = typer.Typer(no_args_is_help=True, help="Data sets: what there is, and how to get it here.")
@@ -203,17 +206,21 @@ def _free(parent: Path, stem: str) -> Path:
 
 
 def _show(experiment: configs.Config, folder: Path, resume: bool) -> None:
-    """Run with a progress bar (on a terminal), and say what came of it."""
+    """Run with a progress bar, in a log with lines, and say what came of it."""
     bar = _bar()
     with Interrupts(bar.console) as interrupts:
         task = bar.add_task("round", total=None, figure="")
 
+        def say(line: str) -> None:
+            bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        log = Log(say)
+
         def advance(progress: Progress) -> None:
             bar.start()  # not before: reading the data may show a bar of its own
             bar.update(task, total=progress.rounds, completed=progress.round, figure=_latest(progress))
-
-        def say(line: str) -> None:
-            bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            if bar.disable:
+                log(progress)
 
         hooks = Hooks(on_progress=advance, say=say, should_stop=lambda: interrupts.asked)
         try:
@@ -264,6 +271,22 @@ class Rate(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:.1f} rounds/s" if task.speed else "")
+
+
+class Log:
+    """Where a run stands, for files that people follow: a line now and then, none of a run that is over by then."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.said = say, time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        under_way = 0 < progress.round < progress.rounds
+        if not under_way or time.monotonic() - self.said < LINE_EVERY:
+            return
+        self.said = time.monotonic()
+        left = progress.seconds / progress.round * (progress.rounds - progress.round)
+        parts = [f"round {progress.round} of {progress.rounds}", _latest(progress), f"about {left:.0f} s left"]
+        self.say(", ".join(filter(None, parts)))
 
 
 class Interrupts:

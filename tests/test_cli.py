@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedxl
+from fedxl import cli
 from tests.conftest import seen_at_a_terminal
 from tests.test_errors import CONFIG, command
 
@@ -193,3 +194,17 @@ def test_a_terminal_sees_a_progress_bar_and_a_pipe_does_not(tmp_path):
     assert b"rounds/s" in shown
     assert b"60/60" in shown
     assert b"validation auroc" in shown
+
+
+def test_whoever_follows_a_log_sees_where_a_long_run_stands(tmp_path, monkeypatch, capsys):
+    (tmp_path / "c.toml").write_text(CONFIG.replace("rounds = 2", "rounds = 5\neval_every = 2"))
+    monkeypatch.setattr(cli, "LINE_EVERY", 0.0)
+    code, out, _ = command(monkeypatch, capsys, "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / "run"))
+    assert code == 0
+    lines = [line for line in out.splitlines() if line.startswith("round ")]
+    assert [re.sub(r"0\.\d{4}|\d+ s", "#", line) for line in lines] == [
+        "round 1 of 5, about # left",
+        "round 2 of 5, validation auroc #, about # left",
+        "round 3 of 5, validation auroc #, about # left",
+        "round 4 of 5, validation auroc #, about # left",
+    ]
