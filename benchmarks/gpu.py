@@ -21,6 +21,7 @@ from fedxl import bench
 from fedxl.bench import Setting
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
+from fedxl.engine import record
 from fedxl.engine.choose import executor
 from fedxl.models import MODELS
 from fedxl.plots import require_matplotlib
@@ -36,9 +37,11 @@ def network(name: str, shape: tuple[int, ...] = COLOUR, **options: Any) -> torch
 
 
 def step(
-    begin: Begin, model: str, options: dict[str, Any], algorithm: str, run: str, **changes: Any
+    begin: Begin, model: str, options: dict[str, Any], algorithm: str, run: str, streams: int = 0, **changes: Any
 ) -> dict[str, Any]:
-    """A step of all clients, whole rounds timed."""
+    """A step of all clients, whole rounds timed; with a number of streams other than the engine's, if named."""
+    if streams:
+        record.STREAMS = record.STREAMS_OF_LARGE = streams  # of this process, which does nothing else
     setting = Setting(**changes)
     built = network(model, setting.shape, **options)
     row = bench.measure(built, setting, algorithm, run, bench.images(setting), 4, begin)
@@ -90,6 +93,11 @@ def cases() -> dict[str, Callable[[Begin], dict[str, Any]]]:
             found[f"densenet121, {size} pixels, {layout}"] = lambda begin, size=size, layout=layout: step(
                 begin, "densenet121", {}, "fedxl2", "graph", compile=False, layout=layout, shape=(1, size, size)
             )
+        for streams in (4, 8, 16):
+            found[f"densenet121, {size} pixels, {streams} streams"] = lambda begin, size=size, streams=streams: step(
+                begin, "densenet121", {}, "fedxl2", "graph", streams,
+                compile=False, layout="streams", shape=(1, size, size),
+            )  # fmt: skip
     found["resnet20, fedxl2, graph, one client"] = lambda begin: step(
         begin, "resnet20", {}, "fedxl2", "graph", clients=1
     )
@@ -115,13 +123,13 @@ def work(name: str, arrived: Any, turn: Any, parties: int, patience: float, out:
 
     began: list[float] = []
     try:
-        record = cases()[name](begin)
+        found = cases()[name](begin)
     except Exception as error:  # one that fails must not keep the others from their turn
-        record = {"error": f"{type(error).__name__}: {error}"[:500]}
+        found = {"error": f"{type(error).__name__}: {error}"[:500]}
     begin()  # whatever never came to its turn takes it now, to hand it on
     with out.open("a") as file:
-        file.write(json.dumps({"case": name, **record}) + "\n")
-    print(name, record, flush=True)
+        file.write(json.dumps({"case": name, **found}) + "\n")
+    print(name, found, flush=True)
     turn.release()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from fedxl.engine import lanes
 from fedxl.engine.executors import loop
 from fedxl.engine.graph import GraphExecutor
 from fedxl.engine.lanes import divisor
-from fedxl.engine.record import again
+from fedxl.engine.record import Play, again
 from fedxl.engine.simulator import Simulator
 from fedxl.engine.wave import Wave
 from fedxl.models import cnn, mlp, resnet18, scorer, weights_of
@@ -200,6 +201,23 @@ def test_lanes_are_shared_where_maps_are_small(monkeypatch):
     monkeypatch.setattr(lanes, "WINDOWS_A_LAUNCH", 1)
     assert "a stream each" in described(cnn((3, 8, 8)), images())
     assert "one vectorised program" in described(mlp((5,)), make_clients(RAGGED)), "no convolution, no windows"
+
+
+@pytest.mark.parametrize(("pictures", "large"), [(3, True), (20, False)])
+def test_kernels_are_large_by_the_convolution_and_not_by_the_network(pictures, large, monkeypatch):
+    """A deep network of small maps has as many windows as a flat one of large maps, in kernels that fill no GPU."""
+    seen: list[bool] = []
+
+    def record(plays: Sequence[Play], repeats: int, large: bool) -> Play:
+        seen.append(large)
+        return again(plays, repeats, large)
+
+    layers = [nn.Conv2d(3, 3, 3, padding=1) for _ in range(8)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(3 * 8 * 8, 1)).double()
+    # A step's images are 4 and 5, of 8 x 8 pixels with windows of 27 numbers: more than 20 images in all layers.
+    monkeypatch.setattr(lanes, "LARGE_WINDOWS", pictures * 64 * 27)
+    Run(GraphExecutor(record=record, compiled=False, layout="streams"), model, images()).state(0, 0)
+    assert set(seen) == {large}
 
 
 class NoVmap(nn.Module):

@@ -24,7 +24,8 @@ TOGETHER = 2000
 # Up to so many numbers in the windows of a client's convolutions all clients share a lane, whose program lays them
 # out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md.
 SHARED_WINDOWS = 2**25
-LARGE_WINDOWS = 2**27
+# With more in the windows of one convolution, on average, the kernels of a client nearly fill a GPU.
+LARGE_WINDOWS = 2**23
 # Without a compiler a deep network is mostly launches, and sharing a lane saves all clients' but one: each takes
 # about as long as laying out so many numbers. Measured with a DenseNet121, which shares at 28 pixels and not at 64.
 WINDOWS_A_LAUNCH = 2**12
@@ -124,7 +125,8 @@ def plan(
     traced = _trace(stepper, lanes[0], server, vectorised=False, compiled=compiled)
     # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
     as_products(traced.module, 1, pixels=SMALLEST_MAPS)
-    return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=census.windows > LARGE_WINDOWS)
+    large = census.windows > LARGE_WINDOWS * census.convolutions
+    return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=large)
 
 
 def _shared(algorithm: ClientRound, server: Any, lane: Lane, wave: Wave, compiled: bool) -> Plan:
