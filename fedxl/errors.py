@@ -20,23 +20,21 @@ def require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+def unknown(kind: str, name: str, known: Iterable[str], section: str = "") -> UserError:
     """The error for a name that is not in a table, with the nearest name that is.
 
-    >>> str(unknown("setting", "model.widht", ["model.width", "model.norm"]))
+    A section is shown before the names but not compared: with it all names look alike.
+
+    >>> str(unknown("setting", "widht", ["width", "norm"], "model."))
     "unknown setting 'model.widht'; did you mean 'model.width'?"
-    >>> str(unknown("setting", "model.outputs", ["model.width", "model.norm"]))
+    >>> str(unknown("setting", "outputs", ["width", "norm"], "model."))
     "unknown setting 'model.outputs'; known: model.norm, model.width"
     """
-
-    def told(name: str) -> str:
-        """With their section before them all settings look alike."""
-        return name.rpartition(".")[2] if kind == "setting" else name
-
-    names = {told(other): other for other in sorted(known)}
-    near = difflib.get_close_matches(told(name), names, n=1)
-    hint = f"did you mean '{names[near[0]]}'?" if near else f"known: {', '.join(names.values())}"
-    return UserError(f"unknown {kind} '{name}'; {hint}")
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    everything = ", ".join(section + other for other in names)
+    hint = f"did you mean '{section}{near[0]}'?" if near else f"known: {everything}"
+    return UserError(f"unknown {kind} '{section}{name}'; {hint}")
 
 
 def first_line(error: BaseException) -> str:

@@ -35,7 +35,7 @@ def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, ours: Map
     known = {name: hint for name, hint in accepted(fn).items() if name not in given}
     for name, value in options.items():
         if name not in known and (name in given or not takes_any):
-            raise unknown("setting", f"{where}.{name}", [f"{where}.{other}" for other in known])
+            raise unknown("setting", name, known, section=f"{where}.")
         given[name] = convert(value, known.get(name, Any), f"{where}.{name}")
     for name in known:
         if name in parameters and parameters[name].default is inspect.Parameter.empty and name not in given:

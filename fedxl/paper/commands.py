@@ -79,10 +79,10 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
             trial_iterations=trial_iterations or spent.trial_iterations,
             run=spent.run if compiled else (*spent.run, ("compile", False)),
         )
-        if spent.trial_iterations < 2 * spent.local_steps:
+        if spent.trial_iterations <= spent.local_steps:
             _say(
-                f"trials of {spent.trial_iterations} iterations end in their first round, where all that FeDXL has "
-                f"of other sites are scores of the untrained network; two rounds are {2 * spent.local_steps}"
+                f"trials of {spent.trial_iterations} iterations are one round, where all that FeDXL has of other "
+                f"sites are scores of the untrained network; more than {spent.local_steps} are two"
             )
         names = data or (["digits"] if budget == "quick" else list(setup.PAPERS))
         network = setup.assignments(model or [], "--model score_norm=true")
