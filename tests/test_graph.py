@@ -196,9 +196,7 @@ def test_lanes_are_shared_where_maps_are_small(monkeypatch):
 
     assert "one vectorised program" in described(mlp((5,)), make_clients(RAGGED))
     assert "one vectorised program" in described(cnn((3, 8, 8)), images())
-    monkeypatch.setattr(lanes, "SHARED_WINDOWS", 1000)
-    assert "one vectorised program" in described(cnn((3, 8, 8)), images()), "launches would take longer than windows"
-    monkeypatch.setattr(lanes, "WINDOWS_A_LAUNCH", 1)
+    monkeypatch.setattr(lanes, "SHARED_WINDOWS_NOT_COMPILED", 1000)
     assert "a stream each" in described(cnn((3, 8, 8)), images())
     assert "one vectorised program" in described(mlp((5,)), make_clients(RAGGED)), "no convolution, no windows"
 

@@ -22,13 +22,11 @@ Layout = Literal["auto", "streams", "vectorised"]
 # first, too: weights are cast as they are updated, and need not be read again.
 TOGETHER = 2000
 # Up to so many numbers in the windows of a client's convolutions all clients share a lane, whose program lays them
-# out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md.
-SHARED_WINDOWS = 2**25
+# out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md: compiled, and not (a
+# DenseNet121 of 28 pixels, which has 2^24.98, is faster on streams).
+SHARED_WINDOWS, SHARED_WINDOWS_NOT_COMPILED = 2**25, 2**24
 # With more in the windows of one convolution, on average, the kernels of a client nearly fill a GPU.
 LARGE_WINDOWS = 2**23
-# Without a compiler a deep network is mostly launches, and sharing a lane saves all clients' but one: each takes
-# about as long as laying out so many numbers. Measured with a DenseNet121, which shares at 28 pixels and not at 64.
-WINDOWS_A_LAUNCH = 2**12
 SMALLEST_MAPS = 4  # pixels
 ALIGNMENT = 512  # bytes: where compiled kernels and the allocator like a tensor to begin
 
@@ -109,8 +107,7 @@ def plan(
     with Census() as census:
         slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, wave.feed)), server)
     slots = tree.map(lambda leaf: leaf.expand(len(wave.clients), *leaf.shape), slots)
-    saved = 0 if compiled else census.operations * (len(wave.clients) - 1) // len(wave.clients)  # launches a client
-    most = max(SHARED_WINDOWS, WINDOWS_A_LAUNCH * saved)
+    most = SHARED_WINDOWS if compiled else SHARED_WINDOWS_NOT_COMPILED
     if layout == "vectorised" or (layout == "auto" and census.windows <= most):
         lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed, slots)))
         try:

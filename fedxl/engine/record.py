@@ -9,9 +9,9 @@ import torch
 
 Play = Callable[[], None]  # reads and writes fixed memory, returns nothing
 
-# Fewer leave the card idle between small kernels, more gain nothing; large kernels rather share the cache with few
-# others (docs/performance.md).
-STREAMS, STREAMS_OF_LARGE = 8, 4
+# Fewer leave the card idle between small kernels; large kernels rather share the cache with few others
+# (docs/performance.md).
+STREAMS, STREAMS_OF_LARGE = 16, 4
 
 
 class Recorder(Protocol):

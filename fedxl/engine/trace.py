@@ -118,18 +118,17 @@ def outline(function: Callable[..., T], arguments: Any) -> T:
 
 
 class Census(TorchDispatchMode):
-    """Counts operations, and the numbers that convolutions would read if their windows were laid out side by side.
+    """Counts convolutions, and the numbers that they would read if their windows were laid out side by side.
 
     Convolutions of single pixels have no windows, and are not counted as such.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations = self.convolutions = self.windows = 0
+        self.convolutions = self.windows = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.operations += 1
         if func is aten.convolution.default:
             weight = args[1]
             if math.prod(weight.shape[2:]) > 1:
