@@ -215,6 +215,15 @@ def test_trials_of_one_round_are_warned_of(iterations, said, tmp_path, monkeypat
     assert ("more than 8 are two" in told) == said
 
 
+def test_trials_stay_the_share_of_a_run_that_they_are():
+    lengths = {name: budget.with_iterations(640) for name, budget in BUDGETS.items()}
+    assert {name: (b.iterations, b.trial_iterations) for name, b in lengths.items()} == {
+        "quick": (640, 320), "short": (640, 320), "full": (640, 160),
+    }  # fmt: skip
+    assert BUDGETS["short"].with_iterations(640, 64).trial_iterations == 64
+    assert BUDGETS["full"].with_iterations(1).trial_iterations == 1
+
+
 COMMAND = [
     sys.executable,
     "-m",

@@ -36,7 +36,7 @@ Network = Annotated[
 ]
 BudgetName = Annotated[str, typer.Option("--budget", help=f"{', '.join(setup.BUDGETS)}: how long to train and tune.")]
 Iterations = Annotated[int, typer.Option(help="Another number of iterations than the budget's; 0: the budget's.")]
-Trials = Annotated[int, typer.Option(help="Another number of iterations of a trial; 0: the budget's.")]
+Trials = Annotated[int, typer.Option(help="Iterations of a trial; 0: the budget's share of a run.")]
 Jobs = Annotated[int, typer.Option(help="Runs at once, each in a process; on a GPU one compiles while another runs.")]
 Compile = Annotated[
     bool,
@@ -73,12 +73,9 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
             require(number >= 0, f"{what} must not be negative, got {number}")
         require(folder.is_dir() or not folder.exists(), f"{folder} is a file; --out must name a folder")
         spent = setup.BUDGETS[budget]
-        spent = replace(
-            spent,
-            iterations=iterations or spent.iterations,
-            trial_iterations=trial_iterations or spent.trial_iterations,
-            run=spent.run if compiled else (*spent.run, ("compile", False)),
-        )
+        spent = spent.with_iterations(iterations or spent.iterations, trial_iterations)
+        if not compiled:
+            spent = replace(spent, run=(*spent.run, ("compile", False)))
         if spent.trial_iterations <= spent.local_steps:
             _say(
                 f"trials of {spent.trial_iterations} iterations are one round, where all that FeDXL has of other "

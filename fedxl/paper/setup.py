@@ -116,6 +116,12 @@ class Budget:
     def milestones(self, iterations: int) -> list[int]:
         return [max(1, round(share * iterations)) for share in self.falls]
 
+    def with_iterations(self, iterations: int, trial_iterations: int = 0) -> Budget:
+        """Longer or shorter runs; trials stay the share of a run that they are, unless their length is given, too."""
+        share = self.trial_iterations / self.iterations
+        trial_iterations = trial_iterations or max(1, round(share * iterations))
+        return replace(self, iterations=iterations, trial_iterations=trial_iterations)
+
 
 BUDGETS: Mapping[str, Budget] = {
     # Minutes on a CPU: a small network and few steps. Shows that all works; its figures mean little.
@@ -123,9 +129,10 @@ BUDGETS: Mapping[str, Budget] = {
         iterations=160, trial_iterations=80, rates=(0.03, 0.1, 0.3, 1.0), lams=(2.0, 1.0),
         local_steps=8, batch=8, evaluations=4, network={"name": "cnn"},
     ),
-    # What one GPU does of a table in ten minutes; 220 rounds of 32 steps, more than the paper needs to converge.
+    # What one GPU does of a table in about twenty minutes; 220 rounds of 32 steps, more than the paper needs to
+    # converge. Trials are half a run: shorter ones choose rates that are good early (docs/reproduction.md).
     "short": Budget(
-        iterations=7040, trial_iterations=1280, falls=(0.7, 0.9), rates=(0.03, 0.1, 0.2, 0.5, 1.0),
+        iterations=7040, trial_iterations=3520, falls=(0.7, 0.9), rates=(0.03, 0.1, 0.2, 0.5, 1.0),
         lams=(2.0, 1.0, 4.0),
         run=(("precision", "bf16"),),
     ),
