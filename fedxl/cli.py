@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -22,6 +21,7 @@ from fedxl import config as configs
 from fedxl import report as reports
 from fedxl.algorithms import ALGORITHMS
 from fedxl.data import DATASETS, published
+from fedxl.data.progress import Pace, time_left
 from fedxl.errors import UserError, require
 from fedxl.flower import commands as flower
 from fedxl.paper import commands as paper
@@ -29,7 +29,6 @@ from fedxl.risk import RISKS
 from fedxl.run import Hooks, Progress, Result
 from fedxl.task import pick_device
 
-LINE_EVERY = 30.0  # seconds, in a log
 HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 data = typer.Typer(no_args_is_help=True, help="Data sets: what there is, and how to get it here.")
@@ -277,16 +276,14 @@ class Log:
     """Where a run stands, for files that people follow: a line now and then, none of a run that is over by then."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.say, self.said = say, time.monotonic()
+        self.say, self.pace = say, Pace()
 
     def __call__(self, progress: Progress) -> None:
         under_way = 0 < progress.round < progress.rounds
-        if not under_way or time.monotonic() - self.said < LINE_EVERY:
-            return
-        self.said = time.monotonic()
-        left = progress.seconds / progress.round * (progress.rounds - progress.round)
-        parts = [f"round {progress.round} of {progress.rounds}", _latest(progress), f"about {left:.0f} s left"]
-        self.say(", ".join(filter(None, parts)))
+        if under_way and self.pace.due():
+            left = time_left(progress.seconds, progress.round, progress.rounds)
+            parts = [f"round {progress.round} of {progress.rounds}", _latest(progress), left]
+            self.say(", ".join(filter(None, parts)))
 
 
 class Interrupts:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedxl
-from fedxl import cli
+from fedxl.data import progress
 from tests.conftest import seen_at_a_terminal
 from tests.test_errors import CONFIG, command
 
@@ -198,7 +198,7 @@ def test_a_terminal_sees_a_progress_bar_and_a_pipe_does_not(tmp_path):
 
 def test_whoever_follows_a_log_sees_where_a_long_run_stands(tmp_path, monkeypatch, capsys):
     (tmp_path / "c.toml").write_text(CONFIG.replace("rounds = 2", "rounds = 5\neval_every = 2"))
-    monkeypatch.setattr(cli, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     code, out, _ = command(monkeypatch, capsys, "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / "run"))
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith("round ")]

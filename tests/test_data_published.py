@@ -13,7 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fedxl import UserError
-from fedxl.data import DATASETS, published
+from fedxl.data import DATASETS, progress, published
 from fedxl.data.published import FILES, Published, fetch
 from tests.conftest import seen_at_a_terminal
 from tests.test_errors import command
@@ -113,3 +113,16 @@ def test_a_terminal_sees_a_progress_bar():
     shown = seen_at_a_terminal([sys.executable, "-c", script])
     assert b"resizing" in shown
     assert b"3/3" in shown
+
+
+def test_a_log_sees_lines_of_what_takes_long(monkeypatch, capsys):
+    with progress.progress("resizing", 3) as advance:
+        advance(2)
+    assert capsys.readouterr().err == "", "over before a line was due"
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    with progress.progress("resizing", 3) as advance:
+        advance(2)
+        advance(1)
+    with progress.progress("cifar.tar.gz", None, bytes=True) as advance:
+        advance(1_234_567)
+    assert capsys.readouterr().err.splitlines() == ["resizing: 2 of 3, about 0 s left", "cifar.tar.gz: 1.2 MB"]

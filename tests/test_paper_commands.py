@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from fedxl import UserError
+from fedxl.config import Config
+from fedxl.data import progress
 from fedxl.errors import DivergedError
 from fedxl.paper import ablation, runs, runtime, setup, tables
-from fedxl.paper.crew import Crew, Worker, assign
+from fedxl.paper.crew import Crew, Worker, assign, tell
 from fedxl.paper.figures import METHODS
 from fedxl.paper.figures import TABLE1 as PUBLISHED1
 from fedxl.paper.figures import TABLE2 as PUBLISHED2
@@ -26,6 +29,7 @@ from fedxl.paper.setup import BUDGETS, Budget, Choice, experiment, subject
 from fedxl.paper.study import TABLE1, TABLE2, Study, outline
 from fedxl.paper.tuning import SEED, Search, Trial, choose
 from fedxl.report import within
+from fedxl.run import Hooks, Progress
 from tests.test_errors import command
 
 TINY = Budget(
@@ -290,6 +294,48 @@ def test_what_a_worker_meets_with_is_told():
     while process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not process.is_alive()
+
+
+def tell_of_it(piece: Piece) -> int:
+    tell(piece.number)
+    return piece.number
+
+
+def test_what_workers_tell_of_adds_up():
+    told: list[int] = []
+    crew = Crew(2, tell_of_it)
+    for _ in range(2):
+        list(crew([Piece("a", 3), Piece("b", 4), Piece("a", 5)], told.append))
+    crew.stop()
+    assert sum(told) == 24
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_log_says_how_many_rounds_of_all_runs_are_done(at_once, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    contest = [experiment(subject("digits", ""), TABLE2.methods[4], TINY, Choice(lr), 0, 16) for lr in (0.1, 0.3)]
+    runner = Runner(Store(tmp_path), at_once, "cpu")
+    runner([Job(str(number), config) for number, config in enumerate(contest)])
+    runner._dismiss()
+    told = re.findall(r"rounds of 2 runs, 0 done before: (\d) of 8(, about \d+ s left)?\n", capsys.readouterr().err)
+    counts = [int(count) for count, _ in told]
+    assert counts == sorted(counts)
+    assert counts[0] == 0
+    assert all(bool(left) == (int(count) > 0) for count, left in told)
+    if at_once == 1:  # from two processes they come when they come
+        assert counts == [0, 1, 2, 3, 4, 4, 5, 6, 7]
+
+
+def test_rounds_that_a_diverged_run_does_not_do_are_counted(tmp_path, monkeypatch):
+    def diverge(config: Config, hooks: Hooks) -> None:
+        hooks.on_progress(Progress(1, 4, 0.0, None))
+        raise DivergedError("at round 2")
+
+    monkeypatch.setattr(runs, "execute", diverge)
+    job = Job("wild", experiment(subject("digits", ""), TABLE2.methods[4], TINY, Choice(9.0), 0, 16))
+    told: list[int] = []
+    assert runs.perform(job, Store(tmp_path), "cpu", 1, told.append).diverged
+    assert told == [1, 3]
 
 
 def test_kinds_of_runs_are_programs():

@@ -1,20 +1,77 @@
-"""A progress bar on standard error, for people at a terminal only."""
+"""How far long work is, on standard error: a bar for people at a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+LINE_EVERY = 30.0  # seconds, in a log
+
 
 @contextmanager
 def progress(what: str, total: int | None, bytes: bool = False) -> Iterator[Callable[[int], None]]:
     """Gives a function to be told how many more are done."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(
+            what, total, bytes, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
+        )
+        return
     done = DownloadColumn() if bytes else MofNCompleteColumn()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), done, TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+class Pace:
+    """Tells when a line is due in a log: never of what is over soon, and then not too often."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def due(self) -> bool:
+        now = time.monotonic()
+        if now - self.last < LINE_EVERY:
+            return False
+        self.last = now
+        return True
+
+
+class Lines:
+    """Stands in for a bar where nobody would see it move."""
+
+    def __init__(self, what: str, total: int | None, bytes: bool, say: Callable[[str], None]) -> None:
+        self.what, self.total, self.bytes, self.say = what, total, bytes, say
+        self.done, self.began, self.pace = 0, time.monotonic(), Pace()
+
+    def __call__(self, count: int) -> None:
+        self.done += count
+        if self.done == self.total or not self.pace.due():
+            return
+        line = f"{self.what}: {self._number(self.done)}"
+        if self.total is not None:
+            line += f" of {self._number(self.total)}"
+            if self.done:
+                line += ", " + time_left(time.monotonic() - self.began, self.done, self.total)
+        self.say(line)
+
+    def _number(self, number: int) -> str:
+        return f"{number / 1e6:.1f} MB" if self.bytes else f"{number:,}"
+
+
+def time_left(seconds: float, done: int, total: int) -> str:
+    """In words, if the rest takes as long as what is done.
+
+    >>> time_left(60, 2, 5), time_left(600, 1, 3), time_left(7200, 1, 4)
+    ('about 90 s left', 'about 20 min left', 'about 6.0 h left')
+    """
+    left = seconds / done * (total - done)
+    for unit, length, digits in (("h", 3600, 1), ("min", 60, 0)):
+        if left >= 2 * length:
+            return f"about {left / length:.{digits}f} {unit} left"
+    return f"about {left:.0f} s left"

@@ -13,12 +13,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from multiprocessing.sharedctypes import Synchronized
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from fedxl.errors import UserError
 
+LOOK_EVERY = 1.0  # seconds, at what workers have told
 R = TypeVar("R")
 
 
@@ -43,14 +45,19 @@ class Crew(Generic[W, R]):
     def __init__(self, size: int, task: Callable[[W], R]) -> None:
         context = get_context("spawn")
         self.task = task
+        self.tally: Synchronized[int] = context.Value("Q", 0)  # of all that workers have told
+        self.seen = 0
         self.workers = [
-            Worker(ProcessPoolExecutor(1, context, initializer=_begin, initargs=(size,))) for _ in range(size)
+            Worker(ProcessPoolExecutor(1, context, initializer=_begin, initargs=(size, self.tally)))
+            for _ in range(size)
         ]
 
-    def __call__(self, todo: Sequence[W]) -> Iterator[tuple[W, R]]:
+    def __call__(
+        self, todo: Sequence[W], advance: Callable[[int], None] = lambda count: None
+    ) -> Iterator[tuple[W, R]]:
         """Each piece of work and its result, in the order in which they are done. What fails, fails all.
 
-        Whoever does not take all results must stop the crew.
+        advance: is told what the workers `tell`. Whoever does not take all results must stop the crew.
         """
         waiting, busy = list(todo), dict[Future[R], tuple[Worker, W]]()
         idle = list(self.workers)
@@ -62,7 +69,11 @@ class Crew(Generic[W, R]):
                     waiting.remove(work)
                     worker.known.add(work.kind)
                     busy[worker.process.submit(self.task, work)] = worker, work
-                for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                done = wait(busy, LOOK_EVERY, return_when=FIRST_COMPLETED).done
+                now = self.tally.value
+                advance(now - self.seen)
+                self.seen = now
+                for future in done:
                     worker, work = busy.pop(future)
                     idle.append(worker)
                     yield work, future.result()
@@ -92,6 +103,17 @@ def assign(idle: Sequence[Worker], waiting: Sequence[W], workers: Sequence[Worke
     return freshest, max(waiting, key=lambda work: (work.kind not in everyone, kinds.count(work.kind)))
 
 
-def _begin(size: int) -> None:
+_tally: Synchronized[int]  # a worker's, shared with the others
+
+
+def tell(count: int) -> None:
+    """Of a worker: so much more of its work is done."""
+    with _tally.get_lock():
+        _tally.value += count
+
+
+def _begin(size: int, tally: Synchronized[int]) -> None:
+    global _tally
+    _tally = tally
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us is told, and stops us
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))

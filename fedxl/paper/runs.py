@@ -20,8 +20,8 @@ from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Config, execute
 from fedxl.data.progress import progress
 from fedxl.errors import DivergedError, UserError, require
-from fedxl.paper.crew import Crew
-from fedxl.run import Hooks
+from fedxl.paper.crew import Crew, tell
+from fedxl.run import Hooks, Progress
 from fedxl.task import pick_device
 
 FORMAT = 3  # of a record, and of what its settings mean; another number, and all is run anew
@@ -42,6 +42,10 @@ class Job(NamedTuple):
         """The same for the same experiment, wherever its files lie and whatever it runs on."""
         text = json.dumps([FORMAT, __version__, without_root(self.config.tables())], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def rounds(self) -> int:
+        return int(self.config.run["rounds"])
 
     @property
     def kind(self) -> str:
@@ -118,22 +122,22 @@ class Runner:
         """The records of all jobs, in their order."""
         found = {job.key: record for job in jobs if (record := self.store.find(job))}
         todo = list({job.key: job for job in jobs if job.key not in found}.values())
-        with progress(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them done before", len(todo)) as advance:
-            for job, record in self._run(todo, at_once or self.at_once):
+        rounds = sum(job.rounds for job in todo)
+        with progress(f"rounds of {len(todo)} runs, {len(jobs) - len(todo)} done before", rounds) as advance:
+            for job, record in self._run(todo, at_once or self.at_once, advance):
                 found[job.key] = record
                 self.say(_line(job, record))
-                advance(1)
         return [found[job.key] for job in jobs]
 
-    def _run(self, jobs: Sequence[Job], at_once: int) -> Iterator[tuple[Job, Record]]:
+    def _run(self, jobs: Sequence[Job], at_once: int, advance: Callable[[int], None]) -> Iterator[tuple[Job, Record]]:
         task = partial(perform, store=self.store, device=self.device)
         if at_once == 1 or (len(jobs) <= 1 and self.crew is None):
             self._dismiss()  # alone means alone: a crew would hold memory, also when it does nothing
-            yield from ((job, task(job, side_by_side=1)) for job in jobs)
+            yield from ((job, task(job, side_by_side=1, advance=advance)) for job in jobs)
             return
-        self.crew = self.crew or Crew(at_once, partial(task, side_by_side=at_once))
+        self.crew = self.crew or Crew(at_once, partial(task, side_by_side=at_once, advance=tell))
         try:
-            yield from self.crew(jobs)
+            yield from self.crew(jobs, advance)
         except BaseException:
             self._dismiss()
             raise
@@ -144,10 +148,17 @@ class Runner:
         self.crew = None
 
 
-def perform(job: Job, store: Store, device: str, side_by_side: int) -> Record:
+def perform(job: Job, store: Store, device: str, side_by_side: int, advance: Callable[[int], None]) -> Record:
     """One run, from data to record. A rate too high is an outcome; anything else that goes wrong is an error."""
     began = time.time()
     notes: list[str] = []
+    told = 0
+
+    def on_progress(progress: Progress) -> None:
+        nonlocal told
+        advance(progress.round - told)
+        told = progress.round
+
     where = str(pick_device(device))
     tables = job.config.tables()
     config = Config(**{**tables, "run": {**tables["run"], "device": where}})
@@ -158,15 +169,16 @@ def perform(job: Job, store: Store, device: str, side_by_side: int) -> Record:
         "side_by_side": side_by_side,  # runs that shared the machine: then seconds say little
     }
     try:
-        result = execute(config, hooks=Hooks(say=notes.append))
+        result = execute(config, hooks=Hooks(on_progress, say=notes.append))
     except DivergedError as error:
+        advance(job.rounds - told)  # which need not be done
         return store.save(job, {**content, "diverged": str(error)}, None)
     require(bool(result.validation and result.test), f"{job.label} needs data to validate and to test on")
     content |= {
         "validation": result.validation,
         "test": result.test,
         "best_round": result.best_round,
-        "rounds": config.run["rounds"],
+        "rounds": job.rounds,
         "seconds": result.seconds,
         "traffic": result.traffic and result.traffic._asdict(),
         "executor": notes[-1] if notes else "",
