@@ -23,13 +23,14 @@ def progress(what: str, total: int | None, bytes: bool = False) -> Iterator[Call
         return
     done = DownloadColumn() if bytes else MofNCompleteColumn()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), done, TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
+    # Work may come in large pieces: the time left is told by the last ten minutes.
+    with Progress(*columns, console=console, speed_estimate_period=600) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
 
 
 class Pace:
-    """Tells when a line is due in a log: never of what is over soon, and then not too often."""
+    """Tells when a line is due in a log: the first after `LINE_EVERY` seconds, the next after as many more."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()

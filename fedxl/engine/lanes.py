@@ -22,9 +22,9 @@ Layout = Literal["auto", "streams", "vectorised"]
 # first, too: weights are cast as they are updated, and need not be read again.
 TOGETHER = 2000
 # Up to so many numbers in the windows of a client's convolutions all clients share a lane, whose program lays them
-# out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md: compiled, and not (a
-# DenseNet121 of 28 pixels, which has 2^24.98, is faster on streams).
-SHARED_WINDOWS, SHARED_WINDOWS_NOT_COMPILED = 2**25, 2**24
+# out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md; the second number
+# lies below the 33 million of a DenseNet121 of 28 pixels, which is faster on streams if it is not compiled.
+SHARED_WINDOWS, SHARED_WINDOWS_NOT_COMPILED = 2**25, 3 * 2**23
 # With more in the windows of one convolution, on average, the kernels of a client nearly fill a GPU.
 LARGE_WINDOWS = 2**23
 SMALLEST_MAPS = 4  # pixels

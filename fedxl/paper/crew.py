@@ -11,9 +11,9 @@ import signal
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from ctypes import c_uint64
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from multiprocessing.sharedctypes import Synchronized
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -36,6 +36,7 @@ W = TypeVar("W", bound=Work)
 @dataclass(eq=False)
 class Worker:
     process: ProcessPoolExecutor
+    told: c_uint64  # in shared memory, of all that it has told; nobody else writes it, so nobody need lock it
     known: set[Hashable] = field(default_factory=set)  # kinds of work that it has done
 
 
@@ -45,11 +46,11 @@ class Crew(Generic[W, R]):
     def __init__(self, size: int, task: Callable[[W], R]) -> None:
         context = get_context("spawn")
         self.task = task
-        self.tally: Synchronized[int] = context.Value("Q", 0)  # of all that workers have told
-        self.seen = 0
+        self.heard = 0  # of all that workers have told
+        tallies = [context.RawValue(c_uint64, 0) for _ in range(size)]
         self.workers = [
-            Worker(ProcessPoolExecutor(1, context, initializer=_begin, initargs=(size, self.tally)))
-            for _ in range(size)
+            Worker(ProcessPoolExecutor(1, context, initializer=_begin, initargs=(size, told)), told)
+            for told in tallies
         ]
 
     def __call__(
@@ -70,9 +71,9 @@ class Crew(Generic[W, R]):
                     worker.known.add(work.kind)
                     busy[worker.process.submit(self.task, work)] = worker, work
                 done = wait(busy, LOOK_EVERY, return_when=FIRST_COMPLETED).done
-                now = self.tally.value
-                advance(now - self.seen)
-                self.seen = now
+                told = sum(worker.told.value for worker in self.workers)
+                advance(told - self.heard)
+                self.heard = told
                 for future in done:
                     worker, work = busy.pop(future)
                     idle.append(worker)
@@ -103,17 +104,16 @@ def assign(idle: Sequence[Worker], waiting: Sequence[W], workers: Sequence[Worke
     return freshest, max(waiting, key=lambda work: (work.kind not in everyone, kinds.count(work.kind)))
 
 
-_tally: Synchronized[int]  # a worker's, shared with the others
+_told: c_uint64  # a worker's own
 
 
 def tell(count: int) -> None:
     """Of a worker: so much more of its work is done."""
-    with _tally.get_lock():
-        _tally.value += count
+    _told.value += count
 
 
-def _begin(size: int, tally: Synchronized[int]) -> None:
-    global _tally
-    _tally = tally
+def _begin(size: int, told: c_uint64) -> None:
+    global _told
+    _told = told
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us is told, and stops us
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))

@@ -48,6 +48,10 @@ class Job(NamedTuple):
         return int(self.config.run["rounds"])
 
     @property
+    def local_steps(self) -> int:
+        return int(self.config.run["local_steps"])
+
+    @property
     def kind(self) -> str:
         """The same for runs that one compiled program does."""
         rest = {
@@ -122,8 +126,9 @@ class Runner:
         """The records of all jobs, in their order."""
         found = {job.key: record for job in jobs if (record := self.store.find(job))}
         todo = list({job.key: job for job in jobs if job.key not in found}.values())
-        rounds = sum(job.rounds for job in todo)
-        with progress(f"rounds of {len(todo)} runs, {len(jobs) - len(todo)} done before", rounds) as advance:
+        iterations = sum(job.rounds * job.local_steps for job in todo)
+        before = f" ({len(jobs) - len(todo)} more were done before)" if len(todo) < len(jobs) else ""
+        with progress(f"{len(todo)} runs{before}, iterations", iterations) as advance:
             for job, record in self._run(todo, at_once or self.at_once, advance):
                 found[job.key] = record
                 self.say(_line(job, record))
@@ -152,12 +157,12 @@ def perform(job: Job, store: Store, device: str, side_by_side: int, advance: Cal
     """One run, from data to record. A rate too high is an outcome; anything else that goes wrong is an error."""
     began = time.time()
     notes: list[str] = []
-    told = 0
+    rounds = 0  # done
 
-    def on_progress(progress: Progress) -> None:
-        nonlocal told
-        advance(progress.round - told)
-        told = progress.round
+    def on_progress(now: Progress) -> None:
+        nonlocal rounds
+        advance((now.round - rounds) * job.local_steps)
+        rounds = now.round
 
     where = str(pick_device(device))
     tables = job.config.tables()
@@ -171,7 +176,7 @@ def perform(job: Job, store: Store, device: str, side_by_side: int, advance: Cal
     try:
         result = execute(config, hooks=Hooks(on_progress, say=notes.append))
     except DivergedError as error:
-        advance(job.rounds - told)  # which need not be done
+        advance((job.rounds - rounds) * job.local_steps)  # which need not be done
         return store.save(job, {**content, "diverged": str(error)}, None)
     require(bool(result.validation and result.test), f"{job.label} needs data to validate and to test on")
     content |= {
