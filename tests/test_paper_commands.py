@@ -316,7 +316,7 @@ def test_a_log_says_how_much_of_all_runs_is_done(at_once, tmp_path, monkeypatch,
     contest = [experiment(subject("digits", ""), TABLE2.methods[4], TINY, Choice(lr), 0, 16) for lr in (0.1, 0.3)]
     runner = Runner(Store(tmp_path), at_once, "cpu")
     runner([Job(str(number), config) for number, config in enumerate(contest)])
-    runner._dismiss()
+    runner.dismiss()
     told = re.findall(r"2 runs, iterations: (\d+) of 32(, about \S+ \S+ left)?\n", capsys.readouterr().err)
     counts = [int(count) for count, _ in told]
     assert counts == sorted(counts)

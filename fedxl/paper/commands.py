@@ -83,11 +83,12 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
             )
         names = data or (["digits"] if budget == "quick" else list(setup.PAPERS))
         network = setup.assignments(model or [], "--model score_norm=true")
+        runner = Runner(Store(folder / "runs"), jobs, device, _say)
         study = Study(
             [setup.subject(text, str(root)).with_network(network) for text in names],
             spent,
             seeds,
-            Runner(Store(folder / "runs"), jobs, device, _say),
+            runner,
             folder,
             _say,
         )
@@ -96,6 +97,8 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
         except KeyboardInterrupt:
             _say("stopped; what is done is kept, and the same command goes on from there")
             sys.exit(130)
+        finally:
+            runner.dismiss()
         out.print(Markdown(text)) if out.is_terminal else print(text)
         _say(f"in {folder}: {name}.md, {name}.json, {name}.png; every run in {folder / 'runs'}")
 

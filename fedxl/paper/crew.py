@@ -89,7 +89,9 @@ class Crew(Generic[W, R]):
         for worker in self.workers:
             for process in list((worker.process._processes or {}).values()):
                 process.terminate()
-            worker.process.shutdown(wait=False, cancel_futures=True)
+        for worker in self.workers:
+            # A pool that is still closing when Python ends may be told to close once more, and complain.
+            worker.process.shutdown(wait=True, cancel_futures=True)
 
 
 def assign(idle: Sequence[Worker], waiting: Sequence[W], workers: Sequence[Worker]) -> tuple[Worker, W]:

@@ -137,17 +137,18 @@ class Runner:
     def _run(self, jobs: Sequence[Job], at_once: int, advance: Callable[[int], None]) -> Iterator[tuple[Job, Record]]:
         task = partial(perform, store=self.store, device=self.device)
         if at_once == 1 or (len(jobs) <= 1 and self.crew is None):
-            self._dismiss()  # alone means alone: a crew would hold memory, also when it does nothing
+            self.dismiss()  # alone means alone: a crew would hold memory, also when it does nothing
             yield from ((job, task(job, side_by_side=1, advance=advance)) for job in jobs)
             return
         self.crew = self.crew or Crew(at_once, partial(task, side_by_side=at_once, advance=tell))
         try:
             yield from self.crew(jobs, advance)
         except BaseException:
-            self._dismiss()
+            self.dismiss()
             raise
 
-    def _dismiss(self) -> None:
+    def dismiss(self) -> None:
+        """Whoever works for us goes. Whoever is done with a runner sees to it."""
         if self.crew:
             self.crew.stop()
         self.crew = None
