@@ -21,10 +21,10 @@ from fedxl import config as configs
 from fedxl import report as reports
 from fedxl.algorithms import ALGORITHMS
 from fedxl.data import DATASETS, published
-from fedxl.data.progress import Pace, time_left
 from fedxl.errors import UserError, require
 from fedxl.flower import commands as flower
 from fedxl.paper import commands as paper
+from fedxl.progress import Pace, time_left
 from fedxl.risk import RISKS
 from fedxl.run import Hooks, Progress, Result
 from fedxl.task import pick_device

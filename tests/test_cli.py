@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedxl
-from fedxl.data import progress
+from fedxl import progress
 from tests.conftest import seen_at_a_terminal
 from tests.test_errors import CONFIG, command
 

@@ -12,8 +12,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fedxl import UserError
-from fedxl.data import DATASETS, progress, published
+from fedxl import UserError, progress
+from fedxl.data import DATASETS, published
 from fedxl.data.published import FILES, Published, fetch
 from tests.conftest import seen_at_a_terminal
 from tests.test_errors import command
@@ -109,7 +109,7 @@ def test_what_is_offered_can_be_checked():
 
 
 def test_a_terminal_sees_a_progress_bar():
-    script = "from fedxl.data.progress import progress\nwith progress('resizing', 3) as advance:\n  advance(3)"
+    script = "from fedxl.progress import progress\nwith progress('resizing', 3) as advance:\n  advance(3)"
     shown = seen_at_a_terminal([sys.executable, "-c", script])
     assert b"resizing" in shown
     assert b"3/3" in shown

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedxl.data.progress import progress
 from fedxl.errors import UserError, require, unknown
+from fedxl.progress import progress
 
 CHUNK = 2**20
 

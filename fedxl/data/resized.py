@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedxl.data.progress import progress
 from fedxl.errors import UserError, require
+from fedxl.progress import progress
 
 FORM = 1  # of what is done to an image; another number leaves caches of the former behind
 BLOCK = 256  # images handed to the workers at a time

@@ -21,10 +21,10 @@ from fedxl.checkpoint import write_atomically
 from fedxl.config import Config, load_data
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, Splits
-from fedxl.data.progress import progress
 from fedxl.data.source import TensorSource
 from fedxl.errors import UserError, require
 from fedxl.flower.settings import SiteFile
+from fedxl.progress import progress
 
 FACTS = "data.json"  # written last: without it there is no cache
 PIECE = 1024  # examples that are written at a time

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save
 from fedxl import __version__, bench
 from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Config, execute
-from fedxl.data.progress import progress
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.paper.crew import Crew, tell
+from fedxl.progress import progress
 from fedxl.run import Hooks, Progress
 from fedxl.task import pick_device
 
@@ -126,9 +126,12 @@ class Runner:
         """The records of all jobs, in their order."""
         found = {job.key: record for job in jobs if (record := self.store.find(job))}
         todo = list({job.key: job for job in jobs if job.key not in found}.values())
+        if not todo:
+            return [found[job.key] for job in jobs]
         iterations = sum(job.rounds * job.local_steps for job in todo)
-        before = f" ({len(jobs) - len(todo)} more were done before)" if len(todo) < len(jobs) else ""
-        with progress(f"{len(todo)} runs{before}, iterations", iterations) as advance:
+        number = "one run" if len(todo) == 1 else f"{len(todo)} runs"
+        before = f" ({len(found)} done before)" if found else ""
+        with progress(f"{number}{before}, iterations", iterations) as advance:
             for job, record in self._run(todo, at_once or self.at_once, advance):
                 found[job.key] = record
                 self.say(_line(job, record))

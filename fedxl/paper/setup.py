@@ -136,8 +136,8 @@ BUDGETS: Mapping[str, Budget] = {
         lams=(2.0, 1.0, 4.0),
         run=(("precision", "bf16"),),
     ),
-    # The paper's: the rate falls every 5,000 of 20,000 iterations. A trial lasts until it falls the first time, which
-    # is as long as the whole runs by which trials of other lengths were compared.
+    # The paper's: the rate falls every 5,000 of 20,000 iterations. A trial is a quarter of a run only, but as long as
+    # the whole runs by which shorter trials were found wanting.
     "full": Budget(
         iterations=20_000, trial_iterations=5000, rates=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
         lams=(2.0, 1.0, 3.0, 4.0, 5.0), evaluations=40,
