@@ -17,7 +17,7 @@ PACKAGE = ROOT / "fedxl"
 
 # From the bottom up: a module imports only from lines above its own, or from its own line.
 LAYERS = [
-    {"errors"},
+    {"errors", "progress"},
     {"tree", "options", "precision"},
     {"wire"},
     {"risk", "sampling", "models", "metrics", "checkpoint"},
