@@ -21,6 +21,8 @@ from fedxl.flower.processes import free_port
 from fedxl.flower.settings import read_server
 from fedxl.rundir import read_metrics
 
+STILL = 600.0  # seconds without anything happening
+
 
 class Deployment:
     """`fedxl deploy init`, then one process a party; `with` stops them all, and what they have started."""
@@ -59,17 +61,29 @@ class Deployment:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
-    def until(self, reached: Callable[[], bool], seconds: float, what: str) -> None:
-        deadline = time.monotonic() + seconds
+    def until(self, reached: Callable[[], bool], what: str) -> None:
+        """Wait for as long as anything happens: a loaded machine is slow, but a stuck one stands still."""
+        seen, since = self.standing(), time.monotonic()
         while not reached():
             server = self.processes.get("server")
-            if time.monotonic() > deadline or (server and server.poll() not in (None, 0)):
+            now = self.standing()
+            seen, since = (now, time.monotonic()) if now != seen else (seen, since)
+            if time.monotonic() - since > STILL or (server and server.poll() not in (None, 0)):
                 raise AssertionError(f"{what} did not happen; {self.log('server')[-3000:]}")
             time.sleep(0.2)
 
-    def finished(self, seconds: float = 300) -> Checkpoint:
+    def standing(self) -> object:
+        """What changes as long as anything happens: logs, metrics, checkpoints."""
+        sizes = {}
+        for path in self.folder.rglob("*"):
+            if path.suffix in (".log", ".jsonl", ".safetensors"):
+                with suppress(FileNotFoundError):
+                    sizes[path] = path.stat().st_size
+        return sizes
+
+    def finished(self) -> Checkpoint:
         """Wait for the end of the run: its last checkpoint."""
-        self.until(lambda: self.processes["server"].poll() == 0, seconds, "the end of the run")
+        self.until(lambda: self.processes["server"].poll() == 0, "the end of the run")
         found, complaints = load_latest(self.run / "checkpoints")
         assert found
         assert not complaints
@@ -82,7 +96,8 @@ class Deployment:
 
     def log(self, name: str) -> str:
         place = self.folder / "server" if name == "server" else self.folder / "sites" / name
-        files = [place / "fedxl.log", place / "flower.log", place / "flower" / "superlink.log"]
+        logs = [place / "flower" / f"{child}.log" for child in ("superlink", "gateway", "app", "node")]
+        files = [*logs, place / "fedxl.log"]
         return "\n".join(file.read_text(errors="replace") for file in files if file.exists())
 
     def records(self) -> list[dict[str, Any]]:
@@ -90,6 +105,14 @@ class Deployment:
 
     def dropped(self) -> list[dict[str, Any]]:
         return [entry for record in self.records() for entry in record.get("dropped", [])]
+
+    def child(self, party: str, role: str) -> int | None:
+        """The process of a party's that plays a role (superlink, gateway, app, node), if it is there."""
+        for pid in descendants(self.processes[party].pid):
+            with suppress(OSError):
+                if f"fedxl.flower\0{role}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return None
 
     def app(self) -> int:
         """The process of the server's app."""

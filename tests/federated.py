@@ -42,7 +42,8 @@ def config(algorithm: str, **run: Any) -> Config:
 
 
 def site_file(folder: Path, number: int, **changes: Any) -> SiteFile:
-    settings = SiteSettings(name=SITES[number], part=number, device="cpu", **changes)
+    allowed: dict[str, Any] = {"models": ("mlp",), "risks": ("auroc", "pauc"), "algorithms": tuple(ALGORITHMS)}
+    settings = SiteSettings(name=SITES[number], part=number, device="cpu", **{**allowed, **changes})
     return SiteFile(settings, dict(DATA), folder / SITES[number])
 
 
@@ -90,9 +91,16 @@ def copied(letter: Envelope) -> Envelope:
     return Envelope(dict(letter.facts), load(save({name: t.clone() for name, t in letter.tensors.items()})))
 
 
-def deployed(folder: Path, experiment: Config, carrier: Any = None, hooks: Hooks = QUIET, **settings: Any) -> Result:
+def deployed(
+    folder: Path,
+    experiment: Config,
+    carrier: Any = None,
+    hooks: Hooks = QUIET,
+    keys: Mapping[int, str] | None = None,
+    **settings: Any,
+) -> Result:
     known = ServerSettings(sites=SITES, **{"deadline": 5.0, "join": 5.0, **settings})
-    return server.serve(Server(known, experiment, folder / "server"), carrier or InProcess(folder), hooks)
+    return server.serve(Server(known, experiment, folder / "server"), carrier or InProcess(folder), hooks, keys)
 
 
 def simulated(experiment: Config) -> Result:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from cryptography import x509
 from fedxl import UserError, tree
 from fedxl.checkpoint import load_latest
 from fedxl.config import load_data
-from fedxl.flower import apps, family, folders, keys, processes, status
+from fedxl.flower import family, folders, records, status
 from fedxl.flower.envelope import Envelope
 from fedxl.flower.processes import free_port
 from fedxl.flower.settings import read_server, read_site
@@ -90,7 +90,7 @@ def test_a_rehearsal_in_a_folder_beside_one(tmp_path):
     """`fedxl deploy init` and `deploy local` as the README has them, with a relative path."""
     folders.init(["a", "b"], tmp_path / "hospitals", port=free_port())
     command = [sys.executable, "-m", "fedxl.cli", "deploy", "local", "hospitals"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert "round 5" in found.stdout
     assert "test: auroc" in found.stdout
@@ -99,10 +99,10 @@ def test_a_rehearsal_in_a_folder_beside_one(tmp_path):
 
 
 def test_a_message_that_is_too_large_is_refused_before_it_is_opened():
-    letter = apps.sealed(Envelope({"a": 1}, {"x": torch.zeros(1000)}))
-    assert torch.equal(apps.opened(letter, 0.01).tensors["x"], torch.zeros(1000))
+    letter = records.sealed(Envelope({"a": 1}, {"x": torch.zeros(1000)}))
+    assert torch.equal(records.opened(letter, 0.01).tensors["x"], torch.zeros(1000))
     with pytest.raises(RefusedError, match=r"larger than what is taken here, 0\.001 MB"):
-        apps.opened(letter, 0.001)
+        records.opened(letter, 0.001)
 
 
 @pytest.mark.slow
@@ -111,11 +111,11 @@ def test_the_servers_process_dies_mid_round_and_nothing_is_lost(tmp_path):
     with Deployment(tmp_path / "federation", SITES, experiment) as federation:
         for name in ("server", *SITES):
             federation.start(name)
-        federation.until(lambda: federation.round() >= 1, 200, "round 1")
+        federation.until(lambda: federation.round() >= 1, "round 1")
         time.sleep(3)  # the next round is on its way to the sites
         os.kill(federation.app(), signal.SIGKILL)
         assert_equals_simulator(federation.finished(), experiment)
-        assert "has died; starting it again" in federation.log("server")
+        assert "the app has died" in federation.log("server")
 
 
 @pytest.mark.deploy
@@ -124,7 +124,7 @@ def test_the_whole_server_dies_and_is_started_again(tmp_path):
     with Deployment(tmp_path / "federation", SITES, experiment) as federation:
         for name in ("server", *SITES):
             federation.start(name)
-        federation.until(lambda: federation.round() >= 1, 200, "round 1")
+        federation.until(lambda: federation.round() >= 1, "round 1")
         time.sleep(2)
         federation.kill("server")
         federation.start("server")
@@ -137,11 +137,11 @@ def test_a_site_dies_mid_round_the_run_goes_on_and_the_site_returns(tmp_path):
     with Deployment(tmp_path / "federation", SITES[:3], experiment, minimum=2, deadline=20.0) as federation:
         for name in ("server", *SITES[:3]):
             federation.start(name)
-        federation.until(lambda: federation.round() >= 1, 200, "round 1")
+        federation.until(lambda: federation.round() >= 1, "round 1")
         time.sleep(2)
         federation.kill("b")
         federation.start("b")
-        last = federation.finished(600)
+        last = federation.finished()
         lost = {entry["round"] for entry in federation.dropped() if entry["site"] == "b"}
         assert lost, "it was missed"
         assert {entry["site"] for entry in federation.dropped()} == {"b"}
@@ -203,50 +203,11 @@ def test_a_site_that_is_of_no_use_is_left_out_with_a_reason(tmp_path, fault):
         federation.start("a", PYTHONPATH=str(tmp_path))
         for name in SITES[1:3]:
             federation.start(name)
-        last = federation.finished(400)
+        last = federation.finished()
         assert {entry["site"] for entry in federation.dropped()} == {"a"}
         assert all(reason in entry["reason"] for entry in federation.dropped())
         assert int(last.tensors["population.base.a"]) == -1
         assert all(torch.isfinite(t).all() for name, t in last.tensors.items() if name.startswith("server.weights"))
-
-
-@pytest.mark.deploy
-def test_strangers_are_refused(tmp_path):
-    """Without a key, with a key of their own, with another authority, and without TLS."""
-    place = tmp_path / "federation"
-    with Deployment(place, SITES[:1], config("local_sgd", cohort=0)) as federation:
-        federation.start("server")
-        federation.until(lambda: "listening" in federation.log("server"), 60, "the server's start")
-        private, _ = keys.site_key()
-        keys.write_private(tmp_path / "own.key", private)
-        _, other = keys.authority()
-        (tmp_path / "other.crt").write_bytes(keys.certificate_pem(other))
-        trusted, mine = str(place / "server" / "ca.crt"), str(place / "sites" / "a" / "node.key")
-        refused = {
-            "no key": ["--root-certificates", trusted],
-            "own key": ["--root-certificates", trusted, "--auth-supernode-private-key", str(tmp_path / "own.key")],
-            "other authority": [
-                "--root-certificates", str(tmp_path / "other.crt"), "--auth-supernode-private-key", mine
-            ],
-            "no TLS": ["--insecure"],
-        }  # fmt: skip
-        for kind, arguments in refused.items():
-            command = [
-                str(Path(sys.executable).parent / "flower-supernode"), "--superlink", f"127.0.0.1:{federation.port}",
-                "--port", str(free_port()), "--max-retries", "1", "--node-config", 'site="/nowhere"', *arguments,
-            ]  # fmt: skip
-            environment = {**os.environ, "FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
-            try:
-                found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=40)
-                assert found.returncode != 0, f"{kind}: {found.stdout} {found.stderr}"
-            except subprocess.TimeoutExpired:
-                pass  # one that is never let in may try for ever
-        # The one that belongs here is let in, and all rounds are its own.
-        federation.start("a")
-        last = federation.finished(300)
-        assert int(last.tensors["population.visits.a"]) == 4
-        let_in = set(re.findall(r"Activated node_id=(\d+)", federation.log("server")))
-        assert len(let_in) == 1, "nobody else ever was"
 
 
 def test_init_puts_every_secret_where_it_belongs_and_nowhere_else(tmp_path):
@@ -254,7 +215,7 @@ def test_init_puts_every_secret_where_it_belongs_and_nowhere_else(tmp_path):
     folders.init(SITES, place, host="server.example.org", port=4443, config=config("fedxl2"))
     secrets = {path.relative_to(place): path.read_bytes() for path in place.rglob("*.key")}
     assert sorted(map(str, secrets)) == sorted(
-        ["authority/ca.key", "server/server.key", *(f"sites/{name}/node.key" for name in SITES)]
+        ["authority/ca.key", "server/server.key", *(f"sites/{name}/site.key" for name in SITES)]
     )
     assert len(set(secrets.values())) == len(secrets)
     for path in place.rglob("*"):
@@ -281,10 +242,15 @@ def test_init_puts_every_secret_where_it_belongs_and_nowhere_else(tmp_path):
 def test_a_folder_that_is_not_one_is_one_line(tmp_path):
     command = [sys.executable, "-m", "fedxl.cli", "deploy"]
     for role in ("serve", "join", "local"):
-        found = subprocess.run([*command, role, str(tmp_path)], capture_output=True, text=True, timeout=60)
+        found = subprocess.run([*command, role, str(tmp_path)], capture_output=True, text=True)
         assert found.returncode == 2
         assert found.stderr.startswith("fedxl: there is no file")
         assert found.stderr.count("\n") == 1
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.deploy
@@ -319,16 +285,15 @@ def test_flowers_own_simulation_runs_the_same_apps(tmp_path):
             [*link, "--disable-runtime-dependency-installation"], env=environment, stdout=log, stderr=log
         )
     try:
-        deadline = time.monotonic() + 60
-        while not processes._listening(port) and time.monotonic() < deadline:
+        while process.poll() is None and not listening(port):
             time.sleep(0.2)
         size = f"num-supernodes={len(SITES)} client-resources-num-cpus=1 init-args-num-cpus=2"
         subprocess.run(
             ["flwr", "run", "app", "sim", "--federation-config", size],
-            cwd=home, env=environment, check=True, capture_output=True, timeout=60,
+            cwd=home, env=environment, check=True, capture_output=True,
         )  # fmt: skip
         while (found := status.read(place / "server")) is None or found.state == status.RUNNING:
-            assert time.monotonic() < deadline + 180, (home / "log").read_text()[-2000:]
+            assert process.poll() is None, (home / "log").read_text()[-2000:]
             time.sleep(0.5)
         assert found.state == status.FINISHED, found.message
     finally:

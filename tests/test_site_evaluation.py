@@ -228,10 +228,13 @@ def test_a_model_is_judged_as_it_is_whatever_the_wire(tmp_path):
     torch.testing.assert_close(sent.sort().values, scores.sort().values, rtol=0, atol=1e-6)
 
 
+ALLOWED = json.dumps({"model": {"name": "mlp"}, "risk": {"name": "pauc"}, "algorithm": {"name": "fedxl2"}})
+
+
 def test_a_site_without_held_back_data_says_so(tmp_path, monkeypatch):
     mine = site_file(tmp_path, 0, evaluate="scores")
     monkeypatch.setattr(cache, "held_back", lambda *args: None)
-    facts = {"version": site.__version__, "run": "0123456789abcdef", "config": "{}", "split": "test"}
+    facts = {"version": site.__version__, "run": "0123456789abcdef", "config": ALLOWED, "split": "test"}
     assert site.evaluate(mine, Envelope(facts, {})).facts["why"] == "it has no test data"
 
 

@@ -178,7 +178,7 @@ def test_a_site_takes_only_what_it_should(tmp_path):
     for facts, reason in [
         ({"version": "0.0"}, "they must be the same"),
         ({"run": "../../etc"}, "the run's number is not one"),
-        ({"config": json.dumps({"model": {"name": "os:system"}})}, "does not run the network 'os:system'"),
+        ({"config": json.dumps({"model": {"name": "os:system"}})}, "does not allow the model 'os:system'"),
     ]:
         with pytest.raises(UserError, match=reason):
             site.work(mine, Envelope({**good.facts, **facts}, good.tensors))
@@ -304,10 +304,9 @@ def test_normed_scores_need_both_classes_at_every_site(tmp_path):
 
 def test_a_node_must_be_who_its_key_says(tmp_path):
     lines: list[str] = []
-    (tmp_path / "server").mkdir()
-    (tmp_path / "server" / "nodes.json").write_text(json.dumps({"a": 100, "b": 101, "c": 103, "d": 102}))
+    keys = {100: "a", 101: "b", 103: "c", 102: "d"}
     with pytest.raises(UserError, match="no word of c, d"):
-        deployed(tmp_path, config("local_sgd"), hooks=Hooks(say=lines.append), join=5)
+        deployed(tmp_path, config("local_sgd"), hooks=Hooks(say=lines.append), keys=keys, join=5)
     assert any("it says it is 'c', but its key is that of 'd'" in line for line in lines)
 
 

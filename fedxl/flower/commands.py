@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from fedxl.config import read
 from fedxl.errors import UserError
@@ -28,21 +30,109 @@ def init(
     host: Annotated[str, typer.Option(help="The server's name or address, as sites know it.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The one port that sites must reach.")] = 18000,
     config: Annotated[Path | None, typer.Option(help="The experiment; the demo's by default.")] = None,
+    keys_at_sites: Annotated[
+        bool, typer.Option("--keys-at-sites", help="Each site makes its own key and asks for approval.")
+    ] = False,
 ) -> None:
-    """One folder for each party: certificates, keys, settings, a start script and a page to read."""
-    folders = _folders()
+    """One folder for each party: certificates, settings, a start script and a page to read."""
+    folders = _needing_flower("folders")
     experiment = read(config) if config else folders.DEMO
-    folders.init([name.strip() for name in sites.split(",") if name.strip()], folder, host, port, experiment)
-    line = f"in {folder}: server/ and sites/, each with what it needs to start; authority/, to be kept offline"
-    out.print(line, highlight=False, soft_wrap=True)
-    out.print(f"try it all on this machine: fedxl deploy local {folder}", soft_wrap=True)
+    names = [name.strip() for name in sites.split(",") if name.strip()]
+    folders.init(names, folder, host, port, experiment, keys_at_sites)
+    _print(f"in {folder}: server/ and sites/, each with what it needs to start; authority/, to be kept offline")
+    if keys_at_sites:
+        _print(f"send sites/NAME to each site, which makes its key: fedxl deploy request NAME; then approve it here: "
+               f"fedxl deploy approve {folder} REQUEST --examples N")  # fmt: skip
+        return
+    _print("all keys were made here, in one place: for a trial on this machine. For real sites use --keys-at-sites")
+    _print(f"try it all on this machine: fedxl deploy local {folder}")
+
+
+@deploy.command()
+def request(folder: Folder) -> None:
+    """At a site: make its key, which never leaves, and a request for a certificate."""
+    file, fingerprint = _needing_flower("approval").request(folder)
+    _print(f"send {file} to the server's operator, and read this fingerprint to them over the telephone:")
+    _print(fingerprint)
+    _print(f"then put what they send back in its place: fedxl deploy accept {folder} CERTIFICATE")
+
+
+@deploy.command()
+def approve(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ and authority/ are.")],
+    file: Annotated[Path, typer.Argument(metavar="REQUEST", help="What the site has sent.")],
+    examples: Annotated[int, typer.Option(help="The most examples that the site may say it has.")],
+    fingerprint: Annotated[str, typer.Option(help="As the site's people read it to you; asked for if missing.")] = "",
+    authority: Annotated[Path | None, typer.Option(help="Its folder, if it is kept elsewhere.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="That the certificate is good for.")] = 365,
+) -> None:
+    """At the server: let a site in, by its key's fingerprint. A server that runs need not be restarted."""
+
+    def agreed(name: str, shown: str) -> bool:
+        if fingerprint:
+            return fingerprint.strip().lower() == shown
+        _print(f"the key of {name} has the fingerprint")
+        _print(shown)
+        return typer.confirm("Do the site's people read the same to you?")
+
+    approval = _needing_flower("approval")
+    granted = approval.approve(folder, file, examples, agreed, authority, days)
+    _print(f"approved; send {granted} to the site")
+
+
+@deploy.command()
+def accept(
+    folder: Folder,
+    certificate: Annotated[Path, typer.Argument(help="What the server's operator has sent back.")],
+) -> None:
+    """At a site: put its certificate in its place."""
+    found = _needing_flower("approval").accept(folder, certificate)
+    _print(f"good until {found.not_valid_after_utc:%Y-%m-%d}; start with: fedxl deploy join {folder}")
+
+
+@deploy.command()
+def revoke(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ is.")],
+    site: Annotated[str, typer.Argument(help="Its name.")],
+) -> None:
+    """At the server: take a site out, at once."""
+    _needing_flower("approval").revoke(folder, site)
+    _print(f"{site} is no longer let in")
+
+
+@deploy.command()
+def renew(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ and authority/ are.")],
+    authority: Annotated[Path | None, typer.Option(help="Its folder, if it is kept elsewhere.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="That the certificate is good for.")] = 365,
+) -> None:
+    """At the server: a new certificate for the server itself. Sites renew theirs by a new request."""
+    found = _needing_flower("approval").renew(folder, authority, days)
+    _print(f"the server's certificate is good until {found.not_valid_after_utc:%Y-%m-%d}")
+
+
+@deploy.command("list")
+def list_(folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ is.")]) -> None:
+    """At the server: the approved sites, their keys, and until when they are good."""
+    table = Table("site", "expires", "examples", "fingerprint of its key")
+    for found in _needing_flower("approval").approved(folder):
+        table.add_row(found.site, f"{found.end:%Y-%m-%d}", f"{found.examples:,}", found.fingerprint)
+    out.print(table)
+
+
+@deploy.command()
+def digest(config: Annotated[Path, typer.Argument(help="An experiment, or a server.toml.")]) -> None:
+    """The digest of an experiment, for sites that want to pin it in their site.toml."""
+    from fedxl.config import SECTIONS, read_tables
+    from fedxl.flower.permission import digest as of
+
+    _print(of(read_tables(config, (*SECTIONS, "server"))))
 
 
 @deploy.command()
 def serve(folder: Folder) -> None:
     """Run the server of a federation until its run is done."""
-    from fedxl.flower import processes
-
+    processes = _needing_flower("processes")
     try:
         server = processes.serve(folder, _say)
     except KeyboardInterrupt:
@@ -54,8 +144,7 @@ def serve(folder: Folder) -> None:
 @deploy.command()
 def join(folder: Folder) -> None:
     """Keep a site in its federation until it is stopped."""
-    from fedxl.flower import processes
-
+    processes = _needing_flower("processes")
     try:
         processes.join(folder, _say)
     except KeyboardInterrupt:
@@ -66,8 +155,7 @@ def join(folder: Folder) -> None:
 @deploy.command()
 def local(folder: Annotated[Path, typer.Argument(metavar="OUT", help="What `fedxl deploy init` has made.")]) -> None:
     """The whole federation on this machine, as separate processes over TLS: a rehearsal, or a demonstration."""
-    from fedxl.flower import processes
-
+    processes = _needing_flower("processes")
     seen = 0
 
     def watch(run: Path) -> None:
@@ -100,12 +188,16 @@ def prepare(folder: Folder) -> None:
     out.print(f"{cache.prepare(file)} examples ready in {file.cache}", highlight=False, soft_wrap=True)
 
 
-def _folders() -> ModuleType:
+def _needing_flower(name: str) -> ModuleType:
+    """A module that needs what comes with Flower."""
     try:
-        from fedxl.flower import folders
-    except ImportError:
-        raise UserError("this needs Flower: pip install 'fedxl[flower]'") from None
-    return folders
+        return import_module(f"fedxl.flower.{name}")
+    except ImportError as error:
+        raise UserError(f"this needs Flower ({error.name} is missing): pip install 'fedxl[flower]'") from None
+
+
+def _print(line: str) -> None:
+    out.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _conclude(run: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from fedxl import __version__
@@ -19,7 +17,6 @@ from fedxl.wire import RefusedError
 
 GRACE = 60.0  # seconds that a round waits for sites that are not connected, if others are
 AGAIN = 30.0  # seconds after which a node whose hello was refused is asked again
-KEYS = "nodes.json"  # which node has shown which site's key, as Flower has numbered them
 
 
 class Facts(NamedTuple):
@@ -45,7 +42,7 @@ class Directory:
     asked: dict[str, int] = field(default_factory=dict)  # tickets of hellos on their way
     refused: dict[int, float] = field(default_factory=dict)  # nodes, and when their hello was
     heard: str = ""  # why a hello was refused, the last one
-    keys: Mapping[int, str] = field(default_factory=dict)  # whose key a node has shown, where that is known
+    keys: Mapping[int, str] | None = None  # whose key a node has shown; None: nobody shows any
 
     def nodes(self) -> dict[str, int]:
         """The sites that can be reached now. Says hello to nodes not met before, without waiting for them."""
@@ -100,7 +97,7 @@ class Directory:
     def _read(self, node: int, answer: Envelope) -> tuple[str, Facts]:
         facts = answer.facts
         name = str(facts["site"])
-        if self.keys and self.keys.get(node) != name:
+        if self.keys is not None and self.keys.get(node) != name:
             raise RefusedError(f"it says it is '{name}', but its key is that of '{self.keys.get(node)}'")
         if name not in self.settings.sites:
             raise RefusedError(f"'{name}' is not among the sites {', '.join(self.settings.sites)}")
@@ -119,11 +116,3 @@ class Directory:
         if weighting == "samples":
             return sum(one.positives for one in each) / sum(one.count("all") for one in each)
         return sum(one.positives / one.count("all") for one in each) / len(each)
-
-
-def read_keys(folder: Path) -> dict[int, str]:
-    """Which site's key a node has shown; empty where nobody has shown any, as in Flower's own simulation."""
-    try:
-        return {int(node): str(name) for name, node in json.loads((folder / KEYS).read_text()).items()}
-    except FileNotFoundError:
-        return {}

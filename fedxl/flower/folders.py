@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedxl.config import Config, dump
 from fedxl.data import DATASETS
 from fedxl.errors import require
-from fedxl.flower import keys, pages
+from fedxl.flower import approval, keys, pages
 from fedxl.flower.settings import ServerSettings
 from fedxl.options import accepted
 
 PORT = 18000
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+EXAMPLES = 1_000_000  # that a site of a trial may say it has
 # The demo task, for a federation that has nothing else to do yet: handwritten digits, a part at each site.
 DEMO = Config(
     data={"name": "digits"},
@@ -36,26 +35,47 @@ class Plan:
     config: Config
 
 
-def init(sites: Sequence[str], out: Path, host: str = "127.0.0.1", port: int = PORT, config: Config = DEMO) -> None:
-    """server/, sites/NAME/ and authority/ under `out`, which must be new. Each key lies only where it belongs."""
+def init(
+    sites: Sequence[str],
+    out: Path,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    config: Config = DEMO,
+    keys_at_sites: bool = False,
+    examples: int = EXAMPLES,
+) -> None:
+    """server/, sites/NAME/ and authority/ under `out`, which must be new.
+
+    keys_at_sites: each site makes its own key and asks for approval, as it should be. Otherwise all keys are made
+    here and every site is approved for so many `examples`: for a trial on one machine.
+    """
     require(len(sites) > 0, "name at least one site, as in --sites a,b,c")
     for name in sites:
-        require(bool(NAME.fullmatch(name)), f"'{name}' is no name for a site: small letters, digits and dashes only")
+        known = bool(keys.SITE_NAME.fullmatch(name))
+        require(known, f"'{name}' is no name for a site: small letters, digits and dashes only")
     require(len(set(sites)) == len(sites), "two sites have the same name")
+    keys.check_host(host, port)
     require(not out.exists() or not any(out.iterdir()), f"{out} is not empty; name a new folder")
     plan = Plan(sites, host, port, _completed(config, len(sites)))
     out.mkdir(parents=True, exist_ok=True)
     authority_key, authority = keys.authority()
     root = keys.certificate_pem(authority)
     _folder(out / "authority", {"ca.crt": root}, {"ca.key": keys.private_pem(authority_key)})
-    pairs = {name: keys.site_key() for name in sites}
     key = keys.new_key()
-    hosts = list(dict.fromkeys([host, "localhost", "127.0.0.1"]))
-    certificate = keys.certificate_pem(keys.server_certificate(key, authority_key, authority, hosts))
-    _server(out / "server", plan, {"ca.crt": root, "server.crt": certificate}, keys.private_pem(key))
-    _folder(out / "server" / "keys", {f"{name}.pub": public for name, (_, public) in pairs.items()}, {})
-    for name, (private, _) in pairs.items():
-        _site(out / "sites" / name, plan, name, {"ca.crt": root}, private)
+    signed = keys.server_certificate(key.public_key(), authority_key, authority, approval.server_hosts(host))
+    certificates = {"ca.crt": root, "server.crt": keys.certificate_pem(signed)}
+    _server(out / "server", plan, certificates, keys.private_pem(key))
+    for name in sites:
+        folder = out / "sites" / name
+        _site(folder, plan, name, {"ca.crt": root}, keys_at_sites)
+        if not keys_at_sites:
+            file, shown = approval.request(folder)
+            granted = approval.approve(out, file, examples, _same(shown))
+            approval.accept(folder, granted)
+
+
+def _same(mine: str) -> Callable[[str, str], bool]:
+    return lambda name, shown: shown == mine
 
 
 def _completed(config: Config, sites: int) -> Config:
@@ -81,17 +101,17 @@ def _server(folder: Path, plan: Plan, certificates: dict[str, bytes], private: b
     _folder(folder, public, {"server.key": private})
 
 
-def _site(folder: Path, plan: Plan, name: str, certificates: dict[str, bytes], private: bytes) -> None:
+def _site(folder: Path, plan: Plan, name: str, certificates: dict[str, bytes], keys_at_sites: bool) -> None:
     number = list(plan.sites).index(name)
     public = {
         **certificates,
-        "site.toml": pages.site_toml(name, number, plan.config.data).encode(),
+        "site.toml": pages.site_toml(name, number, plan.config).encode(),
         "connection.toml": pages.connection(plan.host, plan.port).encode(),
         "start.sh": pages.SITE_START.encode(),
-        "README.md": pages.site_readme(name, plan.host, plan.port).encode(),
+        "README.md": pages.site_readme(name, plan.host, plan.port, keys_at_sites).encode(),
         "fedxl-site.service": pages.unit("site", name).encode(),
     }
-    _folder(folder, public, {"node.key": private})
+    _folder(folder, public, {})
 
 
 def _folder(folder: Path, public: dict[str, bytes], private: dict[str, bytes]) -> None:

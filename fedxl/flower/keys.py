@@ -1,21 +1,47 @@
-"""Certificates for TLS and keys for sites. Private files can be read by their owner alone, from the first byte on."""
+"""Keys, certificates and signing requests. Private files can be read by their owner alone, from the first byte on.
+
+Every party has one key on the curve P-384. A site's key does two jobs: TLS asks for it at the gateway, and Flower's
+node authentication checks signatures made with it. So one approval, by the key's fingerprint, covers both.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-YEARS = 3
+from fedxl.errors import UserError, first_line, require
+
+DAYS = 365  # that a certificate of a server or of a site is good for
+AUTHORITY_DAYS = 3650
+WARNING_DAYS = 30  # before its end, a certificate is warned about
+SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+HOST_NAME = re.compile(
+    r"(?=.{1,64}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
+)
+MOST_BYTES = 65536  # of a file that somebody else has written: a request or a certificate
 Key = ec.EllipticCurvePrivateKey
+
+
+def new_key() -> Key:
+    return ec.generate_private_key(ec.SECP384R1())
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -25,45 +51,135 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def authority() -> tuple[Key, x509.Certificate]:
-    """A certificate authority of this federation's own."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = _name("fedxl federation")
-    builder = _certificate(name, name, key.public_key()).add_extension(x509.BasicConstraints(True, 0), critical=True)
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    return key, builder.add_extension(usage, critical=True).sign(key, hashes.SHA384())
-
-
-def server_certificate(key: Key, issuer_key: Key, issuer: x509.Certificate, hosts: Sequence[str]) -> x509.Certificate:
-    """For a server that sites know by these names or addresses."""
-    builder = _certificate(_name(hosts[0]), issuer.subject, key.public_key())
-    return (
-        builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        .add_extension(x509.BasicConstraints(False, None), critical=True)
-        .sign(issuer_key, hashes.SHA384())
-    )
-
-
 def private_pem(key: Key) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
-
-
-def site_key() -> tuple[bytes, bytes]:
-    """(private, public), as ssh-keygen would write them."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    return private, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(Encoding.PEM)
 
 
-def new_key() -> Key:
-    return ec.generate_private_key(ec.SECP384R1())
+def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    """As Flower knows a node's key."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """What two people compare over the telephone: a SHA-256 of the public key, in groups of four."""
+    digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+    return ":".join(digest[i : i + 4] for i in range(0, 64, 4))
+
+
+def authority() -> tuple[Key, x509.Certificate]:
+    """A certificate authority of this federation's own."""
+    key = new_key()
+    name = _name("fedxl federation")
+    builder = _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True).add_extension(usage, critical=True)
+    return key, _linked(builder, key.public_key(), key.public_key()).sign(key, hashes.SHA384())
+
+
+def server_certificate(
+    key: ec.EllipticCurvePublicKey, issuer_key: Key, issuer: x509.Certificate, hosts: Sequence[str], days: int = DAYS
+) -> x509.Certificate:
+    """For a server that sites know by these names or addresses."""
+    builder = _certificate(_name(hosts[0]), issuer.subject, key, days)
+    builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    builder = _linked(builder, key, issuer_key.public_key())
+    return _for_one_purpose(builder, ExtendedKeyUsageOID.SERVER_AUTH).sign(issuer_key, hashes.SHA384())
+
+
+def site_certificate(
+    name: str, key: ec.EllipticCurvePublicKey, issuer_key: Key, issuer: x509.Certificate, days: int = DAYS
+) -> x509.Certificate:
+    """For a site: it opens connections with it and can never pose as a server."""
+    builder = _linked(_certificate(_name(name), issuer.subject, key, days), key, issuer_key.public_key())
+    return _for_one_purpose(builder, ExtendedKeyUsageOID.CLIENT_AUTH).sign(issuer_key, hashes.SHA384())
+
+
+def signing_request(name: str, key: Key) -> bytes:
+    """What a site sends to the server's operator. It holds no secret."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
+    return builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM)
+
+
+def read_request(path: Path) -> tuple[str, ec.EllipticCurvePublicKey]:
+    """The site's name and its public key. Whoever made the request has the private key: it is signed with it."""
+    try:
+        request = x509.load_pem_x509_csr(_small(path))
+        key, name = request.public_key(), common_name(request.subject)
+        valid = request.is_signature_valid
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+        raise UserError(f"{path} is no signing request: {first_line(error)}") from None
+    require(valid, f"{path} is not signed with its own key; ask the site for a new request")
+    require(_usable(key), f"{path} holds a key that is not on the curve P-384; `fedxl deploy request` makes one")
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    require(bool(SITE_NAME.fullmatch(name)), f"{path} names no site: small letters, digits and dashes only")
+    return name, key
+
+
+def read_key(path: Path) -> Key:
+    try:
+        key = load_pem_private_key(_small(path), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UserError(f"{path} is no private key: {first_line(error)}") from None
+    require(isinstance(key, Key), f"{path} is no key on an elliptic curve")
+    assert isinstance(key, Key)
+    return key
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    return parse_certificate(_small(path), str(path))
+
+
+def parse_certificate(pem: bytes, where: str) -> x509.Certificate:
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        usable = _usable(certificate.public_key())
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UserError(f"{where} is no certificate: {first_line(error)}") from None
+    require(usable, f"{where} holds a key that is not on the curve P-384")
+    return certificate
+
+
+def public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    """That of a certificate which `parse_certificate` has let through."""
+    key = certificate.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key
+
+
+def common_name(subject: x509.Name) -> str:
+    found = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if len(found) == 1 else ""
+
+
+def check_dates(certificate: x509.Certificate, whose: str, remedy: str, now: datetime | None = None) -> str | None:
+    """A warning if a certificate ends within 30 days; an error if it has expired, or is not valid yet."""
+    now = now or datetime.now(UTC)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    require(now < end, f"the certificate of {whose} expired on {end:%Y-%m-%d}; {remedy}")
+    require(begin <= now, f"the certificate of {whose} is valid from {begin:%Y-%m-%d %H:%M} UTC only; set the clock")
+    days = (end - now).days
+    if days >= WARNING_DAYS:
+        return None
+    return f"the certificate of {whose} expires on {end:%Y-%m-%d}, in {days} day(s); {remedy}"
+
+
+def check_host(host: str, port: int) -> None:
+    """A name or an address that a certificate can hold, and a port that can be listened on."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        valid = bool(HOST_NAME.fullmatch(host))
+        require(valid, f"{host[:80]!r} is no host: give a name such as fl.example.org (64 letters) or an IP address")
+    require(1 <= port <= 65535, f"port must lie between 1 and 65535, got {port}")
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -72,8 +188,40 @@ def _certificate(subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurve
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=365 * YEARS))
+        .not_valid_after(now + timedelta(days=days))
     )
+
+
+def _linked(
+    builder: x509.CertificateBuilder, key: ec.EllipticCurvePublicKey, issuer: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    """With the identifiers of both keys, which strict verification asks for."""
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False).add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False
+    )
+
+
+def _for_one_purpose(builder: x509.CertificateBuilder, purpose: x509.ObjectIdentifier) -> x509.CertificateBuilder:
+    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+    return (
+        builder.add_extension(x509.BasicConstraints(False, None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
+    )
+
+
+def _usable(key: object) -> bool:
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
+
+
+def _small(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    require(len(content) <= MOST_BYTES, f"{path} is too large for a key or a certificate")
+    return content
 
 
 def _name(common: str) -> x509.Name:

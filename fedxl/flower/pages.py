@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from fedxl.config import Config
 from fedxl.flower.settings import ServerSettings
 
 SERVER_START = """#!/bin/sh
@@ -32,8 +32,10 @@ evaluate = "{settings.evaluate}"  # sites: on what they have held back, as far a
 {experiment}"""
 
 
-def site_toml(name: str, part: int, data: Mapping[str, Any]) -> str:
-    lines = [f"{key} = {json.dumps(value)}" for key, value in data.items()]
+def site_toml(name: str, part: int, config: Config) -> str:
+    rounds = int(config.run.get("rounds", 100))
+    lines = [f"{key} = {json.dumps(value)}" for key, value in config.data.items()]
+    names = {key: json.dumps(str(table["name"])) for key, table in config.tables().items() if "name" in table}
     return "\n".join(
         [
             "# This site. What is in [data] stays here; put your own data there: see `fedxl data list`.",
@@ -41,7 +43,16 @@ def site_toml(name: str, part: int, data: Mapping[str, Any]) -> str:
             "[site]",
             f'name = "{name}"',
             f"part = {part}  # which part of the data below is this site's; 0 where all of them are",
+            "",
+            "# What a server may ask for. Everything else is refused, whoever asks.",
+            f"models = [{names.get('model', json.dumps('mlp'))}]  # networks; a linear one gives examples away",
+            f"risks = [{names['risk']}]",
+            f"algorithms = [{names['algorithm']}]",
+            f"rounds = {2 * rounds + 20}  # requests to train that this site answers, in all runs together",
+            f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",
             'evaluate = "none"  # what may leave of evaluations here: "none", "figures" (AUROC, ...) or all "scores"',
+            f"evaluations = {4 * rounds + 20}  # requests to evaluate that this site answers, in all runs together",
+            'digest = ""  # of the one experiment that is allowed, as `fedxl deploy digest` prints it; "": any',
             "",
             "[data]",
             *lines,
@@ -65,23 +76,41 @@ It sends the model out, averages what comes back, and merges the scores that sit
 
 The model and its figures are in `run/`: model.safetensors, metrics.jsonl, checkpoints/. To begin anew, remove `run/`.
 
-`server.key` is secret. `keys/` holds the sites' public keys: whoever is not there is refused.
-`fedxl-server.service` is an example for systemd. The folder `authority/`, which came with this one, signs
-certificates; keep it off this machine.
+Port {port} is the only one that listens. It lets in approved sites alone, and passes on only what sites need.
+`members/` holds the approved sites. OUT below is the folder that holds `server/` and `authority/`.
+
+- `fedxl deploy approve OUT REQUEST --examples N` lets a site in. Compare its key's fingerprint with the site's people
+  first. N is the most examples that it may say it has.
+- `fedxl deploy list OUT` shows who is approved; `fedxl deploy revoke OUT SITE` takes a site out at once.
+- `fedxl deploy renew OUT` renews the server's own certificate, which is good for a year.
+
+None of them needs a restart. `server.key` is secret. `fedxl-server.service` is an example for systemd. The folder
+`authority/`, which came with this one, signs certificates; keep it off this machine, and name it with `--authority`.
 """
 
 
-def site_readme(name: str, host: str, port: int) -> str:
+KEY_STEPS = """3. `fedxl deploy request .` makes your key, `site.key`, which never leaves this machine, and a
+   request, `request.csr`. Send the request to the server's operator, and read the printed fingerprint to them over
+   the telephone.
+4. They send a certificate back: `fedxl deploy accept . CERTIFICATE`.
+5. """
+
+
+def site_readme(name: str, host: str, port: int, keys_at_sites: bool) -> str:
+    steps = KEY_STEPS if keys_at_sites else "3. "
     return f"""# Site {name}
 
 1. Install: `pip install 'fedxl[flower]'`, the same version as at the server.
-2. Say in `site.toml`, under [data], where your examples are. They stay on this machine.
-3. `./start.sh`. It prepares your data once, connects to {host}, port {port} (outgoing only), and works when asked.
+2. Say in `site.toml`, under [data], where your examples are, and under [site] what a server may ask for. Examples
+   stay on this machine.
+{steps}`./start.sh`. It prepares your data once, connects to {host}, port {port} (outgoing only), and works when
+   asked. It listens on no port, and runs no code but the fedxl that is installed here.
 
 What leaves this machine: how many positive and negative examples you have, their shape, and in each round the trained
 weights and the scores of the examples that were used; docs/privacy.md says what they reveal. Results on your
 validation and test data leave only if `evaluate` in `site.toml` says so. `state/` holds what training remembers about
-your examples, and never leaves. `node.key` is secret: it is how the server knows you.
+your examples, and never leaves. `site.key` is secret: it is how the server knows you.
+The certificate `site.crt` is good for a year. Thirty days before its end you are warned: make a new request then.
 `fedxl-site.service` is an example for systemd.
 """
 

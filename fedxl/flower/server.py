@@ -17,7 +17,7 @@ from fedxl.checkpoint import write_atomically
 from fedxl.config import Config, load_data
 from fedxl.errors import UserError, require
 from fedxl.evaluate import Examiner, HeldBack, check_selection, held_back
-from fedxl.flower.directory import Directory, Facts, read_keys
+from fedxl.flower.directory import Directory, Facts
 from fedxl.flower.engine import GridEngine
 from fedxl.flower.envelope import Carrier, Letterhead
 from fedxl.flower.examiner import SiteExaminer
@@ -44,15 +44,25 @@ class ServerTask:
     device: torch.device = CPU
 
 
-def serve(server: Server, carrier: Carrier, hooks: Hooks | None = None) -> Result:
-    """A whole run, from the first hello to the model; goes on from its last checkpoint if there is one."""
+def serve(
+    server: Server,
+    carrier: Carrier,
+    hooks: Hooks | None = None,
+    keys: Mapping[int, str] | None = None,
+    limits: Mapping[str, int] | None = None,
+) -> Result:
+    """A whole run, from the first hello to the model; goes on from its last checkpoint if there is one.
+
+    keys: whose key each node has shown; None in Flower's own simulation, where nobody shows any.
+    limits: the most examples that each site may say it has.
+    """
     hooks = hooks or Hooks()
     settings = server.settings
     # A site keeps its state after two rounds: the server must never have to go back by more.
     config = replace(server.config, run={**server.config.run, "checkpoint_every": 1})
     known = server.out / "sites.json"
     run_id, facts = _begun(known)
-    directory = Directory(carrier, settings, hooks.say, facts, keys=read_keys(server.folder))
+    directory = Directory(carrier, settings, hooks.say, facts, keys=keys)
     directory.wait_for_all()
     each = {facts.shape for facts in directory.facts.values()}
     require(len(each) == 1, f"sites hold examples of different shapes: {', '.join(map(str, sorted(each)))}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedxl.config import SECTIONS, Config, Table, read_tables
-from fedxl.errors import require, unknown
+from fedxl.errors import UserError, require, unknown
 from fedxl.options import call
 from fedxl.wire import PRECISIONS
 
@@ -26,7 +28,7 @@ class ServerSettings:
     patience: int = 3  # tries of one round with too few updates, then the run ends
     wire: str = "float32"  # of weights and G on their way; bfloat16: half the bytes
     evaluate: str = "server"  # on the server's own [data]; sites: on theirs, as far as each lets its results go
-    megabytes: float = 4000.0  # the largest answer it takes
+    megabytes: float = 1000.0  # the largest answer it takes
 
     def __post_init__(self) -> None:
         require(len(self.sites) > 0, "sites must name at least one site")
@@ -51,14 +53,22 @@ class SiteSettings:
     part: int = 0  # which client of its data this site is; a site with data of its own has one
     state: str = "state"  # u and counters of runs
     cache: str = "cache"  # its data, ready to be opened at once
-    megabytes: float = 4000.0  # the largest message it takes
+    megabytes: float = 1000.0  # the largest message it takes
+    models: tuple[str, ...] = ()  # networks that a run may name; one outside fedxl as package.module:factory
+    risks: tuple[str, ...] = ()  # likewise
+    algorithms: tuple[str, ...] = ()
+    rounds: int = 1000  # requests to train that it answers, in all runs together
+    steps: int = 1000  # local steps of one
     evaluate: str = "none"  # what it lets go of evaluations on its own data: figures (AUROC, ...), or every score
-    models: tuple[str, ...] = ()  # networks outside fedxl, package.module:factory, that a run may name
+    evaluations: int = 1000  # requests to evaluate that it answers, in all runs together
+    digest: str = ""  # of the one experiment that it takes part in; "": of any that the above allows
     device: str = "auto"
 
     def __post_init__(self) -> None:
         require(bool(self.name), "a site needs a name")
         require(self.part >= 0, f"part must not be negative, got {self.part}")
+        for name in ("rounds", "steps", "evaluations"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
         if self.evaluate not in PERMITTED:
             raise unknown("evaluate", self.evaluate, PERMITTED)
@@ -104,3 +114,15 @@ def read_site(path: Path) -> SiteFile:
     for name in ("site", "data"):
         require(name in tables, f"{path} needs a section [{name}]")
     return SiteFile(call(SiteSettings, tables["site"], "site"), tables["data"], path.resolve().parent)
+
+
+def read_connection(folder: Path) -> tuple[str, int]:
+    """Where the server is: the host as sites know it, and the port."""
+    path = folder / "connection.toml"
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text())
+        return str(table["host"]), int(table["port"])
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}; `fedxl deploy init` makes it") from None
+    except (OSError, tomllib.TOMLDecodeError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None

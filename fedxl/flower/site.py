@@ -17,7 +17,6 @@ from torch import Tensor
 from fedxl import __version__, tree, wire
 from fedxl.algorithm import Share
 from fedxl.checkpoint import load_checkpoint, save_checkpoint
-from fedxl.config import Config
 from fedxl.data.federation import Federation
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
@@ -25,10 +24,12 @@ from fedxl.errors import UserError, require
 from fedxl.flower import cache
 from fedxl.flower.envelope import Envelope, Order, Scored
 from fedxl.flower.parts import Parts, build
+from fedxl.flower.permission import count, permitted
 from fedxl.flower.settings import SiteFile
 from fedxl.models import weights_of
 from fedxl.task import DTYPES, evaluator, pick_device
 
+SPLITS = ("validation", "test")
 MOST_LIMITS = 6  # false positive rates at which a site tells its partial AUC
 RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 
@@ -51,10 +52,12 @@ def hello(site: SiteFile) -> Envelope:
 def work(site: SiteFile, letter: Envelope) -> Envelope:
     """One round: `local_round` on this site's data, from the state after the round that the server last took."""
     facts = letter.facts
-    _require_acceptable(site, letter)
+    _require_acceptable(letter)
+    experiment = permitted(site, str(facts["config"]))
+    count(site, "train")
     federation = cache.opened(site)
     device = pick_device(site.settings.device)
-    parts = build(_config(site, str(facts["config"])), federation.example_shape, federation, device)
+    parts = build(experiment, federation.example_shape, federation, device)
     round = int(facts["round"])
     running = parts.algorithm.prelude if round == 0 and parts.algorithm.prelude else parts.algorithm
     order = wire.restore(_order(parts), letter.tensors, unknown=("u",))
@@ -75,16 +78,19 @@ def work(site: SiteFile, letter: Envelope) -> Envelope:
 
 def evaluate(site: SiteFile, letter: Envelope) -> Envelope:
     """How the server's model does on what this site has held back, as much of it as the site lets go."""
-    _require_acceptable(site, letter)
+    _require_acceptable(letter)
     kind, split = site.settings.evaluate, str(letter.facts["split"])
     told = {"site": site.settings.name, "split": split}
     if kind == "none":
         return Envelope({**told, "kind": "nothing", "why": "it lets no evaluation go"}, {})
+    require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{split[:80]}'")
+    experiment = permitted(site, str(letter.facts["config"]))
+    count(site, "evaluate")
     held = cache.held_back(site, split)
     if held is None:
         return Envelope({**told, "kind": "nothing", "why": f"it has no {split} data"}, {})
     device, federation = pick_device(site.settings.device), cache.opened(site)
-    parts = build(_config(site, str(letter.facts["config"])), federation.example_shape, federation, device)
+    parts = build(experiment, federation.example_shape, federation, device)
     weights = wire.restore(tree.to(weights_of(parts.model), "cpu"), letter.tensors)
     judge = evaluator(parts.model, parts.risk, parts.run)
     scores = judge.scores(tree.to(weights, device), held.to(device)).cpu()
@@ -103,21 +109,10 @@ def _in_no_order(scores: Tensor, labels: Tensor) -> Scored:
     return Scored(scores[order], labels[order].to(torch.uint8))
 
 
-def _require_acceptable(site: SiteFile, letter: Envelope) -> None:
+def _require_acceptable(letter: Envelope) -> None:
     theirs = letter.facts["version"]
     require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
     require(bool(RUN_ID.fullmatch(str(letter.facts["run"]))), "the run's number is not one")
-
-
-def _config(site: SiteFile, text: str) -> Config:
-    """The run's config, as far as a site lets a server decide."""
-    tables = json.loads(text)
-    model = dict(tables.get("model", {}))
-    name = str(model.get("name", "mlp"))
-    known = ":" not in name or name in site.settings.models
-    require(known, f"this site does not run the network '{name}'; its file would have to list it under models")
-    model.pop("weights", None)  # they come from the server, not from a file here
-    return Config(data={}, model=model, **{key: tables[key] for key in ("risk", "algorithm", "run")})
 
 
 def _order(parts: Parts) -> Order:

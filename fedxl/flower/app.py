@@ -1,0 +1,79 @@
+"""The server's app: a process that runs the training, beside SuperLink and the gateway."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import httpx
+import torch
+from flwr.supercore.control import ControlHttpClient
+
+from fedxl.errors import UserError
+from fedxl.flower import status
+from fedxl.flower.carrier import GridCarrier
+from fedxl.flower.clients import client
+from fedxl.flower.door import LINK
+from fedxl.flower.gateway import Say
+from fedxl.flower.grid import LinkGrid, Registry, task
+from fedxl.flower.members import Members
+from fedxl.flower.server import serve
+from fedxl.flower.settings import read_server
+from fedxl.report import in_words
+from fedxl.run import Hooks, Progress
+
+POLL = 0.2
+
+
+class MemberCarrier(GridCarrier):
+    """Reaches the nodes of sites that are approved at this moment."""
+
+    def __init__(self, grid: LinkGrid, megabytes: float, registry: Registry) -> None:
+        super().__init__(grid, megabytes)
+        self.registry = registry
+
+    def nodes(self) -> Sequence[int]:
+        self.registry.refresh()
+        return [node for node in super().nodes() if node in self.registry.names]
+
+
+def main(folder: Path, say: Say) -> None:
+    """A whole run; goes on from its last checkpoint if there is one."""
+    torch.set_num_threads(1)
+    os.chdir(folder)  # the whole path of the socket may be too long for the system
+    status.write(folder, status.RUNNING)
+    try:
+        server = read_server(folder / "server.toml")
+        control = _connected()
+        registry = Registry(Members(folder), control)
+        registry.refresh()
+        with task(LINK, server.settings.megabytes) as grid:
+            carrier = MemberCarrier(grid, server.settings.megabytes, registry)
+            serve(server, carrier, Hooks(_progress(say), say), registry.names, registry.limits)
+    except UserError as error:
+        status.write(folder, status.FAILED, str(error))
+        raise
+    status.write(folder, status.FINISHED)
+
+
+def _progress(say: Say) -> Callable[[Progress], None]:
+    def show(progress: Progress) -> None:
+        fresh = progress.record if progress.record and progress.record["round"] == progress.round else {}
+        say(f"round {progress.round} of {progress.rounds}  {in_words(fresh.get('validation') or {})}".rstrip())
+
+    return show
+
+
+def _connected() -> ControlHttpClient:
+    """Wait for SuperLink, which is started at the same time."""
+    over = httpx.HTTPTransport(uds=str(LINK))
+    with httpx.Client(transport=over, timeout=30.0, trust_env=False) as probe:
+        while True:
+            try:
+                probe.get("http://superlink/health")
+                break
+            except httpx.TransportError:
+                time.sleep(POLL)
+    return client(ControlHttpClient, "flwr", httpx.HTTPTransport(uds=str(LINK)))

@@ -1,0 +1,26 @@
+"""Flower's HTTP clients over transports of ours: a Unix socket at the server, TLS with a certificate at a site."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import httpx
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClient, ProtobufClientInterceptor
+
+C = TypeVar("C", bound=ProtobufClient)
+SECONDS = 60.0  # for one answer
+
+
+def client(
+    kind: type[C],
+    component: str,
+    transport: httpx.HTTPTransport,
+    *more: ProtobufClientInterceptor,
+    url: str = "http://superlink",
+) -> C:
+    """One of Flower's clients. It follows no redirection and heeds no proxy that the environment names."""
+    made = kind(url, interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *more])
+    made._client.close()
+    made._client = httpx.Client(transport=transport, timeout=SECONDS, trust_env=False)
+    return made

@@ -1,0 +1,90 @@
+"""The gateway's process: its port, its certificate, and its renewal while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+from pathlib import Path
+
+from fedxl.errors import UserError, first_line
+from fedxl.flower.gateway import Gateway, Say
+from fedxl.flower.members import Members
+from fedxl.flower.settings import read_connection, read_server
+
+LINK = Path("flower") / "link.sock"  # in the server's folder, which only its owner can enter
+WATCH = 5.0  # seconds between looks at the certificate's files
+
+
+def tls(folder: Path) -> ssl.SSLContext:
+    """TLS 1.3 with the server's certificate; a peer must show one of the federation's authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    context.num_tickets = 0  # without resumption every connection shows its certificate anew
+    try:
+        context.load_verify_locations(cafile=str(folder / "ca.crt"))
+        context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"cannot use the certificates in {folder}: {first_line(error)}") from None
+    return context
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that listens on all addresses, or on the loopback address for a federation on one machine."""
+    local = host in ("127.0.0.1", "localhost")
+    try:
+        if not local and socket.has_dualstack_ipv6():
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256)
+        return socket.create_server(("127.0.0.1" if local else "0.0.0.0", port), backlog=256)
+    except OSError as error:
+        raise UserError(f"cannot listen on port {port}: {error.strerror}; change connection.toml") from None
+
+
+async def keep_open(gateway: Gateway, folder: Path, door: socket.socket) -> None:
+    """Serve until cancelled. A renewed certificate is used from the next connection on."""
+    context = tls(folder)
+    renewal = asyncio.create_task(_renew(context, folder, gateway.say))
+    try:
+        await gateway.serve(door, context)
+    finally:
+        renewal.cancel()
+
+
+async def _renew(context: ssl.SSLContext, folder: Path, say: Say) -> None:
+    certificate, key = folder / "server.crt", folder / "server.key"
+    seen = _stamp(certificate)
+    while True:
+        await asyncio.sleep(WATCH)
+        if (now := _stamp(certificate)) != seen:
+            with contextlib.suppress(OSError, ssl.SSLError):  # half a pair: looked at again in a moment
+                context.load_cert_chain(certificate, key)
+                seen = now
+                say("using the renewed certificate of the server")
+
+
+def _stamp(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def main(folder: Path, say: Say) -> None:
+    """Until this process is told to stop."""
+    server = read_server(folder / "server.toml")
+    host, port = read_connection(folder)
+    os.chdir(folder)  # the whole path of the socket may be too long for the system
+    gateway = Gateway(Members(folder), LINK, int(server.settings.megabytes * 1e6), say=say)
+
+    async def run() -> None:
+        serving = asyncio.current_task()
+        assert serving
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        with listener(host, port) as door, contextlib.suppress(asyncio.CancelledError):
+            say(f"listening at {host}:{port}")
+            await keep_open(gateway, folder, door)
+
+    asyncio.run(run())

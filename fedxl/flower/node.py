@@ -1,0 +1,193 @@
+"""A site's process: it connects outwards, takes one request at a time, and runs the fedxl that is installed here.
+
+It speaks to the server's gateway as one of Flower's nodes, with TLS on both sides. It listens on nothing, fetches no
+app, and runs no code that it is sent: a message holds numbers and settings, which `site.py` checks.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import push_objects
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedxl.errors import UserError, first_line
+from fedxl.flower import keys
+from fedxl.flower.clients import client
+from fedxl.flower.gateway import Say
+from fedxl.flower.records import pulled
+from fedxl.flower.replies import reply
+from fedxl.flower.settings import SiteFile, read_connection, read_site
+
+POLL = (0.2, 2.0)  # seconds between two looks for a message: while a run is busy, and while nothing happens
+AGAIN = (1.0, 30.0)  # seconds between two tries to connect: at first, and at the most
+log = logging.getLogger("fedxl")
+
+
+def main(folder: Path, say: Say) -> None:
+    """Stay in the federation until this process is told to stop."""
+    file = read_site(folder / "site.toml")
+    name, (host, port) = file.settings.name, read_connection(folder)
+    wait, told = AGAIN[0], ""
+    while True:
+        try:
+            with connected(folder, host, port) as link:
+                say(f"site {name}: connected to {host}:{port}")
+                wait, told = AGAIN[0], ""
+                link.work()
+        except (httpx.HTTPError, OSError, ssl.SSLError) as error:
+            reason = explained(error)
+            if reason != told:  # once, however often it is tried
+                say(f"site {name}: not connected: {reason}; trying again")
+            told = reason
+            time.sleep(wait)
+            wait = min(wait * 2, AGAIN[1])
+
+
+class Link:
+    """A connection to the gateway, as one of Flower's nodes."""
+
+    def __init__(self, folder: Path, fleet: FleetHttpClient, node: Node) -> None:
+        self.folder, self.fleet, self.node = folder, fleet, node
+
+    def work(self) -> None:
+        """Answer one message after the other, for as long as the connection holds."""
+        wait = POLL[0]
+        while True:
+            found = self.fleet.PullMessages(PullMessagesRequest(node=self.node))
+            if not found.messages_list:
+                time.sleep(wait)
+                wait = min(wait * 1.2, POLL[1])
+                continue
+            wait = POLL[0]
+            for tree in found.message_object_trees:
+                self._answer(tree, found.messages_list[0].metadata.run_id)
+
+    def _site(self) -> SiteFile:
+        return read_site(self.folder / "site.toml")  # anew: its owner may have changed what is allowed
+
+    def _answer(self, tree: ObjectTree, run: int) -> None:
+        try:
+            pull = make_pull_object_fn_protobuf(self.fleet.PullObject, self.node, run)
+            message = pulled(tree, pull, self._site().settings.megabytes)
+        except httpx.TransportError:
+            raise
+        except Exception as error:  # whatever a damaged or hostile message may raise
+            log.error("a message is not taken: %s", explained(error))
+            return
+        self.fleet.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=tree.object_id)
+        )
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, self.node.node_id, 1
+        self._send(reply(message, self._site), run)
+
+    def _send(self, answer: Message, run: int) -> None:
+        with no_object_id_recompute():
+            answer.metadata.__dict__["_message_id"] = answer.object_id
+            request = PushMessagesRequest(
+                node=self.node,
+                messages_list=[message_to_proto(remove_content_from_message(answer))],
+                message_object_trees=[get_object_tree(answer)],
+                clientapp_runtime_list=[0.0],
+            )
+            try:
+                given = self.fleet.PushMessages(request)
+                push = make_push_object_fn_protobuf(self.fleet.PushObject, self.node, run, given.session_id)
+                push_objects(get_all_nested_objects(answer), push, object_ids_to_push=set(given.objects_to_push))
+            except httpx.HTTPStatusError as error:
+                # The run is over, or the request has been answered: nobody waits for this any more.
+                log.error("a reply was not taken: %s", explained(error))
+
+
+@contextmanager
+def connected(folder: Path, host: str, port: int) -> Iterator[Link]:
+    """Known to the server as long as this lasts, by heartbeats."""
+    key = keys.read_key(folder / "site.key")
+    transport = httpx.HTTPTransport(verify=tls(folder))
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    signed = NodeAuthHttpInterceptor(key, key.public_key())
+    fleet = client(FleetHttpClient, "SuperNode", transport, signed, url=f"https://{address}")
+    with fleet:
+        asked = ActivateNodeRequest(
+            public_key=keys.public_pem(key.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+        )
+        node = Node(node_id=fleet.ActivateNode(asked).node_id)
+        beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+
+        def send() -> bool:
+            try:
+                return fleet.SendNodeHeartbeat(beat).success
+            except httpx.HTTPError:
+                return False
+
+        heartbeat = HeartbeatSender(send)
+        heartbeat.start()
+        try:
+            yield Link(folder, fleet, node)
+        finally:
+            heartbeat.stop()
+            with suppress(httpx.HTTPError):
+                fleet.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+
+def tls(folder: Path) -> ssl.SSLContext:
+    """TLS 1.3: the server must show a certificate of the federation's authority, and we show the site's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    try:
+        context.load_verify_locations(cafile=str(folder / "ca.crt"))
+        context.load_cert_chain(folder / "site.crt", folder / "site.key")
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"cannot use the certificates in {folder}: {first_line(error)}") from None
+    return context
+
+
+def explained(error: Exception) -> str:
+    """Why there is no connection, in words that say what to do."""
+    text = str(error)
+    if isinstance(error, httpx.HTTPStatusError):
+        if error.response.status_code == httpx.codes.PRECONDITION_FAILED:
+            return "the server is starting"
+        said = error.response.text.strip().removeprefix("fedxl: ").splitlines()
+        return f"the server answers {error.response.status_code}: {said[0][:200] if said else 'nothing'}"
+    for sign, meaning in REASONS.items():
+        if sign in text:
+            return meaning
+    return first_line(error)
+
+
+REASONS = {
+    "certificate has expired": "the server's certificate has expired; its operator must renew it",
+    "self-signed certificate in certificate chain": "the server's certificate is of another federation's authority",
+    "unable to get local issuer certificate": "the server's certificate is of another federation's authority",
+    "alert certificate expired": "this site's certificate has expired; ask for a new one: fedxl deploy request",
+    "alert unknown ca": "the server does not know the authority of this site's certificate",
+    "Connection refused": "nobody listens there",
+}
