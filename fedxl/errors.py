@@ -5,13 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+WORDS = 300  # characters that are repeated of another party's text
+
 
 class UserError(ValueError):
     """What is wrong, where, and what would be right, in one line."""
 
 
 class DivergedError(UserError):
-    """Weights or scores that are no longer finite: a rate that was too high."""
+    """Weights or scores that are no longer finite: a learning rate that was too high."""
+
+
+class RefusedError(ValueError):
+    """Why a message from another party is not accepted, in one line."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -41,3 +47,16 @@ def first_line(error: BaseException) -> str:
     """What an error says, in one line; its kind if it says nothing."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def printable(text: object, most: int = WORDS) -> str:
+    """Another party's words, safe for a log or a terminal: one line, no control characters, at most `most` long.
+
+    Control characters, line breaks and direction overrides become escapes. They could forge log lines or drive a
+    terminal.
+
+    >>> printable("done\\n\\x1b[2Jround 7: all is well")
+    'done\\\\n\\\\x1b[2Jround 7: all is well'
+    """
+    escaped = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(text)[:most])
+    return escaped[:most]

@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
+from fedxl.errors import RefusedError as RefusedError  # part of what this module offers
+from fedxl.errors import printable
 
 T = TypeVar("T")
 HALF = "bfloat16"
 PRECISIONS = ("float32", HALF)  # of networks on the wire; their state stays what it is
-
-
-class RefusedError(ValueError):
-    """Why a message is not taken, in one line."""
 
 
 def flatten(message: Any, precision: str = "float32") -> dict[str, Tensor]:
@@ -52,7 +50,8 @@ def restore(like: T, received: Mapping[str, Tensor], longest: int = 2**31, unkno
         for kind, group in _by_kind(part).items():
             leaves |= _split(path, group, left, kind)
     if left:
-        raise RefusedError(f"it holds {', '.join(sorted(left)[:3])}, which nobody asked for")
+        names = ", ".join(sorted(left)[:3])
+        raise RefusedError(f"it holds {printable(names)}, which nobody asked for")
     return tree.unpack(like, leaves)
 
 

@@ -97,10 +97,12 @@ def deployed(
     carrier: Any = None,
     hooks: Hooks = QUIET,
     keys: Mapping[int, str] | None = None,
+    limits: Mapping[str, int] | None = None,
     **settings: Any,
 ) -> Result:
     known = ServerSettings(sites=SITES, **{"deadline": 5.0, "join": 5.0, **settings})
-    return server.serve(Server(known, experiment, folder / "server"), carrier or InProcess(folder), hooks, keys)
+    task = Server(known, experiment, folder / "server")
+    return server.serve(task, carrier or InProcess(folder), hooks, keys, limits)
 
 
 def simulated(experiment: Config) -> Result:

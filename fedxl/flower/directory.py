@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedxl import __version__
 from fedxl.data.federation import Weighting
-from fedxl.errors import first_line, require
-from fedxl.flower.envelope import WORDS, Carrier, Envelope, Failure, pause
+from fedxl.errors import first_line, printable, require
+from fedxl.flower.envelope import Carrier, Envelope, Failure, pause
 from fedxl.flower.settings import ServerSettings
 from fedxl.risk import Side
 from fedxl.wire import RefusedError
@@ -43,6 +43,7 @@ class Directory:
     refused: dict[int, float] = field(default_factory=dict)  # nodes, and when their hello was
     heard: str = ""  # why a hello was refused, the last one
     keys: Mapping[int, str] | None = None  # whose key a node has shown; None: nobody shows any
+    limits: Mapping[str, int] = field(default_factory=dict)  # the most examples that a site may claim; absent: any
 
     def nodes(self) -> dict[str, int]:
         """The sites that can be reached now. Says hello to nodes not met before, without waiting for them."""
@@ -86,7 +87,7 @@ class Directory:
                 raise RefusedError(answer.reason)
             name, found = self._read(node, answer)
         except (RefusedError, KeyError, TypeError, ValueError, OverflowError) as error:
-            self.heard = f"a node's hello was refused: {first_line(error)[:WORDS]}"
+            self.heard = f"a node's hello was refused: {printable(first_line(error))}"
             self.say(self.heard)
             self.refused[node] = time.monotonic()
             return
@@ -96,19 +97,27 @@ class Directory:
 
     def _read(self, node: int, answer: Envelope) -> tuple[str, Facts]:
         facts = answer.facts
-        name = str(facts["site"])
+        name = printable(facts["site"])
         if self.keys is not None and self.keys.get(node) != name:
             raise RefusedError(f"it says it is '{name}', but its key is that of '{self.keys.get(node)}'")
         if name not in self.settings.sites:
             raise RefusedError(f"'{name}' is not among the sites {', '.join(self.settings.sites)}")
         if facts["version"] != __version__:
-            raise RefusedError(f"{name} runs fedxl {facts['version']}, the server {__version__}")
-        found = Facts(int(facts["positives"]), int(facts["negatives"]), tuple(int(n) for n in facts["shape"]))
+            raise RefusedError(f"{name} runs fedxl {printable(facts['version'])}, the server {__version__}")
+        shape = tuple(whole(n, "length") for n in facts["shape"])
+        found = Facts(whole(facts["positives"], "positives"), whole(facts["negatives"], "negatives"), shape)
         if min(found.positives, found.negatives) < 0 or found.positives + found.negatives < 1:
             raise RefusedError(f"{name} says it has {found.positives} positives and {found.negatives} negatives")
+        self.require_within_limit(name, found.count("all"))
         if found != self.facts.get(name, found):
             raise RefusedError(f"{name} had other data when this run began: {self.facts[name]}, now {found}")
         return name, found
+
+    def require_within_limit(self, name: str, examples: float) -> None:
+        """How much a site counts follows from its examples, so it may not claim more than were approved."""
+        limit = self.limits.get(name, examples)
+        if examples > limit:
+            raise RefusedError(f"{name} says it has {examples:.15g} examples, its approved entry allows {limit}")
 
     def positive_share(self, weighting: Weighting) -> float:
         """How likely an example is positive where every client, or every example, counts the same."""
@@ -116,3 +125,10 @@ class Directory:
         if weighting == "samples":
             return sum(one.positives for one in each) / sum(one.count("all") for one in each)
         return sum(one.positives / one.count("all") for one in each) / len(each)
+
+
+def whole(value: Any, what: str) -> int:
+    """A count that another party names. A number between two others would be a mistake or a trick."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RefusedError(f"it says that its {what} is {printable(value)}, which is no whole number")
+    return value

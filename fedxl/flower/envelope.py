@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fedxl import __version__
 from fedxl.algorithm import Share
+from fedxl.errors import WORDS as WORDS  # part of what this module offers
 
 Kind = Literal["hello", "train", "evaluate"]
 POLL = 0.5  # seconds
-WORDS = 300  # letters of what somebody says that are repeated
+DIVERGED = "diverged: "  # what the failure of a site begins with whose numbers are of no use
 
 
 class Envelope(NamedTuple):

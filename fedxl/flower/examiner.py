@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from fedxl import wire
-from fedxl.errors import first_line
+from fedxl.errors import first_line, printable
 from fedxl.evaluate import Evaluator, Findings, pairs_in, value_of
 from fedxl.flower.directory import Directory
-from fedxl.flower.envelope import WORDS, Envelope, Failure, Letterhead, Scored, asked
+from fedxl.flower.envelope import Envelope, Failure, Letterhead, Scored, asked
 from fedxl.models import Weights
 from fedxl.wire import RefusedError
 
 Answer = Findings | str  # or why there is none
+COUNTS = ("positives", "negatives")
 MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server must not be kept busy for ever
 
 
@@ -50,24 +51,27 @@ class SiteExaminer:
             try:
                 answers[nodes[node]] = self._read(nodes[node], split, answer)
             except Exception as error:  # whatever a damaged or hostile answer may raise
-                answers[nodes[node]] = f"its answer is no good: {first_line(error)[:WORDS]}"
+                answers[nodes[node]] = f"its answer is no good: {printable(first_line(error))}"
         return self._together(split, answers)
 
     def _read(self, name: str, split: str, answer: Envelope | Failure) -> Answer:
         if isinstance(answer, Failure):
-            return answer.reason
+            return printable(answer.reason)
         facts = answer.facts
         if (facts["site"], facts["split"]) != (name, split):
             raise RefusedError("it answers something else than was asked")
         if facts["kind"] == "nothing":
-            return str(facts["why"])[:WORDS]
+            return printable(facts["why"])
         if facts["kind"] == "figures":
-            return Findings(self._figures(json.loads(str(facts["figures"]))))
+            figures = self._figures(json.loads(str(facts["figures"])))
+            self.directory.require_within_limit(name, sum(figures.get(key, 0.0) for key in COUNTS))
+            return Findings(figures)
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
         like = Scored(torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, dtype=torch.uint8))
         scores, labels = wire.restore(like, answer.tensors, MOST_SCORES)
         if len(scores) != len(labels) or bool((labels > 1).any()):
             raise RefusedError("its scores have not a label each, 0 or 1")
+        self.directory.require_within_limit(name, len(scores))
         return Findings(self.evaluator.figures_of(scores, labels), scores, labels)
 
     def _figures(self, told: Mapping[str, Any]) -> dict[str, float]:
@@ -76,10 +80,11 @@ class SiteExaminer:
         names = self.evaluator.figures_of(probe, torch.tensor([0, 1])).keys()
         figures = {name: float(told[name]) for name in names}
         for name, value in figures.items():
-            counted = name in ("positives", "negatives")
+            counted = name in COUNTS
             least, most = (0.0, 1e9) if counted else (-math.inf, math.inf) if name == "risk" else (0.0, 1.0)
             unknown = math.isnan(value) and not counted
-            if math.isinf(value) or not (unknown or least <= value <= most):
+            partial = counted and not value.is_integer()
+            if math.isinf(value) or partial or not (unknown or least <= value <= most):
                 raise RefusedError(f"it says that its {name} is {value:g}")
         return figures
 
@@ -116,7 +121,7 @@ class SiteExaminer:
         total = sum(map(pairs_in, each))
         if not total:
             return None
-        counts = [name for name in ("positives", "negatives") if name in each[0]]
+        counts = [name for name in COUNTS if name in each[0]]
         means = {
             name: sum(pairs_in(figures) * figures[name] for figures in each) / total
             for name in each[0]
