@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,10 +27,53 @@ Side = Literal["positive", "negative", "all", "none"]
 # With exact u a coupling is at most |S2| (one pair holds all of the mass). A stale passive u can be exceeded by more;
 # this cap keeps such a pair from turning the model into NaN and is out of reach for |S2| up to a million.
 MAX_COUPLING = 1e6
+# No network in single precision gives a score beyond this and still learns: of two neighbouring numbers there one is
+# 0.001 larger. Every named surrogate and its derivative is finite there; the largest is square's, 4e8 for a pair.
+MOST_RAW = 1e4
+# The limit of u where the range of scores says nothing of losses: vectors of any length, or losses that overflow.
+MOST_ESTIMATE = 1e9
 
 
 def identity(h: Tensor) -> Tensor:
     return h
+
+
+class ScoreRange(NamedTuple):
+    """Which scores a link can give, entry by entry. A score outside of it is a mistake or an attack."""
+
+    low: float
+    high: float
+    unit: int = 0  # a score is vectors of so many numbers side by side, none longer than 1; 0: it is not
+    bounded: bool = True  # False: the link has no bound of its own, and low and high are far beyond honest scores
+
+    def holds(self, scores: Tensor) -> bool:
+        """Whether all of these scores [n, *d] are in range; NaN is not."""
+        if self.unit:
+            lengths = scores.unflatten(-1, (-1, self.unit)).norm(dim=-1)
+            return bool((lengths <= 1 + 1e-3).all())  # which the entries' own range follows from
+        return bool(((scores >= self.low) & (scores <= self.high)).all())
+
+    def probes(self, shape: tuple[int, ...]) -> Tensor | None:
+        """Scores [n, *d] between which pair losses reach their extremes; None: not to be found by a few of them."""
+        if not shape:
+            return torch.linspace(self.low, self.high, 65, dtype=torch.float64)
+        if not self.unit:
+            return None
+        vectors = math.prod(shape) // self.unit
+        signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * vectors)  # [2^v, v]
+        along = torch.zeros(self.unit, dtype=torch.float64)
+        along[0] = 1
+        return (signs.reshape(-1, vectors, 1) * along).reshape(-1, *shape)
+
+
+RAW = ScoreRange(-MOST_RAW, MOST_RAW, bounded=False)
+
+
+class Link(NamedTuple):
+    """From a model's output to what is paired and pooled."""
+
+    apply: Callable[[Tensor], Tensor]
+    range: ScoreRange
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +98,7 @@ class XRisk:
     inner_shape: tuple[int, ...] = ()  # m
     score_shape: tuple[int, ...] = ()  # d
     link: Callable[[Tensor], Tensor] = identity  # from the model's output to what is paired and pooled
+    score_range: ScoreRange = RAW  # what the link can give
     metric: str = "auroc"  # the figure by which the best model is chosen
 
     @property
@@ -116,6 +160,34 @@ class XRisk:
         rows = max(1, chunk // max(1, b.shape[0]))
         return torch.cat([self.estimate(self.pair(part, b, y)) for part in a.split(rows)])
 
+    def inner_range(self) -> tuple[Tensor, Tensor]:
+        """Between which numbers [*m] inner estimates of scores in range lie.
+
+        A mean, of whatever pairs and however blended, lies between the smallest and the largest pair loss; so does a
+        log-mean-exp, over lam. Both losses are looked for among pairs of probing scores, with a margin for pairs
+        that have their extreme between two probes.
+        """
+        l = self._probed()
+        if l is None or not bool(l.isfinite().all()):
+            limit = torch.full(self.inner_shape, MOST_ESTIMATE, dtype=torch.float64)
+            return -limit, limit
+        l = l if self.lam is None else l / self.lam
+        least, most = l.amin(0), l.amax(0)
+        margin = 0.05 * (most - least) + 1e-3
+        low = least - margin
+        if self.lam is None:
+            # The mean of losses that are never negative is not either, and f may have its pole just below 0.
+            low = torch.where(least >= 0, low.clamp(min=0), low)
+        return low, most + margin
+
+    def _probed(self) -> Tensor | None:
+        """The losses [pairs, *m] of probing scores, with either label."""
+        probes = self.score_range.probes(self.score_shape)
+        if probes is None:
+            return None
+        labels = torch.tensor([0.0, 1.0], dtype=torch.float64).repeat_interleave(len(probes))
+        return self.pair(probes, torch.cat((probes, probes)), labels).flatten(0, 1)
+
     def value(self, h: Tensor, labels: Tensor) -> Tensor:
         """The exact empirical risk of the model outputs `h`, for monitoring; NaN where S1 or S2 is empty."""
         h, (first, second) = self.link(h), self.sides
@@ -162,7 +234,10 @@ SURROGATES: Mapping[str, Callable[[Tensor, float], Tensor]] = {
     "squared_hinge": lambda t, m: torch.relu(m - t).square(),
     "logistic": lambda t, m: nnf.softplus(-t),
 }
-LINKS: Mapping[str, Callable[[Tensor], Tensor]] = {"raw": identity, "sigmoid": torch.sigmoid}
+LINKS: Mapping[str, Link] = {
+    "raw": Link(identity, RAW),
+    "sigmoid": Link(torch.sigmoid, ScoreRange(0.0, 1.0)),
+}
 
 
 def _surrogate(name: str, margin: float) -> Callable[[Tensor], Tensor]:
@@ -172,7 +247,7 @@ def _surrogate(name: str, margin: float) -> Callable[[Tensor], Tensor]:
     return lambda t: SURROGATES[name](t, margin)
 
 
-def _link(scores: str) -> Callable[[Tensor], Tensor]:
+def _link(scores: str) -> Link:
     if scores not in LINKS:
         raise unknown("kind of scores", scores, LINKS)
     return LINKS[scores]
@@ -183,8 +258,14 @@ def auroc(surrogate: str = "psm", margin: float = 1.0, scores: str = "raw") -> X
 
     F = mean_{i in +} mean_{j in -} l(h_i - h_j). The default surrogate, psm, is the paper's section 4.
     """
-    loss = _surrogate(surrogate, margin)
-    return XRisk(pair=lambda a, b, y: loss(gap(a, b)), outer=identity, slope=1.0, link=_link(scores))
+    loss, link = _surrogate(surrogate, margin), _link(scores)
+    return XRisk(
+        pair=lambda a, b, y: loss(gap(a, b)),
+        outer=identity,
+        slope=1.0,
+        link=link.apply,
+        score_range=link.range,
+    )
 
 
 def partial_auc(
@@ -197,13 +278,14 @@ def partial_auc(
     sigmoid scores, the default, bound them.
     """
     require(lam > 0, f"lam must be positive, got {lam}")
-    loss = _surrogate(surrogate, margin)
+    loss, link = _surrogate(surrogate, margin), _link(scores)
     return XRisk(
         pair=lambda a, b, y: loss(gap(a, b)),
         outer=lambda v: lam * v,
         slope=1.0,
         lam=lam,
-        link=_link(scores),
+        link=link.apply,
+        score_range=link.range,
         metric="pauc@0.3",
     )
 
@@ -218,17 +300,19 @@ def two_way_partial_auc(
     """Two-way partial AUC (low FPR and high TPR): hard positives count more, too.
 
     F = mean_{i in +} u_i^(lam / lam_outer),  u_i = mean_{j in -} exp(l(h_i - h_j) / lam), kept as v = log u.
-    F itself grows like exp(l / lam_outer); the default sigmoid scores bound it.
+    F itself grows like exp(l / lam_outer); the default sigmoid scores bound it. With raw scores a gap of 8.4 the
+    wrong way round overflows single precision, and no limit on single scores prevents that.
     """
     require(lam > 0 and lam_outer > 0, f"lam and lam_outer must be positive, got {lam} and {lam_outer}")
-    loss = _surrogate(surrogate, margin)
+    loss, link = _surrogate(surrogate, margin), _link(scores)
     power = lam / lam_outer
     return XRisk(
         pair=lambda a, b, y: loss(gap(a, b)),
         outer=lambda v: torch.exp(power * v),
         slope=lambda v: torch.exp(power * v) / lam_outer,
         lam=lam,
-        link=_link(scores),
+        link=link.apply,
+        score_range=link.range,
         metric="pauc@0.3",
     )
 
@@ -242,7 +326,7 @@ def average_precision(
     The damping bounds f' where a sampled u_2 is zero (a positive that outranks its whole batch by the margin).
     """
     require(damping > 0, f"damping must be positive, got {damping}")
-    loss = _surrogate(surrogate, margin)
+    loss, link = _surrogate(surrogate, margin), _link(scores)
 
     def pair(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
         l = loss(gap(a, b))
@@ -258,7 +342,8 @@ def average_precision(
         slope=slope,
         sides=("positive", "all"),
         inner_shape=(2,),
-        link=_link(scores),
+        link=link.apply,
+        score_range=link.range,
         metric="ap",
     )
 
@@ -269,13 +354,14 @@ def p_norm_push(p: float = 3.0, surrogate: str = "logistic", margin: float = 1.0
     F = mean_{i in -} ( mean_{j in +} l(h_j - h_i) )^p.
     """
     require(p >= 1, f"p must be at least 1, got {p}")
-    loss = _surrogate(surrogate, margin)
+    loss, link = _surrogate(surrogate, margin), _link(scores)
     return XRisk(
         pair=lambda a, b, y: loss(-gap(a, b)),
         outer=lambda u: u.pow(p),
         slope=lambda u: p * u.pow(p - 1),
         sides=("negative", "positive"),
-        link=_link(scores),
+        link=link.apply,
+        score_range=link.range,
         metric="pauc@0.3",
     )
 
@@ -309,6 +395,7 @@ def contrastive(dim: int = 128, temperature: float = 0.1) -> XRisk:
         inner_shape=(2,),
         score_shape=(2 * dim,),
         link=link,
+        score_range=ScoreRange(-1.0, 1.0, unit=dim),
         metric="-risk",
     )
 

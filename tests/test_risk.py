@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedxl.risk import RISKS, SURROGATES, XRisk, belongs
+from fedxl.risk import LINKS, MOST_ESTIMATE, RISKS, SURROGATES, XRisk, belongs, gap
 
 N_POSITIVE, N = 7, 19
 
@@ -244,3 +244,84 @@ def test_a_slope_left_out_is_found_by_autograd(name, options, reference):
 def test_psm_is_symmetric():
     t = torch.linspace(-5, 5, 11)
     torch.testing.assert_close(SURROGATES["psm"](t, 1.0) + SURROGATES["psm"](-t, 1.0), torch.ones(11))
+
+
+def in_range(risk: XRisk, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Scores all over the range, its ends among them; vectors of length 1 where a score is made of such."""
+    low, high, unit, _ = risk.score_range
+    if unit:
+        h = torch.randn(count, *risk.score_shape, generator=generator, dtype=dtype)
+        return risk.link(torch.cat((h, -h)))
+    h = torch.rand(count, *risk.score_shape, generator=generator, dtype=dtype) * (high - low) + low
+    return torch.cat((h, h.new_tensor([low, high])))
+
+
+@every_risk
+def test_links_give_scores_in_range(name, options, reference):
+    risk = RISKS[name](**options)
+    generator = torch.Generator().manual_seed(4)
+    for dtype in (torch.float32, torch.float64):
+        h = torch.randn(500, *risk.score_shape, generator=generator, dtype=dtype)
+        for size in (0.0, 1e-3, 1.0, 100.0):
+            assert risk.score_range.holds(risk.link(size * h))
+    inside = in_range(risk, 5, generator)
+    for wrong in (1e30, -1e30, math.nan, math.inf):
+        assert not risk.score_range.holds(inside.index_fill(0, torch.tensor([3]), wrong))
+    if risk.score_range.bounded:
+        assert not risk.score_range.holds(inside * 10)
+    else:
+        assert not risk.score_range.holds(inside * 1.01)
+
+
+@every_risk
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inner_estimates_of_scores_in_range_lie_within_their_bounds(name, options, reference, dtype):
+    """By brute force: batches of any size, any labels, blended any number of times."""
+    risk = RISKS[name](**options)
+    low, high = risk.inner_range()
+    generator = torch.Generator().manual_seed(5)
+    u = torch.full((), math.nan, dtype=dtype)
+    for count in (1, 2, 30, 1, 30):
+        a, b = in_range(risk, 30, generator, dtype), in_range(risk, count, generator, dtype)
+        some = torch.randperm(len(b), generator=generator)[:count]
+        y = torch.randint(0, 2, (len(some),), generator=generator).to(dtype)
+        u = risk.blend(u, risk.estimate(risk.pair(a, b[some], y)), 0.3)
+        assert bool(((u >= low) & (u <= high)).all())
+    for wrong in (-1e30, 1e30):
+        assert not bool(((low <= wrong) & (high >= wrong)).any())
+    l = risk.pair(a, b, torch.ones(len(b), dtype=dtype)) / (risk.lam or 1.0)
+    reached = l.flatten(0, 1)
+    assert bool((high - low <= 2 * (reached.amax(0) - reached.amin(0)) + 0.1).all()), "bounds are not far beyond"
+
+
+def test_a_mean_of_losses_is_not_below_zero():
+    """Just below it average precision has the pole of its f."""
+    low, _ = RISKS["ap"](damping=1e-9).inner_range()
+    assert low.tolist() == [0, 0]
+
+
+def test_a_risk_of_ones_own_has_bounds():
+    steep = XRisk(pair=lambda a, b, y: torch.exp(-gap(a, b)), outer=lambda g: g**3)
+    assert [float(bound) for bound in steep.inner_range()] == [-MOST_ESTIMATE, MOST_ESTIMATE]
+    vectors = XRisk(pair=lambda a, b, y: a @ b.mT, outer=lambda g: g**3, score_shape=(3,))
+    assert [float(bound) for bound in vectors.inner_range()] == [-MOST_ESTIMATE, MOST_ESTIMATE]
+    waves = XRisk(pair=lambda a, b, y: torch.sin(gap(a, b) * 1e-4), outer=lambda g: g**3)
+    low, high = waves.inner_range()
+    assert -1.2 < low < -1
+    assert 1 < high < 1.2
+
+
+@pytest.mark.parametrize("scores", list(LINKS))
+@pytest.mark.parametrize("surrogate", list(SURROGATES))
+@pytest.mark.parametrize("name", [name for name in RISKS if name != "contrastive"])
+def test_at_the_ends_of_the_range_single_precision_is_enough(name, surrogate, scores):
+    """Losses, their gradients and, with the u that belong to them, the weights of pairs."""
+    risk = RISKS[name](surrogate=surrogate, scores=scores)
+    low, high = risk.score_range[:2]
+    a, b = torch.tensor([low, high, low, high, 0.5]), torch.tensor([high, low, low, high, 0.5])
+    l, back = risk.pairs(a, b, torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0]))
+    assert bool(l.isfinite().all())
+    assert all(bool(g.isfinite().all()) for g in back(torch.ones_like(l)))
+    if name == "tpauc" and scores == "raw" and surrogate != "psm":
+        return  # its f is exp: a gap of 8.4 the wrong way round is beyond single precision
+    assert all(bool(g.isfinite().all()) for g in back(risk.weights(l, risk.estimate(l))))
