@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.errors import require
-from fedxl.models import Score, Weights
+from fedxl.models import Score, Weights, check_buffers
 from fedxl.risk import Side
 
 T = TypeVar("T")
+WEIGHTS = "change of weights"  # the size that every update has
 
 
 class Share(NamedTuple):
@@ -53,6 +54,14 @@ class Reading(NamedTuple):
     fresh: bool = False
 
 
+class Assignment(NamedTuple):
+    """What a client was asked to do in a round: its update is checked against it."""
+
+    share: Share
+    steps: int
+    reading: Reading
+
+
 class PoolWeights(NamedTuple):
     """How likely each entry of the pool is to be drawn, S1's and S2's; no entry at all is one of weight 0."""
 
@@ -80,6 +89,16 @@ class RoundOf(ClientRound, Protocol):
         """The pool's entries at these indices of any shape, S1's and S2's: a whole round's at once."""
 
     def aggregate(self, server: Any, updates: Any) -> Any: ...
+
+    def check_update(self, server: Any, update: Any, asked: Assignment) -> dict[str, Tensor]:
+        """The sizes of what one client changes, by name, which an engine compares with the other clients'.
+
+        Raises RefusedError for an update that no client can have come to. Its tensors have the right shapes already
+        and are finite, except for u.
+        """
+
+    def check_server(self, server: Any) -> None:
+        """Raises RefusedError for a state that no client could work with; its tensors are finite, except for u."""
 
 
 class Algorithm(RoundOf, Protocol):
@@ -177,9 +196,33 @@ class Descent:
     def rejoin(self, server: Any, num_rows: int) -> Any:
         return self.init_client(server, num_rows)
 
+    def check_update(self, server: Any, update: Any, asked: Assignment) -> dict[str, Tensor]:
+        check_buffers(update.weights.buffers)
+        buffers = tree.map(lambda new, old: new.double() - old, update.weights.buffers, server.weights.buffers)
+        # Counters change by whole steps. In one norm with statistics they would drown these.
+        counts = {name for name, leaf in update.weights.buffers.items() if not leaf.is_floating_point()}
+        return {
+            WEIGHTS: _moved(update.weights.params, server.weights.params),
+            "change of buffers": tree.norm({name: leaf for name, leaf in buffers.items() if name not in counts}),
+            "change of counters": tree.norm({name: buffers[name] for name in counts}),
+        }
+
+    def check_server(self, server: Any) -> None:
+        pass  # weights are whatever they are, as long as they are finite
+
     def own_buffers(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         """What of the buffers a client keeps to itself between its rounds."""
         return buffers if self.buffers == "local" else {}
+
+
+def _moved(new: dict[str, Tensor], old: dict[str, Tensor]) -> Tensor:
+    """How far weights have moved; what lies beyond the origin, where they would be turned round, counts tenfold.
+
+    The distance alone does not tell weights times -3 from those of an honest client at a high learning rate, which
+    may move by more than their own length. But these hardly ever turn.
+    """
+    turned = -tree.inner(new, old) / tree.norm(old).clamp(min=torch.finfo(torch.float64).tiny)
+    return tree.norm(tree.map(torch.sub, new, old)) + 10 * turned.clamp(min=0)
 
 
 def average(stacked: T, shares: Tensor, otherwise: T) -> T:

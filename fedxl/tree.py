@@ -118,6 +118,18 @@ def finite(tree: Any) -> bool:
     return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree) if leaf.is_floating_point())
 
 
+def norm(tree: Any) -> Tensor:
+    """The Euclidean length of all leaves together, in double precision; 0 where there are none."""
+    each = [torch.linalg.vector_norm(leaf.double()) for leaf in leaves(tree)]
+    return torch.stack(each).norm() if each else torch.zeros((), dtype=torch.float64)
+
+
+def inner(one: Any, other: Any) -> Tensor:
+    """The inner product of two trees of one structure, in double precision."""
+    pairs = zip(leaves(one), leaves(other), strict=True)
+    return sum(((a.double() * b.double()).sum() for a, b in pairs), torch.zeros((), dtype=torch.float64))
+
+
 def nbytes(tree: Any) -> int:
     """How many bytes a message of these tensors holds, each counted once however often it is named."""
     places = {(leaf.data_ptr(), leaf.shape): leaf.numel() * leaf.element_size() for leaf in leaves(tree)}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Batch, Descent, Share, average
+from fedxl.algorithm import Assignment, Batch, Descent, Share, average
 from fedxl.errors import require
 from fedxl.models import Weights
 
@@ -181,3 +181,9 @@ class CODASCA(Descent):
         point = Point(weights.params, *scalars)
         reference = tree.map(lambda old, new: torch.where(new_stage, new, old), server.reference, point)
         return Server(weights, scalars, reference, c, step)
+
+    def check_update(self, server: Server, update: Update, asked: Assignment) -> dict[str, Tensor]:
+        return super().check_update(server, update, asked) | {
+            "change of the control variate": tree.norm(update.change),
+            "change of a, b and alpha": tree.norm(tree.map(torch.sub, update.scalars, server.scalars)),
+        }

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Batch, Descent, Reading
+from fedxl.algorithm import WEIGHTS, Assignment, Batch, Descent, Reading
 from fedxl.errors import require
 from fedxl.models import Weights
 from fedxl.risk import XRisk
+
+WEIGHTS_AND_G = "change of weights and G"
 
 
 class Client(NamedTuple):
@@ -70,6 +72,18 @@ class Compositional(Descent):
         like: Tensor = next(iter(server.G.values()))
         u = like.new_full((max(1, num_rows), *self.risk.inner_shape), float("nan"))
         return Client(u, self.own_buffers(server.weights.buffers))
+
+    def check_update(self, server: Any, update: Any, asked: Assignment) -> dict[str, Tensor]:
+        """Weights and G have one size: how far both move the model until the end of the next round.
+
+        The norm of G by itself says little. It is that of the last steps, and where most sites have nothing left to
+        learn from their last batches, an honest G may be 100 times the median.
+        """
+        sizes = super().check_update(server, update, asked)
+        kept = 1 - self.beta
+        steps = sum(kept**step for step in range(1, asked.steps + 1))  # for which G goes on, as it fades
+        ahead = self.rate(server.step, torch.float64) * steps * tree.norm(update.G)
+        return sizes | {WEIGHTS_AND_G: sizes.pop(WEIGHTS) + ahead}
 
     def begin(self, server: Any, client: Client, factors: Tensor) -> Work:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)

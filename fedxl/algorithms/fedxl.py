@@ -19,10 +19,22 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Batch, Fresh, PoolWeights, Reading, Share, average
-from fedxl.algorithms.compositional import Client, Compositional, Trace, Work, sides
-from fedxl.algorithms.pool import Firsts, Passive, Pool, Seconds, empty, merge, spread, thin
-from fedxl.errors import require
+from fedxl.algorithm import Assignment, Batch, Fresh, PoolWeights, Reading, Share, average
+from fedxl.algorithms.compositional import WEIGHTS_AND_G, Client, Compositional, Trace, Work, sides
+from fedxl.algorithms.pool import (
+    Firsts,
+    Passive,
+    Pool,
+    Seconds,
+    check_upload,
+    check_values,
+    empty,
+    largest_score,
+    merge,
+    spread,
+    thin,
+)
+from fedxl.errors import RefusedError, require
 from fedxl.models import Weights
 
 # Against so many pooled b the first u of a pool are estimated; all pairs of a large pool would take for ever.
@@ -140,6 +152,34 @@ class FeDXL2(Compositional):
             merge(pool.second, updates.second, self.pool_rounds),
         )
 
+    def check_update(self, server: Server, update: Update, asked: Assignment) -> dict[str, Tensor]:
+        sizes = super().check_update(server, update, asked)
+        # Who holds rare examples has its gradient multiplied by as much: that is no excess.
+        share = asked.share
+        factor = torch.stack((share.first, share.second)).max().clamp(min=1).double()
+        sizes |= {WEIGHTS_AND_G: sizes[WEIGHTS_AND_G] / factor}
+        return sizes | self.check_scores(update, asked, with_u=not self.risk.linear)
+
+    def check_scores(self, update: Update, asked: Assignment, with_u: bool) -> dict[str, Tensor]:
+        """The size of its part of the pool, where nothing else bounds scores."""
+        share, (_, _, size1, size2, _) = asked.share, asked.reading
+        if not torch.equal(update.share.model, share.model):
+            # Or it would be left out of the comparison of sizes, with its scores in the pool all the same.
+            raise RefusedError("it counts itself differently than it was told")
+        check_upload("first", update.first, self.uploaded(asked.steps * size1), share.model * share.first)
+        check_upload("second", update.second, self.uploaded(asked.steps * size2), share.model * share.second)
+        scores = Pool(update.first, update.second)
+        check_values(self.risk, scores, with_u)
+        # Squared, as the steepest surrogates are in the scores.
+        return {} if self.risk.score_range.bounded else {"largest score, squared,": largest_score(scores).square()}
+
+    def uploaded(self, total: int) -> int:
+        """How many of a round's scores of a side a client uploads."""
+        return self.uploads if 0 < self.uploads < total else total
+
+    def check_server(self, server: Server) -> None:
+        check_values(self.risk, server.pool, with_u=not self.risk.linear)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FeDXL1(FeDXL2):
@@ -190,3 +230,13 @@ class FillPool:
             some = spread(second.weight, FIRST_ESTIMATE)
             first = first._replace(u=self.of.risk.inner(first.a, second.b[some], second.y[some]))
         return server._replace(pool=Pool(first, second))
+
+    def check_update(self, server: Server, update: Update, asked: Assignment) -> dict[str, Tensor]:
+        sent, mine = (tree.leaves((state.weights.params, state.G)) for state in (server, update))
+        if not all(map(torch.equal, sent, mine)):
+            raise RefusedError("it changes weights or G in round 0, which only scores")
+        # Their u are still unknown: the server finds the first ones itself.
+        return self.of.check_scores(update, asked, with_u=False)
+
+    def check_server(self, server: Server) -> None:
+        self.of.check_server(server)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithm import PoolWeights
+from fedxl.errors import RefusedError
 from fedxl.risk import XRisk
 
 S = TypeVar("S", "Firsts", "Seconds")
@@ -96,3 +97,39 @@ def thin(scores: Tensor, count: int) -> Tensor:
     if not 0 < count < total:
         return flat
     return flat[torch.arange(count, device=flat.device) * total // count]
+
+
+def check_upload(name: str, side: Firsts | Seconds, count: int, mass: Tensor) -> None:
+    """A client's part of one side: as many scores as it was asked for, weighing what it weighs, all alike."""
+    if {len(leaf) for leaf in side} != {count}:
+        raise RefusedError(f"its scores ({name}) and what belongs to them are not {count}")
+    even = bool((side.weight == side.weight[0]).all())
+    within = 0 <= float(side.weight[0]) * count <= float(mass) * (1 + 1e-5)
+    if not (even and within) or bool((side.age != 0).any()):
+        raise RefusedError(f"the weights or ages of its scores ({name}) are none that it was given")
+
+
+def check_values(risk: XRisk, pool: Pool, with_u: bool) -> None:
+    """Scores that the link can give, labels of 0 and 1, and inner estimates that such scores can have."""
+    low, high = risk.score_range[:2]
+    for name, scores in (("first", pool.first.a), ("second", pool.second.b)):
+        if not risk.score_range.holds(scores):
+            raise RefusedError(f"its scores ({name}) are not all within [{low:g}, {high:g}], as this risk's are")
+    y = pool.second.y
+    if not bool(((y == 0) | (y == 1)).all()):
+        raise RefusedError("its labels (second) are not all 0 or 1")
+    u = pool.first.u[pool.first.weight > 0]  # others are of stand-ins
+    if not with_u or not len(u):
+        return
+    if not bool(u.isfinite().all()):
+        raise RefusedError("its inner estimates hold NaN or infinity")
+    least, most = risk.inner_range()
+    if not bool(((u >= least) & (u <= most)).all()):
+        raise RefusedError("its inner estimates u are beyond what pairs of scores in range can give")
+
+
+def largest_score(pool: Pool) -> Tensor:
+    """In absolute value, of those that count."""
+    counted = [pool.first.a[pool.first.weight > 0], pool.second.b[pool.second.weight > 0]]
+    each = torch.cat([scores.flatten() for scores in counted]).abs().double()
+    return each.max() if len(each) else each.new_zeros(())

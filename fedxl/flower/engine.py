@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from fedxl import tree, wire
-from fedxl.algorithm import Batch, Fresh, RoundOf, Share, local_round
+from fedxl.algorithm import Assignment, Batch, Fresh, RoundOf, Share, local_round
 from fedxl.data.federation import shares
 from fedxl.engine.trace import outline
-from fedxl.errors import UserError
+from fedxl.errors import DivergedError, RefusedError, UserError, printable
 from fedxl.flower.directory import Directory
-from fedxl.flower.envelope import WORDS, Envelope, Failure, Letterhead, Order, asked
+from fedxl.flower.envelope import DIVERGED, Envelope, Failure, Letterhead, Order, asked
+from fedxl.flower.influence import Influence, Sizes
 from fedxl.flower.parts import Parts
 from fedxl.sampling import Indices
 from fedxl.task import DTYPES
-from fedxl.wire import RefusedError
 
 
 class Rows:
@@ -35,11 +35,21 @@ class Rows:
         self.filled.add(row)
 
     def stacked(self) -> Any:
-        """Those that were put in, in the order of their rows."""
-        if len(self.filled) == self.count:
-            return self._all
-        rows = torch.tensor(sorted(self.filled))
-        return tree.map(lambda leaf: leaf[rows], self._all)
+        """Those that were put in, in the order of their rows. They move up over the gaps: nothing is held twice."""
+        rows = sorted(self.filled)
+        for place, row in enumerate(rows):
+            if place != row:
+                tree.map(lambda leaf, to=place, of=row: leaf[to].copy_(leaf[of]), self._all)
+        self.filled = set(range(len(rows)))
+        return tree.map(lambda leaf: leaf[: len(rows)], self._all)
+
+
+class Replies(NamedTuple):
+    """What came of asking a cohort once."""
+
+    rows: Rows
+    sizes: dict[int, Sizes]  # of the updates that are well-formed, by row
+    diverged: int  # how many sites say that they have
 
 
 class Standing(NamedTuple):
@@ -47,6 +57,7 @@ class Standing(NamedTuple):
 
     base: dict[str, Tensor]  # the last round of each site that was taken, -1: none
     visits: dict[str, Tensor]  # how many of its rounds were taken
+    usual: dict[str, Tensor]  # how large updates were in the last rounds, by name
 
 
 @dataclass
@@ -66,43 +77,75 @@ class GridEngine:
         dtype = DTYPES[run.dtype]
         self.shares: Share = tree.map(lambda leaf: leaf.to(dtype), shares(first, second, run.weighting))
         self.base, self.visits = dict.fromkeys(sites, -1), dict.fromkeys(sites, 0)
+        self.influence = Influence(self.settings.influence)
         self.dropped: list[dict[str, Any]] = []
         self._like: dict[bool, Any] = {}
 
     def run_round(self, algorithm: RoundOf, server: Any, round: int, cohort: Indices) -> Any:
         """The updates of whoever answered, stacked in the order of the sites' numbers."""
+        numbers, least = sorted(int(number) for number in cohort), min(self.settings.minimum, len(cohort))
         for attempt in range(1, self.settings.patience + 1):
-            numbers = sorted(int(number) for number in cohort)
-            rows = self._attempt(algorithm, server, round, numbers)
-            count = len(rows.filled)
-            if count >= min(self.settings.minimum, len(cohort)):
-                break
-            self.say(f"round {round}: only {count} of at least {self.settings.minimum} updates, try {attempt}")
+            replies = self._attempt(algorithm, server, round, numbers)
+            accepted = sorted(replies.rows.filled)
+            if len(accepted) >= least:
+                updates = replies.rows.stacked()
+                if self._usable(algorithm, server, round, updates):
+                    break
+                accepted = []
+            self._require_convergence(round, replies.diverged, len(numbers))
+            self.say(f"round {round}: only {len(accepted)} of at least {least} updates, try {attempt}")
         else:
             raise UserError(
-                f"round {round} had fewer than {self.settings.minimum} updates {self.settings.patience} times; "
+                f"round {round} had fewer than {least} updates {self.settings.patience} times; "
                 "see that sites are running, then start the server again: it goes on from its last checkpoint"
             )
-        for row in rows.filled:
+        self.influence.remember(replies.sizes[row] for row in accepted)
+        for row in accepted:
             name = self.settings.sites[numbers[row]]
             self.base[name], self.visits[name] = round, self.visits[name] + 1
-        return rows.stacked()
+        return updates
 
-    def _attempt(self, algorithm: RoundOf, server: Any, round: int, cohort: Sequence[int]) -> Rows:
+    def _attempt(self, algorithm: RoundOf, server: Any, round: int, cohort: Sequence[int]) -> Replies:
         names = {self.settings.sites[number]: number for number in cohort}
         numbers = {node: names[name] for name, node in self.directory.gather(names).items()}
         for number in set(cohort) - set(numbers.values()):
             self._drop(round, number, "it is not connected")
         state = wire.flatten(Order(server, tree.map(lambda leaf: leaf[0], self.shares)), self.settings.wire)
         letters = {node: self._letter(state, round, number) for node, number in numbers.items()}
-        rows = Rows(len(cohort))
+        rows, sizes, diverged = Rows(len(cohort)), dict[int, Sizes](), 0
         for node, answer in asked(self.directory.carrier, letters, "train", self.settings.deadline):
             number = numbers[node]
+            row = cohort.index(number)
             try:
-                rows.put(cohort.index(number), self._checked(algorithm, server, round, number, answer))
+                update = self._checked(server, round, number, answer, self._template(algorithm, server))
+                sizes[row] = self._sizes(algorithm, server, number, update)
+                rows.put(row, update)
             except RefusedError as error:
-                self._drop(round, number, str(error)[:WORDS])
-        return rows
+                self._drop(round, number, printable(error))
+                diverged += isinstance(answer, Failure) and answer.reason.startswith(DIVERGED)
+        for row, reason in self.influence.excesses(sizes).items():
+            rows.filled.remove(row)
+            self._drop(round, cohort[row], reason)
+        return Replies(rows, sizes, diverged)
+
+    def _usable(self, algorithm: RoundOf, server: Any, round: int, updates: Any) -> bool:
+        """Whether sites can go on from what these updates come to: nothing else may be sent to them, or saved."""
+        state = algorithm.aggregate(server, updates)
+        try:
+            wire.restore(state, wire.flatten(state, self.settings.wire), unknown=("u",))
+            algorithm.check_server(state)
+        except RefusedError as error:
+            self.say(f"round {round}: no update is used, for sites could not go on from the new state: {error}")
+            return False
+        return True
+
+    def _require_convergence(self, round: int, diverged: int, cohort: int) -> None:
+        """A round that has diverged does so again: it is the same to the last bit."""
+        if 2 * diverged > cohort:
+            raise DivergedError(
+                f"training diverged in round {round}: {diverged} of {cohort} sites say that their numbers are no "
+                "longer finite or in range; begin a new run with a lower learning rate (lr)"
+            )
 
     def _letter(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
         """The same tensors for everyone, held once, but for the share."""
@@ -118,43 +161,38 @@ class GridEngine:
         share = {f"share.{key}": leaf[number] for key, leaf in self.shares._asdict().items()}
         return Envelope(facts, {**state, **share})
 
-    def _checked(self, algorithm: RoundOf, server: Any, round: int, number: int, answer: Envelope | Failure) -> Any:
-        """The update in an answer, if it is one that this site can have come to."""
+    def _checked(self, server: Any, round: int, number: int, answer: Envelope | Failure, like: Any) -> Any:
+        """The update in an answer, if it is of the right form and of this site in this round."""
         if isinstance(answer, Failure):
             raise RefusedError(answer.reason)
         if answer.facts.get("round") != round or answer.facts.get("site") != self.settings.sites[number]:
             raise RefusedError("it answers something else than was asked")
         if note := answer.facts.get("note"):
-            self.say(f"round {round}, {self.settings.sites[number]}: {str(note)[:WORDS]}")
+            self.say(f"round {round}, {self.settings.sites[number]}: {printable(note)}")
         steps = self.parts.run.local_steps
         longest = steps * max(self.reading.size1, self.reading.size2, 1)
-        template = self._template(algorithm, server)
-        update = wire.restore(template, answer.tensors, longest, unknown=("u",))
+        update = wire.restore(like, answer.tensors, longest, unknown=("u",))
         if self.settings.wire == wire.HALF:
             params = wire.plus(server.weights.params, update.weights.params)
             update = update._replace(weights=update.weights._replace(params=params))
-        share = tree.map(lambda leaf: leaf[number], self.shares)
+        share = self._share(number)
         counted = [*zip(tree.leaves(update.share)[1:], tree.leaves(share)[1:], strict=True)]
         more = update.share.model > share.model * (1 + 1e-6) or update.share.model < 0
         if more or any(not torch.equal(found, told) for found, told in counted):
             raise RefusedError("it counts itself differently than it was told")
         if not 0 <= int(update.steps) <= steps:
             raise RefusedError(f"it says it did {int(update.steps)} steps of {steps}")
-        # Round 0 pools scores alone; the server finds their first inner estimates itself.
-        u_matters = algorithm is self.parts.algorithm and not self.parts.risk.linear
-        for side, told, size in (
-            ("first", share.first, self.reading.size1),
-            ("second", share.second, self.reading.size2),
-        ):
-            mass = float(share.model * told)
-            _require_sane_scores(getattr(update, side, None), side, self._uploaded(size), mass, u_matters)
         return update
 
-    def _uploaded(self, size: int) -> int:
-        """How many scores of a side a client uploads, of `size` a step."""
-        every = self.parts.run.local_steps * size
-        some = int(getattr(self.parts.algorithm, "uploads", 0))
-        return some if 0 < some < every else every
+    def _sizes(self, algorithm: RoundOf, server: Any, number: int, update: Any) -> Sizes:
+        """How large an update is, once its algorithm finds that this site can have come to it."""
+        told = Assignment(self._share(number), self.parts.run.local_steps, self.reading)
+        sizes = algorithm.check_update(server, update, told)
+        # Who does not count in the average says nothing of what is usual there.
+        return {name: float(size) for name, size in sizes.items()} if update.share.model > 0 else {}
+
+    def _share(self, number: int) -> Share:
+        return tree.map(lambda leaf: leaf[number], self.shares)
 
     def _template(self, algorithm: RoundOf, server: Any) -> Any:
         """What an update looks like, found by doing a step without numbers."""
@@ -175,28 +213,19 @@ class GridEngine:
 
     @property
     def population(self) -> Standing:
-        return Standing(*({name: torch.tensor(n) for name, n in table.items()} for table in (self.base, self.visits)))
+        base, visits = ({name: torch.tensor(n) for name, n in table.items()} for table in (self.base, self.visits))
+        usual = {name: torch.tensor(each, dtype=torch.float64) for name, each in self.influence.usual.items()}
+        return Standing(base, visits, usual)
 
     def restore(self, server: Any, tensors: dict[str, Tensor]) -> None:
-        base, visits = tree.unpack(self.population, tensors)
+        base, visits, _ = tree.unpack(self.population._replace(usual={}), tensors)
         self.base = {name: int(number) for name, number in base.items()}
         self.visits = {name: int(number) for name, number in visits.items()}
-
-
-def _require_sane_scores(side: Any, name: str, count: int, mass: float, u_matters: bool) -> None:
-    """A site's part of the pool: as many scores as it was asked for, weighing what it weighs, all alike."""
-    if side is None:
-        return
-    if {len(leaf) for leaf in side} != {count}:
-        raise RefusedError(f"its scores ({name}) and what belongs to them are not {count}")
-    even = bool((side.weight == side.weight[0]).all()) and 0 <= float(side.weight[0]) * count <= mass * (1 + 1e-5)
-    if not even or bool((side.age != 0).any()):
-        raise RefusedError(f"the weights or ages of its scores ({name}) are none that it was given")
-    u = getattr(side, "u", None)
-    if u is not None and u_matters:
-        bad = ~torch.isfinite(u).flatten(1).all(1) if u.ndim > 1 else ~torch.isfinite(u)
-        if bool((bad & (side.weight > 0)).any()):
-            raise RefusedError("its inner estimates hold NaN or infinity")
+        # Runs that began before sizes were compared have none of them, and begin to remember now.
+        prefix = "usual."
+        self.influence.usual = {
+            name.removeprefix(prefix): leaf.tolist() for name, leaf in tensors.items() if name.startswith(prefix)
+        }
 
 
 def _outline(parts: Parts, reading: Any, algorithm: RoundOf, server: Any, directory: Directory) -> Any:

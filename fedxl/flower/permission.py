@@ -14,7 +14,7 @@ from typing import Any
 
 from fedxl.checkpoint import write_atomically
 from fedxl.config import Config
-from fedxl.errors import UserError, require
+from fedxl.errors import UserError, printable, require
 from fedxl.flower.settings import SiteFile
 
 TABLES = ("model", "risk", "algorithm", "run")
@@ -29,7 +29,7 @@ def permitted(site: SiteFile, text: str) -> Config:
     for kind, allowed in (("model", settings.models), ("risk", settings.risks), ("algorithm", settings.algorithms)):
         name = str(tables[kind].get("name", "mlp" if kind == "model" else ""))
         listed = ", ".join(allowed) or "none"
-        require(name in allowed, f"this site does not allow the {kind} '{name[:80]}'; its file allows: {listed}")
+        require(name in allowed, f"this site does not allow the {kind} '{printable(name)}'; its file allows: {listed}")
     steps = tables["run"].get("local_steps", 32)
     require(isinstance(steps, int) and not isinstance(steps, bool), "local_steps is no whole number")
     require(steps <= settings.steps, f"this site allows {settings.steps} local steps a request, not {steps}")

@@ -29,6 +29,7 @@ class ServerSettings:
     wire: str = "float32"  # of weights and G on their way; bfloat16: half the bytes
     evaluate: str = "server"  # on the server's own [data]; sites: on theirs, as far as each lets its results go
     megabytes: float = 1000.0  # the largest answer it takes
+    influence: float = 20.0  # times the usual size that an update may have (see influence.py); 0: any size
 
     def __post_init__(self) -> None:
         require(len(self.sites) > 0, "sites must name at least one site")
@@ -39,6 +40,8 @@ class ServerSettings:
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         require(self.patience >= 1, f"patience must be at least 1, got {self.patience}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
+        proportionate = self.influence == 0 or self.influence > 1
+        require(proportionate, f"influence must be more than 1, or 0 for no limit, got {self.influence}")
         if self.wire not in PRECISIONS:
             raise unknown("wire", self.wire, PRECISIONS)
         if self.evaluate not in JUDGES:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__, tree, wire
-from fedxl.algorithm import Share
+from fedxl.algorithm import Assignment, RoundOf, Share
 from fedxl.checkpoint import load_checkpoint, save_checkpoint
 from fedxl.data.federation import Federation
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
-from fedxl.errors import UserError, require
+from fedxl.errors import DivergedError, RefusedError, UserError, printable, require
 from fedxl.flower import cache
-from fedxl.flower.envelope import Envelope, Order, Scored
+from fedxl.flower.envelope import DIVERGED, Envelope, Order, Scored
 from fedxl.flower.parts import Parts, build
 from fedxl.flower.permission import count, permitted
 from fedxl.flower.settings import SiteFile
@@ -67,8 +67,10 @@ def work(site: SiteFile, letter: Envelope) -> Envelope:
     with _locked(site.state / str(facts["run"])) as folder:
         note = _recall(folder, engine, order.server, base, int(facts["visits"]), data)
         update = engine.run_round(running, order.server, round, np.zeros(1, np.int64))
+        update = tree.map(lambda leaf: leaf[0], update)
+        _require_convergence(running, order, update, parts)
         _remember(folder, engine, round, base, data)
-    update, precision = tree.map(lambda leaf: leaf[0], update), str(facts["wire"])
+    precision = str(facts["wire"])
     if precision == wire.HALF:
         # Of parameters alone: they take small steps. Statistics jump, and are better rounded themselves.
         params = wire.minus(update.weights.params, order.server.weights.params)
@@ -83,7 +85,7 @@ def evaluate(site: SiteFile, letter: Envelope) -> Envelope:
     told = {"site": site.settings.name, "split": split}
     if kind == "none":
         return Envelope({**told, "kind": "nothing", "why": "it lets no evaluation go"}, {})
-    require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{split[:80]}'")
+    require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{printable(split)}'")
     experiment = permitted(site, str(letter.facts["config"]))
     count(site, "evaluate")
     held = cache.held_back(site, split)
@@ -110,7 +112,7 @@ def _in_no_order(scores: Tensor, labels: Tensor) -> Scored:
 
 
 def _require_acceptable(letter: Envelope) -> None:
-    theirs = letter.facts["version"]
+    theirs = printable(letter.facts["version"])
     require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
     require(bool(RUN_ID.fullmatch(str(letter.facts["run"]))), "the run's number is not one")
 
@@ -164,6 +166,17 @@ def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str)
         save_checkpoint(folder, round, tree.pack(engine.population), {"base": base, "data": data}, keep=base)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; what was saved before is whole") from None
+
+
+def _require_convergence(running: RoundOf, order: Order, update: Any, parts: Parts) -> None:
+    """The server would refuse such an update all the same; so it learns that training is to blame, not this site."""
+    order, update = tree.to((order, update), "cpu")
+    told = Assignment(order.share, parts.run.local_steps, parts.algorithm.reading(parts.run.batch1, parts.run.batch2))
+    try:
+        wire.restore(update, wire.flatten(update), unknown=("u",))
+        running.check_update(order.server, update, told)
+    except RefusedError as error:
+        raise DivergedError(f"{DIVERGED}{error}; a lower learning rate would help") from None
 
 
 @contextmanager

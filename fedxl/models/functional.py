@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedxl.errors import UserError, first_line, require
+from fedxl.errors import RefusedError, UserError, first_line, require
 from fedxl.precision import PRECISIONS
 
 
@@ -17,6 +17,8 @@ class Weights(NamedTuple):
     params: dict[str, Tensor]  # what is trained
     buffers: dict[str, Tensor]  # what is merely kept: BatchNorm statistics
 
+
+NEVER_NEGATIVE = ("running_var", "num_batches_tracked")  # buffers of torch's norm layers, whose roots are taken
 
 # (weights, x [B, ...]) -> (scores [B] or [B, d], the buffers after the call)
 Score = Callable[[Weights, Tensor], tuple[Tensor, dict[str, Tensor]]]
@@ -26,6 +28,13 @@ def weights_of(model: nn.Module) -> Weights:
     """A copy of what changes in training. Frozen parameters are not part of it: they stay in the model."""
     params = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     return Weights(params, {name: b.detach().clone() for name, b in model.named_buffers()})
+
+
+def check_buffers(buffers: Mapping[str, Tensor]) -> None:
+    """RefusedError for statistics that no data have: one negative variance makes every score NaN."""
+    for name, leaf in buffers.items():
+        if name.endswith(NEVER_NEGATIVE) and bool((leaf < 0).any()):
+            raise RefusedError(f"its buffer {name} is negative")
 
 
 def load(model: nn.Module, weights: Weights) -> nn.Module:
