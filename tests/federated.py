@@ -13,10 +13,12 @@ from fedxl.errors import first_line
 from fedxl.flower import server, site
 from fedxl.flower.envelope import Envelope, Failure, Kind
 from fedxl.flower.settings import Server, ServerSettings, SiteFile, SiteSettings
+from fedxl.risk import RISKS
 from fedxl.run import Hooks, Result
 
 SITES = ("a", "b", "c", "d")
 DATA = {"name": "digits", "clients": 4, "one_class": 1, "seed": 3}
+MODELS = ("mlp", "cnn", "linear", "tests.test_sites:normed_scores")  # that sites of these tests allow
 QUIET = Hooks(say=lambda line: None)
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedxl1": {"risk": {"name": "auroc"}, "lr": 0.2},
@@ -42,7 +44,7 @@ def config(algorithm: str, **run: Any) -> Config:
 
 
 def site_file(folder: Path, number: int, **changes: Any) -> SiteFile:
-    allowed: dict[str, Any] = {"models": ("mlp",), "risks": ("auroc", "pauc"), "algorithms": tuple(ALGORITHMS)}
+    allowed: dict[str, Any] = {"models": MODELS, "risks": tuple(RISKS), "algorithms": tuple(ALGORITHMS)}
     settings = SiteSettings(name=SITES[number], part=number, device="cpu", **{**allowed, **changes})
     return SiteFile(settings, dict(DATA), folder / SITES[number])
 

@@ -269,7 +269,12 @@ def test_claims_of_a_hello_are_checked(tmp_path, kind):
     lines: list[str] = []
     with pytest.raises(UserError, match="no word of a within") as error:
         deployed(
-            tmp_path, config("local_sgd"), Boasting(tmp_path, **claims), Hooks(say=lines.append), LIMITS, join=0.5
+            tmp_path,
+            config("local_sgd"),
+            Boasting(tmp_path, **claims),
+            Hooks(say=lines.append),
+            limits=LIMITS,
+            join=0.5,
         )
     [refused] = [line for line in lines if "hello was refused" in line]
     assert reason in refused

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from flwr.app import Array, Message
 from flwr.serverapp import Grid
 
-from fedxl.errors import first_line, require
-from fedxl.flower.envelope import WORDS, Envelope, Failure, Kind
+from fedxl.errors import first_line, printable, require
+from fedxl.flower.envelope import Envelope, Failure, Kind
 from fedxl.flower.records import KINDS, opened, sealed
 
 UNSENT = "not sent to"  # in place of a ticket
@@ -47,12 +47,12 @@ class GridCarrier:
 
 def _read(message: Message, megabytes: float) -> Envelope | Failure:
     if message.has_error() and message.error.code == REFUSED:
-        return Failure(f"its answer is not taken: {message.error.reason}")
+        return Failure(f"its answer is not taken: {printable(message.error.reason)}")
     if message.has_error():
-        return Failure(f"Flower reports error {message.error.code}: {message.error.reason or 'no reason given'}")
+        return Failure(f"Flower reports error {message.error.code}: {printable(message.error.reason or 'no reason')}")
     try:
         letter = opened(message.content, megabytes)
     except Exception as error:  # whatever a damaged or hostile answer may raise
-        return Failure(f"its answer cannot be read: {first_line(error)}")
+        return Failure(f"its answer cannot be read: {printable(first_line(error))}")
     reason = letter.facts.get("failure")
-    return Failure(str(reason)[:WORDS]) if reason else letter
+    return Failure(printable(reason)) if reason else letter

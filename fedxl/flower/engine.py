@@ -95,8 +95,9 @@ class GridEngine:
             self._require_convergence(round, replies.diverged, len(numbers))
             self.say(f"round {round}: only {len(accepted)} of at least {least} updates, try {attempt}")
         else:
+            why = f" (the last reason: {self.dropped[-1]['reason']})" if self.dropped else ""
             raise UserError(
-                f"round {round} had fewer than {least} updates {self.settings.patience} times; "
+                f"round {round} had fewer than {least} updates {self.settings.patience} times{why}; "
                 "see that sites are running, then start the server again: it goes on from its last checkpoint"
             )
         self.influence.remember(replies.sizes[row] for row in accepted)

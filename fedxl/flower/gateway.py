@@ -24,7 +24,7 @@ from typing import NamedTuple
 import h11
 from cryptography import x509
 
-from fedxl.errors import first_line
+from fedxl.errors import first_line, printable
 from fedxl.flower import keys
 from fedxl.flower.fleet import ALLOWED, Ledger, RefusedRequestError
 from fedxl.flower.members import Members
@@ -141,13 +141,13 @@ class Gateway:
             reader, writer = await _shaken_hands(peer, context, self.limits.handshake)
         except (OSError, ssl.SSLError) as error:
             peer.close()
-            self._log(f"{host} was not let in: {first_line(error)}")
+            self._log(f"{host} was not let in: {printable(first_line(error))}")
             self._leave(host)
             return
         try:
             await self._visit(reader, writer, host)
         except (OSError, ssl.SSLError, h11.ProtocolError, EOFError) as error:
-            self._log(f"connection of {host} closed: {first_line(error)}")
+            self._log(f"connection of {host} closed: {printable(first_line(error))}")
         except Exception as error:  # a fault of ours ends this connection, and no other
             self._log(f"connection of {host} closed by an error of the program: {error!r}")
         finally:

@@ -43,12 +43,11 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from fedxl.errors import require
+from fedxl.errors import RefusedError, require
 from fedxl.flower.carrier import REFUSED
 from fedxl.flower.clients import client
 from fedxl.flower.members import Members
 from fedxl.flower.records import pulled
-from fedxl.wire import RefusedError
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -37,7 +37,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedxl.errors import UserError, first_line
+from fedxl.errors import UserError, first_line, printable
 from fedxl.flower import keys
 from fedxl.flower.clients import client
 from fedxl.flower.gateway import Say
@@ -176,11 +176,11 @@ def explained(error: Exception) -> str:
         if error.response.status_code == httpx.codes.PRECONDITION_FAILED:
             return "the server is starting"
         said = error.response.text.strip().removeprefix("fedxl: ").splitlines()
-        return f"the server answers {error.response.status_code}: {said[0][:200] if said else 'nothing'}"
+        return f"the server answers {error.response.status_code}: {printable(said[0] if said else 'nothing')}"
     for sign, meaning in REASONS.items():
         if sign in text:
             return meaning
-    return first_line(error)
+    return printable(first_line(error))
 
 
 REASONS = {

@@ -29,7 +29,9 @@ def permitted(site: SiteFile, text: str) -> Config:
     for kind, allowed in (("model", settings.models), ("risk", settings.risks), ("algorithm", settings.algorithms)):
         name = str(tables[kind].get("name", "mlp" if kind == "model" else ""))
         listed = ", ".join(allowed) or "none"
-        require(name in allowed, f"this site does not allow the {kind} '{printable(name)}'; its file allows: {listed}")
+        require(
+            name in allowed, f"this site does not allow the {kind} '{printable(name)}'; its file allows: {listed}"
+        )
     steps = tables["run"].get("local_steps", 32)
     require(isinstance(steps, int) and not isinstance(steps, bool), "local_steps is no whole number")
     require(steps <= settings.steps, f"this site allows {settings.steps} local steps a request, not {steps}")

@@ -23,9 +23,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from torch import Tensor
 
-from fedxl.errors import first_line
+from fedxl.errors import RefusedError, first_line
 from fedxl.flower.envelope import Envelope, Kind
-from fedxl.wire import RefusedError
 
 KINDS: Mapping[Kind, str] = {
     "hello": MessageType.QUERY,

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 import torch
 from flwr.app import Message, MessageType
 
-from fedxl.errors import UserError, first_line
+from fedxl.errors import RefusedError, UserError, first_line, printable
 from fedxl.flower import site, turns
 from fedxl.flower.envelope import Envelope
 from fedxl.flower.records import opened, sealed
 from fedxl.flower.settings import SiteFile
-from fedxl.wire import RefusedError
 
 WORK: Mapping[str, Callable[[SiteFile, Envelope], Envelope]] = {
     MessageType.QUERY: lambda mine, letter: site.hello(mine),
@@ -35,7 +34,7 @@ def reply(message: Message, read: Callable[[], SiteFile]) -> Message:
                 raise RefusedError("it asks for something that sites do not do")
             answer = WORK[kind](mine, letter)
     except (UserError, RefusedError) as error:
-        log.error("refused: %s", error)
+        log.error("refused: %s", printable(error))
         answer = Envelope({"failure": first_line(error)}, {})
     except Exception:  # whatever it says stays here: it may tell of the data
         log.exception("an error of the program")

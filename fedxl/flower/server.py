@@ -62,9 +62,7 @@ def serve(
     config = replace(server.config, run={**server.config.run, "checkpoint_every": 1})
     known = server.out / "sites.json"
     run_id, facts = _begun(known)
-    directory = Directory(
-        carrier, settings, hooks.say, facts, keys=keys, limits={} if limits is None else limits
-    )
+    directory = Directory(carrier, settings, hooks.say, facts, keys=keys, limits={} if limits is None else limits)
     directory.wait_for_all()
     each = {facts.shape for facts in directory.facts.values()}
     require(len(each) == 1, f"sites hold examples of different shapes: {', '.join(map(str, sorted(each)))}")
