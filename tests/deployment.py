@@ -114,6 +114,14 @@ class Deployment:
                     return pid
         return None
 
+    def replace(self, party: str, role: str) -> None:
+        """kill -9 of one process of a party's; waits until there is another in its place."""
+        known: list[int | None] = [None]
+        self.until(lambda: self.child(party, role) not in known, f"a {role} to kill")
+        known.append(self.child(party, role))
+        os.kill(known[1] or 0, signal.SIGKILL)
+        self.until(lambda: self.child(party, role) not in known, f"a new {role}")
+
     def app(self) -> int:
         """The process of the server's app."""
         found = status.read(self.folder / "server")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import httpx
 import torch
 from flwr.supercore.control import ControlHttpClient
 
-from fedxl.errors import UserError
+from fedxl.errors import UserError, first_line
 from fedxl.flower import status
 from fedxl.flower.carrier import GridCarrier
 from fedxl.flower.clients import client
@@ -55,6 +56,9 @@ def main(folder: Path, say: Say) -> None:
     except UserError as error:
         status.write(folder, status.FAILED, str(error))
         raise
+    except httpx.HTTPError as error:
+        say(f"SuperLink does not answer: {first_line(error)}")
+        sys.exit(1)  # to be started again, with it
     status.write(folder, status.FINISHED)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from fedxl.errors import UserError, first_line
 from fedxl.flower.gateway import Gateway, Say
 from fedxl.flower.members import Members
-from fedxl.flower.settings import read_connection, read_server
+from fedxl.flower.settings import HOME_FOLDER, read_connection, read_server
 
-LINK = Path("flower") / "link.sock"  # in the server's folder, which only its owner can enter
+LINK = Path(HOME_FOLDER) / "link.sock"  # in the server's folder, which only its owner can enter
 WATCH = 5.0  # seconds between looks at the certificate's files
 
 

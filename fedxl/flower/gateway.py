@@ -137,27 +137,22 @@ class Gateway:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connection(self, peer: socket.socket, host: str, context: ssl.SSLContext) -> None:
+        """From the handshake to the end, whatever that is: nothing of a connection is left behind."""
         try:
             reader, writer = await _shaken_hands(peer, context, self.limits.handshake)
-        except (OSError, ssl.SSLError) as error:
-            peer.close()
-            self._log(f"{host} was not let in: {printable(first_line(error))}")
-            self._leave(host)
-            return
-        try:
-            await self._visit(reader, writer, host)
+            try:
+                await self._visit(reader, writer, host)
+            finally:
+                writer.transport.abort()  # an orderly farewell would wait for a peer who may never answer
         except (OSError, ssl.SSLError, h11.ProtocolError, EOFError) as error:
             self._log(f"connection of {host} closed: {printable(first_line(error))}")
         except Exception as error:  # a fault of ours ends this connection, and no other
             self._log(f"connection of {host} closed by an error of the program: {error!r}")
         finally:
-            self._leave(host)
-            writer.transport.abort()  # an orderly farewell would wait for a peer who may never answer
-
-    def _leave(self, host: str) -> None:
-        self.addresses[host] -= 1
-        if not self.addresses[host]:
-            del self.addresses[host]
+            peer.close()
+            self.addresses[host] -= 1
+            if not self.addresses[host]:
+                del self.addresses[host]
 
     async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         """Requests of one connection, one after the other."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -153,4 +153,5 @@ def task(link: Path, megabytes: float) -> Iterator[LinkGrid]:
         outcome = SubStatus.COMPLETED
     finally:
         heartbeat.stop()
-        runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=outcome))
+        with suppress(httpx.HTTPError):  # SuperLink may be gone
+            runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=outcome))

@@ -6,8 +6,10 @@ app, and runs no code that it is sent: a message holds numbers and settings, whi
 
 from __future__ import annotations
 
+import json
 import logging
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,13 +18,11 @@ from pathlib import Path
 import httpx
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -43,10 +43,11 @@ from fedxl.flower.clients import client
 from fedxl.flower.gateway import Say
 from fedxl.flower.records import pulled
 from fedxl.flower.replies import reply
-from fedxl.flower.settings import SiteFile, read_connection, read_site
+from fedxl.flower.settings import HOME_FOLDER, SiteFile, read_connection, read_site
 
 POLL = (0.2, 2.0)  # seconds between two looks for a message: while a run is busy, and while nothing happens
-AGAIN = (1.0, 30.0)  # seconds between two tries to connect: at first, and at the most
+AGAIN = (0.5, 30.0)  # seconds between two tries to connect: at first, and at the most
+BEAT = 20.0  # seconds; a node that has been silent for twice as long is taken for dead
 log = logging.getLogger("fedxl")
 
 
@@ -54,20 +55,33 @@ def main(folder: Path, say: Say) -> None:
     """Stay in the federation until this process is told to stop."""
     file = read_site(folder / "site.toml")
     name, (host, port) = file.settings.name, read_connection(folder)
-    wait, told = AGAIN[0], ""
+    pause = Pause(lambda reason: say(f"site {name}: not connected: {reason}; trying again"))
     while True:
         try:
             with connected(folder, host, port) as link:
                 say(f"site {name}: connected to {host}:{port}")
-                wait, told = AGAIN[0], ""
-                link.work()
+                pause.well()
+                link.work(pause)
         except (httpx.HTTPError, OSError, ssl.SSLError) as error:
-            reason = explained(error)
-            if reason != told:  # once, however often it is tried
-                say(f"site {name}: not connected: {reason}; trying again")
-            told = reason
-            time.sleep(wait)
-            wait = min(wait * 2, AGAIN[1])
+            pause.after(error)
+
+
+class Pause:
+    """Between two tries: longer each time, and one line for each new reason."""
+
+    def __init__(self, say: Say) -> None:
+        self.say, self.told, self.seconds = say, "", AGAIN[0]
+
+    def well(self) -> None:
+        self.told, self.seconds = "", AGAIN[0]
+
+    def after(self, error: Exception) -> None:
+        reason = explained(error)
+        if reason != self.told:
+            self.say(reason)
+        self.told = reason
+        time.sleep(self.seconds)
+        self.seconds = min(self.seconds * 2, AGAIN[1])
 
 
 class Link:
@@ -76,18 +90,23 @@ class Link:
     def __init__(self, folder: Path, fleet: FleetHttpClient, node: Node) -> None:
         self.folder, self.fleet, self.node = folder, fleet, node
 
-    def work(self) -> None:
-        """Answer one message after the other, for as long as the connection holds."""
+    def work(self, pause: Pause) -> None:
+        """Answer one message after the other, for as long as the server knows this node."""
         wait = POLL[0]
         while True:
-            found = self.fleet.PullMessages(PullMessagesRequest(node=self.node))
-            if not found.messages_list:
-                time.sleep(wait)
-                wait = min(wait * 1.2, POLL[1])
+            try:
+                found = self.fleet.PullMessages(PullMessagesRequest(node=self.node))
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if not _passing(error):
+                    raise
+                pause.after(error)  # the gateway is being started again, say: we are still the same node
                 continue
-            wait = POLL[0]
-            for tree in found.message_object_trees:
-                self._answer(tree, found.messages_list[0].metadata.run_id)
+            pause.well()
+            for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                wait = POLL[0]
+                self._answer(tree, message.metadata.run_id)
+            time.sleep(wait)
+            wait = min(wait * 1.2, POLL[1])
 
     def _site(self) -> SiteFile:
         return read_site(self.folder / "site.toml")  # anew: its owner may have changed what is allowed
@@ -125,35 +144,52 @@ class Link:
                 log.error("a reply was not taken: %s", explained(error))
 
 
+def _passing(error: Exception) -> bool:
+    """Whether the same request may be answered a little later."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in (429, 503)
+    return True
+
+
 @contextmanager
 def connected(folder: Path, host: str, port: int) -> Iterator[Link]:
     """Known to the server as long as this lasts, by heartbeats."""
     key = keys.read_key(folder / "site.key")
-    transport = httpx.HTTPTransport(verify=tls(folder))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     signed = NodeAuthHttpInterceptor(key, key.public_key())
-    fleet = client(FleetHttpClient, "SuperNode", transport, signed, url=f"https://{address}")
-    with fleet:
-        asked = ActivateNodeRequest(
-            public_key=keys.public_pem(key.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
-        )
-        node = Node(node_id=fleet.ActivateNode(asked).node_id)
-        beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-
-        def send() -> bool:
-            try:
-                return fleet.SendNodeHeartbeat(beat).success
-            except httpx.HTTPError:
-                return False
-
-        heartbeat = HeartbeatSender(send)
-        heartbeat.start()
+    transport = httpx.HTTPTransport(verify=tls(folder))
+    with client(FleetHttpClient, "SuperNode", transport, signed, url=f"https://{address}") as fleet:
+        node = _activated(fleet, keys.public_pem(key.public_key()), folder / HOME_FOLDER / "node.id")
+        done = threading.Event()
+        beats = threading.Thread(target=_heartbeats, args=(fleet, node, done), daemon=True)
+        beats.start()
         try:
             yield Link(folder, fleet, node)
         finally:
-            heartbeat.stop()
+            done.set()
             with suppress(httpx.HTTPError):
                 fleet.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+
+def _activated(fleet: FleetHttpClient, key: bytes, note: Path) -> Node:
+    """This site's node. One that was killed is still taken for connected: it is ended first, by its noted number."""
+    asked = ActivateNodeRequest(public_key=key, heartbeat_interval=BEAT)
+    try:
+        found = fleet.ActivateNode(asked)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != httpx.codes.PRECONDITION_FAILED or not note.exists():
+            raise
+        fleet.DeactivateNode(DeactivateNodeRequest(node_id=int(note.read_text() or 0)))
+        found = fleet.ActivateNode(asked)
+    note.write_text(str(found.node_id))
+    return Node(node_id=found.node_id)
+
+
+def _heartbeats(fleet: FleetHttpClient, node: Node, done: threading.Event) -> None:
+    beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=BEAT)
+    while not done.wait(BEAT / 3):
+        with suppress(httpx.HTTPError, RuntimeError):  # whoever pulls messages notices, too, and acts
+            fleet.SendNodeHeartbeat(beat)
 
 
 def tls(folder: Path) -> ssl.SSLContext:
@@ -175,8 +211,10 @@ def explained(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         if error.response.status_code == httpx.codes.PRECONDITION_FAILED:
             return "the server is starting"
-        said = error.response.text.strip().removeprefix("fedxl: ").splitlines()
-        return f"the server answers {error.response.status_code}: {printable(said[0] if said else 'nothing')}"
+        said = error.response.text.strip().removeprefix("fedxl: ")
+        with suppress(ValueError, KeyError, TypeError):
+            said = json.loads(said)["detail"]  # as Flower puts it
+        return f"the server answers {error.response.status_code}: {printable(said or 'nothing')}"
     for sign, meaning in REASONS.items():
         if sign in text:
             return meaning

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography import x509
@@ -16,7 +18,7 @@ from fedxl.errors import UserError, require
 from fedxl.flower import cache, keys, status, turns
 from fedxl.flower.family import HOME, die_with_parent, stopping_all
 from fedxl.flower.members import Members
-from fedxl.flower.settings import Server, read_connection, read_server, read_site
+from fedxl.flower.settings import HOME_FOLDER, Server, read_connection, read_server, read_site
 from fedxl.flower.supervisor import Child, Say, Supervisor, command, environment
 
 POLL = 0.5
@@ -43,7 +45,7 @@ def serve(folder: Path, say: Say) -> Server:
         return sorted(path.name for path in (server.out / "checkpoints").glob("round-*"))
 
     say(f"serving at {host}:{port} for {', '.join(server.settings.sites)}")
-    with stopping_all([home]) as started:
+    with alone(home), stopping_all([home]) as started:
         Supervisor(
             children,
             environment(home, HOME),
@@ -91,7 +93,7 @@ def join(folder: Path, say: Say) -> None:
     def remind() -> Iterator[str]:
         return _ending(keys.read_certificate(certificate), f"site {name}", RENEW_SITE)
 
-    with stopping_all([home]) as started:
+    with alone(home), stopping_all([home]) as started:
         node = Child("node", command("node", folder), home, shown=True)
         Supervisor([node], environment(home, HOME), say, remind=remind).run(started)
 
@@ -126,14 +128,22 @@ def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: No
     return server
 
 
-HOME_FOLDER = "flower"  # of a party: its socket and its logs; all of its processes have it in their environment
-
-
 def private(folder: Path) -> Path:
     """A folder that only its owner can enter."""
     folder.mkdir(exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     return folder
+
+
+@contextmanager
+def alone(home: Path) -> Iterator[None]:
+    """One server, or site, a folder: a second one would take its socket, or its place, away from the first."""
+    with (home / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{home.parent} is running already; stop it first") from None
+        yield
 
 
 def free_port() -> int:

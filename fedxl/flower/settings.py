@@ -13,6 +13,7 @@ from fedxl.options import call
 from fedxl.wire import PRECISIONS
 
 JUDGES = ("server", "sites")  # who evaluates: the server on its own [data], or each site on its own
+HOME_FOLDER = "flower"  # of a party: its socket and its logs; all of its processes have it in their environment
 PERMITTED = ("none", "figures", "scores")  # what a site may let go of an evaluation
 
 
