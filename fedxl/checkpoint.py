@@ -1,4 +1,8 @@
-"""State on disk: safetensors, written whole or not at all, and checked when read. Never pickle."""
+"""State on disk: safetensors, written whole or not at all, and checked when read. Never pickle.
+
+A file that was read and is not what was written is damaged; it is set aside. A file that could not be read may be
+whole: the disk may be back in a minute. Then nothing is touched, and one line says so.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,21 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from fedxl.errors import first_line
+from fedxl.errors import UserError, first_line
 
-BROKEN = (SafetensorError, OSError, ValueError, KeyError, TypeError)  # what reading a damaged file may raise
+# What the content of a damaged file may raise, once it is in memory.
+BROKEN = (SafetensorError, ValueError, KeyError, TypeError, AssertionError, RuntimeError)
 KEEP = 2  # checkpoints; the one before the last is there in case the last is damaged
+PIECE = 2**24  # bytes that are digested at a time
 
 
 class Checkpoint(NamedTuple):
@@ -27,19 +34,53 @@ class Checkpoint(NamedTuple):
     info: dict[str, Any]
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone. One that is there stays as it is."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """A file to write, empty, that nobody but this user can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.fchmod(descriptor, 0o600)  # it may have been there before
+    return open(descriptor, "wb")
+
+
+def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
     """The file holds all of `content` after this and nothing of it before, whenever process or machine stop."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with open_private(partial) if private else partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()  # on a full disk it would take the room that others need
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def read_bytes(path: Path) -> bytes:
+    """All of a file. One line if it is there and cannot be read; FileNotFoundError if it is not there."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise cannot_read(path, error) from error
+
+
+def cannot_read(path: Path, error: OSError) -> UserError:
+    """The line for a disk that does not answer."""
+    return UserError(f"cannot read {path}: {error.strerror or error}; nothing was changed, try again once it can be")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -61,7 +102,12 @@ def plain(value: Any) -> Any:
 
 
 def save_checkpoint(
-    folder: Path, round: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any], keep: int | None = None
+    folder: Path,
+    round: int,
+    tensors: Mapping[str, Tensor],
+    info: Mapping[str, Any],
+    keep: int | None = None,
+    private: bool = False,
 ) -> Path:
     """Write the state after `round`, then drop all but the last two, or all but this one and that of round `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +116,7 @@ def save_checkpoint(
     described = json.dumps(dict(info))
     metadata = {"info": described, "digest": _digest(described, whole)}
     path = _path(folder, round)
-    write_atomically(path, save(whole, metadata))
+    write_atomically(path, save(whole, metadata), private)
     files = _files(folder)
     for old in files[:-KEEP] if keep is None else set(files) - {path, _path(folder, keep)}:
         old.unlink()
@@ -79,8 +125,13 @@ def save_checkpoint(
 
 def load_checkpoint(folder: Path, round: int) -> Checkpoint | None:
     """The state after `round`, or None if there is none, or none that is whole."""
+    path = _path(folder, round)
     try:
-        return _load(_path(folder, round))
+        content = read_bytes(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return _parsed(path, content)
     except BROKEN:
         return None
 
@@ -88,14 +139,14 @@ def load_checkpoint(folder: Path, round: int) -> Checkpoint | None:
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest whole checkpoint, and a line for every newer one that is damaged."""
     complaints: list[str] = []
-    for path in reversed(_files(folder)):
+    for path in reversed(_listed(folder)):
+        content = read_bytes(path)
         try:
-            return _load(path), complaints
+            return _parsed(path, content), complaints
         except BROKEN as error:
             reason = first_line(error)
             complaints.append(f"checkpoint {path.name} is damaged ({reason}); going back to the one before it")
-            # Out of the way, so that it does not count among the last ones that are kept.
-            path.rename(path.with_suffix(".damaged"))
+            _set_aside(path)
     return None, complaints
 
 
@@ -104,24 +155,58 @@ def _path(folder: Path, round: int) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*.safetensors"))
+    # Not by glob, which takes a folder that cannot be read for an empty one.
+    names = os.listdir(folder)
+    return sorted(folder / name for name in names if name.startswith("round-") and name.endswith(".safetensors"))
 
 
-def _load(path: Path) -> Checkpoint:
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return _files(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise cannot_read(folder, error) from error
+
+
+def _set_aside(path: Path) -> None:
+    """Out of the way, so that it does not count among the last ones that are kept."""
+    try:
+        path.rename(path.with_suffix(".damaged"))
+    except OSError as error:
+        raise UserError(f"cannot set the damaged {path} aside: {error.strerror or error}") from error
+
+
+def _parsed(path: Path, content: bytes) -> Checkpoint:
+    """The checkpoint in these bytes.
+
+    They were read, not mapped into memory: where a disk fails, a mapped file ends the process without a word. Two
+    copies are held for a moment, one less than while it was written.
+    """
+    tensors = load(content)
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
     if _digest(metadata["info"], tensors) != metadata["digest"]:
         raise ValueError("its contents do not match their checksum")
-    return Checkpoint(path, tensors, json.loads(metadata["info"]))
+    info = json.loads(metadata["info"])
+    if not isinstance(info, dict):
+        raise ValueError("it does not say what it is")
+    return Checkpoint(path, tensors, info)
 
 
 def _digest(info: str, tensors: Mapping[str, Tensor]) -> str:
     """Of all there is to know, names, types, shapes and bytes: the format itself would not notice a flipped bit."""
     digest = hashlib.sha256(info.encode())
     for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        # Seen as bytes, because numpy knows no bfloat16.
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        add_tensor(digest, name, tensors[name])
     return digest.hexdigest()
+
+
+def add_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    """Digest a tensor, name, type, shape and bytes, a piece at a time: one mapped from a file is never held whole."""
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+    rows = tensor if tensor.ndim else tensor[None]
+    size = max(1, rows[:1].numel() * rows.element_size())
+    for piece in rows.split(max(1, PIECE // size)):
+        # Seen as bytes, because numpy knows no bfloat16.
+        digest.update(piece.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedxl import sampling
+from fedxl import sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.data import DATASETS
 from fedxl.data.federation import Splits
@@ -27,7 +27,7 @@ from fedxl.run import Hooks, Result, train
 from fedxl.task import Settings, Task
 
 SECTIONS = ("data", "model", "risk", "algorithm", "run")
-Table = dict[str, Any]
+Table = toml.Table
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,17 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     for name in ("data", "risk", "algorithm"):
         require("name" in tables.get(name, {}), f"{path} needs a section [{name}] with a name")
     for name, table in tables.items():
-        _require_plain(table, name)
+        toml.require_plain(table, name)
         require(isinstance(table.get("name", ""), str), f"'{name}.name' must be a text, not {table.get('name')!r}")
     return Config(**tables)
 
 
 def read_tables(path: Path, known: Collection[str]) -> dict[str, Table]:
     """The sections of a file, all of them among the known ones."""
-    try:
-        tables = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    for name, table in tables.items():
+    tables = toml.read(path)
+    for name in tables:
         if name not in known:
             raise unknown("section", name, known)
-        require(isinstance(table, dict), f"'{name}' must be a section, [{name}], with settings in it")
     return tables
 
 
@@ -86,15 +80,7 @@ def parse_assignment(text: str, form: str) -> tuple[str, Any]:
     """`key=value`; one line that says the form if it is not."""
     key, equals, value = text.partition("=")
     require(bool(equals and key.strip()), f"'{text}' must read {form}")
-    return key.strip(), parse_value(value)
-
-
-def parse_value(text: str) -> Any:
-    """A value as TOML writes it; a bare word is a text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text.strip()
+    return key.strip(), toml.parse_value(value)
 
 
 def dump(config: Config) -> str:
@@ -114,19 +100,6 @@ def _toml(value: Any) -> str:
         return f"{{{', '.join(f'{json.dumps(key)} = {_toml(item)}' for key, item in value.items())}}}"
     # JSON's texts, numbers and booleans are TOML's, too.
     return json.dumps(value, ensure_ascii=False)
-
-
-def _require_plain(value: Any, where: str) -> None:
-    """Dates and infinities are TOML, but no setting takes them and not every file we write could hold them."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _require_plain(item, f"{where}.{key}")
-    elif isinstance(value, list):
-        for item in value:
-            _require_plain(item, where)
-    else:
-        finite = not isinstance(value, float) or math.isfinite(value)
-        require(isinstance(value, (str, int, float)) and finite, f"'{where}' cannot be {value}")
 
 
 def load_data(config: Config) -> Splits:

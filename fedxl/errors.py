@@ -6,10 +6,21 @@ import difflib
 from collections.abc import Iterable
 
 WORDS = 300  # characters that are repeated of another party's text
+LONGEST = 2000  # characters of a line that people are to read
 
 
 class UserError(ValueError):
-    """What is wrong, where, and what would be right, in one line."""
+    """What is wrong, where, and what would be right, in one line.
+
+    It stays one line, and does nothing to a terminal, whatever the names and values that it quotes hold.
+
+    >>> print(UserError("unknown setting 'run.a\\nb\\x1b[2J'"))
+    unknown setting 'run.a b [2J'
+    """
+
+    def __str__(self) -> str:
+        text = " ".join("".join(c if c.isprintable() else " " for c in super().__str__()).split())
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 class DivergedError(UserError):

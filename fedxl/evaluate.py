@@ -126,7 +126,7 @@ def check_selection(select: str, evaluator: Evaluator, validation: Source | None
 
 def value_of(figures: Mapping[str, Any], select: str) -> float:
     """The figure that a model is chosen by, the higher the better; NaN where there is none."""
-    found = figures["risk"] if select == "-risk" else figures[select]
+    found = figures.get("risk" if select == "-risk" else select)
     value = math.nan if found is None else float(found)
     return -value if select == "-risk" else value
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
-from fedxl.errors import UserError, require
+from fedxl import toml
+from fedxl.errors import require
 from fedxl.rundir import read_metrics
 
 FIGURES = ("auroc", "pauc@0.3", "pauc@0.5", "ap", "risk")
@@ -34,10 +35,7 @@ def is_run(path: Path) -> bool:
 
 def row(path: Path) -> list[str]:
     """One run as a line of the table: figures of the best round once it has finished, the latest ones before."""
-    try:
-        config = tomllib.loads((path / "config.toml").read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"cannot read {path / 'config.toml'}: {error}") from None
+    config = toml.read(path / "config.toml")
     records, _ = read_metrics(path)
     done = next((record for record in records if "test" in record), None)
     evaluations = {record["round"]: record for record in records if "test" not in record}
@@ -46,8 +44,7 @@ def row(path: Path) -> list[str]:
     figures = (done or {}).get("test") or shown.get("validation") or {}
     return [
         path.resolve().name,
-        config.get("algorithm", {}).get("name", "?"),
-        config.get("risk", {}).get("name", "?"),
+        *(str(config.get(section, {}).get("name", "?")) for section in ("algorithm", "risk")),
         "finished" if done else f"at round {latest.get('round', 0)}",
         str(done.get("best_round", "")) if done else "",
         *(_number(figures.get(name), 4) for name in FIGURES),
@@ -88,7 +85,7 @@ def as_text(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS, tit
     for name, cells in zip(columns, zip(*rows, strict=True), strict=True):
         table.add_column(name, justify="right" if _numeric(cells) else "left", no_wrap=True)
     for line in rows:
-        table.add_row(*line)
+        table.add_row(*map(Text, line))  # as they are: a folder's name may look like rich's markup
     return table
 
 

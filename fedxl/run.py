@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ from fedxl.algorithms import Method
 from fedxl.checkpoint import Checkpoint
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, from_arrays
-from fedxl.errors import DivergedError, require
+from fedxl.errors import DivergedError, UserError, require
 from fedxl.evaluate import Examiner, better_at_common_sites, value_of
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
@@ -29,10 +29,13 @@ from fedxl.risk import XRisk
 from fedxl.rundir import RunDir
 from fedxl.sampling import Indices
 from fedxl.task import Settings, Task
+from fedxl.wire import RefusedError, fitted
 
 Floats = npt.NDArray[np.float64]
 # What may change between the beginning of a run and its resumption without changing its results so far.
 FREE = {f"run.{name}" for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once")}
+
+SINCE = {"task.examples", "task.validation"}  # what runs that were begun by an older version have not noted
 
 
 class Traffic(NamedTuple):
@@ -66,6 +69,28 @@ class Progress(NamedTuple):
     rounds: int
     seconds: float
     record: dict[str, Any] | None  # the latest evaluation
+
+
+class State(NamedTuple):
+    """What a checkpoint holds besides the clients' private side."""
+
+    server: Any
+    best: Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a run is: what a checkpoint says besides its tensors."""
+
+    round: int
+    best_round: int
+    best_value: float
+    seconds: float
+    evaluating: float = 0.0
+    settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        require(self.round >= 0, f"its round is {self.round}")
 
 
 def _to_stderr(line: str) -> None:
@@ -139,7 +164,10 @@ class Trainable(Protocol):
     cohort: int
     select: str
     device: torch.device
-    description: dict[str, Any]  # what must be the same when the run is resumed
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What must be the same when the run is resumed."""
 
     @property
     def engine(self) -> Engine: ...
@@ -269,29 +297,40 @@ class Trainer:
 
     def _checkpoint(self, folder: RunDir) -> None:
         self._require_finite()
-        state = {"server": self.server, "population": self.task.engine.population, "best": self.best}
-        info = {
-            "round": self.round,
-            "best_round": self.best_round,
-            "best_value": self.best_value,
-            "seconds": self.seconds,
-            "evaluating": self.evaluating,
-            "settings": self.task.description,
-        }
-        folder.save(self.round, tree.pack(state), info)
+        state = {**State(self.server, self.best)._asdict(), "population": self.task.engine.population}
+        standing = Standing(
+            round=self.round,
+            best_round=self.best_round,
+            best_value=self.best_value,
+            seconds=self.seconds,
+            evaluating=self.evaluating,
+            settings=self.task.description,
+        )
+        folder.save(self.round, tree.pack(state), asdict(standing))
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        tensors, info = checkpoint.tensors, checkpoint.info
-        _require_same(info["settings"], self.task.description)
-        done, wanted = info["round"], self.run.rounds
-        require(done <= wanted, f"this run is at round {done} already, beyond rounds = {wanted}")
-        state = tree.unpack({"server": self.server, "best": self.best}, tensors)
-        self.server, self.best = tree.to((state["server"], state["best"]), self.task.device)
-        prefix = "population."
+        try:
+            standing = call(Standing, checkpoint.info, "checkpoint")
+            _require_same(standing.settings, self.task.description)
+            done, wanted = standing.round, self.run.rounds
+            require(done <= wanted, f"this run is at round {done} already, beyond rounds = {wanted}")
+            self._take_up(checkpoint.tensors)
+        except RefusedError as error:
+            raise UserError(f"{checkpoint.path} is whole, but it is no state of this run: {error}") from None
+        self.round, self.best_round, self.best_value = standing.round, standing.best_round, standing.best_value
+        self.seconds, self.evaluating = standing.seconds, standing.evaluating
+
+    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
+        """The state in a checkpoint, once it is one that this run can have come to."""
+        prefix, engine = "population.", self.task.engine
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
+        state = fitted(State(self.server, self.best), own, ragged=True)
+        self.server, self.best = tree.to(state, self.task.device)
         population = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-        self.task.engine.restore(self.server, population)
-        self.round, self.best_round, self.best_value = info["round"], info["best_round"], info["best_value"]
-        self.seconds, self.evaluating = info["seconds"], info.get("evaluating", 0.0)
+        # What an engine knows of its clients before the first round it must know now, too.
+        begun = engine.population
+        fitted(begun, {name: t for name, t in population.items() if name in tree.pack(begun)})
+        engine.restore(self.server, population)
 
     def _result(self, interrupted: bool) -> Result:
         task = self.task
@@ -332,6 +371,6 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     changed = [
         f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
         for key in sorted(before.keys() | now.keys())
-        if key not in FREE and before.get(key) != now.get(key)
+        if key not in FREE and before.get(key) != now.get(key) and not (key in SINCE and key not in before)
     ]
     require(not changed, f"this run began with other settings: {'; '.join(changed)}")

@@ -13,8 +13,10 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from fedxl.checkpoint import Checkpoint, load_latest, plain, save_checkpoint, write_atomically
+from fedxl.checkpoint import Checkpoint, load_latest, plain, read_bytes, save_checkpoint, write_atomically
 from fedxl.errors import UserError
+
+LARGEST = 2**53  # of whole numbers in a record: beyond it they are not what a run has counted
 
 
 class RunDir:
@@ -69,7 +71,7 @@ class RunDir:
         """Keep the regular evaluations up to `round`, for the rest will be done again: these, and any complaints."""
         records, unreadable = read_metrics(self.path)
         kept = [r for r in records if r["round"] <= round and regular(r["round"]) and "test" not in r]
-        self.write(self.metrics.name, "".join(json.dumps(record) + "\n" for record in kept))
+        self.write(self.metrics.name, "".join(json.dumps(plain(record)) + "\n" for record in kept))
         return kept, [f"{unreadable} unreadable line(s) in {self.metrics.name} left out"] if unreadable else []
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
@@ -97,12 +99,41 @@ class RunDir:
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The records of a run, and how many lines were unreadable (a crash may cut one off)."""
-    file = path / "metrics.jsonl"
-    records, unreadable = [], 0
-    for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
+    records: list[dict[str, Any]] = []
+    unreadable = 0
+    try:
+        text = read_bytes(path / "metrics.jsonl").decode(errors="replace")
+    except FileNotFoundError:
+        return records, unreadable
+    for line in text.splitlines():
         try:
-            record = json.loads(line)
-            records.append({**record, "round": int(record["round"])})
-        except (ValueError, TypeError, KeyError):
+            records.append(_record(line))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             unreadable += 1
     return records, unreadable
+
+
+def _record(line: str) -> dict[str, Any]:
+    """What a line says, if it is one that a run has written."""
+    record: dict[str, Any] = json.loads(line)
+    _require_number(record["round"], int)
+    _require_number(record.get("best_round", 0), int)
+    for name in ("seconds", "training_seconds", "steps"):
+        _require_number(record.get(name, 0))
+    for name in ("train", "validation", "test"):
+        _require_figures(record.get(name, {}))
+        for told in record.get(f"{name}_by_site", {}).values():
+            _require_figures({} if isinstance(told, str) else told)  # a text says why a site told nothing
+    return record
+
+
+def _require_figures(table: dict[str, Any]) -> None:
+    for name, value in table.items():
+        unknown = value is None and name not in ("positives", "negatives")
+        _require_number(0 if unknown else value)
+
+
+def _require_number(value: Any, kind: Any = int | float) -> None:
+    small = not isinstance(value, int) or abs(value) <= LARGEST
+    if not isinstance(value, kind) or isinstance(value, bool) or not small:
+        raise ValueError("it is no figure of a run")

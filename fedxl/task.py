@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 
 from fedxl.algorithm import Algorithm
 from fedxl.algorithms import ALGORITHMS, Method
+from fedxl.checkpoint import add_tensor
 from fedxl.data.federation import Federation, Weighting
-from fedxl.data.source import floats_as
+from fedxl.data.source import fingerprint, floats_as
 from fedxl.engine.choose import EXECUTORS, choose, executor, possible
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import UserError, first_line, require, unknown
@@ -107,7 +109,7 @@ class Task:
         self.engine = self._engine()
         self.select = run.selects_by(risk)
         self.examiner = self._examiner(pairs)
-        self.description = self._describe(algorithm, options, more)
+        self.sections = {**more, "algorithm": {"name": str(algorithm), **options}}
 
     def _check_data(self, method: Method) -> None:
         first, second = (self.federation.side(side) for side in self.risk.sides)
@@ -162,26 +164,35 @@ class Task:
             check_selection(self.select, found, sources["validation"])
         return HeldBack(found, sources | ({"train": self.engine.source} if self.run.train_metrics else {}))
 
-    def _describe(
-        self, algorithm: str | Method, options: Mapping[str, Any], more: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """What must be the same when a run is resumed, by dotted names, as plain JSON."""
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What must be the same when a run is resumed, by dotted names, as plain JSON. All data are read for it."""
         weights = weights_of(self.model)
         shapes = {name: list(tensor.shape) for name, tensor in {**weights.params, **weights.buffers}.items()}
         parts = [len(part) for part in self.federation.parts]
+        source, validation = self.federation.source, self.examiner.sources.get("validation")
         tables = {
-            **more,
-            "algorithm": {"name": str(algorithm), **options},
+            **self.sections,
             "run": asdict(self.run),
             "task": {
                 "model": f"{len(shapes)} tensors, {_digest(shapes)}",
                 "clients": f"{len(parts)} with {sum(parts)} examples, {_digest(parts)}",
-                "augment": str(getattr(self.federation.source, "augment", "")),
-                "data": _digest([self.federation.source.labels.tolist(), self.probe.flatten().tolist()]),
+                "augment": str(getattr(source, "augment", "")),
+                # A glance at the data, which runs of older versions have noted; then all of them.
+                "data": _digest([source.labels.tolist(), self.probe.flatten().tolist()]),
+                "examples": self._examples(),
+                "validation": fingerprint(validation)[:12] if validation is not None else "",
                 "risk": f"{self.risk.sides}, lam {self.risk.lam}, {self.risk.score_shape} {self.risk.inner_shape}",
             },
         }
         return flattened(tables)
+
+    def _examples(self) -> str:
+        """Of all that is trained on, and who holds it."""
+        digest = hashlib.sha256(fingerprint(self.federation.source).encode())
+        for part in self.federation.parts:
+            add_tensor(digest, "part", torch.as_tensor(part))
+        return digest.hexdigest()[:12]
 
 
 def flattened(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -49,9 +49,24 @@ def restore(like: T, received: Mapping[str, Tensor], longest: int = 2**31, unkno
             continue
         for kind, group in _by_kind(part).items():
             leaves |= _split(path, group, left, kind)
-    if left:
-        names = ", ".join(sorted(left)[:3])
-        raise RefusedError(f"it holds {printable(names)}, which nobody asked for")
+    _require_nothing(left)
+    return tree.unpack(like, leaves)
+
+
+def fitted(like: T, packed: Mapping[str, Tensor], ragged: bool = False) -> T:
+    """The tree that `tree.pack` took apart: of `like`'s names, types and shapes, with nothing beside it.
+
+    ragged: arrays that are not a network's, such as a pool's, may have any length, all in one tuple the same.
+    """
+    left, leaves = dict(packed), dict[str, Tensor]()
+    networks = tree.pack({path: part for path, part in _parts(like) if isinstance(part, dict)})
+    lengths: dict[str, int] = {}
+    for path, leaf in tree.pack(like).items():
+        found, shape = _take(left, path), tuple(leaf.shape)
+        if ragged and path not in networks and leaf.ndim and found.ndim:
+            shape = (lengths.setdefault(path.rpartition(".")[0], len(found)), *shape[1:])
+        leaves[path] = _like(path, found, leaf.dtype, shape)
+    _require_nothing(left)
     return tree.unpack(like, leaves)
 
 
@@ -87,6 +102,11 @@ def _by_kind(network: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     for name, leaf in network.items():
         found.setdefault(str(leaf.dtype).removeprefix("torch."), {})[name] = leaf
     return found
+
+
+def _require_nothing(left: Mapping[str, Tensor]) -> None:
+    if left:
+        raise RefusedError(f"it holds {', '.join(sorted(left)[:3])}, which nobody asked for")
 
 
 def _take(left: dict[str, Tensor], name: str) -> Tensor:

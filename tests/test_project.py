@@ -18,7 +18,7 @@ PACKAGE = ROOT / "fedxl"
 # From the bottom up: a module imports only from lines above its own, or from its own line.
 LAYERS = [
     {"errors", "progress"},
-    {"tree", "options", "precision"},
+    {"tree", "options", "precision", "toml"},
     {"wire"},
     {"risk", "sampling", "models", "metrics", "checkpoint"},
     {"algorithm", "rundir"},

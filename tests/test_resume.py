@@ -8,16 +8,19 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedxl import UserError, fit, partial_auc, tree
+from fedxl import UserError, checkpoint, fit, partial_auc, tree
 from fedxl.checkpoint import load_latest, save_checkpoint
-from fedxl.run import Hooks
-from tests.conftest import RAGGED, make_clients
+from fedxl.data.source import fingerprint
+from fedxl.run import SINCE, Hooks
+from tests.conftest import RAGGED, Clients, make_clients
 
 KILLS = 20
 ROUNDS = 400
@@ -171,16 +174,145 @@ def test_another_task_is_refused(tmp_path, model_, clients, risk, named):
         fit(*parts, out=tmp_path, resume=True, **options)
 
 
+def turned(clients: Clients) -> Clients:
+    """The same labels and the same first examples; one number of the last one is another."""
+    (*others, (x, y)) = clients
+    x = x.clone()
+    x[-1, -1] += 1e-6
+    return [*others, (x, y)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"clients": turned(make_clients(RAGGED))}, "task.examples"),
+        ({"validation": turned(make_clients([(20, 30)], seed=9))[0]}, "task.validation"),
+        ({"test": turned(make_clients([(20, 30)], seed=9))[0]}, None),
+    ],
+    ids=["training data", "validation data", "test data, by which nothing is decided"],
+)
+def test_one_number_that_has_changed_is_noticed(tmp_path, changes, named):
+    run(tmp_path, rounds=3)
+    held = make_clients([(20, 30)], seed=9)[0]
+    data = {"clients": make_clients(RAGGED), "validation": held, "test": held, **changes}
+
+    def again() -> None:
+        fit(model(), risk=partial_auc(), out=tmp_path, resume=True, **data, **{**settings(), "rounds": 4})
+
+    if named:
+        with pytest.raises(UserError, match=f"{named} was '[0-9a-f]+' and is now"):
+            again()
+    else:
+        again()
+
+
+def rewritten(out: Path, change: Callable[[dict, dict], None]) -> None:
+    """The newest checkpoint with other contents, and a checksum that is right."""
+    checkpoint = load_latest(out / "checkpoints")[0]
+    tensors, info = dict(checkpoint.tensors), dict(checkpoint.info)
+    change(tensors, info)
+    save_checkpoint(out / "checkpoints", checkpoint.info["round"], tensors, info)
+
+
+def test_a_run_that_was_begun_before_data_were_digested_goes_on(tmp_path):
+    expected = run(None, rounds=9)
+    run(tmp_path, rounds=3)
+
+    def forget(tensors: dict, info: dict) -> None:
+        info["settings"] = {k: v for k, v in info["settings"].items() if k not in SINCE}
+
+    rewritten(tmp_path, forget)
+    resumed = run(tmp_path, resume=True, rounds=9)
+    assert all(torch.equal(resumed.weights.params[n], w) for n, w in expected.weights.params.items())
+    assert load_latest(tmp_path / "checkpoints")[0].info["settings"].keys() > SINCE, "from now on it is noticed"
+
+
+def test_data_that_are_mapped_from_a_file_are_never_held_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "PIECE", 1000)
+    np.save(tmp_path / "x.npy", np.arange(6000, dtype=np.float32).reshape(60, 100))
+    mapped = torch.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="c"))
+    sizes: list[int] = []
+
+    class Recording:
+        def update(self, content) -> None:
+            sizes.append(len(content))
+
+    checkpoint.add_tensor(Recording(), "x", mapped)
+    assert sum(sizes[1:]) == 24000
+    assert max(sizes) <= 1000
+
+
+class Own:
+    """A source of one's own, which fetches."""
+
+    codes = 1
+
+    def __init__(self, x: torch.Tensor, labels: torch.Tensor) -> None:
+        self.x, self.labels = x, labels
+
+    def fetch(self, indices: torch.Tensor, codes: torch.Tensor | None = None) -> torch.Tensor:
+        return self.x[indices]
+
+    def to(self, device: torch.device) -> Own:
+        return self
+
+
+def test_every_example_of_a_source_of_ones_own_counts():
+    x, y = torch.randn(3000, 2), torch.zeros(3000, dtype=torch.int64)
+    other = x.clone()
+    other[2999, 1] += 1
+    assert fingerprint(Own(x, y)) == fingerprint(Own(x.clone(), y))
+    assert fingerprint(Own(x, y)) != fingerprint(Own(other, y))
+
+
+STRANGE = {
+    "a tensor too few": (lambda t, i: t.pop("server.step"), "it lacks server.step"),
+    "a tensor too many": (lambda t, i: t.update(more=torch.ones(1)), "it holds more, which nobody asked for"),
+    "another shape": (lambda t, i: t.update({"best.params.0.bias": torch.ones(9).double()}), r"\[9\] instead of"),
+    "another type": (lambda t, i: t.update({"server.step": torch.tensor(3.0)}), "float32 .* instead of int64"),
+    "a pool of two lengths": (lambda t, i: t.update({"server.pool.first.age": torch.zeros(3).long()}), "pool.first"),
+    "a client too many": (lambda t, i: t.update({"population.rounds.9": torch.tensor(1)}), "not among these 6"),
+    "a client that is none": (lambda t, i: t.update({"population.rounds.x": torch.tensor(1)}), "not among these 6"),
+    "half a client": (lambda t, i: t.pop("population.states.0.u"), "it lacks states.0.u"),
+    "another client's state": (lambda t, i: t.update({"population.states.0.u": torch.ones(2)}), "states.0.u is"),
+    "rounds of no number": (lambda t, i: t.update({"population.rounds.0": torch.ones(2)}), "rounds.0 is float32"),
+    "no round": (lambda t, i: i.pop("round"), "'checkpoint.round' is missing"),
+    "a round that is none": (lambda t, i: i.update(round="3"), "'checkpoint.round' must be a whole number"),
+    "a negative round": (lambda t, i: i.update(round=-3), "its round is -3"),
+    "settings that are none": (lambda t, i: i.update(settings=[]), "'checkpoint.settings' must be"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(STRANGE))
+def test_a_whole_checkpoint_of_something_else_is_one_line(tmp_path, kind):
+    change, line = STRANGE[kind]
+    run(tmp_path, rounds=3)
+    rewritten(tmp_path, change)
+    with pytest.raises(UserError, match=line) as refused:
+        run(tmp_path, resume=True, rounds=4)
+    assert len(str(refused.value).splitlines()) == 1
+    assert not list(tmp_path.glob("checkpoints/*.damaged"))
+
+
+ODD = [
+    "5", "{}", '{"rou', "null", '"round"', '["round"]', "[" * 5000, '{"round": 1e400}', '{"round": NaN}',
+    '{"round": 2.5}', '{"round": "2"}', '{"round": true}', f'{{"round": {10**300}}}', f'{{"round": {"9" * 5000}}}',
+    '{"round": 2, "validation": 3}', '{"round": 2, "validation": {"auroc": "high"}}', '{"round": 2, "test": [1]}',
+    f'{{"round": 2, "validation": {{"auroc": {10**400}}}}}', '{"round": 2, "seconds": "long"}',
+    '{"round": 2, "best_round": [], "test": {}}', '{"round": 2, "validation_by_site": {"a": {"positives": null}}}',
+]  # fmt: skip
+
+
 def test_metrics_that_were_tampered_with(tmp_path):
     """Rubbish among the lines is left out and told; the good lines stay."""
     run(tmp_path, rounds=8, eval_every=2)
     metrics = tmp_path / "metrics.jsonl"
     lines = metrics.read_text().splitlines()
-    metrics.write_bytes("\n".join([lines[0], "5", "{}", '{"rou', *lines[1:]]).encode() + b"\n\xff\xfe\n")
+    metrics.write_bytes("\n".join([lines[0], *ODD, *lines[1:]]).encode() + b"\n\xff\xfe\n")
     said: list[str] = []
     resumed = run(tmp_path, resume=True, rounds=10, eval_every=2, say=said.append)
     assert [record["round"] for record in resumed.history] == [2, 4, 6, 8, 10]
-    assert any("4 unreadable" in line for line in said)
+    assert any(f"{len(ODD) + 1} unreadable" in line for line in said)
 
 
 def test_no_bit_of_a_checkpoint_can_flip_unnoticed(tmp_path):

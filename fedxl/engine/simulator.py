@@ -17,6 +17,7 @@ from fedxl.data.source import Source, floats_as
 from fedxl.engine.wave import Draws, Executor, Feed, Wave
 from fedxl.precision import PRECISIONS, products
 from fedxl.sampling import Indices, Purpose
+from fedxl.wire import RefusedError, fitted
 
 CPU = torch.device("cpu")
 
@@ -83,10 +84,14 @@ class Simulator:
         return updates[0] if len(updates) == 1 else tree.concat(updates)
 
     def restore(self, server: Any, tensors: dict[str, Tensor]) -> None:
-        """Take the population back from a checkpoint."""
+        """Take the population back from a checkpoint; `wire.RefusedError` if it is not that of these clients."""
         members = [name.removeprefix("rounds.") for name in tensors if name.startswith("rounds.")]
+        known = {str(client) for client in range(len(self.first))}
+        if not known.issuperset(members):
+            raise RefusedError(f"it holds clients that are not among these {len(known)}")
         like = {name: self.algorithm.init_client(server, len(self.first[int(name)])) for name in members}
-        rounds, states = tree.unpack(Population({name: torch.zeros(()) for name in members}, like), tensors)
+        none = torch.zeros((), dtype=torch.int64)
+        rounds, states = fitted(Population(dict.fromkeys(members, none), like), tensors)
         self._rounds = {int(name): int(number) for name, number in rounds.items()}
         self._states = {int(name): tree.to(state, self.device) for name, state in states.items()}
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__
-from fedxl.checkpoint import write_atomically
+from fedxl.checkpoint import open_private, private_folder, read_bytes, write_atomically
 from fedxl.config import Config, load_data
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, Splits
@@ -26,12 +28,15 @@ from fedxl.errors import UserError, require
 from fedxl.flower.settings import SiteFile
 from fedxl.progress import progress
 
+SPLITS = ("validation", "test")
 FACTS = "data.json"  # written last: without it there is no cache
+FILES = {FACTS, *(f"{name}.npy" for name in ("x", "y", "means", *(f"{s}_{k}" for s in SPLITS for k in "xy")))}
 PIECE = 1024  # examples that are written at a time
 
 
 def refresh(site: SiteFile) -> None:
     """Prepare the data if that has not been done, or if their files have changed since."""
+    _close(site.cache)
     facts = _facts(site)
     # Data that are no longer there have not changed: a site may have nothing but its cache.
     if facts is None or any(facts["stamps"].get(name) != stamp for name, stamp in _stamps(site).items()):
@@ -87,24 +92,33 @@ def prepare(site: SiteFile) -> int:
         "splits": list(held),
     }
     try:
-        site.cache.mkdir(parents=True, exist_ok=True)
+        private_folder(site.cache)
         (site.cache / FACTS).unlink(missing_ok=True)
         with progress(f"preparing {site.settings.name}", sum(len(rows) for _, rows in arrays.values())) as done:
             for name, (tensor, rows) in arrays.items():
-                partial = site.cache / f".{name}.npy"  # not over a file that another process has mapped
-                whole = np.lib.format.open_memmap(
-                    partial, "w+", tensor[:0].numpy().dtype, (len(rows), *tensor.shape[1:])
-                )
-                for begin in range(0, len(rows), PIECE):
-                    piece = rows[begin : begin + PIECE]
-                    whole[begin : begin + len(piece)] = tensor[piece].numpy()
-                    done(len(piece))
-                whole.flush()
-                partial.replace(site.cache / f"{name}.npy")
-        write_atomically(site.cache / FACTS, json.dumps(facts).encode())
+                _write(site.cache / f"{name}.npy", tensor, rows, done)
+        write_atomically(site.cache / FACTS, json.dumps(facts).encode(), private=True)
     except OSError as error:
         raise UserError(f"cannot write to {site.cache}: {error.strerror}; make room and prepare again") from None
     return len(own)
+
+
+def _write(path: Path, tensor: Tensor, rows: Tensor, done: Callable[[int], None]) -> None:
+    """These rows as a file of numpy, under another name until it is whole: another process may have it mapped.
+
+    Written, not mapped: on a full disk that is an error, and not the end of the process.
+    """
+    partial = path.with_name(f".{path.name}")
+    kind = np.lib.format.dtype_to_descr(tensor[:0].numpy().dtype)
+    header = {"descr": kind, "fortran_order": False, "shape": (len(rows), *tensor.shape[1:])}
+    with open_private(partial) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for piece in rows.split(PIECE):
+            file.write(tensor[piece].numpy().tobytes())
+            done(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def key(site: SiteFile) -> str:
@@ -122,7 +136,7 @@ def _own(site: SiteFile, splits: Splits) -> Tensor:
 def _held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """By split: examples, labels, and which of them are this site's. Parts of one data set share them evenly."""
     found = {}
-    for name, pair in {"validation": splits.validation, "test": splits.test}.items():
+    for name, pair in zip(SPLITS, (splits.validation, splits.test), strict=True):
         if pair is not None:
             rows = torch.arange(site.settings.part, len(pair.y), len(splits.train.parts))
             found[name] = (pair.x, pair.y, rows)
@@ -151,11 +165,28 @@ def _ready(site: SiteFile) -> dict[str, Any]:
 
 
 def _facts(site: SiteFile) -> dict[str, Any] | None:
+    """What is known of the cache, if there is one by these settings. A disk that does not answer has not lost it."""
     try:
-        facts: dict[str, Any] = json.loads((site.cache / FACTS).read_text())
-    except (OSError, ValueError):
+        facts = json.loads(read_bytes(site.cache / FACTS))
+    except UserError:
+        raise
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
-    return facts if facts.get("key") == key(site) else None
+    return facts if isinstance(facts, dict) and facts.get("key") == key(site) else None
+
+
+def _close(folder: Path) -> None:
+    """Patients' data are for this user alone, also where an older version has left them open.
+
+    A folder that holds other things, too, stays as whoever made it wants it.
+    """
+    names = os.listdir(folder) if folder.is_dir() else []
+    ours = [name for name in names if name.removeprefix(".") in FILES]
+    whole = [folder] if ours and ours == names else []
+    for path in [*(folder / name for name in ours), *whole]:
+        mode = path.stat().st_mode
+        if mode & 0o077:
+            path.chmod(mode & 0o700)
 
 
 def _mapped(path: Path) -> Tensor:

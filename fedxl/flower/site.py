@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedxl import __version__, tree, wire
 from fedxl.algorithm import Assignment, RoundOf, Share
-from fedxl.checkpoint import load_checkpoint, save_checkpoint
+from fedxl.checkpoint import Checkpoint, load_checkpoint, open_private, private_folder, save_checkpoint
 from fedxl.data.federation import Federation
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
@@ -152,18 +152,31 @@ def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int
         found = load_checkpoint(folder, base)
         if found and found.info.get("data") != data:
             note = f"its data are others than in round {base}; it goes on without what it knew of those"
-        elif found and int(found.tensors["rounds.0"]) == visits:
+        elif found and _visits(found) == visits:
             tensors = found.tensors
         else:
             note = f"its state after round {base} is lost; it goes on without"
-    engine.restore(server, tensors)
+    try:
+        engine.restore(server, tensors)
+    except wire.RefusedError as error:
+        raise UserError(
+            f"the state after round {base} in {folder} is whole, but it is none of this run: {error}; "
+            "remove it to go on without"
+        ) from None
     return note
+
+
+def _visits(state: Checkpoint) -> int | None:
+    """In how many rounds the site had taken part by then, if the state says."""
+    count = state.tensors.get("rounds.0")
+    return int(count) if count is not None and count.ndim == 0 and count.dtype == torch.int64 else None
 
 
 def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str) -> None:
     """Keep the state after this round, and the one before it: the server may ask for the round again."""
     try:
-        save_checkpoint(folder, round, tree.pack(engine.population), {"base": base, "data": data}, keep=base)
+        info = {"base": base, "data": data}
+        save_checkpoint(folder, round, tree.pack(engine.population), info, keep=base, private=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; what was saved before is whole") from None
 
@@ -183,8 +196,8 @@ def _require_convergence(running: RoundOf, order: Order, update: Any, parts: Par
 def _locked(folder: Path) -> Iterator[Path]:
     """One process at a time: one whose Flower node has died may live on for a while."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (folder / ".lock").open("w")
+        private_folder(folder)
+        lock = open_private(folder / ".lock")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}") from None
     with lock:
