@@ -235,6 +235,7 @@ def _conclude(result: Result, folder: Path) -> None:
             f"stopped after the round was finished; go on with: fedxl resume {folder}",
             highlight=False,
             soft_wrap=True,
+            markup=False,
         )
         sys.exit(130)
     figures = result.test or result.validation
@@ -243,7 +244,8 @@ def _conclude(result: Result, folder: Path) -> None:
     summary = f"{where}: {shown}" if figures else "the last one, for there is no validation or test data"
     line = f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)"
     out.print(line, highlight=False, soft_wrap=True)
-    out.print(f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/", highlight=False, soft_wrap=True)
+    where = f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/"
+    out.print(where, highlight=False, soft_wrap=True, markup=False)
 
 
 def _latest(progress: Progress) -> str:

@@ -17,6 +17,7 @@ import fedxl
 from fedxl import progress
 from tests.conftest import seen_at_a_terminal
 from tests.test_errors import CONFIG, command
+from tests.test_resume import ODD
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 FEDXL = [sys.executable, "-m", "fedxl.cli"]
@@ -57,6 +58,23 @@ def test_report_as_text_and_markdown(finished, monkeypatch, capsys):
     assert lines[0].startswith("| run | algorithm | risk |")
     assert set(lines[1]) <= set("|-: ")
     assert len(lines) == 3
+
+
+def test_report_of_a_run_whose_files_were_tampered_with(finished, monkeypatch, capsys):
+    """Lines that no run has written are left out; a config that is none is one line."""
+    run = finished / "tiny-1"
+    good = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text("\n".join(["x", *ODD, good]))
+    assert command(monkeypatch, capsys, "report", str(finished))[0] == 0
+    run = run.rename(finished / "[bold]tiny")
+    (run / "config.toml").write_text("[algorithm]\nname = '[/oops]'\n[risk]\nname = 5\n")
+    code, out, _ = command(monkeypatch, capsys, "report", str(run))
+    assert code == 0
+    assert all(name in out for name in ("[bold]tiny", "[/oops]", " 5 "))
+    for text in ("algorithm = 5", "x = " + "9" * 5000, "x = " + "[" * 5000, "a" + ".a" * 3000 + " = 1", "\udcff"):
+        (run / "config.toml").write_text(text, errors="surrogateescape")
+        code, _, err = command(monkeypatch, capsys, "report", str(run))
+        assert (code, len(err.strip().splitlines())) == (2, 1), err
 
 
 def test_the_saved_model_loads_with_plain_torch(finished):
