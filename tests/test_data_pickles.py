@@ -111,6 +111,45 @@ EVIL = {
     "a list": pickle.dumps([1, 2]),
 }
 
+# Each of them keeps plain pickle, or whoever looks at what it gave, busy for ever, or takes all memory or the stack.
+BOMBS = {
+    "a memo of two thousand million places": b"Nr\xff\xff\xff\x7f.",
+    "tuples of itself, by DUP": b"})" + b"2\x86" * 60 + b"Ns.",
+    "tuples of itself, by the memo": b"})" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60)) + b"Ns.",
+    "tuples of itself, noted twice": b"})" + b"".join(b"q\x00q%ch%c\x86" % (n, n) for n in range(1, 60)) + b"Ns.",
+    "tuples of itself, built of nothing": b"})" + b"".join(b"Nbq%ch%c\x86" % (n, n) for n in range(60)) + b"Ns.",
+    # Noting place 0 twice makes one place: whoever counts notes instead looks for the tuple in the wrong one.
+    "tuples of itself, noted in order": b"\x80\x04}K\x01q\x00q\x00Ns)\x94h\x01\x86"
+    + b"".join(b"\x94h%c\x86" % n for n in range(2, 60))
+    + b"Ns.",
+    "lists of itself": b"}S'a'\n]" + b"".join(b"q%c](h%ch%ce" % (n, n, n) for n in range(60)) + b"s.",
+    "tuples as deep as the stack": b"})" + b"\x85" * 200_000 + b"Ns.",
+    "a number of a hundred thousand bytes": b"\x8b" + struct.pack("<i", 100_000) + b"\x7f" * 100_000 + b".",
+    "a number of a hundred thousand digits": b"L" + b"9" * 100_000 + b"L\n.",
+    "more bytes than there are": b"\x8e" + struct.pack("<Q", 2**40) + b"x.",
+    "a byte array larger than any memory": b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"x.",
+    "an array of too many dimensions": pickle.dumps({"x": ARRAY}, 4).replace(
+        b"K\x03K\x04\x86", b"(" + b"J\xff\xff\xff\x7f" * 10_000 + b"t"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(BOMBS))
+def test_a_few_bytes_cannot_keep_it_busy(case):
+    """Refused before anything is built: were it not so, this would not come to an end."""
+    with pytest.raises(UserError, match=r"^here was not read: ") as refused:
+        loads(BOMBS[case], "here")
+    assert len(str(refused.value)) < 200
+
+
+def test_parts_that_are_shared_as_picklers_share_them():
+    """Texts and types of arrays, that is; two arrays of one type are common."""
+    batch = {"a": ARRAY, "b": ARRAY + 1, "names": ["same", "same"]}
+    for data in (pickle.dumps(batch, 3), pickle.dumps(batch, 4)):
+        content = loads(data, "here")
+        assert np.array_equal(content["b"], ARRAY + 1)
+        assert len(set(content["names"])) == 1
+
 
 @pytest.mark.parametrize("case", list(EVIL))
 def test_anything_else_is_refused_in_one_line(case):

@@ -160,6 +160,16 @@ def test_cifar_that_is_damaged(cifar, tmp_path):
         cifar10(str(tmp_path))
 
 
+def test_cifar_of_any_other_size_is_not_read(cifar, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[cifar10.__module__], "LARGEST", 1000)
+    with pytest.raises(UserError, match="is too large to be"):
+        cifar10(str(cifar))
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
+        tar.add(cifar / "cifar-10-batches-py", "cifar-10-batches-py")
+    with pytest.raises(UserError, match="is too large to be what was published"):
+        cifar10(str(tmp_path))
+
+
 def write_medmnist(path: Path, shape: tuple[int, ...], labels: int, classes: int = 2) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     content = {}

@@ -151,6 +151,24 @@ def test_files_that_do_not_fit(mistake, tmp_path):
     assert not (tmp_path / "made").exists(), "no code of a file is run"
 
 
+STRANGE = {
+    "sparse": lambda t: t.to_sparse(),
+    "a shape alone": lambda t: t.to("meta"),
+    "complex": lambda t: t.to(torch.complex64),
+    "quantised": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    "nested": lambda t: torch.nested.nested_tensor([t[0], t[1]]),
+}
+
+
+@pytest.mark.parametrize("kind", list(STRANGE))
+@pytest.mark.filterwarnings("ignore")  # torch's own, of kinds that it is still at work on
+def test_tensors_that_are_no_plain_numbers(kind, tmp_path):
+    path = saved(tmp_path / "file.pth", changed(conv1__weight=STRANGE[kind](changed()["conv1.weight"])))
+    with pytest.raises(UserError, match=r"'conv1.weight' must hold its numbers|is not a file of weights") as error:
+        resnet20(COLOUR, weights=path)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_files_that_cannot_be_read(suffix, tmp_path):
     path = tmp_path / f"file.{suffix}"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fedxl.data.archive import read
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.source import TensorSource, checked
-from fedxl.errors import UserError, require, unknown
+from fedxl.errors import require, unknown
 
 ARRAYS = ("x", "y", "client", "x_validation", "y_validation", "x_test", "y_test")
 
@@ -30,19 +30,9 @@ def npz(path: str) -> Splits:
         f"{path}: client must be one whole number for each of the {len(source)} examples",
     )
     # Whatever numbers were given, clients are counted from 0 in their order.
-    parts = [np.flatnonzero(client == number) for number in np.unique(client)]
+    order = np.argsort(client, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
     return Splits(Federation(source, parts), *(_split(arrays, name, path) for name in ("validation", "test")))
-
-
-def read(path: Path, absent: str) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file, numbers and texts only; `absent` is said if there is no such file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise UserError(absent) from None
-    except (ValueError, OSError, zipfile.BadZipFile, AttributeError) as error:
-        raise UserError(f"cannot read {path} as an .npz file of plain arrays: {error}") from None
 
 
 def _split(arrays: dict[str, np.ndarray], name: str, path: str) -> Split | None:
@@ -56,10 +46,17 @@ def _split(arrays: dict[str, np.ndarray], name: str, path: str) -> Split | None:
 
 def _checked(arrays: dict[str, np.ndarray], x: str, y: str, path: str) -> TensorSource:
     for name in (x, y):
-        numbers = np.issubdtype(arrays[name].dtype, np.number) or arrays[name].dtype == bool
-        require(numbers, f"{path}: {name} must hold numbers, not {arrays[name].dtype}")
-    return checked(_tensor(arrays[x]), torch.from_numpy(arrays[y]), f"{path}: {x}")
+        require(arrays[name].dtype.kind in "biuf", f"{path}: {name} must hold numbers, not {arrays[name].dtype}")
+    return checked(_floats(arrays[x]), _labels(arrays[y]), f"{path}: {x}")
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array if array.dtype == np.uint8 else array.astype(np.float32))
+def _floats(array: np.ndarray) -> torch.Tensor:
+    if array.dtype == np.uint8:
+        return torch.from_numpy(array)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is told as that
+        return torch.from_numpy(array.astype(np.float32))
+
+
+def _labels(array: np.ndarray) -> torch.Tensor:
+    """As types that torch knows, and in which no strange label becomes a good one."""
+    return torch.from_numpy(array.astype(np.int64 if np.can_cast(array.dtype, np.int64) else np.float64))

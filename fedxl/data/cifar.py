@@ -20,6 +20,8 @@ from fedxl.data.sites import Sites, Stream
 from fedxl.errors import UserError, require
 from fedxl.sampling import Indices, Purpose, generator
 
+LARGEST = 2**28  # bytes of a published file; the largest, CIFAR-100's train, has 155 million
+
 
 @dataclass(frozen=True)
 class _Release:
@@ -118,6 +120,8 @@ def _batches(release: _Release, root: Path) -> dict[str, bytes]:
     for folder in (root / release.folder, root):
         found = {name for name in wanted if (folder / name).is_file()}
         if found == wanted:
+            for name in wanted:
+                require((folder / name).stat().st_size <= LARGEST, f"{folder / name} is too large to be {name}")
             try:
                 return {name: (folder / name).read_bytes() for name in wanted}
             except OSError as error:
@@ -138,6 +142,7 @@ def _members(archive: Path, wanted: dict[str, str]) -> Iterator[tuple[str, bytes
             for member in tar:
                 name = member.name.removeprefix("./")
                 if name in wanted and member.isfile() and (file := tar.extractfile(member)):
+                    require(member.size <= LARGEST, f"{archive}: {name} is too large to be what was published")
                     yield wanted[name], file.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {archive}: {error}; remove it and fetch it again") from None

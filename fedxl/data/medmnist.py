@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedxl.data import arrays
+from fedxl.data import archive
 from fedxl.data.federation import Split, Splits
 from fedxl.data.published import MEDMNIST, how_to_get
 from fedxl.data.sites import Sites
@@ -44,7 +44,7 @@ def medmnist(
     path = Path(root) if root.endswith(".npz") else Path(root, f"{set}.npz")
     # A name that is not MedMNIST's own has no address: then its family's is the nearest to it.
     advice = how_to_get(set if set in MEDMNIST else family, path.parent)
-    content = arrays.read(path, f"there is no file {path}; {advice}")
+    content = archive.read(path, f"there is no file {path}; {advice}")
     names = [f"{part}_{kind}" for part in PARTS for kind in ("images", "labels")]
     missing = [name for name in names if name not in content]
     require(not missing, f"{path} is no MedMNIST file: it lacks {', '.join(missing)}")

@@ -10,11 +10,28 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
 
 from fedxl.errors import UserError
+
+# What picklers write for plain data. Others, such as DUP and LONG4, make much of a few bytes, or run something.
+OPCODES = {
+    "PROTO", "FRAME", "STOP", "MARK",
+    "NONE", "NEWTRUE", "NEWFALSE", "INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "FLOAT", "BINFLOAT",
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+    "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
+    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "APPEND", "APPENDS",
+    "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS",
+    "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET",
+}  # fmt: skip
+NESTING = {name for name in OPCODES if name.endswith(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST", "DICT"))}
+NESTING |= {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD"}  # after which one of these is on top, too
+TUPLES = 1000  # of which a handful are in a published file; where they nest, each takes its share of the stack
+DIMENSIONS, LONGEST = 32, 2**40  # of an array
 
 TYPES = ("u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f4", "f8")
 
@@ -29,8 +46,8 @@ class _Dtype:
         self.order = _text(state[1])  # (version, byte order, ...); the rest is for types with fields
 
     def numpy(self) -> np.dtype[Any]:
-        if self.code not in TYPES or self.order not in ("|", "<", ">", "="):
-            raise pickle.UnpicklingError(f"it holds an array of type {self.code!r}, which is no number")
+        known = self.code in TYPES and self.order in ("|", "<", ">", "=")
+        _require(known, f"it holds an array of type {self.code!r}, which is no number")
         return np.dtype(self.order + self.code)
 
 
@@ -41,11 +58,11 @@ class _Array:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, data = state
-        if not isinstance(dtype, _Dtype) or not isinstance(data, bytes):
-            raise pickle.UnpicklingError("it holds an array that is not plain numbers")
-        kind, sizes = dtype.numpy(), tuple(int(size) for size in shape)
-        if min(sizes, default=0) < 0 or math.prod(sizes) * kind.itemsize != len(data):
-            raise pickle.UnpicklingError(f"it holds an array of shape {sizes} in {len(data)} bytes")
+        _require(isinstance(dtype, _Dtype) and isinstance(data, bytes), "it holds an array that is not plain numbers")
+        kind, sizes = dtype.numpy(), tuple(shape[:DIMENSIONS])
+        small = len(sizes) == len(shape) and all(type(size) is int and 0 <= size <= LONGEST for size in sizes)
+        whole = small and math.prod(sizes) * kind.itemsize == len(data)
+        _require(whole, f"it holds an array whose {len(data)} bytes are not of its shape")
         self.content = np.frombuffer(data, kind).reshape(sizes, order="F" if fortran else "C")
 
 
@@ -75,22 +92,53 @@ NAMES: dict[tuple[str, str], type[_Name]] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in NAMES:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array of numbers")
+        _require((module, name) in NAMES, f"it asks for {module}.{name}, which is no array of numbers")
         return NAMES[module, name]()
 
 
 def loads(data: bytes, where: str) -> dict[str, Any]:
     """The dictionary in a pickle, one line if there is anything but plain data; Python 2's texts come as bytes."""
     try:
+        _require_plain(data)
         content = _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # a damaged pickle may raise anything at all
         line = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{where} was not read: {line}") from None
     if not isinstance(content, dict):
         raise UserError(f"{where} was not read: it holds a {type(content).__name__}, not a dictionary")
+    if not all(isinstance(key, (bytes, str)) for key in content):
+        raise UserError(f"{where} was not read: its names are not texts")
     return {_text(key): value.content if isinstance(value, _Array) else value for key, value in content.items()}
 
 
+def _require_plain(data: bytes) -> None:
+    """Look at all that the pickle will do, and refuse what can do more than its length allows.
+
+    No list, tuple or dictionary is used twice: where one holds another twice, and that a third twice, a hundred bytes
+    are a tree too large to be walked. No place in the memo has a number above that of the bytes: the memo is made so
+    long.
+    """
+    nested: dict[int, bool] = {}  # by place in the memo
+    before, tuples = "", 0
+    for opcode, argument, _ in pickletools.genops(data):
+        name, place = opcode.name, len(nested) if argument is None else argument
+        tuples += "TUPLE" in name
+        _require(name in OPCODES, f"it holds {name}, which plain data do not need")
+        _require(tuples <= TUPLES, "it holds too many tuples")
+        if name.endswith("GET"):
+            _require(not nested.get(place), "it uses a list, tuple or dictionary twice")
+        if name.endswith("PUT") or name == "MEMOIZE":
+            _require(place <= len(data), "it numbers its parts higher than there are any")
+            nested[place] = before in NESTING
+        elif name != "FRAME":  # neither of these changes what is on top
+            before = name
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise pickle.UnpicklingError(message)
+
+
 def _text(value: Any) -> str:
-    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+    _require(isinstance(value, (bytes, str)), "it holds something else where a text must be")
+    return value.decode("latin1") if isinstance(value, bytes) else value

@@ -110,6 +110,7 @@ def checked(x: Tensor, y: Tensor, where: str) -> TensorSource:
     require(x.ndim >= 2, f"{where}: examples must be rows of features or images, got shape {list(x.shape)}")
     require(len(x) == len(y), f"{where}: {len(x)} examples but {len(y)} labels")
     require(len(x) > 0, f"{where} has no examples; leave it out or give it some")
+    require(x.numel() > 0, f"{where}: examples of shape {list(x.shape[1:])} hold no numbers")
     if x.is_floating_point():
         bad = int((~torch.isfinite(x.flatten(1))).any(1).sum())
         require(bad == 0, f"{where}: {bad} of {len(x)} examples hold NaN or infinity; drop or impute them")

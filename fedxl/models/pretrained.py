@@ -63,7 +63,15 @@ def _read(path: Path) -> State:
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
     )
     require(tensors and len(found) > 0, f"{path} is not a file of weights; it must hold {FORM}")
+    for name, tensor in found.items():
+        require(_plain(tensor), f"{path}: '{name}' must hold its numbers one by one, as state_dict() gives them")
     return found  # type: ignore[no-any-return]
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether there are real numbers, each in its place: not sparse, nested, quantised, or a shape alone."""
+    dense = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    return dense and not tensor.is_meta and not tensor.is_complex()
 
 
 def _renamed(state: State) -> State:
