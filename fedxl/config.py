@@ -106,7 +106,10 @@ def load_data(config: Config) -> Splits:
     name, options = _named(config.data, "data", DATASETS)
     if "seed" in accepted(DATASETS[name]):
         options.setdefault("seed", config.run.get("seed", 0))
-    return call(DATASETS[name], options, "data")
+    try:
+        return call(DATASETS[name], options, "data")
+    except OSError as error:  # of whatever the settings name, on whatever disk
+        raise UserError(f"[data] cannot read the data: {error}") from error
 
 
 def build_risk(config: Config) -> XRisk:
@@ -146,8 +149,8 @@ def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callab
     return build
 
 
-def execute(config: Config, out: Path | None = None, resume: bool = False, hooks: Hooks | None = None) -> Result:
-    """Run a config from data to result."""
+def assemble(config: Config, announce: Callable[[str], None]) -> Task:
+    """All that a config names, put together and checked: nothing is begun yet, and nothing written."""
     run = call(Settings, config.run, "run")
     algorithm, options = _named(config.algorithm, "algorithm", ALGORITHMS)
     risk = build_risk(config)
@@ -155,8 +158,13 @@ def execute(config: Config, out: Path | None = None, resume: bool = False, hooks
     model = build_model(config, splits.train.example_shape, risk)
     held_back = {"validation": splits.validation, "test": splits.test}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
+    return Task(model, splits.train, risk, algorithm, options, run, held_back, sections, announce)
+
+
+def execute(config: Config, out: Path | None = None, resume: bool = False, hooks: Hooks | None = None) -> Result:
+    """Run a config from data to result."""
     hooks = hooks or Hooks()
-    task = Task(model, splits.train, risk, algorithm, options, run, held_back, sections, hooks.say)
+    task = assemble(config, hooks.say)
     return train(task, hooks, out, resume, files={} if resume else {"config.toml": dump(config)})
 
 

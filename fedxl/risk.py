@@ -366,6 +366,9 @@ def p_norm_push(p: float = 3.0, surrogate: str = "logistic", margin: float = 1.0
     )
 
 
+MOST_OUTPUTS = 2**16  # numbers that an example is embedded in
+
+
 def contrastive(dim: int = 128, temperature: float = 0.1) -> XRisk:
     """Global contrastive loss of two views (Yuan et al. 2022): each example against all others, not its batch alone.
 
@@ -374,7 +377,7 @@ def contrastive(dim: int = 128, temperature: float = 0.1) -> XRisk:
 
     F = mean_i t log mean_j exp((<p_i, q_j> - <p_i, q_i>) / t) + t log mean_j exp((<q_i, p_j> - <q_i, p_i>) / t).
     """
-    require(dim > 0, f"dim must be positive, got {dim}")
+    require(0 < dim <= MOST_OUTPUTS, f"dim must lie between 1 and {MOST_OUTPUTS}, got {dim}")
     require(temperature > 0, f"temperature must be positive, got {temperature}")
 
     def link(h: Tensor) -> Tensor:

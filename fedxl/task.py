@@ -29,6 +29,12 @@ from fedxl.precision import PRECISIONS
 from fedxl.risk import XRisk, check_risk
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+# Beyond these a setting is a slip of the hand, and would take all memory before the first step.
+MOST = {
+    "rounds": 10**9, "local_steps": 10**6, "batch1": 10**6, "batch2": 10**6, "eval_every": 10**9,
+    "checkpoint_every": 10**9, "cohort": 10**9, "clients_at_once": 10**9,
+}  # fmt: skip
+MOST_READ = 10**8  # examples a client and round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,12 @@ class Settings:
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("cohort", "seed", "clients_at_once"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        for name, most in MOST.items():
+            require(getattr(self, name) <= most, f"{name} must be at most {most:,}, got {getattr(self, name)}")
+        reads = self.local_steps * (self.batch1 + self.batch2)
+        require(
+            reads <= MOST_READ, f"local_steps * (batch1 + batch2) must be at most {MOST_READ:,} a round, got {reads}"
+        )
         require(all(0 < limit <= 1 for limit in self.fpr), f"fpr must lie in (0, 1], got {list(self.fpr)}")
         if self.executor not in ("auto", *EXECUTORS):
             raise unknown("executor", self.executor, ("auto", *EXECUTORS))

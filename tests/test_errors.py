@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedxl import UserError, XRisk, auroc, cli, fit, gap, identity, partial_auc
+from fedxl.data import digits
 from tests.conftest import make_clients
 
 CONFIG = """
@@ -110,8 +111,33 @@ MISTAKES = {
     "unknown set": ("data.name=medmnist data.set=chestminst", "unknown MedMNIST set 'chestminst'; did you mean"),
     "labels for a label": ("data.name=medmnist data.label=[4]", "'data.label' must be a whole number or a text"),
     "unknown policy": ("data.name=chexpert data.uncertain=maybe", "must be one of 'zeros', 'ones', 'ignore'"),
+    "clients beyond counting": (f"data.clients={2**63 - 1}", "clients for only"),
+    "more clients than images": ("data.clients=100000", "there are 100000 clients for only"),
+    "copies beyond counting": (f"data.copies={2**63 - 1}", "copies must lie between 1 and 1000"),
+    "images that overflow": ("data.shift=1e308", "shift must lie in [-10, 10]"),
+    "noise that overflows": ("data.noise=1e308", "noise must be at most 1000"),
+    "a skew that overflows": ("data.skew=1e308", "skew must lie in (0, 1,000,000]"),
+    "a crop beyond counting": ("data.name=cifar10 data.crop=10000000", "crop must be at most 65536 pixels"),
+    "alpha that overflows": ("data.name=cifar10 data.alpha=1e308", "alpha must lie between"),
+    "too many pixels": ("data.name=chexpert data.size=100000", "size must be at most 4096 pixels"),
+    "a batch beyond 64 bits": (f"run.batch1={2**64}", "'run.batch1' must lie between -2^63 and 2^63 - 1"),
+    "a batch beyond memory": (f"run.batch1={2**63 - 1}", "batch1 must be at most 1,000,000"),
+    "rounds beyond counting": (f"run.rounds={2**63 - 1}", "rounds must be at most 1,000,000,000"),
+    "a round beyond memory": ("run.batch1=1000000 run.local_steps=1000000", "must be at most 100,000,000 a round"),
+    "a number of 4401 digits": (f"run.seed={'9' * 4401}", "'run.seed' must be a whole number"),
+    "a long number that Python cannot write": (f"run.seed=0x{'f' * 5000}", "'run.seed' must lie between"),
+    "a layer beyond memory": (f"model.hidden=[{2**40}]", "weights; it may have 1,000,000,000"),
+    "an embedding beyond memory": (f"risk.name=contrastive risk.dim={2**40}", "dim must lie between 1 and 65536"),
+    "a list in a list in a list": (f"run.fpr={'[' * 20}{']' * 20}", "'run.fpr' nests too deep"),
+    "a list that Python cannot read": (f"run.fpr={'[' * 5000}", "'run.fpr' must be a list"),
+    "a name of two lines": ("run.a\nb=1", "unknown setting 'run.a b'"),
+    "a name too long": (f"data.name=cifar10 data.root={'x' * 5000}", "cannot read the data"),
     "no pixels": ("data.name=chexpert data.size=0", "size must be at least 8 pixels, got 0"),
 }
+
+
+def test_noise_of_less_than_nothing_is_nothing():
+    assert torch.equal(digits(noise=-0.0).train.source.x, digits(noise=0.0).train.source.x)
 
 
 @pytest.mark.parametrize("mistake", list(MISTAKES))

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedxl import fit, partial_auc
-from fedxl.models import MODELS, TwoViews, cnn, load, mlp, scorer, weights_of
+from fedxl import UserError, fit, partial_auc
+from fedxl.models import MODELS, TwoViews, cnn, linear, load, mlp, scorer, weights_of
 from tests.conftest import make_clients
 
 
@@ -79,3 +79,17 @@ def test_two_views_side_by_side():
     x = torch.randn(4, 2, 6)
     expected = torch.cat([encoder(x[:, 0]), encoder(x[:, 1])], 1)
     torch.testing.assert_close(TwoViews(encoder)(x), expected)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: cnn((1, 8, 8), channels=2**40),
+        lambda: mlp((1, 8, 8), hidden=(2**40,)),
+        lambda: mlp((64,), hidden=(10**5, 10**5)),
+        lambda: linear((10**6,), outputs=2**16),
+    ],
+)
+def test_a_network_too_large_is_told_before_memory_is_asked_for(build):
+    with pytest.raises(UserError, match=r"channels must lie between|it may have 1,000,000,000"):
+        build()

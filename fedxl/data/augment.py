@@ -14,6 +14,7 @@ from fedxl.sampling import Purpose, generator
 # Noise is read from a bank drawn once, from a place that the code names: the same bits on every device and in every
 # executor, at the price of a gather. Two readings of a 32 x 32 colour image overlap once in about 170 pairs.
 BANK = 2**20
+MOST_CROP = 2**16  # so that there are no more codes than a whole number of 64 bits can tell
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Augment:
 
     def __post_init__(self) -> None:
         require(self.crop >= 0, f"crop must not be negative, got {self.crop}")
+        require(self.crop <= MOST_CROP, f"crop must be at most {MOST_CROP} pixels, got {self.crop}")
         require(self.noise >= 0, f"noise must not be negative, got {self.noise}")
         require(all(map(math.isfinite, self.site_means)), f"site_means must be finite, got {self.site_means}")
 

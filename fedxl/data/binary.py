@@ -30,9 +30,18 @@ def imbalance(indices: Indices, labels: Indices, ratio: float, rng: np.random.Ge
     if ratio == 0:
         return indices
     positives, negatives = (rng.permutation(indices[labels[indices] == label]) for label in (1, 0))
-    few = min(len(positives), max(1, round(ratio * len(negatives))))
-    many = min(len(negatives), max(1, round(few / ratio)))
+    few = at_most(len(positives), ratio * len(negatives))
+    many = at_most(len(negatives), few / ratio)
     return np.sort(np.concatenate([positives[:few], negatives[:many]]))
+
+
+def at_most(count: int, wanted: float) -> int:
+    """How many of `count` are kept if so many are wanted: at least one, where there is one.
+
+    >>> at_most(10, 3.6), at_most(10, 0.2), at_most(10, float("inf")), at_most(0, 3.0)
+    (4, 1, 10, 0)
+    """
+    return min(count, max(1, round(min(count, wanted))))
 
 
 def corrupt(labels: Indices, share: float, rng: np.random.Generator) -> Indices:

@@ -47,6 +47,7 @@ def chexpert(
     another csv file; remove it if images have changed. For the other settings see `Sites`.
     """
     require(size >= 8, f"size must be at least 8 pixels, got {size}")
+    require(size <= 4096, f"size must be at most 4096 pixels, got {size}")
     folder = _folder(Path(root))
     train, test = (_read(folder / name, label, frontal) for name in ("train.csv", "valid.csv"))
     require(not (test.labels == UNSURE).any(), f"{folder / 'valid.csv'}: a label to test on cannot be uncertain")

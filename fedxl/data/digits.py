@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from fedxl.data.binary import corrupt
+from fedxl.data.binary import at_most, corrupt
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.partition import only_first
 from fedxl.data.sites import Stream
@@ -46,12 +46,14 @@ def digits(
     require(clients >= 1, f"clients must be at least 1, got {clients}")
     one_class = 3 * clients // 8 if one_class is None else one_class
     require(0 <= one_class < clients, f"one_class must lie in [0, clients), got {one_class} of {clients}")
-    require(skew > 0, f"skew must be positive, got {skew}")
+    require(0 < skew <= 1e6, f"skew must lie in (0, 1,000,000], got {skew}")
     require(ratio > 0, f"ratio must be positive, got {ratio}")
+    require(abs(shift) <= 10, f"shift must lie in [-10, 10], got {shift}")
     require(noise >= 0, f"noise must not be negative, got {noise}")
+    require(noise <= 1000, f"noise must be at most 1000, got {noise}")
     require(seed >= 0, f"seed must not be negative, got {seed}")
     require(0 <= flipped <= 1, f"flipped must lie in [0, 1], got {flipped}")
-    require(copies >= 1, f"copies must be at least 1, got {copies}")
+    require(1 <= copies <= 1000, f"copies must lie between 1 and 1000, got {copies}")
     require(set(positive) <= set(range(10)), f"positive must name digits 0 to 9, got {list(positive)}")
 
     bundle = load_digits()
@@ -62,6 +64,7 @@ def digits(
     rng = generator(seed, Purpose.DATA, 0, 1)
     train, validation = _stratified(rest, labels, 2 / 3, rng)
     train = np.tile(_imbalanced(train, labels, ratio, rng), copies)
+    require(clients <= len(train), f"there are {clients} clients for only {len(train)} training images")
     lenses = _lenses(clients, shift, rng)
 
     def seen(which: Indices, sites: Indices) -> tuple[Tensor, Tensor]:
@@ -91,7 +94,7 @@ def _stratified(indices: Indices, labels: Indices, share: float, rng: np.random.
 def _imbalanced(indices: Indices, labels: Indices, ratio: float, rng: np.random.Generator) -> Indices:
     """All negatives, and positives down to `ratio` times as many."""
     positives, negatives = (indices[labels[indices] == label] for label in (1, 0))
-    kept = min(len(positives), max(1, round(ratio * len(negatives))))
+    kept = at_most(len(positives), ratio * len(negatives))
     return np.concatenate([rng.permutation(positives)[:kept], negatives])
 
 
@@ -117,5 +120,5 @@ def _lenses(clients: int, shift: float, rng: np.random.Generator) -> Images:
 def _through(images: Images, lens: Images, noise: float, rng: np.random.Generator) -> Images:
     """Images as their sites see them."""
     brightness, contrast = lens[:, 0, None, None], lens[:, 1, None, None]
-    grain = rng.normal(0, noise, images.shape).astype(np.float32)
+    grain = rng.normal(0, abs(noise), images.shape).astype(np.float32)  # of -0.0 numpy thinks that it is negative
     return images * contrast + brightness + grain

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import torch
 
-from fedxl.data.augment import NOTHING, Augment
+from fedxl.data.augment import MOST_CROP, NOTHING, Augment
 from fedxl.data.binary import corrupt
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.partition import PARTITIONS, only_first, partition
@@ -56,9 +56,12 @@ class Sites:
         if self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
         require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+        require(1e-6 <= self.alpha <= 1e6, f"alpha must lie between 0.000001 and 1,000,000, got {self.alpha}")
         require(0 <= self.flipped <= 1, f"flipped must lie in [0, 1], got {self.flipped}")
         require(self.site_noise >= 0, f"site_noise must not be negative, got {self.site_noise}")
+        require(self.site_noise <= 1000, f"site_noise must be at most 1000, got {self.site_noise}")
         require(self.crop >= 0, f"crop must not be negative, got {self.crop}")
+        require(self.crop <= MOST_CROP, f"crop must be at most {MOST_CROP} pixels, got {self.crop}")
         require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
 
     def augment(self) -> Augment:

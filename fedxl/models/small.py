@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from torch import Tensor, nn
@@ -9,15 +10,20 @@ from torch import Tensor, nn
 from fedxl.errors import require
 from fedxl.models.layers import image_channels, norm_layer
 
+MOST_WEIGHTS = 10**9  # of a small network: 4 GB, and as much again for every copy
+MOST_CHANNELS = 4096
+
 
 def linear(shape: tuple[int, ...], outputs: int = 1) -> nn.Module:
     """A linear model of the flattened example."""
+    _require_small(math.prod(shape), outputs)
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
 def mlp(shape: tuple[int, ...], outputs: int = 1, hidden: tuple[int, ...] = (64,)) -> nn.Module:
     """A multi-layer perceptron with ReLU, hidden layers of the given sizes."""
     require(all(size > 0 for size in hidden), f"hidden sizes must be positive, got {list(hidden)}")
+    _require_small(math.prod(shape), *hidden, outputs)
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for size in hidden:
@@ -26,10 +32,16 @@ def mlp(shape: tuple[int, ...], outputs: int = 1, hidden: tuple[int, ...] = (64,
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
 
+def _require_small(*widths: int) -> None:
+    """Said before the memory is asked for: torch says it in other words, or takes it and is killed."""
+    count = sum(before * after for before, after in itertools.pairwise(widths))
+    require(count <= MOST_WEIGHTS, f"the network would have {count:,} weights; it may have {MOST_WEIGHTS:,}")
+
+
 def cnn(shape: tuple[int, ...], outputs: int = 1, channels: int = 16, norm: str = "batch") -> nn.Module:
     """A small convolutional network for images [channels, height, width]; norm = batch, group or none."""
     colours, normed = image_channels(shape, "cnn"), norm_layer(norm)
-    require(channels > 0, f"channels must be positive, got {channels}")
+    require(0 < channels <= MOST_CHANNELS, f"channels must lie between 1 and {MOST_CHANNELS}, got {channels}")
     first, second = channels, 2 * channels
     return nn.Sequential(
         nn.Conv2d(colours, first, 3, padding=1, bias=norm == "none"),
