@@ -10,12 +10,13 @@ import resource
 import signal
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedxl import UserError
 
 WORK = 60.0  # seconds of computing, not of waiting, that a case may take: load on the machine does not count
-MEMORY = 2**33  # bytes that a case may ask for
+MEMORY = 2**33  # bytes that they may ask for, besides what is there before
 
 
 def complaints(cases: Sequence[Any], act: Callable[[Any], None]) -> list[str]:
@@ -38,7 +39,9 @@ def complaints(cases: Sequence[Any], act: Callable[[Any], None]) -> list[str]:
 
 def _each(cases: Sequence[Any], act: Callable[[Any], None], tell: multiprocessing.connection.Connection) -> None:
     faulthandler.disable()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = MEMORY + pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     # Not a handler of Python's, which a loop inside a library would not let in.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for number, case in enumerate(cases):
