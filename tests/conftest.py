@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import time
 from collections.abc import Callable
 
 import pytest
@@ -15,9 +16,10 @@ from fedxl.engine.executors import loop, vectorised
 from fedxl.engine.graph import GraphExecutor
 from fedxl.engine.record import again
 from fedxl.engine.wave import Executor
-from fedxl.flower import envelope
+from fedxl.flower import directory, envelope
 
 Clients = list[tuple[Tensor, Tensor]]
+PATIENCE = 1800.0  # seconds after which something hangs: far more than it takes on the busiest machine
 
 
 def seen_at_a_terminal(command: list[str], **environment: str) -> bytes:
@@ -37,6 +39,19 @@ def seen_at_a_terminal(command: list[str], **environment: str) -> bytes:
         shown += chunk
     os.waitpid(pid, 0)
     return shown
+
+
+def until(condition: Callable[[], bool], going_on: Callable[[], bool] = lambda: True) -> bool:
+    """Wait for something to happen as long as what would bring it about goes on; whether it has happened.
+
+    A limit is there for what would otherwise hang for ever, and for nothing else.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while going_on() and time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return condition()
 
 
 def recorded_only(line: str) -> None:
@@ -93,7 +108,23 @@ def network() -> Callable[[int], nn.Module]:
     return build
 
 
+class Clock:
+    """Time that passes only while somebody waits: work takes none of it, however busy the machine."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.fixture
-def impatient(monkeypatch):
-    """Servers that ask for answers all the time."""
+def impatient(monkeypatch) -> Clock:
+    """Servers that ask for answers all the time, and whose deadlines are for waiting alone."""
+    clock = Clock()
     monkeypatch.setattr(envelope, "POLL", 0.01)
+    for module in (envelope, directory):
+        monkeypatch.setattr(module, "time", clock)
+    return clock

@@ -8,14 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import fedxl
 from fedxl import progress
-from tests.conftest import seen_at_a_terminal
+from tests.conftest import PATIENCE, seen_at_a_terminal, until
 from tests.test_errors import CONFIG, command
 from tests.test_resume import ODD
 
@@ -184,11 +183,9 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(tmp_path):
     process = subprocess.Popen(
         [*FEDXL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not list(run.glob("checkpoints/*.safetensors")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: bool(list(run.glob("checkpoints/*.safetensors"))), lambda: process.poll() is None)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert f"fedxl resume {run}" in out.replace("\n", " ")
     assert "Traceback" not in err
@@ -206,7 +203,8 @@ def test_a_terminal_sees_a_progress_bar_and_a_pipe_does_not(tmp_path):
     arguments = ["train", str(tmp_path / "c.toml"), "--out"]
     piped = subprocess.run([*FEDXL, *arguments, str(tmp_path / "piped")], capture_output=True, text=True, check=True)
     assert "\r" not in piped.stdout
-    assert len(piped.stdout.strip().splitlines()) <= 5
+    # Where a run stands it says after half a minute, which a busy machine may take.
+    assert len([line for line in piped.stdout.strip().splitlines() if not line.startswith("round ")]) <= 5
 
     shown = seen_at_a_terminal([*FEDXL, *arguments, str(tmp_path / "shown")], COLUMNS="120")
     assert b"rounds/s" in shown
@@ -220,7 +218,7 @@ def test_whoever_follows_a_log_sees_where_a_long_run_stands(tmp_path, monkeypatc
     code, out, _ = command(monkeypatch, capsys, "train", str(tmp_path / "c.toml"), "--out", str(tmp_path / "run"))
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith("round ")]
-    assert [re.sub(r"0\.\d{4}|\d+ s", "#", line) for line in lines] == [
+    assert [re.sub(r"0\.\d{4}|\d+ (s|min)", "#", line) for line in lines] == [
         "round 1 of 5, about # left",
         "round 2 of 5, validation auroc #, about # left",
         "round 3 of 5, validation auroc #, about # left",

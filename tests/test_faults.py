@@ -22,6 +22,7 @@ from tests.federated import site_file
 from tests.test_sites import letter
 
 BEGUN, ROUNDS = 2, 4
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def run(out: Path | None, resume: bool = False, rounds: int = ROUNDS, **hooks: Any) -> Result:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +30,7 @@ from fedxl.paper.study import TABLE1, TABLE2, Study, outline
 from fedxl.paper.tuning import SEED, Search, Trial, choose
 from fedxl.report import within
 from fedxl.run import Hooks, Progress
+from tests.conftest import PATIENCE, until
 from tests.test_errors import command
 
 TINY = Budget(
@@ -291,10 +291,7 @@ def test_what_a_worker_meets_with_is_told():
     (process,) = crew.workers[0].process._processes.values()
     crew.stop()
     # Its pool waits for it, too, and whoever comes second cannot tell at once that it has ended.
-    deadline = time.monotonic() + 30
-    while process.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not process.is_alive()
+    assert until(lambda: not process.is_alive())
 
 
 def tell_of_it(piece: Piece) -> int:
@@ -378,18 +375,16 @@ def test_interrupted_it_keeps_what_is_done_and_goes_on(tmp_path):
         [*COMMAND, "--jobs", "2", "--out", str(tmp_path)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which whoever runs the tests may ignore
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while len(records(tmp_path)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: len(records(tmp_path)) >= 2, lambda: process.poll() is None)
     os.kill(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said
     assert "the same command goes on from there" in said
     assert "Traceback" not in said
     kept = records(tmp_path)
     assert 2 <= len(kept) < 30
     again = subprocess.run(
-        [*COMMAND, "--out", str(tmp_path)], capture_output=True, text=True, timeout=240, check=True
+        [*COMMAND, "--out", str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     assert {name: stamp for name, stamp in records(tmp_path).items() if name in kept} == kept
     assert "| digits | AUC | ours |" in again.stdout
@@ -408,7 +403,7 @@ def test_interrupted_it_keeps_what_is_done_and_goes_on(tmp_path):
 )
 def test_mistakes_are_one_line(options, message, tmp_path):
     command = [sys.executable, "-m", "fedxl.cli", "paper", "table1", "--out", str(tmp_path), *options]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert found.returncode == 2
     assert message in found.stderr
     assert found.stderr.count("\n") == 1

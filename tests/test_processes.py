@@ -13,15 +13,14 @@ import pytest
 
 from fedxl.flower import family, status, turns
 from fedxl.flower.status import Status
+from tests.conftest import PATIENCE, until
 
 
 def test_a_process_that_was_killed_is_not_alive_even_if_nobody_has_noticed():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     assert Status(status.RUNNING, child.pid, "").alive
     os.kill(child.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while Status(status.RUNNING, child.pid, "").alive and time.monotonic() < deadline:
-        time.sleep(0.01)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has taken notice
     assert not Status(status.RUNNING, child.pid, "").alive, "a zombie"
     child.wait()
     assert not Status(status.RUNNING, child.pid, "").alive
@@ -37,8 +36,8 @@ def test_a_status_is_read_as_it_was_written_or_not_at_all(tmp_path):
 
 PARENT = """
 import subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-time.sleep(60)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+time.sleep(3600)
 """
 
 
@@ -48,41 +47,46 @@ def test_whatever_happens_children_and_their_children_are_stopped():
     def go_wrong() -> None:
         with family.stopping_all() as started:
             started.append(subprocess.Popen([sys.executable, "-c", PARENT]))
-            deadline = time.monotonic() + 20
-            while not family.descendants(started[0].pid) and time.monotonic() < deadline:
-                time.sleep(0.05)
+            until(lambda: bool(family.descendants(started[0].pid)), lambda: started[0].poll() is None)
             relatives.extend([started[0].pid, *family.descendants(started[0].pid)])
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         go_wrong()
     assert len(relatives) == 2
-    deadline = time.monotonic() + 10
-    while any(Status(status.RUNNING, pid, "").alive for pid in relatives) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(Status(status.RUNNING, pid, "").alive for pid in relatives)
+    assert until(lambda: not any(Status(status.RUNNING, pid, "").alive for pid in relatives))
 
 
 STUBBORN = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+import os, signal, sys
+def ask(number, frame):
+    os.kill(os.getppid(), int(sys.argv[1]))
+    print("asked", flush=True)
+signal.signal(signal.SIGTERM, ask)
 print("ready", flush=True)
-time.sleep(60)
+while True:
+    signal.pause()
 """
 
 
+class Stubborn(subprocess.Popen):
+    """Asked to stop, it asks its parent to stop, and stays. Whoever waits for it then runs out of patience."""
+
+    def __init__(self, again: signal.Signals) -> None:
+        super().__init__([sys.executable, "-c", STUBBORN, str(again.value)], stdout=subprocess.PIPE)
+        assert self.stdout.readline() == b"ready\n"
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is None:
+            return super().wait()
+        assert self.stdout.readline() == b"asked\n"
+        raise subprocess.TimeoutExpired(self.args, timeout)
+
+
 @pytest.mark.parametrize("again", [signal.SIGINT, signal.SIGTERM])
-def test_asking_twice_does_not_stop_the_stopping(monkeypatch, again):
-    monkeypatch.setattr(family, "PATIENCE", 1.0)
-    with (
-        subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as child,
-        family.stopping_all() as started,
-    ):
-        assert child.stdout.readline() == b"ready\n"
+def test_asking_twice_does_not_stop_the_stopping(again):
+    with Stubborn(again) as child, family.stopping_all() as started:
         started.append(child)
-        impatient = threading.Timer(0.3, os.kill, (os.getpid(), again))
-        impatient.start()
-    impatient.join()
     assert child.returncode == -signal.SIGKILL
 
 
@@ -91,7 +95,7 @@ def test_an_orphan_of_a_party_is_found_by_its_environment(tmp_path):
     orphan = (
         "import os, signal, subprocess, sys\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], stdout=-3, stderr=-3).pid)"
+        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'], stdout=-3, stderr=-3).pid)"
     )
     homes = {name: {**os.environ, "FLWR_HOME": str(tmp_path / name / "flower")} for name in ("a", "b")}
     mine, other = (
@@ -109,7 +113,7 @@ def test_an_orphan_of_a_party_is_found_by_its_environment(tmp_path):
 
 def test_sites_on_one_machine_take_turns(tmp_path, monkeypatch):
     monkeypatch.setenv(*next(iter(turns.offered(tmp_path / "turns", 2).items())))
-    lock, working, most, done = threading.Lock(), 0, 0, 0
+    lock, pair, working, most, done = threading.Lock(), threading.Barrier(2), 0, 0, 0
 
     def work() -> None:
         nonlocal working, most, done
@@ -117,16 +121,17 @@ def test_sites_on_one_machine_take_turns(tmp_path, monkeypatch):
             with lock:
                 working += 1
                 most = max(most, working)
-            time.sleep(0.1)
+            pair.wait()  # two at a time, or this never ends
+            time.sleep(0.1)  # in which a third would come in, if it could
             with lock:
                 working -= 1
                 done += 1
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert (most, done) == (2, 6)
 
 

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from fedxl import UserError, checkpoint, fit, partial_auc, tree
 from fedxl.checkpoint import load_latest, save_checkpoint
 from fedxl.data.source import fingerprint
 from fedxl.run import SINCE, Hooks
-from tests.conftest import RAGGED, Clients, make_clients
+from tests.conftest import RAGGED, Clients, make_clients, until
 
 KILLS = 20
 ROUNDS = 400
@@ -70,8 +69,7 @@ def test_killed_at_random_moments_the_run_ends_with_the_same_bits(tmp_path):
         # Each kill waits for the run to have got somewhere, then for a random part of a few rounds: however fast the
         # machine has become since the undisturbed run, the run is not over before its last kill.
         process, somewhere = in_child(out), ROUNDS * kill // (KILLS + 10)
-        while process.is_alive() and rounds_done(out) < somewhere:
-            time.sleep(0.001)
+        until(lambda somewhere=somewhere: rounds_done(out) >= somewhere, process.is_alive)
         process.join(chance.uniform(0, 5) * whole.seconds / ROUNDS)
         assert process.is_alive(), f"the run ended by itself before kill {kill}, with exit code {process.exitcode}"
         os.kill(process.pid, signal.SIGKILL)
@@ -331,9 +329,7 @@ def test_no_bit_of_a_checkpoint_can_flip_unnoticed(tmp_path):
 def test_only_one_process_at_a_time(tmp_path):
     process = in_child(tmp_path)
     try:
-        deadline = time.monotonic() + 20
-        while not (tmp_path / "checkpoints").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: (tmp_path / "checkpoints").exists(), process.is_alive)
         with pytest.raises(UserError, match="another process"):
             run(tmp_path, resume=True)
     finally:

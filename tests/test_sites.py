@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -227,7 +226,7 @@ def test_what_a_site_knew_of_other_data_is_left_behind(tmp_path, monkeypatch):
     assert "its data are others than in round" in site.work(mine, good).facts["note"]
 
 
-def test_an_answer_that_came_while_another_was_worked_on_is_not_too_late():
+def test_an_answer_that_came_while_another_was_worked_on_is_not_too_late(impatient):
     class Slow:
         here = (("one", Envelope({"n": 1}, {})),)
 
@@ -242,7 +241,7 @@ def test_an_answer_that_came_while_another_was_worked_on_is_not_too_late():
     for node, answer in envelope.asked(carrier, {1: None, 2: None, 3: None}, "train", 0.5):
         found.append((node, answer))
         if node == 1:
-            time.sleep(0.6)
+            impatient.sleep(0.6)
             carrier.here = (("two", Envelope({"n": 2}, {})), ("three", Failure("the message has expired")))
     assert [node for node, _ in found] == [1, 2, 3]
     assert found[1][1].facts == {"n": 2}
