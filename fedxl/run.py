@@ -34,7 +34,6 @@ from fedxl.wire import RefusedError, fitted
 Floats = npt.NDArray[np.float64]
 # What may change between the beginning of a run and its resumption without changing its results so far.
 FREE = {f"run.{name}" for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once")}
-
 SINCE = {"task.examples", "task.validation"}  # what runs that were begun by an older version have not noted
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import UserError, checkpoint, fit, partial_auc, tree
+from fedxl import ALGORITHMS, UserError, auroc, checkpoint, fit, partial_auc, tree
 from fedxl.checkpoint import load_latest, save_checkpoint
 from fedxl.data.source import fingerprint
 from fedxl.run import SINCE, Hooks
@@ -146,6 +146,19 @@ def test_a_finished_run_can_be_extended(tmp_path, seed):
     assert all(torch.equal(longer.weights.params[n], w) for n, w in straight.weights.params.items())
     assert longer.best_round == straight.best_round
     assert [record["round"] for record in longer.history] == [4, 8, 11]
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_every_algorithm_takes_up_its_state(tmp_path, algorithm, buffers):
+    parts = (model(), make_clients([(6, 14), (3, 9), (5, 7)]), auroc())
+    options = {"local_steps": 2, "batch1": 2, "batch2": 3, "dtype": "float64", "buffers": buffers, "executor": "loop"}
+    fit(*parts, algorithm, rounds=2, out=tmp_path, **options)
+    resumed = fit(*parts, algorithm, rounds=5, out=tmp_path, resume=True, **options)
+    straight = fit(*parts, algorithm, rounds=5, **options)
+    for name, expected in tree.pack(straight.server).items():
+        found = tree.pack(resumed.server)[name]
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=name)
 
 
 def test_other_settings_are_refused(tmp_path):

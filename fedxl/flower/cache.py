@@ -10,6 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -184,9 +185,8 @@ def _close(folder: Path) -> None:
     ours = [name for name in names if name.removeprefix(".") in FILES]
     whole = [folder] if ours and ours == names else []
     for path in [*(folder / name for name in ours), *whole]:
-        mode = path.stat().st_mode
-        if mode & 0o077:
-            path.chmod(mode & 0o700)
+        with suppress(OSError):  # somebody else has made it, or is just making it anew
+            path.chmod(path.stat().st_mode & 0o700)
 
 
 def _mapped(path: Path) -> Tensor:
