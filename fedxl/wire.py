@@ -106,7 +106,7 @@ def _by_kind(network: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def _require_nothing(left: Mapping[str, Tensor]) -> None:
     if left:
-        raise RefusedError(f"it holds {', '.join(sorted(left)[:3])}, which nobody asked for")
+        raise RefusedError(f"it holds {printable(', '.join(sorted(left)[:3]))}, which nobody asked for")
 
 
 def _take(left: dict[str, Tensor], name: str) -> Tensor:
