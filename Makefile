@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-deploy check format bench clean
+.PHONY: demo test test-deploy test-flower check format bench clean
 
 demo: $(READY)
 	$(BIN)/fedxl demo
@@ -11,9 +11,16 @@ demo: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not deploy"
 
-# Real processes that are killed, starved and lied to: minutes each, one at a time.
+# Real processes that are killed, starved, lied to and attacked, two federations at a time.
 test-deploy: $(READY)
-	$(BIN)/python -m pytest -m deploy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m deploy
+
+# The gateway, the attacks and a deployment with another version of Flower, which is installed beside the usual one.
+FLWR ?= 1.42.0
+test-flower: $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --upgrade --target .venv/flwr-$(FLWR) flwr==$(FLWR)
+	PYTHONPATH=$(CURDIR)/.venv/flwr-$(FLWR) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_gateway.py \
+		tests/test_records.py tests/test_attacks.py tests/test_deploy.py -k "not simulation and not every and not dies"
 
 check: $(READY)
 	$(BIN)/ruff check .

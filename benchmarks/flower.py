@@ -88,13 +88,13 @@ def rounds(sites: int, count: int, steps: int) -> dict[str, object]:
         place = Path(folder) / "federation"
         folders.init(names, place, port=free_port(), config=config)
         seen: list[float] = []
-        memory = {"flwr-serverapp": 0.0, "flower-superlink": 0.0, "flwr-clientapp": 0.0}
+        memory = dict.fromkeys(("superlink", "gateway", "app", "node"), 0.0)
 
         def watch(run: Path) -> None:
             done = len([record for record in read_metrics(run)[0] if "test" not in record])
             seen.extend([time.monotonic()] * (done - len(seen)))
             for program in memory:
-                memory[program] = max(memory[program], resident(program))
+                memory[program] = max(memory[program], resident(f"fedxl.flower\0{program}\0"))
 
         local(place, print, watch)
     gaps = [after - before for before, after in itertools.pairwise(seen)]

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedxl.checkpoint import write_atomically
+from fedxl.checkpoint import open_private, private_folder, write_atomically
 from fedxl.config import Config
 from fedxl.errors import UserError, printable, require
 from fedxl.flower.settings import SiteFile
@@ -53,14 +53,14 @@ def count(site: SiteFile, kind: str) -> None:
     setting = COUNTED[kind]
     most = int(getattr(site.settings, setting))
     try:
-        site.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (site.state / ".requests.lock").open("w") as lock:
+        private_folder(site.state)
+        with open_private(site.state / ".requests.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             counts = _counts(site)
             done = counts.get(kind, 0) + 1
             limit = f"this site has answered {most} requests to {kind}, as many as its file allows ({setting})"
             require(done <= most, limit)
-            write_atomically(site.state / COUNTS, json.dumps({**counts, kind: done}).encode())
+            write_atomically(site.state / COUNTS, json.dumps({**counts, kind: done}).encode(), private=True)
     except OSError as error:
         raise UserError(f"cannot write to {site.state}: {error.strerror}; what was saved before is whole") from None
 
