@@ -1,22 +1,29 @@
-"""fedxl: train across data holders who cannot pool their data, for objectives that couple their examples."""
+"""fedxl: train across data holders who cannot pool their data, for objectives that couple their examples.
 
-from fedxl.algorithms import ALGORITHMS, Method
-from fedxl.data.augment import Augment
-from fedxl.errors import UserError
-from fedxl.risk import (
-    RISKS,
-    XRisk,
-    auroc,
-    average_precision,
-    contrastive,
-    gap,
-    identity,
-    p_norm_push,
-    partial_auc,
-    two_way_partial_auc,
-)
-from fedxl.run import Hooks, Result, fit
-from fedxl.task import Settings
+Names are loaded when they are first used: a process that only passes messages on needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedxl.algorithms import ALGORITHMS, Method
+    from fedxl.data.augment import Augment
+    from fedxl.errors import UserError
+    from fedxl.risk import (
+        RISKS,
+        XRisk,
+        auroc,
+        average_precision,
+        contrastive,
+        gap,
+        identity,
+        p_norm_push,
+        partial_auc,
+        two_way_partial_auc,
+    )
+    from fedxl.run import Hooks, Result, fit
+    from fedxl.task import Settings
 
 __version__ = "0.2.0"
 __all__ = [
@@ -39,3 +46,33 @@ __all__ = [
     "partial_auc",
     "two_way_partial_auc",
 ]
+_HOMES = {
+    "ALGORITHMS": "fedxl.algorithms",
+    "Method": "fedxl.algorithms",
+    "Augment": "fedxl.data.augment",
+    "UserError": "fedxl.errors",
+    "RISKS": "fedxl.risk",
+    "XRisk": "fedxl.risk",
+    "auroc": "fedxl.risk",
+    "average_precision": "fedxl.risk",
+    "contrastive": "fedxl.risk",
+    "gap": "fedxl.risk",
+    "identity": "fedxl.risk",
+    "p_norm_push": "fedxl.risk",
+    "partial_auc": "fedxl.risk",
+    "two_way_partial_auc": "fedxl.risk",
+    "Hooks": "fedxl.run",
+    "Result": "fedxl.run",
+    "fit": "fedxl.run",
+    "Settings": "fedxl.task",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedxl' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

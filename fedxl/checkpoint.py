@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedxl.errors import UserError, first_line
+from fedxl.files import cannot_read, read_bytes, write_atomically
 
 # What the content of a damaged file may raise, once it is in memory.
 BROKEN = (SafetensorError, ValueError, KeyError, TypeError, AssertionError, RuntimeError)
@@ -32,73 +31,6 @@ class Checkpoint(NamedTuple):
     path: Path
     tensors: dict[str, Tensor]
     info: dict[str, Any]
-
-
-def private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone. One that is there stays as it is."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    for folder in reversed(missing):
-        folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def open_private(path: Path) -> BinaryIO:
-    """A file to write, empty, that nobody but this user can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    os.fchmod(descriptor, 0o600)  # it may have been there before
-    return open(descriptor, "wb")
-
-
-def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
-    """The file holds all of `content` after this and nothing of it before, whenever process or machine stop."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open_private(partial) if private else partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()  # on a full disk it would take the room that others need
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def read_bytes(path: Path) -> bytes:
-    """All of a file. One line if it is there and cannot be read; FileNotFoundError if it is not there."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise cannot_read(path, error) from error
-
-
-def cannot_read(path: Path, error: OSError) -> UserError:
-    """The line for a disk that does not answer."""
-    return UserError(f"cannot read {path}: {error.strerror or error}; nothing was changed, try again once it can be")
-
-
-def write_json(path: Path, content: Any) -> None:
-    """For programs, and for people who look."""
-    write_atomically(path, (json.dumps(plain(content), indent=1) + "\n").encode())
-
-
-def plain(value: Any) -> Any:
-    """The same with null for NaN and infinity, which JSON does not know.
-
-    >>> plain({"auroc": float("nan"), "rates": (0.1, 0.3)})
-    {'auroc': None, 'rates': [0.1, 0.3]}
-    """
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save_checkpoint(

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedxl import plots
-from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Config, execute
+from fedxl.files import write_atomically, write_json
 from fedxl.report import as_markdown, as_text, over_seeds, within
 from fedxl.run import Hooks, Result
 

@@ -13,8 +13,9 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from fedxl.checkpoint import Checkpoint, load_latest, plain, read_bytes, save_checkpoint, write_atomically
+from fedxl.checkpoint import Checkpoint, load_latest, save_checkpoint
 from fedxl.errors import UserError
+from fedxl.files import plain, read_bytes, write_atomically
 
 LARGEST = 2**53  # of whole numbers in a record: beyond it they are not what a run has counted
 

@@ -199,7 +199,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.common.serde import run_from_proto
 from fedxl.flower.clients import client
-from fedxl.flower.door import LINK
+from fedxl.flower.connection import LINK
 from fedxl.flower.grid import LinkGrid, Registry
 from fedxl.flower.members import Members
 
@@ -249,8 +249,8 @@ def test_nothing_runs_at_a_site_of_what_a_hostile_server_submits(tmp_path):
         home = private(server / "flower")
         (tmp_path / "hostile.fab").write_bytes(hostile_app(mark).content)
         started = [
-            Child(role, command(role, server), home).start(environment(home, "FLWR_HOME"))
-            for role in ("superlink", "gateway")
+            Child(role, command(role, server, *more), home).start(environment(home, "FLWR_HOME"))
+            for role, *more in (("superlink",), ("gateway", "10"))
         ]
         try:
             federation.start("a")

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "fedxl"
 # From the bottom up: a module imports only from lines above its own, or from its own line.
 LAYERS = [
     {"errors", "progress"},
-    {"tree", "options", "precision", "toml"},
+    {"files", "tree", "options", "precision", "toml"},
     {"wire"},
     {"risk", "sampling", "models", "metrics", "checkpoint"},
     {"algorithm", "rundir"},
@@ -70,6 +70,24 @@ def test_examples_in_docstrings_run(module):
     result = doctest.testmod(loaded)
     assert result.attempted
     assert not result.failed
+
+
+def test_every_public_name_loads_when_it_is_used():
+    import fedxl
+
+    assert sorted(fedxl._HOMES) == sorted(fedxl.__all__)
+    for name in fedxl.__all__:
+        assert getattr(fedxl, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'fitt'"):
+        fedxl.fitt  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["fedxl", "fedxl.flower.door", "fedxl.flower.link"])
+def test_whoever_only_passes_messages_on_loads_no_torch(module):
+    if module != "fedxl":
+        pytest.importorskip("flwr", reason="needs fedxl[flower]")
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def blocks(path: Path, language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m fedxl.flower ROLE FOLDER`: one process of a party. `fedxl deploy` starts and watches them."""
+"""`python -m fedxl.flower ROLE FOLDER ...`: one process of a party. `fedxl deploy` starts and watches them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def main() -> None:
     logging.getLogger("fedxl").addHandler(logging.StreamHandler(sys.stdout))  # ours alone: Flower says too much
     if role != "superlink":  # which has a way of its own
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    run: Callable[[Path, Callable[[str], None]], None] = import_module(ROLES[role]).main
+    run: Callable[..., None] = import_module(ROLES[role]).main
     try:
-        run(folder, say)
+        run(folder, say, *sys.argv[3:])
     except UserError as error:
         print(f"fedxl: {error}", flush=True)
         sys.exit(2)

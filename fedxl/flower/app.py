@@ -16,7 +16,7 @@ from fedxl.errors import UserError, first_line
 from fedxl.flower import status
 from fedxl.flower.carrier import GridCarrier
 from fedxl.flower.clients import client
-from fedxl.flower.door import LINK
+from fedxl.flower.connection import LINK
 from fedxl.flower.gateway import Say
 from fedxl.flower.grid import LinkGrid, Registry, task
 from fedxl.flower.members import Members

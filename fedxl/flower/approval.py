@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 from cryptography import x509
 
-from fedxl.checkpoint import write_atomically
 from fedxl.errors import require
+from fedxl.files import write_atomically
 from fedxl.flower import keys, members
-from fedxl.flower.settings import read_connection, read_server, read_site
+from fedxl.flower.connection import read_connection
+from fedxl.flower.settings import read_server, read_site
 
 KEY, CERTIFICATE, REQUEST = "site.key", "site.crt", "request.csr"
 

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__
-from fedxl.checkpoint import open_private, private_folder, read_bytes, write_atomically
 from fedxl.config import Config, load_data
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, Splits
 from fedxl.data.source import TensorSource
 from fedxl.errors import UserError, require
+from fedxl.files import open_private, private_folder, read_bytes, write_atomically
 from fedxl.flower.settings import SiteFile
 from fedxl.progress import progress
 

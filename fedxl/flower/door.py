@@ -11,11 +11,10 @@ import ssl
 from pathlib import Path
 
 from fedxl.errors import UserError, first_line
+from fedxl.flower.connection import LINK, read_connection
 from fedxl.flower.gateway import Gateway, Say
 from fedxl.flower.members import Members
-from fedxl.flower.settings import HOME_FOLDER, read_connection, read_server
 
-LINK = Path(HOME_FOLDER) / "link.sock"  # in the server's folder, which only its owner can enter
 WATCH = 5.0  # seconds between looks at the certificate's files
 
 
@@ -71,12 +70,11 @@ def _stamp(file: Path) -> int:
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
-def main(folder: Path, say: Say) -> None:
-    """Until this process is told to stop."""
-    server = read_server(folder / "server.toml")
+def main(folder: Path, say: Say, megabytes: str) -> None:
+    """Until this process is told to stop. megabytes: the most that a site may send in reply."""
     host, port = read_connection(folder)
     os.chdir(folder)  # the whole path of the socket may be too long for the system
-    gateway = Gateway(Members(folder), LINK, int(server.settings.megabytes * 1e6), say=say)
+    gateway = Gateway(Members(folder), LINK, int(float(megabytes) * 1e6), say=say)
 
     async def run() -> None:
         serving = asyncio.current_task()

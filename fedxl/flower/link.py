@@ -17,7 +17,7 @@ import uvicorn
 from flwr.superlink.cli.flower_superlink import flower_superlink
 
 from fedxl.errors import require
-from fedxl.flower.door import LINK
+from fedxl.flower.connection import LINK
 from fedxl.flower.gateway import Say
 
 

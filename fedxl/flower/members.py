@@ -14,8 +14,8 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fedxl.checkpoint import write_atomically
 from fedxl.errors import UserError, require
+from fedxl.files import write_atomically
 from fedxl.flower import keys
 
 FOLDER = "members"

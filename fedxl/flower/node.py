@@ -40,10 +40,11 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedxl.errors import UserError, first_line, printable
 from fedxl.flower import keys
 from fedxl.flower.clients import client
+from fedxl.flower.connection import HOME_FOLDER, read_connection
 from fedxl.flower.gateway import Say
 from fedxl.flower.records import pulled
 from fedxl.flower.replies import reply
-from fedxl.flower.settings import HOME_FOLDER, SiteFile, read_connection, read_site
+from fedxl.flower.settings import SiteFile, read_site
 
 POLL = (0.2, 2.0)  # seconds between two looks for a message: while a run is busy, and while nothing happens
 AGAIN = (0.5, 30.0)  # seconds between two tries to connect: at first, and at the most

@@ -12,9 +12,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedxl.checkpoint import open_private, private_folder, write_atomically
 from fedxl.config import Config
 from fedxl.errors import UserError, printable, require
+from fedxl.files import open_private, private_folder, write_atomically
 from fedxl.flower.settings import SiteFile
 
 TABLES = ("model", "risk", "algorithm", "run")

@@ -16,9 +16,10 @@ from cryptography import x509
 
 from fedxl.errors import UserError, require
 from fedxl.flower import cache, keys, status, turns
+from fedxl.flower.connection import HOME_FOLDER, read_connection
 from fedxl.flower.family import HOME, die_with_parent, stopping_all
 from fedxl.flower.members import Members
-from fedxl.flower.settings import HOME_FOLDER, Server, read_connection, read_server, read_site
+from fedxl.flower.settings import Server, read_server, read_site
 from fedxl.flower.supervisor import Child, Say, Supervisor, command, environment
 
 POLL = 0.5
@@ -37,7 +38,7 @@ def serve(folder: Path, say: Say) -> Server:
     status.forget(folder)
     children = [
         Child("superlink", command("superlink", folder), home),
-        Child("gateway", command("gateway", folder), home),
+        Child("gateway", command("gateway", folder, f"{server.settings.megabytes:g}"), home),
         Child("app", command("app", folder), home, needs="superlink", main=True, shown=True),
     ]
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from fedxl.algorithm import Algorithm
-from fedxl.checkpoint import write_atomically
 from fedxl.config import Config, load_data
 from fedxl.errors import UserError, require
 from fedxl.evaluate import Examiner, HeldBack, check_selection, held_back
+from fedxl.files import write_atomically
 from fedxl.flower.directory import Directory, Facts
 from fedxl.flower.engine import GridEngine
 from fedxl.flower.envelope import Carrier, Letterhead

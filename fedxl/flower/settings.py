@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedxl.config import SECTIONS, Config, Table, read_tables
-from fedxl.errors import UserError, require, unknown
+from fedxl.errors import require, unknown
 from fedxl.options import call
 from fedxl.wire import PRECISIONS
 
 JUDGES = ("server", "sites")  # who evaluates: the server on its own [data], or each site on its own
-HOME_FOLDER = "flower"  # of a party: its socket and its logs; all of its processes have it in their environment
 PERMITTED = ("none", "figures", "scores")  # what a site may let go of an evaluation
 
 
@@ -118,15 +115,3 @@ def read_site(path: Path) -> SiteFile:
     for name in ("site", "data"):
         require(name in tables, f"{path} needs a section [{name}]")
     return SiteFile(call(SiteSettings, tables["site"], "site"), tables["data"], path.resolve().parent)
-
-
-def read_connection(folder: Path) -> tuple[str, int]:
-    """Where the server is: the host as sites know it, and the port."""
-    path = folder / "connection.toml"
-    try:
-        table: dict[str, Any] = tomllib.loads(path.read_text())
-        return str(table["host"]), int(table["port"])
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}; `fedxl deploy init` makes it") from None
-    except (OSError, tomllib.TOMLDecodeError, KeyError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from fedxl import __version__, tree, wire
 from fedxl.algorithm import Assignment, RoundOf, Share
-from fedxl.checkpoint import Checkpoint, load_checkpoint, open_private, private_folder, save_checkpoint
+from fedxl.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedxl.data.federation import Federation
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, RefusedError, UserError, printable, require
+from fedxl.files import open_private, private_folder
 from fedxl.flower import cache
 from fedxl.flower.envelope import DIVERGED, Envelope, Order, Scored
 from fedxl.flower.parts import Parts, build

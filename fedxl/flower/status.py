@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from fedxl.checkpoint import write_atomically
+from fedxl.files import write_atomically
 
 RUNNING, FINISHED, FAILED = "running", "finished", "failed"
 FILE = "status.json"

@@ -134,9 +134,9 @@ class Supervisor:
         return False
 
 
-def command(role: str, folder: Path) -> list[str]:
-    """A process of ours: `python -m fedxl.flower ROLE FOLDER`."""
-    return [sys.executable, "-m", "fedxl.flower", role, str(folder)]
+def command(role: str, folder: Path, *more: str) -> list[str]:
+    """A process of ours: `python -m fedxl.flower ROLE FOLDER ...`."""
+    return [sys.executable, "-m", "fedxl.flower", role, str(folder), *more]
 
 
 def environment(home: Path, name: str) -> dict[str, str]:

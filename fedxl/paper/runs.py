@@ -16,9 +16,9 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
 from fedxl import __version__, bench
-from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Config, execute
 from fedxl.errors import DivergedError, UserError, require
+from fedxl.files import write_atomically, write_json
 from fedxl.paper.crew import Crew, tell
 from fedxl.progress import progress
 from fedxl.run import Hooks, Progress

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedxl.checkpoint import write_atomically, write_json
 from fedxl.config import Table, build_model, build_risk, load_data
+from fedxl.files import write_atomically, write_json
 from fedxl.paper import figures, setup
 from fedxl.paper.figures import Rows
 from fedxl.paper.runs import Job, Record, Runner, without_root
