@@ -15,7 +15,7 @@ from pathlib import Path
 
 import h11
 
-from fedxl.flower import door, keys, node
+from fedxl.flower import door, keys, tls
 from fedxl.flower.gateway import Gateway, Limits
 from fedxl.flower.members import Members
 
@@ -65,7 +65,7 @@ class Open:
     peers: ExitStack  # closed with it
 
     def connection(self, site: Path) -> http.client.HTTPSConnection:
-        made = http.client.HTTPSConnection("127.0.0.1", self.port, context=node.tls(site), timeout=600)
+        made = http.client.HTTPSConnection("127.0.0.1", self.port, context=tls.for_site(site), timeout=600)
         self.peers.callback(made.close)
         return made
 

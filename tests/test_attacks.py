@@ -24,7 +24,7 @@ from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedxl import UserError
-from fedxl.flower import folders, keys, members, node, site
+from fedxl.flower import folders, keys, members, site, tls
 from fedxl.flower.clients import client
 from fedxl.flower.envelope import Envelope
 from fedxl.flower.family import descendants
@@ -129,7 +129,7 @@ def test_an_outsider_a_site_and_another_user_get_nowhere_and_the_run_goes_on(tmp
         url, server = f"https://127.0.0.1:{federation.port}", tmp_path / "f" / "server"
         outside = attempts(httpx.HTTPTransport(verify=False), url, mark)
         assert all(isinstance(answer, type) for answer in outside.values()), f"an outsider: {outside}"
-        inside = attempts(httpx.HTTPTransport(verify=node.tls(tmp_path / "f" / "sites" / "a")), url, mark)
+        inside = attempts(httpx.HTTPTransport(verify=tls.for_site(tmp_path / "f" / "sites" / "a")), url, mark)
         assert set(inside.values()) == {404}, f"a site with a valid key: {inside}"
         if os.getuid() == 0:
             os.chmod(tmp_path.parent, 0o755)

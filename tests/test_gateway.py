@@ -19,10 +19,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
-from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    Message,
+    Metadata,
+    ObjectTree,
+    PullObjectRequest,
+)
 from flwr.proto.node_pb2 import Node
 
-from fedxl.flower import approval, door, fleet, folders, keys, members, node
+from fedxl.flower import approval, door, fleet, folders, keys, members, tls
 from fedxl.flower.gateway import Limits
 from tests.doors import PULL, asked, opened, signed
 
@@ -163,12 +169,34 @@ def pushed(number: int, reply_to: str, source: int = 7, objects: int = 1) -> byt
     ).SerializeToString()
 
 
+def handed_out(number: int) -> bytes:
+    """What SuperLink answers when there is a message for a site, in two parts."""
+    tree = ObjectTree(object_id=f"m{number}", children=[ObjectTree(object_id="part")])
+    return PullMessagesResponse(messages_list=[message(number)], message_object_trees=[tree]).SerializeToString()
+
+
+def test_a_site_fetches_and_confirms_what_it_was_sent_and_nothing_of_others(out):
+    fetch, confirm = "/v1/fleet/pull-object", "/v1/fleet/confirm-message-received"
+    part = PullObjectRequest(object_id="part").SerializeToString()
+    done = ConfirmMessageReceivedRequest(message_object_id="m0").SerializeToString()
+    with opened(out) as gate:
+        a, b = (out / "sites" / name for name in "ab")
+        for path, body in ((fetch, part), (confirm, done), (fetch, b"\xff"), (confirm, b"\xff")):
+            assert asked(gate.connection(a), path, signed(a), body)[0] == 403
+        gate.link.answers[PULL] = handed_out(0)
+        assert asked(gate.connection(a), PULL, signed(a))[0] == 200
+        for path, body in ((fetch, part), (confirm, done)):
+            assert asked(gate.connection(a), path, signed(a), body)[0] == 200
+            assert asked(gate.connection(b), path, signed(b), body)[0] == 403
+        assert [path for path, _, _ in gate.link.seen] == [PULL, fetch, confirm]
+
+
 def test_a_site_replies_once_to_what_it_was_sent_and_in_its_own_name(out):
     with opened(out) as gate:
         a, b = (out / "sites" / name for name in "ab")
         connection, headers = gate.connection(a), signed(a)
         assert asked(connection, PUSH, headers, pushed(1, "m0"))[0] == 403, "it has been sent nothing"
-        gate.link.answers[PULL] = PullMessagesResponse(messages_list=[message(0)]).SerializeToString()
+        gate.link.answers[PULL] = handed_out(0)
         assert asked(connection, PULL, headers)[0] == 200
         refused = {
             "to another's message": pushed(1, "m9"),
@@ -192,7 +220,7 @@ def test_a_reply_has_no_more_bytes_than_it_may(out):
         site = out / "sites" / "a"
         connection, headers, piece = gate.connection(site), signed(site), bytes(30_000)
         assert asked(connection, OBJECT, headers, piece)[0] == 403, "nothing was asked of it"
-        gate.link.answers[PULL] = PullMessagesResponse(messages_list=[message(0)]).SerializeToString()
+        gate.link.answers[PULL] = handed_out(0)
         asked(connection, PULL, headers)
         asked(connection, PUSH, headers, pushed(1, "m0"))
         asked(connection, PUSH, headers, pushed(1, "m0"))  # which grants nothing more
@@ -228,7 +256,7 @@ def test_an_entry_that_cannot_be_read_lets_nobody_in_and_disturbs_nobody_else(ou
 def test_a_renewed_certificate_of_the_server_is_used_without_a_restart(out, monkeypatch):
     monkeypatch.setattr(door, "WATCH", 0.05)
     with opened(out) as gate:
-        context = node.tls(out / "sites" / "a")
+        context = tls.for_site(out / "sites" / "a")
 
         def shown() -> bytes | None:
             with gate.raw(context) as peer:
@@ -249,7 +277,7 @@ SHORT = Limits(
 def test_slow_and_half_open_connections_are_closed_and_too_many_refused(out):
     site = out / "sites" / "a"
     with opened(out, SHORT) as gate:
-        context = node.tls(site)
+        context = tls.for_site(site)
         started = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\n"
         key = f"flwr-public-key: {signed(site)['flwr-public-key']}\r\n".encode()
         stalled = {
@@ -331,7 +359,7 @@ def test_a_thousand_malformed_requests_reach_nobody_and_leave_nothing_behind(out
     site, other = out / "sites" / "a", out / "sites" / "b"
     rng, key = random.Random(0), signed(site)["flwr-public-key"]
     with opened(out, Limits(burst=1e6)) as gate:
-        context, served = node.tls(site), gate.connection(other)
+        context, served = tls.for_site(site), gate.connection(other)
         for _ in range(20):
             gate.raw()  # half open, all the time
         size = 0

@@ -10,27 +10,13 @@ import socket
 import ssl
 from pathlib import Path
 
-from fedxl.errors import UserError, first_line
+from fedxl.errors import UserError
+from fedxl.flower import tls
 from fedxl.flower.connection import LINK, read_connection
 from fedxl.flower.gateway import Gateway, Say
 from fedxl.flower.members import Members
 
 WATCH = 5.0  # seconds between looks at the certificate's files
-
-
-def tls(folder: Path) -> ssl.SSLContext:
-    """TLS 1.3 with the server's certificate; a peer must show one of the federation's authority."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
-    context.num_tickets = 0  # without resumption every connection shows its certificate anew
-    try:
-        context.load_verify_locations(cafile=str(folder / "ca.crt"))
-        context.load_cert_chain(folder / "server.crt", folder / "server.key")
-    except (OSError, ssl.SSLError) as error:
-        raise UserError(f"cannot use the certificates in {folder}: {first_line(error)}") from None
-    return context
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -46,7 +32,7 @@ def listener(host: str, port: int) -> socket.socket:
 
 async def keep_open(gateway: Gateway, folder: Path, door: socket.socket) -> None:
     """Serve until cancelled. A renewed certificate is used from the next connection on."""
-    context = tls(folder)
+    context = tls.for_server(folder)
     renewal = asyncio.create_task(_renew(context, folder, gateway.say))
     try:
         await gateway.serve(door, context)

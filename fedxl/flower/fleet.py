@@ -7,10 +7,12 @@ a node stores. Both are checked here, on the few small messages that tell.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 PREFIX = "/v1/fleet/"
@@ -38,39 +40,56 @@ class RefusedRequestError(ValueError):
 
 @dataclass
 class Ledger:
-    """What one site has been asked, and how much it may still send in reply."""
+    """What one site has been sent, and how much it may still send in reply."""
 
     most_bytes: int  # of one reply
     unanswered: OrderedDict[str, str] = field(default_factory=OrderedDict)  # message -> its reply, "" if none yet
+    objects: dict[str, frozenset[str]] = field(default_factory=dict)  # of each of these messages
     left: int = 0  # bytes of objects that it may still store
 
     def before(self, path: str, body: bytes) -> None:
         """Check a request; raises if it must not be passed on."""
-        if path == f"{PREFIX}push-messages":
-            self._reply(body)
-        elif path == f"{PREFIX}push-object":
-            self.left -= len(body)
-            if self.left < 0:
-                raise RefusedRequestError(f"its reply is larger than {self.most_bytes / 1e6:g} MB")
+        try:
+            if path == f"{PREFIX}push-messages":
+                self._reply(PushMessagesRequest.FromString(body))
+            elif path == f"{PREFIX}push-object":
+                self._store(len(body))
+            elif path == f"{PREFIX}pull-object":
+                self._fetch(PullObjectRequest.FromString(body).object_id)
+            elif path == f"{PREFIX}confirm-message-received":
+                self._confirm(ConfirmMessageReceivedRequest.FromString(body).message_object_id)
+        except DecodeError:
+            raise RefusedRequestError("it cannot be read") from None
 
     def after(self, path: str, body: bytes) -> None:
-        """Note what SuperLink has answered."""
+        """Note which messages SuperLink has handed out."""
         if path != f"{PREFIX}pull-messages":
             return
         try:
             found = PullMessagesResponse.FromString(body)
         except DecodeError:
             raise RefusedRequestError("SuperLink's answer cannot be read") from None
-        for message in found.messages_list:
+        for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             self.unanswered[message.metadata.message_id] = ""
-            while len(self.unanswered) > MOST_UNANSWERED:
-                self.unanswered.popitem(last=False)
+            self.objects[message.metadata.message_id] = frozenset(_named(tree))
+        while len(self.unanswered) > MOST_UNANSWERED:
+            oldest, _ = self.unanswered.popitem(last=False)
+            self.objects.pop(oldest, None)
 
-    def _reply(self, body: bytes) -> None:
-        try:
-            request = PushMessagesRequest.FromString(body)
-        except DecodeError:
-            raise RefusedRequestError("its reply cannot be read") from None
+    def _store(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise RefusedRequestError(f"its reply is larger than {self.most_bytes / 1e6:g} MB")
+
+    def _fetch(self, name: str) -> None:
+        if not any(name in names for names in self.objects.values()):
+            raise RefusedRequestError("it asks for a part of a message that it was not sent")
+
+    def _confirm(self, name: str) -> None:
+        if name not in self.unanswered:
+            raise RefusedRequestError("it confirms a message that it was not sent")
+
+    def _reply(self, request: PushMessagesRequest) -> None:
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise RefusedRequestError("it sends several replies at once")
         metadata = request.messages_list[0].metadata
@@ -78,17 +97,17 @@ class Ledger:
             raise RefusedRequestError("it replies in the name of another node")
         if self.unanswered.get(metadata.reply_to_message_id) not in ("", metadata.message_id):
             raise RefusedRequestError("it replies to a message that it was not sent, or for a second time")
-        if _count(request.message_object_trees[0]) > MOST_OBJECTS:
+        if sum(1 for _ in islice(_named(request.message_object_trees[0]), MOST_OBJECTS + 1)) > MOST_OBJECTS:
             raise RefusedRequestError(f"its reply has more than {MOST_OBJECTS:,} objects")
         if not self.unanswered[metadata.reply_to_message_id]:
             self.unanswered[metadata.reply_to_message_id] = metadata.message_id
             self.left = self.most_bytes + self.most_bytes // 10 + SMALL  # heads and names of objects are extra
 
 
-def _count(tree: ObjectTree) -> int:
-    """How many objects a tree names; stops as soon as there are too many."""
-    waiting, count = [tree], 0
-    while waiting and count <= MOST_OBJECTS:
-        count += 1
-        waiting.extend(waiting.pop().children)
-    return count
+def _named(tree: ObjectTree) -> Iterator[str]:
+    """The objects that a tree names, one after the other."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node.object_id
+        waiting.extend(node.children)

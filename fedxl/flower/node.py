@@ -37,8 +37,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedxl.errors import UserError, first_line, printable
-from fedxl.flower import keys
+from fedxl.errors import first_line, printable
+from fedxl.flower import keys, tls
 from fedxl.flower.clients import client
 from fedxl.flower.connection import HOME_FOLDER, read_connection
 from fedxl.flower.gateway import Say
@@ -158,7 +158,7 @@ def connected(folder: Path, host: str, port: int) -> Iterator[Link]:
     key = keys.read_key(folder / "site.key")
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     signed = NodeAuthHttpInterceptor(key, key.public_key())
-    transport = httpx.HTTPTransport(verify=tls(folder))
+    transport = httpx.HTTPTransport(verify=tls.for_site(folder))
     with client(FleetHttpClient, "SuperNode", transport, signed, url=f"https://{address}") as fleet:
         node = _activated(fleet, keys.public_pem(key.public_key()), folder / HOME_FOLDER / "node.id")
         done = threading.Event()
@@ -191,19 +191,6 @@ def _heartbeats(fleet: FleetHttpClient, node: Node, done: threading.Event) -> No
     while not done.wait(BEAT / 3):
         with suppress(httpx.HTTPError, RuntimeError):  # whoever pulls messages notices, too, and acts
             fleet.SendNodeHeartbeat(beat)
-
-
-def tls(folder: Path) -> ssl.SSLContext:
-    """TLS 1.3: the server must show a certificate of the federation's authority, and we show the site's."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
-    try:
-        context.load_verify_locations(cafile=str(folder / "ca.crt"))
-        context.load_cert_chain(folder / "site.crt", folder / "site.key")
-    except (OSError, ssl.SSLError) as error:
-        raise UserError(f"cannot use the certificates in {folder}: {first_line(error)}") from None
-    return context
 
 
 def explained(error: Exception) -> str:

@@ -1,0 +1,33 @@
+"""TLS between gateway and sites: version 1.3, and both sides show a certificate of the federation's authority."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from fedxl.errors import UserError, first_line
+
+
+def for_server(folder: Path) -> ssl.SSLContext:
+    """Without session tickets, so that every connection shows its certificate anew."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, folder, "server")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.num_tickets = 0
+    return context
+
+
+def for_site(folder: Path) -> ssl.SSLContext:
+    """The server must also have the name or address by which the site knows it: this protocol's default."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, folder, "site")
+
+
+def _context(protocol: int, folder: Path, name: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    try:
+        context.load_verify_locations(cafile=str(folder / "ca.crt"))
+        context.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"cannot use the certificates in {folder}: {first_line(error)}") from None
+    return context
