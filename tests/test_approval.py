@@ -57,15 +57,19 @@ def test_the_whole_way_by_its_commands(out):
     assert no.code == 2
     assert shown in no.out
     assert not Members(out / "server").now
-    good = run("approve", out, site / "request.csr", "--examples", "500", "--fingerprint", shown.upper())
+    good = run(
+        "approve", out, site / "request.csr", "--examples", "500", "--fingerprint", shown.upper().replace(":", " ")
+    )
     assert good.code == 0, good.error
     assert run("accept", site, out / "approved" / "north.crt").code == 0
     listed = run("list", out).out
     assert "north" in listed
     assert "500" in listed
-    assert shown[:9] in listed
+    assert shown in listed, "whole, to be compared"
     assert run("revoke", out, "north").code == 0
     assert "north" not in run("list", out).out
+    wrong = run("list", out / "server")
+    assert (wrong.code, "there is no server/ in" in wrong.error) == (2, True)
     again = run("revoke", out, "north")
     assert (again.code, "there is no approved site 'north'; approved: nobody" in again.error) == (2, True)
 
@@ -152,6 +156,8 @@ def test_a_site_takes_its_own_certificate_alone(out, tmp_path):
 
 def test_whoever_runs_out_is_told_in_time(out, monkeypatch):
     member(out)
+    assert list(server_reminders(out / "server")) == ["not approved yet: south (fedxl deploy approve)"]
+    member(out, "south")
     assert list(server_reminders(out / "server")) == []
     later = datetime.now(UTC) + timedelta(days=keys.DAYS - 10)
 
@@ -162,7 +168,7 @@ def test_whoever_runs_out_is_told_in_time(out, monkeypatch):
 
     monkeypatch.setattr(keys, "datetime", Clock)
     lines = list(server_reminders(out / "server"))
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert "certificate of the server expires on" in lines[0]
     assert "in 9 day(s); renew it: fedxl deploy renew" in lines[0]
     assert "certificate of site north expires on" in lines[1]
@@ -207,3 +213,11 @@ def test_hosts_and_ports_that_are_none(tmp_path, host, port, why):
 def test_hosts_that_are_good(tmp_path, host):
     folders.init(["a"], tmp_path / "f", host)
     assert keys.read_certificate(tmp_path / "f" / "server" / "server.crt")
+
+
+def test_a_site_that_says_it_is_another_does_not_start(out):
+    north = member(out)
+    file = north / "site.toml"
+    file.write_text(file.read_text().replace('name = "north"', 'name = "south"'))
+    found = run("join", north)
+    assert (found.code, "but site.crt is that of 'north'" in found.error) == (2, True)

@@ -24,7 +24,7 @@ from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedxl import UserError
-from fedxl.flower import folders, keys, members, site, tls
+from fedxl.flower import folders, keys, members, processes, site, tls
 from fedxl.flower.clients import client
 from fedxl.flower.envelope import Envelope
 from fedxl.flower.family import descendants
@@ -311,6 +311,18 @@ def test_a_server_that_others_can_enter_does_not_start(tmp_path):
     found = subprocess.run(command("superlink", server), capture_output=True, text=True)
     assert found.returncode == 2
     assert "is open to others: chmod 700" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("open_to_others", "mode", "why"),
+    [("server", 0o777, "is not this user's alone"), ("server/members", 0o777, "is not this user's alone"),
+     ("server/server.key", 0o644, "can be read by others: chmod 600")],
+)  # fmt: skip
+def test_a_server_whose_folder_was_opened_by_copying_does_not_start(tmp_path, open_to_others, mode, why):
+    folders.init(["a"], tmp_path / "f")
+    (tmp_path / "f" / open_to_others).chmod(mode)
+    with pytest.raises(UserError, match=why):
+        processes.serve(tmp_path / "f" / "server", print)
 
 
 def test_members_are_read_anew(tmp_path):

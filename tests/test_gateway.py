@@ -52,13 +52,15 @@ def out(federation, tmp_path) -> Path:
 def test_a_sites_request_is_passed_on_as_it_is_without_what_is_not_flowers(out):
     with opened(out) as gate:
         connection = gate.connection(out / "sites" / "a")
-        more = {"cookie": "mine", "x-forwarded-for": "1.2.3.4", "flwr-timestamp": "now"}
+        more = {"cookie": "mine", "content-type": "x" * 10_000, "x-forwarded-for": "1.2.3.4", "flwr-timestamp": "now"}
         headers = signed(out / "sites" / "a") | more
         for _ in range(3):  # on one connection
             assert asked(connection, PULL, headers, b"\0\1body") == (200, b"")
         path, passed, body = gate.link.seen[-1]
         assert (path, body, len(gate.link.seen)) == (PULL, b"\0\1body", 3)
-        assert passed.keys() == {"host", "content-length", "content-type", "flwr-public-key", "flwr-timestamp"}
+        ours = {"host", "content-length", "content-type", "accept"}
+        assert passed.keys() == ours | {"flwr-public-key", "flwr-timestamp"}
+        assert passed["content-type"] == "application/protobuf", "whatever the site says: SuperLink would log it"
         connection.request("POST", PULL, b"", headers)
         answer = connection.getresponse()
         assert answer.headers["server"] is None, "it does not tell what stands behind it"
@@ -163,16 +165,42 @@ def message(number: int, reply_to: str = "", source: int = 7) -> Message:
 
 
 def pushed(number: int, reply_to: str, source: int = 7, objects: int = 1) -> bytes:
-    tree = ObjectTree(object_id="x", children=[ObjectTree(object_id=str(n)) for n in range(objects - 1)])
+    tree = ObjectTree(object_id=f"m{number}", children=[ObjectTree(object_id=str(n)) for n in range(objects - 1)])
     return PushMessagesRequest(
         node=Node(node_id=7), messages_list=[message(number, reply_to, source)], message_object_trees=[tree]
     ).SerializeToString()
 
 
+def tree(name: str, *children: ObjectTree) -> ObjectTree:
+    return ObjectTree(object_id=name, children=children)
+
+
+def doubled(depth: int) -> ObjectTree:
+    """Each level holds the one below it, and names it once more: SuperLink would see 2^depth objects."""
+    return tree(f"o{depth}", doubled(depth - 1), tree(f"o{depth - 1}")) if depth else tree("o0")
+
+
+def replying(objects: ObjectTree) -> bytes:
+    request = PushMessagesRequest.FromString(pushed(1, "m0"))
+    request.message_object_trees[0].CopyFrom(objects)
+    return request.SerializeToString()
+
+
+TREES = {
+    "another reply's objects": tree("m2"),
+    "an object with its parts twice": tree("m1", tree("a", tree("b")), tree("a", tree("b"))),
+    "an object once without its parts": tree("m1", tree("a", tree("b")), tree("a")),
+    "itself": tree("m1", tree("m1")),
+    "what it was sent, without its parts": tree("m1", tree("m0")),
+    "a tree that would double at each level": tree("m1", doubled(3)),
+    "a deep one": tree("m1", tree("a", tree("b", tree("c", tree("d", tree("e")))))),
+}
+
+
 def handed_out(number: int) -> bytes:
     """What SuperLink answers when there is a message for a site, in two parts."""
-    tree = ObjectTree(object_id=f"m{number}", children=[ObjectTree(object_id="part")])
-    return PullMessagesResponse(messages_list=[message(number)], message_object_trees=[tree]).SerializeToString()
+    parts = tree(f"m{number}", tree("part"))
+    return PullMessagesResponse(messages_list=[message(number)], message_object_trees=[parts]).SerializeToString()
 
 
 def test_a_site_fetches_and_confirms_what_it_was_sent_and_nothing_of_others(out):
@@ -204,6 +232,7 @@ def test_a_site_replies_once_to_what_it_was_sent_and_in_its_own_name(out):
             "too many objects": pushed(1, "m0", objects=fleet.MOST_OBJECTS + 1),
             "several": pushed(1, "m0") + pushed(2, "m0"),  # which protobuf reads as one with two of each
             "nonsense": b"\xff\xff\xff",
+            **{kind: replying(tree) for kind, tree in TREES.items()},
         }
         for kind, body in refused.items():
             assert asked(connection, PUSH, headers, body)[0] == 403, kind
@@ -212,7 +241,11 @@ def test_a_site_replies_once_to_what_it_was_sent_and_in_its_own_name(out):
         assert asked(connection, PUSH, headers, pushed(1, "m0"))[0] == 200
         assert asked(connection, PUSH, headers, pushed(1, "m0"))[0] == 200, "the same again, after a lost connection"
         assert asked(connection, PUSH, headers, pushed(2, "m0"))[0] == 403, "another reply to the same message"
+        assert asked(connection, PUSH, headers, pushed(1, "m0", objects=3))[0] == 403, "the same with other objects"
         assert len(gate.link.seen) == before + 2
+        for _ in range(fleet.MOST_REPEATS - 1):
+            assert asked(connection, PUSH, headers, pushed(1, "m0"))[0] == 200
+        assert asked(connection, PUSH, headers, pushed(1, "m0"))[0] == 403, "and not without end"
 
 
 def test_a_reply_has_no_more_bytes_than_it_may(out):
@@ -242,6 +275,21 @@ def test_a_revoked_site_is_out_at_once_and_an_approved_one_in(out):
         file, shown = approval.request(site)
         approval.accept(site, approval.approve(out, file, 100, lambda name, found: found == shown))
         assert asked(gate.connection(site), PULL, headers)[0] == 200
+
+
+def test_a_body_that_takes_its_time_does_not_outlast_a_revocation(out):
+    site = out / "sites" / "a"
+    with opened(out) as gate:
+        peer = gate.raw(tls.for_site(site))
+        key = signed(site)["flwr-public-key"]
+        head = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\nflwr-public-key: {key}\r\n\r\nhalf"
+        peer.sendall(head.encode())
+        while not gate.gateway.bytes:  # until the gateway waits for the other half
+            time.sleep(0.01)
+        approval.revoke(out, "a")
+        peer.sendall(b"half")
+        assert peer.recv(12) == b"HTTP/1.1 403"
+        assert not gate.link.seen
 
 
 def test_an_entry_that_cannot_be_read_lets_nobody_in_and_disturbs_nobody_else(out):
@@ -387,7 +435,7 @@ def test_a_server_that_is_starting_says_so(out):
     with opened(out) as gate:
         gate.gateway.link = out / "nowhere.sock"
         status, said = asked(gate.connection(out / "sites" / "a"), PULL, signed(out / "sites" / "a"))
-        assert (status, said) == (503, b"fedxl: the server is starting, or busy; try again\n")
+        assert (status, said) == (503, b"fedxl: the server is starting, or busy\n")
 
 
 def test_certificates_end(out):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ def say(line: str) -> None:
 
 def main() -> None:
     role, folder = sys.argv[1], Path(sys.argv[2]).resolve()
+    os.umask(0o077)  # whatever we write is for our user alone
     logging.getLogger("fedxl").addHandler(logging.StreamHandler(sys.stdout))  # ours alone: Flower says too much
     if role != "superlink":  # which has a way of its own
         signal.signal(signal.SIGTERM, signal.default_int_handler)

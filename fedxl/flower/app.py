@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -17,6 +17,7 @@ from fedxl.flower import status
 from fedxl.flower.carrier import GridCarrier
 from fedxl.flower.clients import client
 from fedxl.flower.connection import LINK
+from fedxl.flower.envelope import Envelope, Failure, Kind
 from fedxl.flower.gateway import Say
 from fedxl.flower.grid import LinkGrid, Registry, task
 from fedxl.flower.members import Members
@@ -34,10 +35,22 @@ class MemberCarrier(GridCarrier):
     def __init__(self, grid: LinkGrid, megabytes: float, registry: Registry) -> None:
         super().__init__(grid, megabytes)
         self.registry = registry
+        self.sent: dict[str, int] = {}  # whose each ticket is
 
     def nodes(self) -> Sequence[int]:
         self.registry.refresh()
         return [node for node in super().nodes() if node in self.registry.names]
+
+    def send(self, letters: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
+        sent = super().send(letters, kind, seconds)
+        self.sent.update(sent)
+        return sent
+
+    def answers(self, tickets: Sequence[str]) -> Iterator[tuple[str, Envelope | Failure]]:
+        self.registry.refresh()
+        for ticket, answer in super().answers(tickets):
+            member = self.sent.pop(ticket, 0) in self.registry.names
+            yield ticket, answer if member else Failure("it is no longer approved")
 
 
 def main(folder: Path, say: Say) -> None:

@@ -55,13 +55,16 @@ def approve(
     days: int = keys.DAYS,
 ) -> Path:
     """Sign a site's request and let it in, if somebody agrees to its fingerprint: the certificate to send back."""
-    server = out / "server"
+    server = _server(out)
     name, key = keys.read_request(file)
     sites = read_server(server / "server.toml").settings.sites
     require(name in sites, f"'{name}' is not among the sites in {server / 'server.toml'}: {', '.join(sites)}")
     require(examples > 0, f"examples must be positive, got {examples}")
     issuer_key, issuer = _authority(authority or out / "authority")
-    require(agreed(name, keys.fingerprint(key)), f"{name} is not approved: the fingerprints differ")
+    require(
+        agreed(name, keys.fingerprint(key)),
+        f"{name} is not approved: the fingerprints differ; have the site read its own again: fedxl deploy request",
+    )
     certificate = keys.site_certificate(name, key, issuer_key, issuer, days)
     place = out / "approved" / f"{name}.crt"
     place.parent.mkdir(exist_ok=True)
@@ -82,12 +85,13 @@ def accept(folder: Path, file: Path) -> x509.Certificate:
 
 
 def revoke(out: Path, site: str) -> None:
-    members.expel(out / "server", site)
+    members.expel(_server(out), site)
+    (out / "approved" / f"{site}.crt").unlink(missing_ok=True)
 
 
 def renew(out: Path, authority: Path | None = None, days: int = keys.DAYS) -> x509.Certificate:
     """A new certificate for the server's key. A gateway that runs uses it from the next connection on."""
-    server = out / "server"
+    server = _server(out)
     issuer_key, issuer = _authority(authority or out / "authority")
     host, _ = read_connection(server)
     key = keys.read_key(server / "server.key").public_key()
@@ -97,7 +101,7 @@ def renew(out: Path, authority: Path | None = None, days: int = keys.DAYS) -> x5
 
 
 def approved(out: Path) -> list[Approved]:
-    known = members.Members(out / "server")
+    known = members.Members(_server(out))
     known.refresh()
     require(not known.complaints, "; ".join(known.complaints))
     return [
@@ -105,6 +109,12 @@ def approved(out: Path) -> list[Approved]:
         for name, member in known.now.items()
         for each in member.certificates
     ]
+
+
+def _server(out: Path) -> Path:
+    found = (out / "server" / "server.toml").exists()
+    require(found, f"there is no server/ in {out}; name the folder that `fedxl deploy init` has made")
+    return out / "server"
 
 
 def server_hosts(host: str) -> list[str]:

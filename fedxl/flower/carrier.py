@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from flwr.app import Array, Message
 from flwr.serverapp import Grid
@@ -40,9 +41,9 @@ class GridCarrier:
             if ticket.startswith(UNSENT):
                 yield ticket, Failure("Flower has not taken the message")
                 continue
-            for message in self.grid.pull_messages([ticket]):
-                # An error's sender is Flower itself; only the ticket says whose it is.
-                yield message.metadata.reply_to_message_id, _read(message, self.megabytes)
+            for message in islice(self.grid.pull_messages([ticket]), 1):
+                # Whose it is, the ticket that we asked with says: a reply holds what its sender has written.
+                yield ticket, _read(message, self.megabytes)
 
 
 def _read(message: Message, megabytes: float) -> Envelope | Failure:

@@ -22,5 +22,7 @@ def client(
     """One of Flower's clients. It follows no redirection and heeds no proxy that the environment names."""
     made = kind(url, interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *more])
     made._client.close()
-    made._client = httpx.Client(transport=transport, timeout=SECONDS, trust_env=False)
+    made._client = httpx.Client(
+        transport=transport, timeout=SECONDS, trust_env=False, headers={"accept-encoding": "identity"}
+    )
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedxl.config import read
 from fedxl.errors import UserError
@@ -70,7 +70,7 @@ def approve(
 
     def agreed(name: str, shown: str) -> bool:
         if fingerprint:
-            return fingerprint.strip().lower() == shown
+            return re.sub(r"[\s:]", "", fingerprint).lower() == shown.replace(":", "")
         _print(f"the key of {name} has the fingerprint")
         _print(shown)
         return typer.confirm("Do the site's people read the same to you?")
@@ -114,10 +114,8 @@ def renew(
 @deploy.command("list")
 def list_(folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ is.")]) -> None:
     """At the server: the approved sites, their keys, and until when they are good."""
-    table = Table("site", "expires", "examples", "fingerprint of its key")
     for found in _needing_flower("approval").approved(folder):
-        table.add_row(found.site, f"{found.end:%Y-%m-%d}", f"{found.examples:,}", found.fingerprint)
-    out.print(table)
+        _print(f"{found.site}: until {found.end:%Y-%m-%d}, up to {found.examples} examples, key {found.fingerprint}")
 
 
 @deploy.command()

@@ -27,7 +27,10 @@ def listener(host: str, port: int) -> socket.socket:
             return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256)
         return socket.create_server(("127.0.0.1" if local else "0.0.0.0", port), backlog=256)
     except OSError as error:
-        raise UserError(f"cannot listen on port {port}: {error.strerror}; change connection.toml") from None
+        raise UserError(
+            f"cannot listen on port {port}: {os.strerror(error.errno or 0)}; stop what "
+            "uses it, or change the port in connection.toml here and at every site"
+        ) from None
 
 
 async def keep_open(gateway: Gateway, folder: Path, door: socket.socket) -> None:

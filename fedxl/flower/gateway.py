@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 import time
@@ -31,7 +32,8 @@ from fedxl.flower.members import Members
 
 Say = Callable[[str], None]
 PIECE = 2**18
-PASSED = (b"content-type", b"accept")  # headers that are passed on, beside Flower's own; all others are dropped
+PASSED = re.compile(rb"flwr-[a-z0-9-]{1,40}")  # headers that are passed on; all others are dropped
+PLAIN = [(b"content-type", b"application/protobuf"), (b"accept", b"application/protobuf")]  # whatever a site says
 PUBLIC_KEY = b"flwr-public-key"
 
 
@@ -105,6 +107,7 @@ class Gateway:
         self.limits = limits or Limits()
         self.visitors: dict[str, Visitor] = {}
         self.addresses: Counter[str] = Counter()
+        self.inner: dict[str, None] = {}  # objects with parts that have been seen
         self.bytes = 0
         self.passed = 0  # requests that reached SuperLink
         self._said: dict[str, float] = {}
@@ -162,7 +165,9 @@ class Gateway:
         if name is None:
             self._log(f"{host} shows a certificate that is not approved")
             return
-        visitor = self.visitors.setdefault(name, Visitor(Ledger(self.reply_bytes), tokens=self.limits.burst))
+        visitor = self.visitors.setdefault(
+            name, Visitor(Ledger(self.reply_bytes, inner=self.inner), tokens=self.limits.burst)
+        )
         if visitor.connections >= self.limits.of_a_site:
             self._log(f"{name} has too many connections open")
             return
@@ -186,6 +191,10 @@ class Gateway:
         except (AssertionError, ValueError):
             return None
 
+    def _require_approved(self, certificate: x509.Certificate) -> None:
+        if self._known(certificate) is None:
+            raise Refused(403, "this site is no longer approved")
+
     async def _exchange(
         self,
         peer: h11.Connection,
@@ -202,6 +211,7 @@ class Gateway:
             request = self._checked(begun, certificate, visitor)
             async with self._room(visitor, request.length):
                 body = await _body(peer, reader, request.length, self.limits)
+                self._require_approved(certificate)  # still: a body may take its time
                 visitor.ledger.before(request.path, body)
                 self.passed += 1
                 answer = await ask(self.link, request, body, self.limits.answer)
@@ -227,8 +237,7 @@ class Gateway:
 
     def _checked(self, begun: h11.Request, certificate: x509.Certificate, visitor: Visitor) -> Request:
         """A request by its head: approved still, on the list, signed with the key of the connection, not too long."""
-        if self._known(certificate) is None:
-            raise Refused(403, "this site is no longer approved")
+        self._require_approved(certificate)
         if not visitor.spend(self.limits):
             raise Refused(429, "too many requests")
         path = begun.target.decode("ascii", "replace")
@@ -282,12 +291,12 @@ async def ask(link: Path, request: Request, body: bytes, seconds: float) -> Answ
             finally:
                 writer.transport.abort()
     except (OSError, h11.ProtocolError, EOFError):
-        raise Refused(503, "the server is starting, or busy; try again") from None
+        raise Refused(503, "the server is starting, or busy") from None
 
 
 async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request, body: bytes) -> Answer:
     link = h11.Connection(h11.CLIENT)
-    headers = [(b"host", b"superlink"), (b"content-length", str(len(body)).encode()), *request.headers]
+    headers = [(b"host", b"superlink"), (b"content-length", str(len(body)).encode()), *PLAIN, *request.headers]
     writer.write(link.send(h11.Request(method="POST", target=request.path, headers=headers)) or b"")
     writer.write(link.send(h11.Data(data=body)) or b"")
     writer.write(link.send(h11.EndOfMessage()) or b"")
@@ -303,13 +312,14 @@ async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, req
         elif isinstance(event, h11.Data):
             pieces.append(bytes(event.data))
         elif isinstance(event, h11.EndOfMessage) and response is not None:
-            return Answer(response.status_code, _passed(list(response.headers)), b"".join(pieces))
+            kinds = [(bytes(name), bytes(value)) for name, value in response.headers if name == b"content-type"]
+            return Answer(response.status_code, [*kinds, *_passed(response.headers)], b"".join(pieces))
         elif isinstance(event, h11.ConnectionClosed):
             raise EOFError("SuperLink has closed the connection")
 
 
 def _passed(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(bytes(name), bytes(value)) for name, value in headers if name in PASSED or name.startswith(b"flwr-")]
+    return [(bytes(name), bytes(value)) for name, value in headers if PASSED.fullmatch(bytes(name))]
 
 
 def _refusal(status: int, reason: str) -> Answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.proto.fab_pb2 import Fab
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
@@ -38,6 +40,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -47,7 +50,7 @@ from fedxl.errors import RefusedError, require
 from fedxl.flower.carrier import REFUSED
 from fedxl.flower.clients import client
 from fedxl.flower.members import Members
-from fedxl.flower.records import pulled
+from fedxl.flower.records import assembled, named, require_small
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -68,28 +71,63 @@ clientapp = "fedxl:installed"
 """
 
 
+@dataclass
+class Arriving:
+    """A reply whose parts may still be on their way."""
+
+    message: ProtoMessage
+    root: str
+    missing: list[str]
+    parts: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+
+
 class LinkGrid(HttpGrid):
-    """Flower's grid over the socket. A reply is refused before it is put together if it is too large."""
+    """Flower's grid over the socket. It waits for nobody, and refuses a reply that is too large before it is read."""
 
     def __init__(self, runtime: RuntimeHttpClient, megabytes: float) -> None:
         super().__init__("superlink", insecure=True, token="in the client")
         self._client, self.megabytes = runtime, megabytes
+        self.arriving: dict[str, Arriving] = {}  # by ticket
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """The replies that are here by now. One that is refused comes as an error, which names its request."""
-        answer = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
-        for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-            pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
-            try:
-                yield pulled(tree, pull, self.megabytes)
-            except Exception as error:  # whatever a damaged or hostile reply may raise
-                reason = str(error) if isinstance(error, RefusedError) else type(error).__name__
-                yield make_message(metadata=metadata_from_proto(proto.metadata), error=Error(REFUSED, reason))
-            finally:
+        """The replies that are here in full. One that is refused comes as an error, which names its request."""
+        for ticket in message_ids:
+            if ticket not in self.arriving:
+                found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[ticket]))
+                for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                    self.arriving[ticket] = Arriving(proto, tree.object_id, named(tree))
+            reply = self.arriving.get(ticket)
+            if reply is not None and (message := self._complete(reply)) is not None:
+                del self.arriving[ticket]
                 done = ConfirmMessageReceivedRequest(
-                    node=self.node, run_id=self.run.run_id, message_object_id=proto.metadata.message_id
+                    node=self.node, run_id=self.run.run_id, message_object_id=reply.message.metadata.message_id
                 )
                 self._runtime_client.ConfirmMessageReceived(done)
+                yield message
+
+    def _complete(self, reply: Arriving) -> Message | None:
+        """The reply, or why it is refused; None while parts of it are missing."""
+        pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
+        claimed = reply.message.metadata
+        try:
+            while reply.missing:
+                part = pull(reply.missing[-1])
+                reply.size += len(part)
+                require_small(reply.size, self.megabytes * 1.1 + 1)  # heads and names are extra
+                reply.parts[reply.missing.pop()] = part
+            message = assembled(reply.root, reply.parts, self.megabytes)
+            same = message.metadata.reply_to_message_id == claimed.reply_to_message_id
+            if not same or message.metadata.src_node_id != claimed.src_node_id:
+                raise RefusedError("it says that it is another reply than it is")
+            return message
+        except ObjectUnavailableError:
+            return None
+        except httpx.HTTPError:
+            raise
+        except Exception as error:  # whatever a damaged or hostile reply may raise
+            reason = str(error) if isinstance(error, RefusedError) else type(error).__name__
+            return make_message(metadata=metadata_from_proto(claimed), error=Error(REFUSED, reason))
 
 
 class Registry:

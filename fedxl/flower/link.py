@@ -20,6 +20,8 @@ from fedxl.errors import require
 from fedxl.flower.connection import LINK
 from fedxl.flower.gateway import Say
 
+NOWHERE = "192.0.2.1"  # an address that no machine has (RFC 5737): should SuperLink try to listen itself, it fails
+
 
 def main(folder: Path, say: Say) -> None:
     """Serve SuperLink at the socket in this folder until the process is told to stop."""
@@ -30,16 +32,17 @@ def main(folder: Path, say: Say) -> None:
     os.chdir(path.parent)  # a socket's whole path may be too long for the system
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.bind(path.name)
-        serve = uvicorn.run
+        serve, served = uvicorn.run, list[Any]()
 
         def on_socket(app: Any, **settings: Any) -> None:
+            served.append(app)
             # Of what SuperLink asks for, everything but where to listen, and TLS, which the gateway does.
             kept = {name: settings[name] for name in ("log_config", "access_log") if name in settings}
             serve(app, fd=door.fileno(), **{**kept, "access_log": False})
 
         uvicorn.run = on_socket
         sys.argv = [
-            "flower-superlink", "--host", "127.0.0.1", "--port", "1", "--isolation", "process",
+            "flower-superlink", "--host", NOWHERE, "--port", "1", "--isolation", "process",
             "--enable-supernode-auth", "--disable-runtime-dependency-installation",
             # Node authentication insists on them. They are not used: nothing listens on a port.
             "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt"),
@@ -47,3 +50,4 @@ def main(folder: Path, say: Say) -> None:
         ]  # fmt: skip
         say(f"SuperLink at {path}")
         flower_superlink()
+        require(bool(served), "this version of Flower does not start SuperLink as was expected; see SECURITY.md")

@@ -197,7 +197,7 @@ def explained(error: Exception) -> str:
     """Why there is no connection, in words that say what to do."""
     text = str(error)
     if isinstance(error, httpx.HTTPStatusError):
-        if error.response.status_code == httpx.codes.PRECONDITION_FAILED:
+        if error.response.status_code in (httpx.codes.PRECONDITION_FAILED, httpx.codes.UNAUTHORIZED):
             return "the server is starting"
         said = error.response.text.strip().removeprefix("fedxl: ")
         with suppress(ValueError, KeyError, TypeError):
@@ -215,5 +215,9 @@ REASONS = {
     "unable to get local issuer certificate": "the server's certificate is of another federation's authority",
     "alert certificate expired": "this site's certificate has expired; ask for a new one: fedxl deploy request",
     "alert unknown ca": "the server does not know the authority of this site's certificate",
-    "Connection refused": "nobody listens there",
+    "Connection refused": "nobody listens there; is the server running, and is connection.toml right?",
+    "Name or service not known": "there is no such host; see connection.toml",
+    "WRONG_VERSION_NUMBER": "what answers there speaks no TLS; see connection.toml",
+    "Server disconnected": "the server closes the connection: this site's key is not approved, or was revoked",
+    "Connection reset by peer": "the server closes the connection: this site's key is not approved, or was revoked",
 }

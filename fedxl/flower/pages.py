@@ -42,7 +42,7 @@ def site_toml(name: str, part: int, config: Config) -> str:
             "",
             "[site]",
             f'name = "{name}"',
-            f"part = {part}  # which part of the data below is this site's; 0 where all of them are",
+            f"part = {part}  # leave it at 0 with data of your own; which part of shared data is this site's",
             "",
             "# What a server may ask for. Everything else is refused, whoever asks.",
             f"models = [{names.get('model', json.dumps('mlp'))}]  # networks; a linear one gives examples away",
@@ -74,7 +74,8 @@ It sends the model out, averages what comes back, and merges the scores that sit
 2. Say in `server.toml` what to train. Sites must be able to reach {host}, port {port}.
 3. `./start.sh`. It waits for {", ".join(sites)}, then trains. Stop it with Ctrl-C and start it again: it goes on.
 
-The model and its figures are in `run/`: model.safetensors, metrics.jsonl, checkpoints/. To begin anew, remove `run/`.
+The model and its figures are in `run/`: model.safetensors, metrics.jsonl, checkpoints/. Logs are in `flower/`. To
+begin anew, remove `run/`; sites count requests over all runs, and may have to allow more.
 
 Port {port} is the only one that listens. It lets in approved sites alone, and passes on only what sites need.
 `members/` holds the approved sites. OUT below is the folder that holds `server/` and `authority/`.
@@ -106,11 +107,14 @@ def site_readme(name: str, host: str, port: int, keys_at_sites: bool) -> str:
 {steps}`./start.sh`. It prepares your data once, connects to {host}, port {port} (outgoing only), and works when
    asked. It listens on no port, and runs no code but the fedxl that is installed here.
 
+Logs are in `flower/`. `connection.toml` says where the server is.
+
 What leaves this machine: how many positive and negative examples you have, their shape, and in each round the trained
 weights and the scores of the examples that were used; docs/privacy.md says what they reveal. Results on your
 validation and test data leave only if `evaluate` in `site.toml` says so. `state/` holds what training remembers about
 your examples, and never leaves. `site.key` is secret: it is how the server knows you.
-The certificate `site.crt` is good for a year. Thirty days before its end you are warned: make a new request then.
+The certificate `site.crt` is good for a year. In its last 30 days `./start.sh` warns
+you: make a new request then, and accept what comes back.
 `fedxl-site.service` is an example for systemd.
 """
 

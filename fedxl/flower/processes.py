@@ -14,11 +14,11 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fedxl.errors import UserError, require
+from fedxl.errors import UserError, printable, require
 from fedxl.flower import cache, keys, status, turns
 from fedxl.flower.connection import HOME_FOLDER, read_connection
 from fedxl.flower.family import HOME, die_with_parent, stopping_all
-from fedxl.flower.members import Members
+from fedxl.flower.members import FOLDER, Members
 from fedxl.flower.settings import Server, read_server, read_site
 from fedxl.flower.supervisor import Child, Say, Supervisor, command, environment
 
@@ -33,6 +33,7 @@ def serve(folder: Path, say: Say) -> Server:
     folder = folder.resolve()
     server = read_server(folder / "server.toml")
     host, port = read_connection(folder)
+    require_closed(folder, folder / FOLDER)
     keys.check_dates(keys.read_certificate(folder / "server.crt"), "the server", RENEW_SERVER)
     home = private(folder / HOME_FOLDER)
     status.forget(folder)
@@ -45,8 +46,8 @@ def serve(folder: Path, say: Say) -> Server:
     def progress() -> object:
         return sorted(path.name for path in (server.out / "checkpoints").glob("round-*"))
 
-    say(f"serving at {host}:{port} for {', '.join(server.settings.sites)}")
     with alone(home), stopping_all([home]) as started:
+        say(f"serving at {host}:{port} for {', '.join(server.settings.sites)}; logs are in {home}")
         Supervisor(
             children,
             environment(home, HOME),
@@ -64,6 +65,9 @@ def server_reminders(folder: Path) -> Iterator[str]:
     members = Members(folder)
     members.refresh()
     yield from members.complaints
+    waited = [name for name in read_server(folder / "server.toml").settings.sites if name not in members.now]
+    if waited:
+        yield f"not approved yet: {', '.join(waited)} (fedxl deploy approve)"
     for member in members.now.values():
         newest = max(member.certificates, key=lambda each: each.not_valid_after_utc)
         yield from _ending(newest, f"site {member.name}", f"the site can {RENEW_SITE}")
@@ -86,8 +90,15 @@ def join(folder: Path, say: Say) -> None:
     read_connection(folder)
     certificate = folder / "site.crt"
     name = file.settings.name
-    require(certificate.exists(), f"{folder} has no certificate yet: fedxl deploy request {folder}")
-    keys.check_dates(keys.read_certificate(certificate), f"site {name}", RENEW_SITE)
+    require_closed(folder)
+    asked = (folder / "request.csr").exists()
+    send = f"send request.csr to the server's operator, then fedxl deploy accept {folder} CERTIFICATE"
+    step = send if asked else f"fedxl deploy request {folder}"
+    require(certificate.exists(), f"{folder} has no certificate yet: {step}")
+    shown = keys.read_certificate(certificate)
+    keys.check_dates(shown, f"site {name}", RENEW_SITE)
+    whose = keys.common_name(shown.subject)
+    require(whose == name, f"site.toml says that this is '{name}', but site.crt is that of '{printable(whose)}'")
     say(f"site {name}: {cache.count(file)} examples ready")
     home = private(folder / HOME_FOLDER)
 
@@ -127,6 +138,17 @@ def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: No
             said = (folder / "server" / "fedxl.log").read_text(errors="replace").strip().splitlines()
             raise UserError(f"the server stopped: {said[-1] if said else 'it says nothing'}")
     return server
+
+
+def require_closed(*folders: Path) -> None:
+    """Folders that others cannot write to, with keys that others cannot read: copying them may have opened them."""
+    for folder in folders:
+        if folder.exists():
+            found = folder.stat()
+            ours = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+            require(ours, f"{folder} is not this user's alone: chown it, then chmod 700 {folder}")
+        for key in folder.glob("*.key"):
+            require(not key.stat().st_mode & 0o077, f"{key} can be read by others: chmod 600 {key}")
 
 
 def private(folder: Path) -> Path:

@@ -50,7 +50,7 @@ def opened(content: RecordDict, megabytes: float) -> Envelope:
     arrays = content.array_records["tensors"]
     facts: dict[str, Any] = dict(content.config_records["facts"].items())
     size = sum(len(array.data) for array in arrays.values()) + sum(len(str(fact)) for fact in facts.values())
-    _require_small(size, megabytes)
+    require_small(size, megabytes)
     return Envelope(facts, {name: _tensor(name, array) for name, array in arrays.items()})
 
 
@@ -79,15 +79,24 @@ def pulled(tree: ObjectTree, pull: Callable[[str], bytes], megabytes: float) -> 
         nonlocal taken
         content = pull(name)
         taken += len(content)
-        _require_small(taken, megabytes * 1.1 + 1)  # heads and names are extra
+        require_small(taken, megabytes * 1.1 + 1)  # heads and names are extra
         return content
 
-    contents = pull_objects([each.object_id for each in iterate_object_tree(tree)], counted)
-    _require_small(_inflated(contents), megabytes)
-    message = inflate_object_from_contents(tree.object_id, contents)
+    return assembled(tree.object_id, pull_objects(named(tree), counted), megabytes)
+
+
+def named(tree: ObjectTree) -> list[str]:
+    """The objects of a message."""
+    return [each.object_id for each in iterate_object_tree(tree)]
+
+
+def assembled(root: str, contents: dict[str, bytes], megabytes: float) -> Message:
+    """A message out of all of its objects, unless it would become too large."""
+    require_small(_inflated(contents), megabytes)
+    message = inflate_object_from_contents(root, contents)
     if not isinstance(message, Message):
         raise RefusedError("it is no message")
-    message.metadata.__dict__["_message_id"] = tree.object_id  # Flower's own way of saying which one it is
+    message.metadata.__dict__["_message_id"] = root  # Flower's own way of saying which one it is
     return message
 
 
@@ -102,6 +111,6 @@ def _inflated(contents: Mapping[str, bytes]) -> int:
     return total
 
 
-def _require_small(size: float, megabytes: float) -> None:
+def require_small(size: float, megabytes: float) -> None:
     if size > megabytes * 1e6:
         raise RefusedError(f"a message of {size / 1e6:.0f} MB is larger than what is taken here, {megabytes:g} MB")

@@ -19,7 +19,7 @@ POLL = 0.05
 
 def offered(folder: Path, count: int) -> dict[str, str]:
     """Make so many turns; what to add to the environment of those who shall take them."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, mode=0o700)
     for old in folder.iterdir():  # of a machine with more processors, perhaps
         old.unlink()
     for number in range(count):
