@@ -88,6 +88,10 @@ class InProcess:
     def answers(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
         return [(ticket, self.waiting.pop(ticket)) for ticket in tickets if ticket in self.waiting]
 
+    def forget(self, tickets: Sequence[str]) -> None:
+        for ticket in tickets:
+            self.waiting.pop(ticket, None)
+
 
 def copied(letter: Envelope) -> Envelope:
     return Envelope(dict(letter.facts), load(save({name: t.clone() for name, t in letter.tensors.items()})))

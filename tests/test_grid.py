@@ -81,6 +81,16 @@ def test_a_reply_is_handed_out_once_it_is_whole_and_nobody_is_waited_for(reply):
     assert runtime.confirmed == [reply.object_id]
 
 
+def test_nothing_is_kept_of_a_reply_that_never_came_in_full(reply):
+    runtime = FakeRuntime(reply, "asked")
+    runtime.missing = {reply.object_id}
+    link = grid(runtime)
+    assert list(GridCarrier(link, 100).answers(["asked"])) == []
+    link.forget("asked")
+    assert not link.arriving
+    assert runtime.confirmed == [reply.object_id], "and SuperLink is told"
+
+
 def test_a_reply_that_says_it_answers_something_else_is_refused_under_its_own_ticket(reply):
     """What a reply says of itself, its sender has written: it once ended the server's app."""
     carrier = GridCarrier(grid(FakeRuntime(reply, "another request")), 100)

@@ -233,6 +233,9 @@ def test_an_answer_that_came_while_another_was_worked_on_is_not_too_late(impatie
         def send(self, letters, kind, seconds):
             return {"one": 1, "two": 2, "three": 3}
 
+        def forget(self, tickets):
+            assert tickets == ["three"]
+
         def answers(self, tickets):
             here, self.here = self.here, ()
             yield from here

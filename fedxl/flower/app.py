@@ -34,7 +34,7 @@ class MemberCarrier(GridCarrier):
 
     def __init__(self, grid: LinkGrid, megabytes: float, registry: Registry) -> None:
         super().__init__(grid, megabytes)
-        self.registry = registry
+        self.link, self.registry = grid, registry
         self.sent: dict[str, int] = {}  # whose each ticket is
 
     def nodes(self) -> Sequence[int]:
@@ -51,6 +51,11 @@ class MemberCarrier(GridCarrier):
         for ticket, answer in super().answers(tickets):
             member = self.sent.pop(ticket, 0) in self.registry.names
             yield ticket, answer if member else Failure("it is no longer approved")
+
+    def forget(self, tickets: Sequence[str]) -> None:
+        for ticket in tickets:
+            self.sent.pop(ticket, None)
+            self.link.forget(ticket)
 
 
 def main(folder: Path, say: Say) -> None:

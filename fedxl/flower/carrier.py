@@ -45,6 +45,9 @@ class GridCarrier:
                 # Whose it is, the ticket that we asked with says: a reply holds what its sender has written.
                 yield ticket, _read(message, self.megabytes)
 
+    def forget(self, tickets: Sequence[str]) -> None:
+        """Flower's own grid keeps nothing."""
+
 
 def _read(message: Message, megabytes: float) -> Envelope | Failure:
     if message.has_error() and message.error.code == REFUSED:

@@ -71,6 +71,9 @@ class Carrier(Protocol):
     def answers(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
         """The answers that are here by now, by ticket; each is handed out once."""
 
+    def forget(self, tickets: Sequence[str]) -> None:
+        """Nobody will ask for these answers any more: what there is of them need not be kept."""
+
 
 def pause() -> None:
     """Until it is worth looking again."""
@@ -91,5 +94,6 @@ def asked(
                 yield waiting.pop(ticket), answer
         if waiting and not late:
             pause()
+    carrier.forget(list(waiting))
     for node in waiting.values():
         yield node, Failure(f"no answer within {seconds:g} s")

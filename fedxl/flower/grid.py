@@ -99,12 +99,16 @@ class LinkGrid(HttpGrid):
                     self.arriving[ticket] = Arriving(proto, tree.object_id, named(tree))
             reply = self.arriving.get(ticket)
             if reply is not None and (message := self._complete(reply)) is not None:
-                del self.arriving[ticket]
-                done = ConfirmMessageReceivedRequest(
-                    node=self.node, run_id=self.run.run_id, message_object_id=reply.message.metadata.message_id
-                )
-                self._runtime_client.ConfirmMessageReceived(done)
+                self.forget(ticket)
                 yield message
+
+    def forget(self, ticket: str) -> None:
+        """Keep nothing of a reply, neither here nor at SuperLink."""
+        if (reply := self.arriving.pop(ticket, None)) is not None:
+            done = ConfirmMessageReceivedRequest(
+                node=self.node, run_id=self.run.run_id, message_object_id=reply.message.metadata.message_id
+            )
+            self._runtime_client.ConfirmMessageReceived(done)
 
     def _complete(self, reply: Arriving) -> Message | None:
         """The reply, or why it is refused; None while parts of it are missing."""
