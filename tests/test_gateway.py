@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="needs fedxl[flower]")
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
-from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse, PushMessagesRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     Message,
@@ -28,7 +28,7 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 
-from fedxl.flower import approval, door, fleet, folders, keys, members, tls
+from fedxl.flower import approval, door, fleet, folders, keys, members, node, tls
 from fedxl.flower.gateway import Limits
 from tests.doors import PULL, asked, opened, signed
 
@@ -446,3 +446,26 @@ def test_certificates_end(out):
     assert soon == f"the certificate of site a expires on {end:%Y-%m-%d}, in 28 day(s); renew"
     with pytest.raises(ValueError, match=f"site a expired on {end:%Y-%m-%d}; renew"):
         keys.check_dates(certificate, "site a", "renew", end)
+
+
+def test_a_site_takes_the_pinned_key_alone_for_the_servers(out):
+    """Whoever has stolen the authority's key can sign a certificate for the server's name, but not with its key."""
+    site = out / "sites" / "a"
+    with opened(out) as gate:
+        address = ("127.0.0.1", gate.port)
+        gate.link.answers["/v1/fleet/activate-node"] = ActivateNodeResponse(node_id=7).SerializeToString()
+        (site / "flower").mkdir()
+        with node.connected(site, *address) as link:
+            assert link.node.node_id == 7
+        thief = keys.new_key()
+        issuer = keys.read_key(out / "authority" / "ca.key"), keys.read_certificate(out / "authority" / "ca.crt")
+        forged = keys.server_certificate(thief.public_key(), *issuer, ["127.0.0.1"])
+        (out / "server" / "server.crt").write_bytes(keys.certificate_pem(forged))
+        (out / "server" / "server.key").write_bytes(keys.private_pem(thief))
+    pinned = r"another one than connection\.toml has pinned"
+    with (
+        opened(out) as gate,
+        pytest.raises(ssl.SSLError, match=pinned),
+        node.connected(site, "127.0.0.1", gate.port),
+    ):
+        pass

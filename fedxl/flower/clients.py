@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import httpx
@@ -18,11 +19,16 @@ def client(
     transport: httpx.HTTPTransport,
     *more: ProtobufClientInterceptor,
     url: str = "http://superlink",
+    on_response: Callable[[httpx.Response], None] = lambda response: None,
 ) -> C:
     """One of Flower's clients. It follows no redirection and heeds no proxy that the environment names."""
     made = kind(url, interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *more])
     made._client.close()
     made._client = httpx.Client(
-        transport=transport, timeout=SECONDS, trust_env=False, headers={"accept-encoding": "identity"}
+        transport=transport,
+        timeout=SECONDS,
+        trust_env=False,
+        headers={"accept-encoding": "identity"},
+        event_hooks={"response": [on_response]},
     )
     return made

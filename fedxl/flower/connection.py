@@ -9,16 +9,29 @@ from typing import Any
 from fedxl.errors import UserError
 
 HOME_FOLDER = "flower"  # of a party: its socket and its logs; all of its processes have it in their environment
+FILE = "connection.toml"
 LINK = Path(HOME_FOLDER) / "link.sock"  # SuperLink's, in the server's folder, which only its owner can enter
 
 
 def read_connection(folder: Path) -> tuple[str, int]:
-    """Where the server is: the host as sites know it, and the port."""
-    path = folder / "connection.toml"
+    """The host as sites know it, and the port."""
+    table = _table(folder)
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text())
         return str(table["host"]), int(table["port"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read {folder / FILE}: {error}") from None
+
+
+def read_server_key(folder: Path) -> str:
+    """The fingerprint of the one key that a site takes for the server's; "": any that the authority has signed."""
+    return str(_table(folder).get("server_key", ""))
+
+
+def _table(folder: Path) -> dict[str, Any]:
+    path = folder / FILE
+    try:
+        return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"there is no file {path}; `fedxl deploy init` makes it") from None
-    except (OSError, tomllib.TOMLDecodeError, KeyError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None

@@ -67,7 +67,7 @@ def init(
     _server(out / "server", plan, certificates, keys.private_pem(key))
     for name in sites:
         folder = out / "sites" / name
-        _site(folder, plan, name, {"ca.crt": root}, keys_at_sites)
+        _site(folder, plan, name, {"ca.crt": root}, keys.fingerprint(key.public_key()), keys_at_sites)
         if not keys_at_sites:
             file, shown = approval.request(folder)
             granted = approval.approve(out, file, examples, _same(shown))
@@ -101,12 +101,14 @@ def _server(folder: Path, plan: Plan, certificates: dict[str, bytes], private: b
     _folder(folder, public, {"server.key": private})
 
 
-def _site(folder: Path, plan: Plan, name: str, certificates: dict[str, bytes], keys_at_sites: bool) -> None:
+def _site(
+    folder: Path, plan: Plan, name: str, certificates: dict[str, bytes], server_key: str, keys_at_sites: bool
+) -> None:
     number = list(plan.sites).index(name)
     public = {
         **certificates,
         "site.toml": pages.site_toml(name, number, plan.config).encode(),
-        "connection.toml": pages.connection(plan.host, plan.port).encode(),
+        "connection.toml": pages.connection(plan.host, plan.port, server_key).encode(),
         "start.sh": pages.SITE_START.encode(),
         "README.md": pages.site_readme(name, plan.host, plan.port, keys_at_sites).encode(),
         "fedxl-site.service": pages.unit("site", name).encode(),

@@ -11,11 +11,12 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
+from cryptography import x509
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
@@ -40,7 +41,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedxl.errors import first_line, printable
 from fedxl.flower import keys, tls
 from fedxl.flower.clients import client
-from fedxl.flower.connection import HOME_FOLDER, read_connection
+from fedxl.flower.connection import HOME_FOLDER, read_connection, read_server_key
 from fedxl.flower.gateway import Say
 from fedxl.flower.records import pulled
 from fedxl.flower.replies import reply
@@ -159,7 +160,10 @@ def connected(folder: Path, host: str, port: int) -> Iterator[Link]:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     signed = NodeAuthHttpInterceptor(key, key.public_key())
     transport = httpx.HTTPTransport(verify=tls.for_site(folder))
-    with client(FleetHttpClient, "SuperNode", transport, signed, url=f"https://{address}") as fleet:
+    check = only_from(read_server_key(folder))
+    with client(
+        FleetHttpClient, "SuperNode", transport, signed, url=f"https://{address}", on_response=check
+    ) as fleet:
         node = _activated(fleet, keys.public_pem(key.public_key()), folder / HOME_FOLDER / "node.id")
         done = threading.Event()
         beats = threading.Thread(target=_heartbeats, args=(fleet, node, done), daemon=True)
@@ -170,6 +174,18 @@ def connected(folder: Path, host: str, port: int) -> Iterator[Link]:
             done.set()
             with suppress(httpx.HTTPError):
                 fleet.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+
+def only_from(pinned: str) -> Callable[[httpx.Response], None]:
+    """Refuse whatever comes from another key than the pinned one: the authority's key may have been stolen."""
+
+    def check(response: httpx.Response) -> None:
+        shown = response.extensions["network_stream"].get_extra_info("ssl_object").getpeercert(True)
+        found = keys.fingerprint(keys.public_key(x509.load_der_x509_certificate(shown)))
+        if found != pinned:
+            raise ssl.SSLError("the server's key is another one than connection.toml has pinned; ask its operator")
+
+    return check if pinned else lambda response: None
 
 
 def _activated(fleet: FleetHttpClient, key: bytes, note: Path) -> Node:

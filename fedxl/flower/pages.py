@@ -61,8 +61,9 @@ def site_toml(name: str, part: int, config: Config) -> str:
     )
 
 
-def connection(host: str, port: int) -> str:
-    return f'host = "{host}"\nport = {port}\n'
+def connection(host: str, port: int, server_key: str = "") -> str:
+    pinned = f'server_key = "{server_key}"  # the fingerprint of the one key that is taken for the server\'s\n'
+    return f'host = "{host}"\nport = {port}\n' + (pinned if server_key else "")
 
 
 def server_readme(sites: Sequence[str], host: str, port: int) -> str:
