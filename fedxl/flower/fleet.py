@@ -46,9 +46,8 @@ class Ledger:
     """What one site has been sent, and how much it may still send in reply."""
 
     most_bytes: int  # of one reply
-    unanswered: OrderedDict[str, str] = field(
-        default_factory=OrderedDict
-    )  # message -> digest of its reply, "": none yet
+    # By message: the digest of its reply, or "" as long as there is none.
+    unanswered: OrderedDict[str, str] = field(default_factory=OrderedDict)
     objects: dict[str, frozenset[str]] = field(default_factory=dict)  # of each of these messages
     left: int = 0  # bytes of objects that it may still store
     repeats: int = 0  # of the last reply

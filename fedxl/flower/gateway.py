@@ -109,7 +109,6 @@ class Gateway:
         self.addresses: Counter[str] = Counter()
         self.inner: dict[str, None] = {}  # objects with parts that have been seen
         self.bytes = 0
-        self.passed = 0  # requests that reached SuperLink
         self._said: dict[str, float] = {}
 
     async def serve(self, listener: socket.socket, context: ssl.SSLContext) -> None:
@@ -213,7 +212,6 @@ class Gateway:
                 body = await _body(peer, reader, request.length, self.limits)
                 self._require_approved(certificate)  # still: a body may take its time
                 visitor.ledger.before(request.path, body)
-                self.passed += 1
                 answer = await ask(self.link, request, body, self.limits.answer)
                 if answer.status == 200:
                     visitor.ledger.after(request.path, answer.body)

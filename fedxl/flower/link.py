@@ -28,7 +28,6 @@ def main(folder: Path, say: Say) -> None:
     path = folder / LINK
     require((path.parent.stat().st_mode & 0o077) == 0, f"{path.parent} is open to others: chmod 700 {path.parent}")
     path.unlink(missing_ok=True)
-    os.umask(0o077)
     os.chdir(path.parent)  # a socket's whole path may be too long for the system
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.bind(path.name)
@@ -36,9 +35,8 @@ def main(folder: Path, say: Say) -> None:
 
         def on_socket(app: Any, **settings: Any) -> None:
             served.append(app)
-            # Of what SuperLink asks for, everything but where to listen, and TLS, which the gateway does.
-            kept = {name: settings[name] for name in ("log_config", "access_log") if name in settings}
-            serve(app, fd=door.fileno(), **{**kept, "access_log": False})
+            # Not where SuperLink wants to listen, and without TLS, which the gateway does. Sites' requests are many.
+            serve(app, fd=door.fileno(), log_config=settings.get("log_config"), access_log=False)
 
         uvicorn.run = on_socket
         sys.argv = [

@@ -33,7 +33,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import push_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -141,8 +141,8 @@ class Link:
                 given = self.fleet.PushMessages(request)
                 push = make_push_object_fn_protobuf(self.fleet.PushObject, self.node, run, given.session_id)
                 push_objects(get_all_nested_objects(answer), push, object_ids_to_push=set(given.objects_to_push))
-            except httpx.HTTPStatusError as error:
-                # The run is over, or the request has been answered: nobody waits for this any more.
+            except (httpx.HTTPStatusError, ObjectPushError) as error:
+                # The run is over, or the round went on without us, at its deadline: nobody waits for this any more.
                 log.error("a reply was not taken: %s", explained(error))
 
 
@@ -172,7 +172,7 @@ def connected(folder: Path, host: str, port: int) -> Iterator[Link]:
             yield Link(folder, fleet, node)
         finally:
             done.set()
-            with suppress(httpx.HTTPError):
+            with suppress(httpx.HTTPError, OSError):
                 fleet.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
 
@@ -205,7 +205,7 @@ def _activated(fleet: FleetHttpClient, key: bytes, note: Path) -> Node:
 def _heartbeats(fleet: FleetHttpClient, node: Node, done: threading.Event) -> None:
     beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=BEAT)
     while not done.wait(BEAT / 3):
-        with suppress(httpx.HTTPError, RuntimeError):  # whoever pulls messages notices, too, and acts
+        with suppress(httpx.HTTPError, OSError, RuntimeError):  # whoever pulls messages notices, too, and acts
             fleet.SendNodeHeartbeat(beat)
 
 
