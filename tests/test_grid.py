@@ -11,7 +11,9 @@ pytest.importorskip("flwr", reason="needs fedxl[flower]")
 
 from flwr.app import Message
 from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse
+from flwr.proto.fleet_pb2 import PushMessagesResponse
+from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
+from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
@@ -21,6 +23,7 @@ from fedxl.flower.app import MemberCarrier
 from fedxl.flower.carrier import GridCarrier
 from fedxl.flower.envelope import Envelope, Failure
 from fedxl.flower.grid import LinkGrid
+from fedxl.flower.node import Link
 from fedxl.flower.records import sealed
 
 
@@ -116,3 +119,17 @@ def test_a_reply_of_a_site_that_was_revoked_meanwhile_is_dropped(reply):
     carrier = MemberCarrier(grid(FakeRuntime(reply, "asked")), 100, Registry())
     carrier.sent["asked"] = 7
     assert list(carrier.answers(["asked"])) == [("asked", Failure("it is no longer approved"))]
+
+
+def test_a_site_whose_reply_comes_too_late_goes_on(reply, tmp_path, caplog):
+    """The server has forgotten the round, and SuperLink stores nothing of it any more."""
+
+    class Fleet:
+        def PushMessages(self, request) -> PushMessagesResponse:  # noqa: N802
+            return PushMessagesResponse(objects_to_push=[reply.object_id], session_id="over")
+
+        def PushObject(self, request) -> PushObjectResponse:  # noqa: N802
+            return PushObjectResponse(stored=False)
+
+    Link(tmp_path, Fleet(), Node(node_id=7))._send(reply, 7)
+    assert "a reply was not taken" in caplog.text
