@@ -16,17 +16,18 @@ import numpy as np
 import torch
 
 from fedxl import wire
-from fedxl.algorithm import Share
 from fedxl.algorithms import FeDXL2
-from fedxl.config import Config
-from fedxl.flower import cache, folders
-from fedxl.flower.envelope import Envelope, Order
-from fedxl.flower.family import descendants
-from fedxl.flower.processes import free_port, local
-from fedxl.flower.settings import SiteFile, SiteSettings
+from fedxl.algorithms.protocol import Share
+from fedxl.config.experiment import Config
+from fedxl.deploy.protocol.envelope import Envelope, Order
+from fedxl.deploy.provision import folders
+from fedxl.deploy.provision.settings import SiteFile, SiteSettings
+from fedxl.deploy.site import cache
+from fedxl.deploy.supervise.children import descendants
+from fedxl.deploy.supervise.processes import free_port, local
 from fedxl.models import resnet18, scorer, weights_of
-from fedxl.risk import partial_auc
-from fedxl.rundir import read_metrics
+from fedxl.risks import partial_auc
+from fedxl.training.rundir import read_metrics
 
 
 def letters(clients: int, steps: int, batch: int, precision: str) -> dict[str, float]:
@@ -47,7 +48,7 @@ def letters(clients: int, steps: int, batch: int, precision: str) -> dict[str, f
 
 
 def opening(examples: int = 24_000) -> dict[str, float]:
-    """Seconds to prepare a site's data, images of CIFAR's size in an .npz file, and to open them once they are."""
+    """S2Scores to prepare a site's data, images of CIFAR's size in an .npz file, and to open them once they are."""
     with tempfile.TemporaryDirectory() as folder:
         rng, place = np.random.default_rng(0), Path(folder)
         x = rng.integers(0, 256, (examples, 3, 32, 32), dtype=np.uint8)
@@ -75,7 +76,7 @@ def resident(program: str) -> float:
 
 
 def rounds(sites: int, count: int, steps: int) -> dict[str, object]:
-    """Seconds a round, over real processes on this machine."""
+    """S2Scores a round, over real processes on this machine."""
     names = [f"site{number}" for number in range(sites)]
     config = Config(
         data={"name": "digits", "clients": sites, "one_class": 0},
@@ -94,7 +95,7 @@ def rounds(sites: int, count: int, steps: int) -> dict[str, object]:
             done = len([record for record in read_metrics(run)[0] if "test" not in record])
             seen.extend([time.monotonic()] * (done - len(seen)))
             for program in memory:
-                memory[program] = max(memory[program], resident(f"fedxl.flower\0{program}\0"))
+                memory[program] = max(memory[program], resident(f"fedxl.deploy\0{program}\0"))
 
         local(place, print, watch)
     gaps = [after - before for before, after in itertools.pairwise(seen)]

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedxl import bench
-from fedxl.bench import Setting
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
-from fedxl.engine import record
 from fedxl.engine.choose import executor
+from fedxl.engine.cuda import capture as record
+from fedxl.experiments import bench
+from fedxl.experiments.bench import Setting
 from fedxl.models import MODELS
-from fedxl.plots import require_matplotlib
+from fedxl.reporting.plots import require_matplotlib
 
 Begin = Callable[[], None]
 COLOUR = (3, 32, 32)

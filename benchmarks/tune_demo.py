@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from fedxl import UserError
-from fedxl.config import execute
-from fedxl.demo import MAX_FPR, Entry, experiment
-from fedxl.run import Hooks
+from fedxl.config.experiment import execute
+from fedxl.experiments.demo import MAX_FPR, Entry, experiment
+from fedxl.training.run import Hooks
 
 SEEDS = (100, 101, 102)
 TRIALS = 16

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedxl.algorithms import ALGORITHMS, Method
     from fedxl.data.augment import Augment
     from fedxl.errors import UserError
-    from fedxl.risk import (
+    from fedxl.risks import (
         RISKS,
         XRisk,
         auroc,
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         partial_auc,
         two_way_partial_auc,
     )
-    from fedxl.run import Hooks, Result, fit
-    from fedxl.task import Settings
+    from fedxl.training.problem import Settings
+    from fedxl.training.run import Hooks, Result, fit
 
 __version__ = "0.2.0"
 __all__ = [
@@ -51,20 +51,20 @@ _HOMES = {
     "Method": "fedxl.algorithms",
     "Augment": "fedxl.data.augment",
     "UserError": "fedxl.errors",
-    "RISKS": "fedxl.risk",
-    "XRisk": "fedxl.risk",
-    "auroc": "fedxl.risk",
-    "average_precision": "fedxl.risk",
-    "contrastive": "fedxl.risk",
-    "gap": "fedxl.risk",
-    "identity": "fedxl.risk",
-    "p_norm_push": "fedxl.risk",
-    "partial_auc": "fedxl.risk",
-    "two_way_partial_auc": "fedxl.risk",
-    "Hooks": "fedxl.run",
-    "Result": "fedxl.run",
-    "fit": "fedxl.run",
-    "Settings": "fedxl.task",
+    "RISKS": "fedxl.risks",
+    "XRisk": "fedxl.risks",
+    "auroc": "fedxl.risks",
+    "average_precision": "fedxl.risks",
+    "contrastive": "fedxl.risks",
+    "gap": "fedxl.risks",
+    "identity": "fedxl.risks",
+    "p_norm_push": "fedxl.risks",
+    "partial_auc": "fedxl.risks",
+    "two_way_partial_auc": "fedxl.risks",
+    "Hooks": "fedxl.training.run",
+    "Result": "fedxl.training.run",
+    "fit": "fedxl.training.run",
+    "Settings": "fedxl.training.problem",
 }
 
 

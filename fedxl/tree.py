@@ -75,10 +75,10 @@ def unstack(tree: T, size: int) -> list[T]:
     return [map(lambda leaf, i=i: leaf[i], tree) for i in range(size)]
 
 
-def stack_ragged(trees: Sequence[T], roomiest: T | None = None) -> T:
+def stack_ragged(trees: Sequence[T], largest_state: T | None = None) -> T:
     """Stack trees whose leaves may differ in their first dimension; short ones are padded with NaN (or 0).
 
-    All become as long as the longest, or as those of `roomiest`.
+    All become as long as the longest, or as those of `largest_state`.
     """
 
     def pad_and_stack(*leaves: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def stack_ragged(trees: Sequence[T], roomiest: T | None = None) -> T:
         return out
 
     count = len(trees)
-    return map(pad_and_stack, *trees, *([] if roomiest is None else [roomiest]))
+    return map(pad_and_stack, *trees, *([] if largest_state is None else [largest_state]))
 
 
 def unstack_ragged(tree: T, like: Sequence[T]) -> list[T]:

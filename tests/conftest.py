@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fedxl.data.federation import Federation, from_arrays
+from fedxl.deploy.protocol import envelope
+from fedxl.deploy.server import directory
+from fedxl.engine.cuda.capture import again
+from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import loop, vectorised
-from fedxl.engine.graph import GraphExecutor
-from fedxl.engine.record import again
 from fedxl.engine.wave import Executor
-from fedxl.flower import directory, envelope
 
 Clients = list[tuple[Tensor, Tensor]]
 PATIENCE = 1800.0  # seconds after which something hangs: far more than it takes on the busiest machine

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from fedxl.algorithm import Algorithm
 from fedxl.algorithms.codasca import CODASCA
 from fedxl.algorithms.fedxl import FeDXL1, FeDXL2
 from fedxl.algorithms.local_pair import SOX, CentralizedSGD, LocalPair
 from fedxl.algorithms.local_sgd import LocalSGD
+from fedxl.algorithms.protocol import Algorithm
 
 __all__ = [
     "ALGORITHMS",

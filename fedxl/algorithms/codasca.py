@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Assignment, Batch, Descent, Share, average
+from fedxl.algorithms.protocol import Assignment, Batch, Descent, Share, average
 from fedxl.errors import require
 from fedxl.models import Weights
 

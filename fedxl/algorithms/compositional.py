@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import WEIGHTS, Assignment, Batch, Descent, Reading
+from fedxl.algorithms.protocol import WEIGHTS, Assignment, Batch, Descent, Reading
 from fedxl.errors import require
 from fedxl.models import Weights
-from fedxl.risk import XRisk
+from fedxl.risks import XRisk
 
 WEIGHTS_AND_G = "change of weights and G"
 

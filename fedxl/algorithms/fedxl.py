@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Assignment, Batch, Fresh, PoolWeights, Reading, Share, average
 from fedxl.algorithms.compositional import WEIGHTS_AND_G, Client, Compositional, Trace, Work, sides
 from fedxl.algorithms.pool import (
-    Firsts,
     Passive,
     Pool,
-    Seconds,
+    S1Scores,
+    S2Scores,
     check_upload,
     check_values,
     empty,
@@ -34,6 +33,7 @@ from fedxl.algorithms.pool import (
     spread,
     thin,
 )
+from fedxl.algorithms.protocol import Assignment, Batch, Fresh, PoolWeights, Reading, Share, average
 from fedxl.errors import RefusedError, require
 from fedxl.models import Weights
 
@@ -51,8 +51,8 @@ class Server(NamedTuple):
 class Update(NamedTuple):
     weights: Weights
     G: dict[str, Tensor]
-    first: Firsts
-    second: Seconds
+    first: S1Scores
+    second: S2Scores
     share: Share
     steps: Tensor
 
@@ -128,13 +128,13 @@ class FeDXL2(Compositional):
         first, second = self.upload(trace, share.model * work.factors[0], share.model * share.second)
         return client, Update(work.weights, work.G, first, second, share, work.step - server.step)
 
-    def upload(self, trace: Trace, mass1: Tensor, mass2: Tensor) -> tuple[Firsts, Seconds]:
+    def upload(self, trace: Trace, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
         a, u, b, y = (thin(scores, self.uploads) for scores in trace)
         ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
         return (
-            Firsts(a, u, (mass1 / len(a)).expand(len(a)), ages[0]),
-            Seconds(b, y, (mass2 / len(b)).expand(len(b)), ages[1]),
+            S1Scores(a, u, (mass1 / len(a)).expand(len(a)), ages[0]),
+            S2Scores(b, y, (mass2 / len(b)).expand(len(b)), ages[1]),
         )
 
     def aggregate(self, server: Server, updates: Update) -> Server:

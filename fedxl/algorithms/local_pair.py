@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Batch, Share, average
 from fedxl.algorithms.compositional import Client, Compositional, Work
+from fedxl.algorithms.protocol import Batch, Share, average
 from fedxl.errors import require
 from fedxl.models import Weights
 

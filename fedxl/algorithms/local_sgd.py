@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from fedxl.algorithm import Batch, Descent, Share, average
+from fedxl.algorithms.protocol import Batch, Descent, Share, average
 from fedxl.models import Weights
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import PoolWeights
+from fedxl.algorithms.protocol import PoolWeights
 from fedxl.errors import RefusedError
-from fedxl.risk import XRisk
+from fedxl.risks import XRisk
 
-S = TypeVar("S", "Firsts", "Seconds")
+S = TypeVar("S", "S1Scores", "S2Scores")
 
 
-class Firsts(NamedTuple):
+class S1Scores(NamedTuple):
     """Pooled examples of S1. A score and its inner estimate belong together, so they are drawn by one index."""
 
     a: Tensor  # [P1, *d]
@@ -24,7 +24,7 @@ class Firsts(NamedTuple):
     age: Tensor  # [P1] rounds since it was uploaded
 
 
-class Seconds(NamedTuple):
+class S2Scores(NamedTuple):
     """Pooled examples of S2."""
 
     b: Tensor  # [P2, *d]
@@ -43,8 +43,8 @@ class Passive(NamedTuple):
 
 
 class Pool(NamedTuple):
-    first: Firsts
-    second: Seconds
+    first: S1Scores
+    second: S2Scores
 
     def take(self, lag1: Tensor, lag2: Tensor) -> Passive:
         return Passive(self.first.a[lag1], self.first.u[lag1], self.second.b[lag2], self.second.y[lag2])
@@ -61,7 +61,7 @@ def empty(risk: XRisk, like: Tensor) -> Pool:
     """One entry of weight 0 a side: indices always have something to point at, and it counts for nothing."""
     nothing, age = like.new_zeros(1), torch.zeros(1, dtype=torch.int64, device=like.device)
     a = like.new_zeros(1, *risk.score_shape)
-    return Pool(Firsts(a, like.new_zeros(1, *risk.inner_shape), nothing, age), Seconds(a, nothing, nothing, age))
+    return Pool(S1Scores(a, like.new_zeros(1, *risk.inner_shape), nothing, age), S2Scores(a, nothing, nothing, age))
 
 
 def merge(kept: S, uploads: S, rounds: int) -> S:
@@ -99,7 +99,7 @@ def thin(scores: Tensor, count: int) -> Tensor:
     return flat[torch.arange(count, device=flat.device) * total // count]
 
 
-def check_upload(name: str, side: Firsts | Seconds, count: int, mass: Tensor) -> None:
+def check_upload(name: str, side: S1Scores | S2Scores, count: int, mass: Tensor) -> None:
     """A client's part of one side: as many scores as it was asked for, weighing what it weighs, all alike."""
     if {len(leaf) for leaf in side} != {count}:
         raise RefusedError(f"its scores ({name}) and what belongs to them are not {count}")

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedxl.algorithm import Share
+from fedxl.algorithms.protocol import Share
 from fedxl.data.augment import Augment
 from fedxl.data.source import Source, TensorSource, checked
 from fedxl.errors import require
-from fedxl.risk import Side, belongs
+from fedxl.risks import Side, belongs
 from fedxl.sampling import Indices
 
 Weighting = Literal["clients", "samples"]

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedxl.checkpoint import add_tensor
 from fedxl.data.augment import NOTHING, Augment, scaled
+from fedxl.digest import add_tensor
 from fedxl.errors import UserError, require
 
 BLOCK = 1024  # examples that are read at a time

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedxl import tree
+from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import loop, seeded, vectorised
-from fedxl.engine.graph import GraphExecutor
 from fedxl.engine.wave import Executor
 from fedxl.errors import first_line
 from fedxl.models import Score, weights_of

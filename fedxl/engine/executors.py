@@ -13,7 +13,7 @@ import torch
 from torch.func import vmap
 
 from fedxl import tree
-from fedxl.algorithm import ClientRound, local_round
+from fedxl.algorithms.protocol import ClientRound, local_round
 from fedxl.engine.wave import Wave
 
 

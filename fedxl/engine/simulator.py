@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fedxl import sampling, tree
-from fedxl.algorithm import Algorithm, Batch, Fresh, PoolWeights, Reading, RoundOf, Share
+from fedxl.algorithms.protocol import Algorithm, Batch, Fresh, PoolWeights, Reading, RoundOf, Share
 from fedxl.data.federation import Federation, Weighting, shares
 from fedxl.data.source import Source, floats_as
 from fedxl.engine.wave import Draws, Executor, Feed, Wave
-from fedxl.precision import PRECISIONS, products
+from fedxl.models.precision import PRECISIONS, products
 from fedxl.sampling import Indices, Purpose
 from fedxl.wire import RefusedError, fitted
 
@@ -57,7 +57,7 @@ class Simulator:
         first, second = ([len(part) for part in parts] for parts in (self.first, self.second))
         counted = self.told_shares or shares(first, second, self.weighting)
         self.shares: Share = tree.map(lambda leaf: leaf.to(self.device, self.dtype), counted)
-        self.roomiest = max(first)
+        self.largest_state = max(first)
         self._rounds: dict[int, int] = {}
         self._states: dict[int, Any] = {}
         self._ahead = _Ahead({}, None, {})
@@ -115,7 +115,7 @@ class Simulator:
         passive = algorithm.passive(server, draws.lag1, draws.lag2)
         return Wave(
             clients=[self._state(server, client) for client in members],
-            roomiest=lambda: self.algorithm.init_client(server, self.roomiest),
+            largest_state=lambda: self.algorithm.init_client(server, self.largest_state),
             shares=tree.map(lambda leaf: leaf[index], self.shares),
             feed=Feed(draws, self.labels[draws.examples], passive),
             batch=self._batch,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithm import Batch, ClientRound, Share
+from fedxl.algorithms.protocol import Batch, ClientRound, Share
 from fedxl.sampling import Indices
 
 I = TypeVar("I", Indices, Tensor)
@@ -40,7 +40,7 @@ class Wave(NamedTuple):
     """The clients that run together: everything an executor needs, already on the device."""
 
     clients: Sequence[Any]  # their private states
-    roomiest: Callable[[], Any]  # a state as long as any client's, for executors that want all of one length
+    largest_state: Callable[[], Any]  # a state as long as any client's, for executors that want all of one length
     shares: Share  # [C]
     feed: Feed  # [C, K, ...]
     batch: Callable[[Feed], Batch]  # one step's feed, of one client or of several, to what the step reads

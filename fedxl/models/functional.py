@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedxl.errors import RefusedError, UserError, first_line, require
-from fedxl.precision import PRECISIONS
+from fedxl.models.precision import PRECISIONS
 
 
 class Weights(NamedTuple):

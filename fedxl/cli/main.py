@@ -1,0 +1,314 @@
+"""The command line: argument parsing and what is shown on the way; the work is done elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from fedxl import __version__
+from fedxl.algorithms import ALGORITHMS
+from fedxl.cli import deploy, paper
+from fedxl.config import experiment as configs
+from fedxl.data import DATASETS, published
+from fedxl.errors import UserError, require
+from fedxl.progress import Pace, time_left
+from fedxl.reporting import report as reports
+from fedxl.risks import RISKS
+from fedxl.training.problem import pick_device
+from fedxl.training.run import Hooks, Progress, Result
+
+HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
+data = typer.Typer(no_args_is_help=True, help="Data sets: what there is, and how to get it here.")
+app.add_typer(data, name="data")
+app.add_typer(paper.app, name="paper")
+app.add_typer(deploy.deploy, name="deploy")
+app.add_typer(deploy.site, name="site")
+out, err = Console(), Console(stderr=True)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fedxl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Which this is.")
+    ] = False,
+) -> None:
+    """What all commands share."""
+
+
+def main() -> None:
+    """A user's mistake is one line and exit code 2; anything else is a bug and shows its traceback."""
+    try:
+        app()
+    except UserError as error:
+        err.print(f"fedxl: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
+        sys.exit(2)
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option(help="How many runs of each algorithm to average.")] = 3,
+    folder: Annotated[Path, typer.Option("--out", help="Where the table and the plot go.")] = Path("demo"),
+) -> None:
+    """FeDXL against the baselines on handwritten digits: a table and a plot, in half a minute."""
+    from fedxl.experiments import demo as demos
+
+    require(1 <= seeds <= len(demos.SEEDS), f"seeds must lie between 1 and {len(demos.SEEDS)}, got {seeds}")
+    require(folder.is_dir() or not folder.exists(), f"{folder} is a file; --out must name a folder")
+    demos.run(demos.SEEDS[:seeds], folder, out)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; repeatable."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder; a new one under runs/ by default.")
+    ] = None,
+) -> None:
+    """Run an experiment."""
+    experiment = configs.read(config, overrides or [])
+    target = folder or _free(Path("runs"), config.stem)
+    if reports.is_run(target):
+        raise UserError(f"{target} already holds a run; `fedxl resume {target}`, or choose another folder")
+    _show(experiment, target, resume=False)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run that was stopped.")],
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    require(reports.is_run(folder), f"{folder} holds no run: there is no config.toml in it")
+    _show(configs.read(folder / "config.toml"), folder, resume=True)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Runs, or folders of runs.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")] = False,
+) -> None:
+    """A table of runs."""
+    rows = [reports.row(path) for path in reports.run_dirs(folders)]
+    if markdown:
+        print(reports.as_markdown(rows), end="")
+    else:
+        # Figures must not be cut: a pipe has no width to fit, and a narrow terminal may wrap.
+        Console(width=max(out.width, 150) if out.is_terminal else 200).print(reports.as_text(rows))
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Argument(help="A network by name: cnn, resnet18, densenet121, ...")] = "resnet18",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the network, as stem=7x7.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="How many run together.")] = 16,
+    steps: Annotated[int, typer.Option(help="Local steps a round.")] = 32,
+    batch: Annotated[int, typer.Option(help="Examples a step of S1, and of S2.")] = 32,
+    size: Annotated[int, typer.Option(help="Pixels of an image's side.")] = 32,
+    channels: Annotated[int, typer.Option(help="Colours of an image.")] = 3,
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "bf16",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "auto",
+    rounds: Annotated[int, typer.Option(help="How many are timed.")] = 3,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Whether graph fuses the step.")] = True,
+    target: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file, too.")] = None,
+) -> None:
+    """How fast a step of all clients is here: FeDXL2 and Local SGD against the eager loop and the joint batch."""
+    from fedxl.experiments import bench as benches
+
+    setting = benches.Setting(
+        clients=clients,
+        local_steps=steps,
+        batch=batch,
+        shape=(channels, size, size),
+        precision=precision,
+        device=str(pick_device(device)),
+        compile=compiled,
+    )
+    require(rounds >= 1, f"rounds must be at least 1, got {rounds}")
+    build = configs.network(model, options or [], setting.shape)
+    rows = benches.table(build, setting, benches.executors_on(setting.device), rounds=rounds, say=_aside)
+    out.print(benches.as_text(rows, setting))
+    if target:
+        target.write_text(benches.as_json(rows, setting, model, options or []))
+        out.print(f"figures in {target}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def algorithms() -> None:
+    """What there is to train with, one line each."""
+    _list({name: method.summary for name, method in ALGORITHMS.items()})
+
+
+@app.command()
+def risks() -> None:
+    """What there is to optimise, one line each."""
+    _list({name: (inspect.getdoc(risk) or "").splitlines()[0] for name, risk in RISKS.items()})
+
+
+@data.command("list")
+def datasets() -> None:
+    """What there is to train on, one line each."""
+    _list({name: (inspect.getdoc(load) or "").splitlines()[0] for name, load in DATASETS.items()})
+
+
+@data.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(published.FILES)}.")],
+    root: Annotated[Path, typer.Option(help="The folder to put it into; a config's data.root.")] = Path("data"),
+) -> None:
+    """Download a data set as its owners publish it; it is kept only if its checksum is right."""
+    path = published.fetch(name, root)
+    out.print(f"{path} is there, and its checksum is the published one", highlight=False, soft_wrap=True)
+
+
+def _aside(line: str) -> None:
+    """What goes on, for people at a terminal; figures alone go into a pipe."""
+    if err.is_terminal:
+        err.print(line, style="dim", highlight=False, soft_wrap=True, markup=False)
+
+
+def _list(lines: dict[str, str]) -> None:
+    width = max(map(len, lines))
+    for name, line in lines.items():
+        print(f"{name:<{width}}  {line}")
+
+
+def _free(parent: Path, stem: str) -> Path:
+    """runs/NAME-1, or the next number that is free."""
+    number = 1
+    while (parent / f"{stem}-{number}").exists():
+        number += 1
+    return parent / f"{stem}-{number}"
+
+
+def _show(experiment: configs.Config, folder: Path, resume: bool) -> None:
+    """Run with a progress bar, in a log with lines, and say what came of it."""
+    bar = _bar()
+    with Interrupts(bar.console) as interrupts:
+        task = bar.add_task("round", total=None, figure="")
+
+        def say(line: str) -> None:
+            bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        log = Log(say)
+
+        def advance(progress: Progress) -> None:
+            bar.start()  # not before: reading the data may show a bar of its own
+            bar.update(task, total=progress.rounds, completed=progress.round, figure=_latest(progress))
+            if bar.disable:
+                log(progress)
+
+        hooks = Hooks(on_progress=advance, say=say, should_stop=lambda: interrupts.asked)
+        try:
+            result = configs.execute(experiment, folder, resume, hooks)
+        finally:
+            bar.stop()
+    _conclude(result, folder)
+
+
+def _conclude(result: Result, folder: Path) -> None:
+    if result.interrupted:
+        out.print(
+            f"stopped after the round was finished; go on with: fedxl resume {folder}",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
+        sys.exit(130)
+    figures = result.test or result.validation
+    shown = reports.in_words(figures)
+    where = "test" if result.test else "validation"
+    summary = f"{where}: {shown}" if figures else "the last one, for there is no validation or test data"
+    line = f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)"
+    out.print(line, highlight=False, soft_wrap=True)
+    where = f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/"
+    out.print(where, highlight=False, soft_wrap=True, markup=False)
+
+
+def _latest(progress: Progress) -> str:
+    figures = (progress.record or {}).get("validation") or {}
+    name = next((name for name in ("auroc", "risk") if name in figures), None)
+    return f"validation {name} {figures[name]:.4f}" if name else ""
+
+
+def _bar() -> Bar:
+    return Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TextColumn("{task.fields[figure]}"),
+        TimeRemainingColumn(),
+        console=out,
+        disable=not out.is_terminal,
+    )
+
+
+class Rate(ProgressColumn):
+    """Rounds a second, over the last of them."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f} rounds/s" if task.speed else "")
+
+
+class Log:
+    """Where a run stands, for files that people follow: a line now and then, none of a run that is over by then."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.pace = say, Pace()
+
+    def __call__(self, progress: Progress) -> None:
+        under_way = 0 < progress.round < progress.rounds
+        if under_way and self.pace.due():
+            left = time_left(progress.seconds, progress.round, progress.rounds)
+            parts = [f"round {progress.round} of {progress.rounds}", _latest(progress), left]
+            self.say(", ".join(filter(None, parts)))
+
+
+class Interrupts:
+    """Ctrl-C asks for a stop after the round; a second one stops at once."""
+
+    asked = False
+
+    def __init__(self, console: Console) -> None:
+        self.console = console  # the progress bar's, which prints above the bar
+
+    def __enter__(self) -> Interrupts:
+        self.previous = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.console.print("finishing the round, then saving (again: stop at once) ...", soft_wrap=True)
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Experiments as TOML: [data], [model], [risk], [algorithm] and [run], each with the options of what it names."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedxl import sampling, toml
+from fedxl.algorithms import ALGORITHMS
+from fedxl.data import DATASETS
+from fedxl.data.federation import Splits
+from fedxl.errors import UserError, require, unknown
+from fedxl.models import MODELS, TwoViews
+from fedxl.options import accepted, call
+from fedxl.risks import RISKS, XRisk
+from fedxl.training.problem import Settings, Task
+from fedxl.training.run import Hooks, Result, train
+
+SECTIONS = ("data", "model", "risk", "algorithm", "run")
+Table = toml.Table
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment, as its file says it; every section is checked when it is used."""
+
+    data: Table
+    risk: Table
+    algorithm: Table
+    model: Table = field(default_factory=lambda: {"name": "mlp"})
+    run: Table = field(default_factory=dict)
+
+    def tables(self) -> dict[str, Table]:
+        return {name: getattr(self, name) for name in SECTIONS}
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a file, with `section.key=value` overrides put in."""
+    tables = read_tables(path, SECTIONS)
+    for override in overrides:
+        _override(tables, override)
+    for name in ("data", "risk", "algorithm"):
+        require("name" in tables.get(name, {}), f"{path} needs a section [{name}] with a name")
+    for name, table in tables.items():
+        toml.require_plain(table, name)
+        require(isinstance(table.get("name", ""), str), f"'{name}.name' must be a text, not {table.get('name')!r}")
+    return Config(**tables)
+
+
+def read_tables(path: Path, known: Collection[str]) -> dict[str, Table]:
+    """The sections of a file, all of them among the known ones."""
+    tables = toml.read(path)
+    for name in tables:
+        if name not in known:
+            raise unknown("section", name, known)
+    return tables
+
+
+def _override(tables: dict[str, Table], text: str) -> None:
+    form = "section.key=value, for example algorithm.lr=0.1"
+    key, value = parse_assignment(text, form)
+    section, dot, name = key.partition(".")
+    require(bool(dot and name), f"'{text}' must read {form}")
+    if section not in SECTIONS:
+        raise unknown("section", section, SECTIONS)
+    tables.setdefault(section, {})[name] = value
+
+
+def parse_assignment(text: str, form: str) -> tuple[str, Any]:
+    """`key=value`; one line that says the form if it is not."""
+    key, equals, value = text.partition("=")
+    require(bool(equals and key.strip()), f"'{text}' must read {form}")
+    return key.strip(), toml.parse_value(value)
+
+
+def dump(config: Config) -> str:
+    """The config as TOML; `read` gives the same config back."""
+    lines = []
+    for section, table in config.tables().items():
+        lines += [f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in table.items()), ""]
+    text = "\n".join(lines)
+    assert tomllib.loads(text) == json.loads(json.dumps(config.tables()))
+    return text
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(key)} = {_toml(item)}' for key, item in value.items())}}}"
+    # JSON's texts, numbers and booleans are TOML's, too.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def load_data(config: Config) -> Splits:
+    name, options = _named(config.data, "data", DATASETS)
+    if "seed" in accepted(DATASETS[name]):
+        options.setdefault("seed", config.run.get("seed", 0))
+    try:
+        return call(DATASETS[name], options, "data")
+    except OSError as error:  # of whatever the settings name, on whatever disk
+        raise UserError(f"[data] cannot read the data: {error}") from error
+
+
+def build_risk(config: Config) -> XRisk:
+    name, options = _named(config.risk, "risk", RISKS)
+    return call(RISKS[name], options, "risk")
+
+
+def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Module:
+    """A network by name, or `package.module:factory` of your own; its first weights are drawn from the run's seed."""
+    table = dict(config.model)
+    name = str(table.pop("name", "mlp"))
+    seed = sampling.torch_seed(int(config.run.get("seed", 0)), sampling.Purpose.WEIGHTS)
+    outputs = math.prod(risk.score_shape)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        if ":" in name:
+            return _imported(name, table)
+        if name not in MODELS:
+            raise unknown("model", name, MODELS)
+        if risk.score_shape:  # two views, each embedded by the network
+            return TwoViews(call(MODELS[name], table, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
+        return call(MODELS[name], table, "model", ours={"shape": shape, "outputs": outputs})
+
+
+def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+    """How to build a network with one output from `key=value` options; one line now if that cannot be done."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    tables: dict[str, Table] = {"model": {}}
+    for option in options:
+        _override(tables, f"model.{option}")
+
+    def build() -> nn.Module:
+        return call(MODELS[name], tables["model"], "model", ours={"shape": shape, "outputs": 1})
+
+    build()
+    return build
+
+
+def assemble(config: Config, announce: Callable[[str], None]) -> Task:
+    """All that a config names, put together and checked: nothing is begun yet, and nothing written."""
+    run = call(Settings, config.run, "run")
+    algorithm, options = _named(config.algorithm, "algorithm", ALGORITHMS)
+    risk = build_risk(config)
+    splits = load_data(config)
+    model = build_model(config, splits.train.example_shape, risk)
+    held_back = {"validation": splits.validation, "test": splits.test}
+    sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
+    return Task(model, splits.train, risk, algorithm, options, run, held_back, sections, announce)
+
+
+def execute(config: Config, out: Path | None = None, resume: bool = False, hooks: Hooks | None = None) -> Result:
+    """Run a config from data to result."""
+    hooks = hooks or Hooks()
+    task = assemble(config, hooks.say)
+    return train(task, hooks, out, resume, files={} if resume else {"config.toml": dump(config)})
+
+
+def _named(table: Table, section: str, known: Mapping[str, Any]) -> tuple[str, Table]:
+    options = dict(table)
+    name = options.pop("name")
+    if name not in known:
+        raise unknown(section if section != "data" else "data set", str(name), known)
+    return name, options
+
+
+def _imported(name: str, options: Table) -> nn.Module:
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` would, so that a file in the current folder is found
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"cannot import the model '{name}': {error}") from None
+    finally:
+        sys.path.pop(0)
+    model = call(factory, options, "model")  # an error inside the factory is its own, and keeps its traceback
+    require(isinstance(model, nn.Module), f"'{name}' gave a {type(model).__name__}, not a torch.nn.Module")
+    return model  # type: ignore[no-any-return]

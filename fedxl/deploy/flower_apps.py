@@ -1,0 +1,74 @@
+"""The apps for Flower's own simulation. In a deployment, `app.py` and `node.py` do the same work.
+
+An app names both in its pyproject.toml:
+
+    [tool.flwr.app.components]
+    serverapp = "fedxl.deploy.flower_apps:server"
+    clientapp = "fedxl.deploy.flower_apps:client"
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedxl.deploy.provision.settings import SiteFile, read_server, read_site
+from fedxl.deploy.server.carrier import GridCarrier
+from fedxl.deploy.server.serve import serve
+from fedxl.deploy.site.replies import reply
+from fedxl.deploy.supervise import status
+from fedxl.errors import UserError
+from fedxl.training.run import Hooks
+
+log = logging.getLogger("flwr")
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    torch.set_num_threads(1)
+    file = Path(str(context.run_config["server"]))
+    status.write(file.parent, status.RUNNING)
+    try:
+        settings = read_server(file)
+        carrier = GridCarrier(grid, settings.settings.megabytes)
+        serve(settings, carrier, Hooks(say=lambda line: log.info("%s", line)))
+    except UserError as error:
+        status.write(file.parent, status.FAILED, str(error))
+        log.error("fedxl: %s", error)
+        raise SystemExit(2) from None
+    status.write(file.parent, status.FINISHED)
+
+
+@client.query()
+def hello(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+@client.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+def _answered(message: Message, context: Context) -> Message:
+    return reply(message, lambda: _site(context))
+
+
+def _site(context: Context) -> SiteFile:
+    """The file that this node was started with; in Flower's own simulation, that of the site with its number."""
+    if "site" in context.node_config:
+        return read_site(Path(str(context.node_config["site"])))
+    server_file = Path(str(context.run_config["server"]))
+    name = read_server(server_file).settings.sites[int(context.node_config["partition-id"])]
+    return read_site(server_file.parent.parent / "sites" / name / "site.toml")

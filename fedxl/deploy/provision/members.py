@@ -1,0 +1,115 @@
+"""Who belongs to a federation: one file a site in the server's folder, written when its key is approved.
+
+The gateway and the server's app read these files again whenever they change. So a site that is approved can come in
+at once, and one that is revoked is out at once, without a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+
+from fedxl.deploy.provision import keys
+from fedxl.errors import UserError, require
+from fedxl.files import write_atomically
+
+FOLDER = "members"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site as the server's operator has approved it."""
+
+    name: str
+    examples: int  # the most that it may say it has
+    certificates: tuple[x509.Certificate, ...]  # several while one replaces another
+
+    @property
+    def public_keys(self) -> frozenset[bytes]:
+        return frozenset(keys.public_pem(keys.public_key(each)) for each in self.certificates)
+
+
+class Members:
+    """The approved sites of a server's folder, as they are now."""
+
+    def __init__(self, server: Path) -> None:
+        self.folder = server / FOLDER
+        self._seen: tuple[tuple[str, int, int], ...] | None = None
+        self._now: dict[str, Member] = {}
+        self._by_key: dict[bytes, str] = {}
+        self.complaints: list[str] = []  # of the last reading
+
+    def refresh(self) -> bool:
+        """Read the files again if any has changed; whether one had."""
+        found = tuple((path.name, stat.st_mtime_ns, stat.st_size) for path, stat in _files(self.folder))
+        if found == self._seen:
+            return False
+        self._now, self.complaints = {}, []
+        for path, _ in _files(self.folder):
+            try:
+                self._now[path.stem] = _read(path)
+            except FileNotFoundError:  # revoked at this moment
+                continue
+            except UserError as error:  # whoever cannot be read is not let in; the others are
+                self.complaints.append(str(error))
+        self._by_key = {key: name for name, member in self._now.items() for key in member.public_keys}
+        self._seen = found
+        return True
+
+    @property
+    def now(self) -> Mapping[str, Member]:
+        return self._now
+
+    @property
+    def by_key(self) -> Mapping[bytes, str]:
+        """Whose a public key is."""
+        return self._by_key
+
+
+def admit(server: Path, name: str, certificate: x509.Certificate, examples: int) -> None:
+    """Add a certificate to a site's entry. It replaces those of the same key; others stay good until they expire."""
+    require(examples > 0, f"examples must be positive, got {examples}")
+    path = _path(server, name)
+    key = keys.public_key(certificate)
+    before = [each for each in (_read(path).certificates if path.exists() else ()) if keys.public_key(each) != key]
+    path.parent.mkdir(exist_ok=True)
+    pems = [keys.certificate_pem(each).decode() for each in (*before, certificate)]
+    write_atomically(path, json.dumps({"examples": examples, "certificates": pems}, indent=1).encode())
+
+
+def expel(server: Path, name: str) -> None:
+    """Take a site's entry away: its keys are worth nothing from now on."""
+    path = _path(server, name)
+    known = ", ".join(sorted(file.stem for file in path.parent.glob("*.json"))) or "nobody"
+    require(path.exists(), f"there is no approved site '{name}'; approved: {known}")
+    path.unlink()
+
+
+def _path(server: Path, name: str) -> Path:
+    require(bool(keys.SITE_NAME.fullmatch(name)), f"'{name}' is no name of a site")
+    return server / FOLDER / f"{name}.json"
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in sorted(folder.glob("*.json")):
+        try:
+            yield path, path.stat()
+        except FileNotFoundError:  # revoked at this moment
+            continue
+
+
+def _read(path: Path) -> Member:
+    try:
+        content = json.loads(path.read_text())
+        examples = int(content["examples"])
+        pems = [str(pem).encode() for pem in content["certificates"]]
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}; approve the site again") from None
+    return Member(path.stem, examples, tuple(keys.parse_certificate(pem, str(path)) for pem in pems))

@@ -1,0 +1,101 @@
+"""The server's app: a process that runs the training, beside SuperLink and the gateway."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import torch
+from flwr.supercore.control import ControlHttpClient
+
+from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
+from fedxl.deploy.protocol.http_clients import client
+from fedxl.deploy.provision.connection import LINK
+from fedxl.deploy.provision.members import Members
+from fedxl.deploy.provision.settings import read_server
+from fedxl.deploy.server.carrier import GridCarrier
+from fedxl.deploy.server.gateway import Say
+from fedxl.deploy.server.grid import LinkGrid, Registry, task
+from fedxl.deploy.server.serve import serve
+from fedxl.deploy.supervise import status
+from fedxl.errors import UserError, first_line
+from fedxl.reporting.report import in_words
+from fedxl.training.run import Hooks, Progress
+
+POLL = 0.2
+
+
+class MemberCarrier(GridCarrier):
+    """Reaches the nodes of sites that are approved at this moment."""
+
+    def __init__(self, grid: LinkGrid, megabytes: float, registry: Registry) -> None:
+        super().__init__(grid, megabytes)
+        self.link, self.registry = grid, registry
+        self.sent: dict[str, int] = {}  # whose each ticket is
+
+    def nodes(self) -> Sequence[int]:
+        self.registry.refresh()
+        return [node for node in super().nodes() if node in self.registry.names]
+
+    def send(self, letters: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
+        sent = super().send(letters, kind, seconds)
+        self.sent.update(sent)
+        return sent
+
+    def answers(self, tickets: Sequence[str]) -> Iterator[tuple[str, Envelope | Failure]]:
+        self.registry.refresh()
+        for ticket, answer in super().answers(tickets):
+            member = self.sent.pop(ticket, 0) in self.registry.names
+            yield ticket, answer if member else Failure("it is no longer approved")
+
+    def forget(self, tickets: Sequence[str]) -> None:
+        for ticket in tickets:
+            self.sent.pop(ticket, None)
+            self.link.forget(ticket)
+
+
+def main(folder: Path, say: Say) -> None:
+    """A whole run; goes on from its last checkpoint if there is one."""
+    torch.set_num_threads(1)
+    os.chdir(folder)  # the whole path of the socket may be too long for the system
+    status.write(folder, status.RUNNING)
+    try:
+        server = read_server(folder / "server.toml")
+        control = _connected()
+        registry = Registry(Members(folder), control)
+        registry.refresh()
+        with task(LINK, server.settings.megabytes) as grid:
+            carrier = MemberCarrier(grid, server.settings.megabytes, registry)
+            serve(server, carrier, Hooks(_progress(say), say), registry.names, registry.limits)
+    except UserError as error:
+        status.write(folder, status.FAILED, str(error))
+        raise
+    except httpx.HTTPError as error:
+        say(f"SuperLink does not answer: {first_line(error)}")
+        sys.exit(1)  # to be started again, with it
+    status.write(folder, status.FINISHED)
+
+
+def _progress(say: Say) -> Callable[[Progress], None]:
+    def show(progress: Progress) -> None:
+        fresh = progress.record if progress.record and progress.record["round"] == progress.round else {}
+        say(f"round {progress.round} of {progress.rounds}  {in_words(fresh.get('validation') or {})}".rstrip())
+
+    return show
+
+
+def _connected() -> ControlHttpClient:
+    """Wait for SuperLink, which is started at the same time."""
+    over = httpx.HTTPTransport(uds=str(LINK))
+    with httpx.Client(transport=over, timeout=30.0, trust_env=False) as probe:
+        while True:
+            try:
+                probe.get("http://superlink/health")
+                break
+            except httpx.TransportError:
+                time.sleep(POLL)
+    return client(ControlHttpClient, "flwr", httpx.HTTPTransport(uds=str(LINK)))

@@ -1,0 +1,77 @@
+"""The gateway's process: its port, its certificate, and its renewal while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+from pathlib import Path
+
+from fedxl.deploy.provision import tls
+from fedxl.deploy.provision.connection import LINK, read_connection
+from fedxl.deploy.provision.members import Members
+from fedxl.deploy.server.gateway import Gateway, Say
+from fedxl.errors import UserError
+
+WATCH = 5.0  # seconds between looks at the certificate's files
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that listens on all addresses, or on the loopback address for a federation on one machine."""
+    local = host in ("127.0.0.1", "localhost")
+    try:
+        if not local and socket.has_dualstack_ipv6():
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256)
+        return socket.create_server(("127.0.0.1" if local else "0.0.0.0", port), backlog=256)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on port {port}: {os.strerror(error.errno or 0)}; stop what "
+            "uses it, or change the port in connection.toml here and at every site"
+        ) from None
+
+
+async def keep_open(gateway: Gateway, folder: Path, door: socket.socket) -> None:
+    """Serve until cancelled. A renewed certificate is used from the next connection on."""
+    context = tls.for_server(folder)
+    renewal = asyncio.create_task(_renew(context, folder, gateway.say))
+    try:
+        await gateway.serve(door, context)
+    finally:
+        renewal.cancel()
+
+
+async def _renew(context: ssl.SSLContext, folder: Path, say: Say) -> None:
+    certificate, key = folder / "server.crt", folder / "server.key"
+    seen = _stamp(certificate)
+    while True:
+        await asyncio.sleep(WATCH)
+        if (now := _stamp(certificate)) != seen:
+            with contextlib.suppress(OSError, ssl.SSLError):  # half a pair: looked at again in a moment
+                context.load_cert_chain(certificate, key)
+                seen = now
+                say("using the renewed certificate of the server")
+
+
+def _stamp(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def main(folder: Path, say: Say, megabytes: str) -> None:
+    """Until this process is told to stop. megabytes: the most that a site may send in reply."""
+    host, port = read_connection(folder)
+    os.chdir(folder)  # the whole path of the socket may be too long for the system
+    gateway = Gateway(Members(folder), LINK, int(float(megabytes) * 1e6), say=say)
+
+    async def run() -> None:
+        serving = asyncio.current_task()
+        assert serving
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        with listener(host, port) as door, contextlib.suppress(asyncio.CancelledError):
+            say(f"listening at {host}:{port}")
+            await keep_open(gateway, folder, door)
+
+    asyncio.run(run())

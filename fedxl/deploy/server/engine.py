@@ -1,0 +1,247 @@
+"""An engine whose clients are sites on a network, under the same loop over rounds as any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedxl import tree, wire
+from fedxl.algorithms.protocol import Assignment, Batch, Fresh, RoundOf, Share, local_round
+from fedxl.data.federation import shares
+from fedxl.deploy.parts import Parts
+from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, Letterhead, Order, asked
+from fedxl.deploy.server.directory import Directory
+from fedxl.deploy.server.influence import Influence, Sizes
+from fedxl.engine.cuda.trace import outline
+from fedxl.errors import DivergedError, RefusedError, UserError, printable
+from fedxl.sampling import Indices
+from fedxl.training.problem import DTYPES
+
+
+class Rows:
+    """Updates stacked, each put into its row as it arrives, so that none is held twice while others are awaited."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.filled, self._all = count, set[int](), None
+
+    def put(self, row: int, update: Any) -> None:
+        if self._all is None:
+            self._all = tree.map(lambda leaf: leaf.new_zeros((self.count, *leaf.shape)), update)
+        tree.map(lambda rows, leaf: rows[row].copy_(leaf), self._all, update)
+        self.filled.add(row)
+
+    def stacked(self) -> Any:
+        """Those that were put in, in the order of their rows. They move up over the gaps: nothing is held twice."""
+        rows = sorted(self.filled)
+        for place, row in enumerate(rows):
+            if place != row:
+                tree.map(lambda leaf, to=place, of=row: leaf[to].copy_(leaf[of]), self._all)
+        self.filled = set(range(len(rows)))
+        return tree.map(lambda leaf: leaf[: len(rows)], self._all)
+
+
+class Replies(NamedTuple):
+    """What came of asking a cohort once."""
+
+    rows: Rows
+    sizes: dict[int, Sizes]  # of the updates that are well-formed, by row
+    diverged: int  # how many sites say that they have
+
+
+class Standing(NamedTuple):
+    """What the server knows of its sites besides their facts; part of a checkpoint."""
+
+    base: dict[str, Tensor]  # the last round of each site that was taken, -1: none
+    visits: dict[str, Tensor]  # how many of its rounds were taken
+    usual: dict[str, Tensor]  # how large updates were in the last rounds, by name
+
+
+@dataclass
+class GridEngine:
+    """Runs rounds at sites. Whoever answers well and in time is aggregated; private states never come here."""
+
+    directory: Directory
+    parts: Parts
+    head: Letterhead
+
+    def __post_init__(self) -> None:
+        self.settings, self.say = self.directory.settings, self.directory.say
+        sites, run = self.settings.sites, self.parts.run
+        self.reading = self.parts.algorithm.reading(run.batch1, run.batch2)
+        each = [self.directory.facts[name] for name in sites]
+        first, second = ([facts.count(side) for facts in each] for side in self.reading[:2])
+        dtype = DTYPES[run.dtype]
+        self.shares: Share = tree.map(lambda leaf: leaf.to(dtype), shares(first, second, run.weighting))
+        self.base, self.visits = dict.fromkeys(sites, -1), dict.fromkeys(sites, 0)
+        self.influence = Influence(self.settings.influence)
+        self.dropped: list[dict[str, Any]] = []
+        self._like: dict[bool, Any] = {}
+
+    def run_round(self, algorithm: RoundOf, server: Any, round: int, cohort: Indices) -> Any:
+        """The updates of whoever answered, stacked in the order of the sites' numbers."""
+        numbers, least = sorted(int(number) for number in cohort), min(self.settings.minimum, len(cohort))
+        for attempt in range(1, self.settings.patience + 1):
+            replies = self._attempt(algorithm, server, round, numbers)
+            accepted = sorted(replies.rows.filled)
+            if len(accepted) >= least:
+                updates = replies.rows.stacked()
+                if self._usable(algorithm, server, round, updates):
+                    break
+                accepted = []
+            self._require_convergence(round, replies.diverged, len(numbers))
+            self.say(f"round {round}: only {len(accepted)} of at least {least} updates, try {attempt}")
+        else:
+            why = f" (the last reason: {self.dropped[-1]['reason']})" if self.dropped else ""
+            raise UserError(
+                f"round {round} had fewer than {least} updates {self.settings.patience} times{why}; "
+                "see that sites are running, then start the server again: it goes on from its last checkpoint"
+            )
+        self.influence.remember(replies.sizes[row] for row in accepted)
+        for row in accepted:
+            name = self.settings.sites[numbers[row]]
+            self.base[name], self.visits[name] = round, self.visits[name] + 1
+        return updates
+
+    def _attempt(self, algorithm: RoundOf, server: Any, round: int, cohort: Sequence[int]) -> Replies:
+        names = {self.settings.sites[number]: number for number in cohort}
+        numbers = {node: names[name] for name, node in self.directory.gather(names).items()}
+        for number in set(cohort) - set(numbers.values()):
+            self._drop(round, number, "it is not connected")
+        state = wire.flatten(Order(server, tree.map(lambda leaf: leaf[0], self.shares)), self.settings.wire)
+        letters = {node: self._letter(state, round, number) for node, number in numbers.items()}
+        rows, sizes, diverged = Rows(len(cohort)), dict[int, Sizes](), 0
+        for node, answer in asked(self.directory.carrier, letters, "train", self.settings.deadline):
+            number = numbers[node]
+            row = cohort.index(number)
+            try:
+                update = self._checked(server, round, number, answer, self._template(algorithm, server))
+                sizes[row] = self._sizes(algorithm, server, number, update)
+                rows.put(row, update)
+            except RefusedError as error:
+                self._drop(round, number, printable(error))
+                diverged += isinstance(answer, Failure) and answer.reason.startswith(DIVERGED)
+        for row, reason in self.influence.excesses(sizes).items():
+            rows.filled.remove(row)
+            self._drop(round, cohort[row], reason)
+        return Replies(rows, sizes, diverged)
+
+    def _usable(self, algorithm: RoundOf, server: Any, round: int, updates: Any) -> bool:
+        """Whether sites can go on from what these updates come to: nothing else may be sent to them, or saved."""
+        state = algorithm.aggregate(server, updates)
+        try:
+            wire.restore(state, wire.flatten(state, self.settings.wire), unknown=("u",))
+            algorithm.check_server(state)
+        except RefusedError as error:
+            self.say(f"round {round}: no update is used, for sites could not go on from the new state: {error}")
+            return False
+        return True
+
+    def _require_convergence(self, round: int, diverged: int, cohort: int) -> None:
+        """A round that has diverged does so again: it is the same to the last bit."""
+        if 2 * diverged > cohort:
+            raise DivergedError(
+                f"training diverged in round {round}: {diverged} of {cohort} sites say that their numbers are no "
+                "longer finite or in range; begin a new run with a lower learning rate (lr)"
+            )
+
+    def _letter(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
+        """The same tensors for everyone, held once, but for the share."""
+        name = self.settings.sites[number]
+        facts = {
+            **self.head.facts,
+            "wire": self.settings.wire,
+            "round": round,
+            "number": number,
+            "base": self.base[name],
+            "visits": self.visits[name],
+        }
+        share = {f"share.{key}": leaf[number] for key, leaf in self.shares._asdict().items()}
+        return Envelope(facts, {**state, **share})
+
+    def _checked(self, server: Any, round: int, number: int, answer: Envelope | Failure, like: Any) -> Any:
+        """The update in an answer, if it is of the right form and of this site in this round."""
+        if isinstance(answer, Failure):
+            raise RefusedError(answer.reason)
+        if answer.facts.get("round") != round or answer.facts.get("site") != self.settings.sites[number]:
+            raise RefusedError("it answers something else than was asked")
+        if note := answer.facts.get("note"):
+            self.say(f"round {round}, {self.settings.sites[number]}: {printable(note)}")
+        steps = self.parts.run.local_steps
+        longest = steps * max(self.reading.size1, self.reading.size2, 1)
+        update = wire.restore(like, answer.tensors, longest, unknown=("u",))
+        if self.settings.wire == wire.HALF:
+            params = wire.plus(server.weights.params, update.weights.params)
+            update = update._replace(weights=update.weights._replace(params=params))
+        share = self._share(number)
+        counted = [*zip(tree.leaves(update.share)[1:], tree.leaves(share)[1:], strict=True)]
+        more = update.share.model > share.model * (1 + 1e-6) or update.share.model < 0
+        if more or any(not torch.equal(found, told) for found, told in counted):
+            raise RefusedError("it counts itself differently than it was told")
+        if not 0 <= int(update.steps) <= steps:
+            raise RefusedError(f"it says it did {int(update.steps)} steps of {steps}")
+        return update
+
+    def _sizes(self, algorithm: RoundOf, server: Any, number: int, update: Any) -> Sizes:
+        """How large an update is, once its algorithm finds that this site can have come to it."""
+        told = Assignment(self._share(number), self.parts.run.local_steps, self.reading)
+        sizes = algorithm.check_update(server, update, told)
+        # Who does not count in the average says nothing of what is usual there.
+        return {name: float(size) for name, size in sizes.items()} if update.share.model > 0 else {}
+
+    def _share(self, number: int) -> Share:
+        return tree.map(lambda leaf: leaf[number], self.shares)
+
+    def _template(self, algorithm: RoundOf, server: Any) -> Any:
+        """What an update looks like, found by doing a step without numbers."""
+        prelude = algorithm is not self.parts.algorithm
+        if prelude not in self._like:
+            self._like[prelude] = _outline(self.parts, self.reading, algorithm, server, self.directory)
+        return self._like[prelude]
+
+    def _drop(self, round: int, number: int, reason: str) -> None:
+        name = self.settings.sites[number]
+        self.say(f"round {round}: nothing from {name}: {reason}")
+        self.dropped.append({"round": round, "site": name, "reason": reason})
+
+    def remarks(self) -> dict[str, Any]:
+        """Who was left out since this was last asked, and why."""
+        dropped, self.dropped = self.dropped, []
+        return {"dropped": dropped} if dropped else {}
+
+    @property
+    def population(self) -> Standing:
+        base, visits = ({name: torch.tensor(n) for name, n in table.items()} for table in (self.base, self.visits))
+        usual = {name: torch.tensor(each, dtype=torch.float64) for name, each in self.influence.usual.items()}
+        return Standing(base, visits, usual)
+
+    def restore(self, server: Any, tensors: dict[str, Tensor]) -> None:
+        base, visits, _ = tree.unpack(self.population._replace(usual={}), tensors)
+        self.base = {name: int(number) for name, number in base.items()}
+        self.visits = {name: int(number) for name, number in visits.items()}
+        # Runs that began before sizes were compared have none of them, and begin to remember now.
+        prefix = "usual."
+        self.influence.usual = {
+            name.removeprefix(prefix): leaf.tolist() for name, leaf in tensors.items() if name.startswith(prefix)
+        }
+
+
+def _outline(parts: Parts, reading: Any, algorithm: RoundOf, server: Any, directory: Directory) -> Any:
+    dtype = DTYPES[parts.run.dtype]
+    shape = next(iter(directory.facts.values())).shape
+    size1, size2 = reading.size1, reading.size2
+
+    def step() -> Any:
+        one, rows = torch.ones((), dtype=dtype), torch.zeros(size1, dtype=torch.int64)
+        x, y = torch.zeros(size1 + size2, *shape, dtype=dtype), torch.zeros(size1 + size2, dtype=dtype)
+        like = tree.map(torch.zeros_like, server)
+        lag1, lag2 = rows, torch.zeros(size2, dtype=torch.int64)
+        fresh = Fresh(x, y, rows) if reading.fresh else ()
+        batch = Batch(x, y, rows, algorithm.passive(like, lag1, lag2), fresh)
+        client = parts.algorithm.init_client(like, 1)
+        return local_round(algorithm, like, client, Share(one, one, one), [batch])[1]
+
+    return tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), outline(step, ()))

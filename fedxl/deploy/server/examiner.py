@@ -1,0 +1,130 @@
+"""Evaluation where the data are: each site on its own, answering with as much as it lets go."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedxl import wire
+from fedxl.deploy.protocol.envelope import Envelope, Failure, Letterhead, Scored, asked
+from fedxl.deploy.server.directory import Directory
+from fedxl.errors import first_line, printable
+from fedxl.models import Weights
+from fedxl.training.evaluate import Evaluator, Findings, pairs_in, value_of
+from fedxl.wire import RefusedError
+
+Answer = Findings | str  # or why there is none
+COUNTS = ("positives", "negatives")
+MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server must not be kept busy for ever
+
+
+@dataclass(frozen=True)
+class SiteExaminer:
+    """Asks every site that can be reached.
+
+    If all who answer let their scores go, the figures are those of all scores together, as if the data lay in one
+    place. Otherwise they are means of the sites' own figures, each counting by its pairs of positive and negative:
+    pairs across sites are left out, so that this says nothing of how well scores of different sites compare.
+    """
+
+    directory: Directory
+    evaluator: Evaluator
+    select: str
+    head: Letterhead
+
+    @property
+    def splits(self) -> Collection[str]:
+        return ("validation", "test")
+
+    def examine(self, weights: Weights, split: str) -> Findings:
+        settings, carrier = self.directory.settings, self.directory.carrier
+        nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
+        # Never rounded: it is this model that is judged.
+        letter = Envelope({**self.head.facts, "split": split}, wire.flatten(weights))
+        answers: dict[str, Answer] = dict.fromkeys(settings.sites, "it is not connected")
+        for node, answer in asked(carrier, dict.fromkeys(nodes, letter), "evaluate", settings.deadline):
+            try:
+                answers[nodes[node]] = self._read(nodes[node], split, answer)
+            except Exception as error:  # whatever a damaged or hostile answer may raise
+                answers[nodes[node]] = f"its answer is no good: {printable(first_line(error))}"
+        return self._together(split, answers)
+
+    def _read(self, name: str, split: str, answer: Envelope | Failure) -> Answer:
+        if isinstance(answer, Failure):
+            return printable(answer.reason)
+        facts = answer.facts
+        if (facts["site"], facts["split"]) != (name, split):
+            raise RefusedError("it answers something else than was asked")
+        if facts["kind"] == "nothing":
+            return printable(facts["why"])
+        if facts["kind"] == "figures":
+            figures = self._figures(json.loads(str(facts["figures"])))
+            self.directory.require_within_limit(name, sum(figures.get(key, 0.0) for key in COUNTS))
+            return Findings(figures)
+        risk, dtype = self.evaluator.risk, self.evaluator.dtype
+        like = Scored(torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, dtype=torch.uint8))
+        scores, labels = wire.restore(like, answer.tensors, MOST_SCORES)
+        if len(scores) != len(labels) or bool((labels > 1).any()):
+            raise RefusedError("its scores have not a label each, 0 or 1")
+        self.directory.require_within_limit(name, len(scores))
+        return Findings(self.evaluator.figures_of(scores, labels), scores, labels)
+
+    def _figures(self, told: Mapping[str, Any]) -> dict[str, float]:
+        """A site's own figures: the names that we have ourselves, and values that they can have."""
+        probe = torch.zeros(2, *self.evaluator.risk.score_shape, dtype=self.evaluator.dtype)
+        names = self.evaluator.figures_of(probe, torch.tensor([0, 1])).keys()
+        figures = {name: float(told[name]) for name in names}
+        for name, value in figures.items():
+            counted = name in COUNTS
+            least, most = (0.0, 1e9) if counted else (-math.inf, math.inf) if name == "risk" else (0.0, 1.0)
+            unknown = math.isnan(value) and not counted
+            partial = counted and not value.is_integer()
+            if math.isinf(value) or partial or not (unknown or least <= value <= most):
+                raise RefusedError(f"it says that its {name} is {value:g}")
+        return figures
+
+    def _together(self, split: str, answers: Mapping[str, Answer]) -> Findings:
+        told = {name: answer for name, answer in answers.items() if isinstance(answer, Findings)}
+        remarks: dict[str, Any] = {
+            f"{split}_by_site": {
+                name: answer.figures if isinstance(answer, Findings) else answer for name, answer in answers.items()
+            }
+        }
+        scored = all(answer.scores is not None for answer in told.values())
+        found = self._pooled(told) if scored else self._mean(told)
+        if found is None:
+            reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items() if isinstance(answer, str))
+            self.directory.say(
+                f"nobody could evaluate on {split} data with both classes ({reasons or 'no such data'})"
+            )
+            return Findings({}, remarks=remarks)
+        remarks[f"{split}_from"] = f"{'scores' if scored else 'figures'} of {', '.join(sorted(told))}"
+        return Findings(found.figures, found.scores, found.labels, remarks)
+
+    def _pooled(self, told: Mapping[str, Findings]) -> Findings | None:
+        scores = [found.scores for found in told.values() if found.scores is not None]
+        labels = [found.labels for found in told.values() if found.labels is not None]
+        if not scores:
+            return None
+        h, y = torch.cat(scores), torch.cat(labels)
+        figures = self.evaluator.figures_of(h, y)
+        return None if math.isnan(value_of(figures, self.select)) else Findings(figures, h, y)
+
+    def _mean(self, told: Mapping[str, Findings]) -> Findings | None:
+        """Of those who have the figure that is asked for: with one class at a site there is none."""
+        each = [found.figures for found in told.values() if not math.isnan(value_of(found.figures, self.select))]
+        total = sum(map(pairs_in, each))
+        if not total:
+            return None
+        counts = [name for name in COUNTS if name in each[0]]
+        means = {
+            name: sum(pairs_in(figures) * figures[name] for figures in each) / total
+            for name in each[0]
+            if name not in counts
+        }
+        return Findings(means | {name: sum(figures[name] for figures in each) for name in counts})

@@ -1,0 +1,139 @@
+"""The server's side of a run: from the first hello to the model."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedxl.algorithms.protocol import Algorithm
+from fedxl.config.experiment import Config, load_data
+from fedxl.deploy.parts import CPU, Parts, build
+from fedxl.deploy.protocol.envelope import Carrier, Letterhead
+from fedxl.deploy.provision.settings import Server
+from fedxl.deploy.server.directory import Directory, Facts
+from fedxl.deploy.server.engine import GridEngine
+from fedxl.deploy.server.examiner import SiteExaminer
+from fedxl.errors import UserError, require
+from fedxl.files import write_atomically
+from fedxl.models.layers import check_classes
+from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_back
+from fedxl.training.problem import DTYPES, Settings, evaluator, flattened
+from fedxl.training.run import Hooks, Result, train
+
+
+@dataclass
+class ServerTask:
+    """The parts of a run whose clients are sites: there is no training data here."""
+
+    run: Settings
+    algorithm: Algorithm
+    model: nn.Module
+    engine: GridEngine
+    examiner: Examiner
+    select: str
+    num_clients: int
+    cohort: int
+    description: dict[str, Any]
+    device: torch.device = CPU
+
+
+def serve(
+    server: Server,
+    carrier: Carrier,
+    hooks: Hooks | None = None,
+    keys: Mapping[int, str] | None = None,
+    limits: Mapping[str, int] | None = None,
+) -> Result:
+    """A whole run, from the first hello to the model; goes on from its last checkpoint if there is one.
+
+    keys: whose key each node has shown; None in Flower's own simulation, where nobody shows any.
+    limits: the most examples that each site may say it has.
+    """
+    hooks = hooks or Hooks()
+    settings = server.settings
+    # A site keeps its state after two rounds: the server must never have to go back by more.
+    config = replace(server.config, run={**server.config.run, "checkpoint_every": 1})
+    known = server.out / "sites.json"
+    run_id, facts = _begun(known)
+    directory = Directory(carrier, settings, hooks.say, facts, keys=keys, limits={} if limits is None else limits)
+    directory.wait_for_all()
+    each = {facts.shape for facts in directory.facts.values()}
+    require(len(each) == 1, f"sites hold examples of different shapes: {', '.join(map(str, sorted(each)))}")
+    shape = each.pop()
+    parts = build(config, shape, directory)
+    told = {name: table for name, table in config.tables().items() if name != "data"}
+    if hasattr(parts.algorithm, "positive_share"):
+        # Sites know their own share of positives only.
+        told["algorithm"] = {**told["algorithm"], "positive_share": parts.algorithm.positive_share}
+    engine = GridEngine(directory, parts, Letterhead(run_id, json.dumps(told)))
+    _begin(known, run_id, directory.facts)
+    task = _task(parts, engine, config, shape)
+    begun = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
+    return train(task, hooks, server.out, resume=begun)
+
+
+def _task(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int, ...]) -> ServerTask:
+    run, sites = parts.run, engine.settings.sites
+    require(not run.train_metrics, "train_metrics needs the training data, which the server does not have")
+    for side in engine.reading[:2]:
+        held = side == "none" or any(facts.count(side) for facts in engine.directory.facts.values())
+        require(held, f"the algorithm needs {side} examples, and no site holds any")
+    check_classes(parts.model, all(facts.positives and facts.negatives for facts in engine.directory.facts.values()))
+    require(run.cohort <= len(sites), f"cohort is {run.cohort}, but there are {len(sites)} sites")
+    return ServerTask(
+        run=run,
+        algorithm=parts.algorithm,
+        model=parts.model,
+        engine=engine,
+        examiner=_examiner(parts, engine, config, shape),
+        select=run.selects_by(parts.risk),
+        num_clients=len(sites),
+        cohort=run.cohort,
+        description=_described(config, run, engine),
+    )
+
+
+def _examiner(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int, ...]) -> Examiner:
+    """The server itself on its own data, if it has any, or the sites on theirs."""
+    found = evaluator(parts.model, parts.risk, parts.run)
+    select = parts.run.selects_by(parts.risk)
+    if engine.settings.evaluate == "sites":
+        check_selection(select, found)
+        return SiteExaminer(engine.directory, found, select, engine.head)
+    if not config.data:
+        return HeldBack(found, {})
+    splits = load_data(config)
+    pairs = {"validation": splits.validation, "test": splits.test}
+    sources = held_back(pairs, torch.zeros(1, *shape, dtype=DTYPES[parts.run.dtype]))
+    if "validation" in sources:
+        check_selection(select, found, sources["validation"])
+    return HeldBack(found, sources)
+
+
+def _described(config: Config, run: Settings, engine: GridEngine) -> dict[str, Any]:
+    server = {"sites": engine.settings.sites, "evaluate": engine.settings.evaluate}
+    return flattened({**config.tables(), "run": asdict(run), "server": server})
+
+
+def _begun(path: Path) -> tuple[str, dict[str, Facts]]:
+    """The number of the run in this folder and what its sites said of themselves, or those of a new one."""
+    try:
+        content = json.loads(path.read_text())
+        facts = {name: Facts(p, n, tuple(shape)) for name, (p, n, shape) in content["sites"].items()}
+        return str(content["run"]), facts
+    except FileNotFoundError:
+        return secrets.token_hex(8), {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}; remove the folder to begin anew") from None
+
+
+def _begin(path: Path, run_id: str, facts: Mapping[str, Facts]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps({"run": run_id, "sites": facts}, indent=1).encode())

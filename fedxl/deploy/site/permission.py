@@ -1,0 +1,85 @@
+"""What a site lets a server ask for: its own file decides, whoever asks.
+
+A server chooses the network, the weights and the risk. With a network of its choice it can read examples out of
+scores or weights, so a site names the networks that it runs, counts requests, and may pin the whole experiment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedxl.config.experiment import Config
+from fedxl.deploy.provision.settings import SiteFile
+from fedxl.errors import UserError, printable, require
+from fedxl.files import open_private, private_folder, write_atomically
+
+TABLES = ("model", "risk", "algorithm", "run")
+COUNTS = "requests.json"
+COUNTED = {"train": "rounds", "evaluate": "evaluations"}  # requests, and the setting that limits them
+
+
+def permitted(site: SiteFile, text: str) -> Config:
+    """The experiment that a request names, if this site's file allows it."""
+    tables = _tables(text)
+    settings = site.settings
+    for kind, allowed in (("model", settings.models), ("risk", settings.risks), ("algorithm", settings.algorithms)):
+        name = str(tables[kind].get("name", "mlp" if kind == "model" else ""))
+        listed = ", ".join(allowed) or "none"
+        require(
+            name in allowed, f"this site does not allow the {kind} '{printable(name)}'; its file allows: {listed}"
+        )
+    steps = tables["run"].get("local_steps", 32)
+    require(isinstance(steps, int) and not isinstance(steps, bool), "local_steps is no whole number")
+    require(steps <= settings.steps, f"this site allows {settings.steps} local steps a request, not {steps}")
+    if settings.digest:
+        same = digest(tables) == settings.digest
+        require(same, "this experiment is not the one that this site's file has pinned by its digest")
+    model = {key: value for key, value in tables["model"].items() if key != "weights"}  # they come from the server
+    return Config(data={}, model=model, risk=tables["risk"], algorithm=tables["algorithm"], run=tables["run"])
+
+
+def digest(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of everything in an experiment that a server tells sites. The share of positives follows from their counts."""
+    kept = {name: dict(tables.get(name, {})) for name in TABLES}
+    kept["algorithm"].pop("positive_share", None)
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def count(site: SiteFile, kind: str) -> None:
+    """Note a request before it is answered, so that no crash undoes the count; refuse it if it is one too many."""
+    setting = COUNTED[kind]
+    most = int(getattr(site.settings, setting))
+    try:
+        private_folder(site.state)
+        with open_private(site.state / ".requests.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            counts = _counts(site)
+            done = counts.get(kind, 0) + 1
+            limit = f"this site has answered {most} requests to {kind}, as many as its file allows ({setting})"
+            require(done <= most, limit)
+            write_atomically(site.state / COUNTS, json.dumps({**counts, kind: done}).encode(), private=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {site.state}: {error.strerror}; what was saved before is whole") from None
+
+
+def _counts(site: SiteFile) -> dict[str, int]:
+    path = site.state / COUNTS
+    try:
+        return {str(kind): int(number) for kind, number in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}; its owner must set it right or remove it") from None
+
+
+def _tables(text: str) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(text)
+        tables = {name: dict(found.get(name, {})) for name in TABLES}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise UserError("the request's experiment cannot be read") from None
+    return tables

@@ -1,0 +1,206 @@
+"""A site's side: it says hello, does its part of a round and evaluates, with its own data and on its own disk."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedxl import __version__, tree, wire
+from fedxl.algorithms.protocol import Assignment, RoundOf, Share
+from fedxl.data.federation import Federation
+from fedxl.deploy.parts import Parts, build
+from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Order, Scored
+from fedxl.deploy.provision.settings import SiteFile
+from fedxl.deploy.site import cache
+from fedxl.deploy.site.permission import count, permitted
+from fedxl.engine.choose import executor
+from fedxl.engine.simulator import Simulator
+from fedxl.errors import DivergedError, RefusedError, UserError, printable, require
+from fedxl.files import open_private, private_folder
+from fedxl.models import weights_of
+from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedxl.training.problem import DTYPES, evaluator, pick_device
+
+SPLITS = ("validation", "test")
+MOST_LIMITS = 6  # false positive rates at which a site tells its partial AUC
+RUN_ID = re.compile(r"[0-9a-f]{8,64}")
+
+
+def hello(site: SiteFile) -> Envelope:
+    """Who this is, and how much it holds. Other data than were prepared are prepared now, and never during a run."""
+    cache.refresh(site)
+    federation = cache.opened(site)
+    labels = federation.source.labels
+    facts = {
+        "site": site.settings.name,
+        "version": __version__,
+        "positives": int((labels > 0).sum()),
+        "negatives": int((labels <= 0).sum()),
+        "shape": list(federation.example_shape),
+    }
+    return Envelope(facts, {})
+
+
+def train(site: SiteFile, letter: Envelope) -> Envelope:
+    """One round: `local_round` on this site's data, from the state after the round that the server last took."""
+    facts = letter.facts
+    _require_acceptable(letter)
+    experiment = permitted(site, str(facts["config"]))
+    count(site, "train")
+    federation = cache.opened(site)
+    device = pick_device(site.settings.device)
+    parts = build(experiment, federation.example_shape, federation, device)
+    round = int(facts["round"])
+    running = parts.algorithm.prelude if round == 0 and parts.algorithm.prelude else parts.algorithm
+    order = wire.restore(_order(parts), letter.tensors, unknown=("u",))
+    order = tree.to(order, device)
+    engine = _engine(parts, federation, int(facts["number"]), order.share, device)
+    base, data = int(facts["base"]), cache.identity(site)
+    with _locked(site.state / str(facts["run"])) as folder:
+        note = _recall(folder, engine, order.server, base, int(facts["visits"]), data)
+        update = engine.run_round(running, order.server, round, np.zeros(1, np.int64))
+        update = tree.map(lambda leaf: leaf[0], update)
+        _require_convergence(running, order, update, parts)
+        _remember(folder, engine, round, base, data)
+    precision = str(facts["wire"])
+    if precision == wire.HALF:
+        # Of parameters alone: they take small steps. Statistics jump, and are better rounded themselves.
+        params = wire.minus(update.weights.params, order.server.weights.params)
+        update = update._replace(weights=update.weights._replace(params=params))
+    return Envelope({"site": site.settings.name, "round": round, "note": note}, wire.flatten(update, precision))
+
+
+def evaluate(site: SiteFile, letter: Envelope) -> Envelope:
+    """How the server's model does on what this site has held back, as much of it as the site lets go."""
+    _require_acceptable(letter)
+    kind, split = site.settings.evaluate, str(letter.facts["split"])
+    told = {"site": site.settings.name, "split": split}
+    if kind == "none":
+        return Envelope({**told, "kind": "nothing", "why": "it lets no evaluation go"}, {})
+    require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{printable(split)}'")
+    experiment = permitted(site, str(letter.facts["config"]))
+    count(site, "evaluate")
+    held = cache.held_back(site, split)
+    if held is None:
+        return Envelope({**told, "kind": "nothing", "why": f"it has no {split} data"}, {})
+    device, federation = pick_device(site.settings.device), cache.opened(site)
+    parts = build(experiment, federation.example_shape, federation, device)
+    weights = wire.restore(tree.to(weights_of(parts.model), "cpu"), letter.tensors)
+    judge = evaluator(parts.model, parts.risk, parts.run)
+    scores = judge.scores(tree.to(weights, device), held.to(device)).cpu()
+    if kind == "scores":
+        return Envelope({**told, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
+    # Enough limits are the whole curve, and with it every rank.
+    limits = len(judge.max_fprs)
+    require(limits <= MOST_LIMITS, f"figures at {limits} false positive rates are more than this site lets go")
+    return Envelope({**told, "kind": kind, "figures": json.dumps(judge.figures_of(scores, held.labels))}, {})
+
+
+def _in_no_order(scores: Tensor, labels: Tensor) -> Scored:
+    """Sorted by all there is, so that what leaves is a set: nothing tells which example is which."""
+    columns = [*scores.flatten(1).T.numpy()] if scores.ndim > 1 else [scores.numpy()]
+    order = torch.from_numpy(np.lexsort([labels.numpy(), *columns]))
+    return Scored(scores[order], labels[order].to(torch.uint8))
+
+
+def _require_acceptable(letter: Envelope) -> None:
+    theirs = printable(letter.facts["version"])
+    require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
+    require(bool(RUN_ID.fullmatch(str(letter.facts["run"]))), "the run's number is not one")
+
+
+def _order(parts: Parts) -> Order:
+    """What the tensors of a letter must look like."""
+    like = tree.to(parts.algorithm.init(weights_of(parts.model)), "cpu")  # where letters arrive
+    one = torch.zeros((), dtype=DTYPES[parts.run.dtype])
+    return Order(like, Share(one, one, one))
+
+
+def _engine(parts: Parts, federation: Federation, number: int, share: Share, device: torch.device) -> Simulator:
+    """The simulator, with this site as its only client: it draws and does what it would among all the others."""
+    run = parts.run
+    return Simulator(
+        algorithm=parts.algorithm,
+        federation=federation,
+        executor=executor("loop"),
+        local_steps=run.local_steps,
+        batch1=run.batch1,
+        batch2=run.batch2,
+        seed=run.seed,
+        device=device,
+        dtype=DTYPES[run.dtype],
+        precision=run.precision,
+        first_number=number,
+        told_shares=tree.map(lambda leaf: leaf[None], share),
+    )
+
+
+def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int, data: str) -> str:
+    """Take up the state after round `base`. A site that has lost it begins anew, in the right place of its data."""
+    algorithm, note = engine.algorithm, ""
+    begun = (algorithm.rejoin if visits else algorithm.init_client)(server, len(engine.first[0]))
+    tensors = {"rounds.0": torch.tensor(visits), **tree.pack(begun, "states.0")}
+    if base >= 0:
+        found = load_checkpoint(folder, base)
+        if found and found.info.get("data") != data:
+            note = f"its data are others than in round {base}; it goes on without what it knew of those"
+        elif found and _visits(found) == visits:
+            tensors = found.tensors
+        else:
+            note = f"its state after round {base} is lost; it goes on without"
+    try:
+        engine.restore(server, tensors)
+    except wire.RefusedError as error:
+        raise UserError(
+            f"the state after round {base} in {folder} is whole, but it is none of this run: {error}; "
+            "remove it to go on without"
+        ) from None
+    return note
+
+
+def _visits(state: Checkpoint) -> int | None:
+    """In how many rounds the site had taken part by then, if the state says."""
+    count = state.tensors.get("rounds.0")
+    return int(count) if count is not None and count.ndim == 0 and count.dtype == torch.int64 else None
+
+
+def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str) -> None:
+    """Keep the state after this round, and the one before it: the server may ask for the round again."""
+    try:
+        info = {"base": base, "data": data}
+        save_checkpoint(folder, round, tree.pack(engine.population), info, keep=base, private=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; what was saved before is whole") from None
+
+
+def _require_convergence(running: RoundOf, order: Order, update: Any, parts: Parts) -> None:
+    """The server would refuse such an update all the same; so it learns that training is to blame, not this site."""
+    order, update = tree.to((order, update), "cpu")
+    told = Assignment(order.share, parts.run.local_steps, parts.algorithm.reading(parts.run.batch1, parts.run.batch2))
+    try:
+        wire.restore(update, wire.flatten(update), unknown=("u",))
+        running.check_update(order.server, update, told)
+    except RefusedError as error:
+        raise DivergedError(f"{DIVERGED}{error}; a lower learning rate would help") from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """One process at a time: one whose Flower node has died may live on for a while."""
+    try:
+        private_folder(folder)
+        lock = open_private(folder / ".lock")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder

@@ -1,0 +1,177 @@
+"""The processes of a party, started, watched and stopped: a server's, a site's, or all of them on one machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cryptography import x509
+
+from fedxl.deploy.provision import keys
+from fedxl.deploy.provision.connection import HOME_FOLDER, read_connection
+from fedxl.deploy.provision.members import FOLDER, Members
+from fedxl.deploy.provision.settings import Server, read_server, read_site
+from fedxl.deploy.site import cache, slots
+from fedxl.deploy.supervise import status
+from fedxl.deploy.supervise.children import HOME, die_with_parent, stopping_all
+from fedxl.deploy.supervise.supervisor import Child, Say, Supervisor, command, environment
+from fedxl.errors import UserError, printable, require
+
+POLL = 0.5
+MOST_DEATHS = 10  # of a server's app without a new checkpoint in between, then it is given up
+RENEW_SERVER = "renew it: fedxl deploy renew"
+RENEW_SITE = "ask for a new one: fedxl deploy request"
+
+
+def serve(folder: Path, say: Say) -> Server:
+    """The server of a federation, until its run has finished; whatever dies meanwhile is started again."""
+    folder = folder.resolve()
+    server = read_server(folder / "server.toml")
+    host, port = read_connection(folder)
+    require_closed(folder, folder / FOLDER)
+    keys.check_dates(keys.read_certificate(folder / "server.crt"), "the server", RENEW_SERVER)
+    home = private(folder / HOME_FOLDER)
+    status.forget(folder)
+    children = [
+        Child("superlink", command("superlink", folder), home),
+        Child("gateway", command("gateway", folder, f"{server.settings.megabytes:g}"), home),
+        Child("app", command("app", folder), home, needs="superlink", main=True, shown=True),
+    ]
+
+    def progress() -> object:
+        return sorted(path.name for path in (server.out / "checkpoints").glob("round-*"))
+
+    with alone(home), stopping_all([home]) as started:
+        say(f"serving at {host}:{port} for {', '.join(server.settings.sites)}; logs are in {home}")
+        Supervisor(
+            children,
+            environment(home, HOME),
+            say,
+            progress=progress,
+            remind=lambda: server_reminders(folder),
+            most_deaths=MOST_DEATHS,
+        ).run(started)
+    return server
+
+
+def server_reminders(folder: Path) -> Iterator[str]:
+    """Certificates that end soon, and approved sites that cannot be read."""
+    yield from _ending(keys.read_certificate(folder / "server.crt"), "the server", RENEW_SERVER)
+    members = Members(folder)
+    members.refresh()
+    yield from members.complaints
+    waited = [name for name in read_server(folder / "server.toml").settings.sites if name not in members.now]
+    if waited:
+        yield f"not approved yet: {', '.join(waited)} (fedxl deploy approve)"
+    for member in members.now.values():
+        newest = max(member.certificates, key=lambda each: each.not_valid_after_utc)
+        yield from _ending(newest, f"site {member.name}", f"the site can {RENEW_SITE}")
+
+
+def _ending(certificate: x509.Certificate, whose: str, remedy: str) -> Iterator[str]:
+    """A line if a certificate has expired, or will soon."""
+    try:
+        warning = keys.check_dates(certificate, whose, remedy)
+    except UserError as error:
+        warning = str(error)
+    if warning:
+        yield warning
+
+
+def join(folder: Path, say: Say) -> None:
+    """A site of a federation, until it is stopped."""
+    folder = folder.resolve()
+    file = read_site(folder / "site.toml")
+    read_connection(folder)
+    certificate = folder / "site.crt"
+    name = file.settings.name
+    require_closed(folder)
+    asked = (folder / "request.csr").exists()
+    send = f"send request.csr to the server's operator, then fedxl deploy accept {folder} CERTIFICATE"
+    step = send if asked else f"fedxl deploy request {folder}"
+    require(certificate.exists(), f"{folder} has no certificate yet: {step}")
+    shown = keys.read_certificate(certificate)
+    keys.check_dates(shown, f"site {name}", RENEW_SITE)
+    whose = keys.common_name(shown.subject)
+    require(whose == name, f"site.toml says that this is '{name}', but site.crt is that of '{printable(whose)}'")
+    say(f"site {name}: {cache.count(file)} examples ready")
+    home = private(folder / HOME_FOLDER)
+
+    def remind() -> Iterator[str]:
+        return _ending(keys.read_certificate(certificate), f"site {name}", RENEW_SITE)
+
+    with alone(home), stopping_all([home]) as started:
+        node = Child("node", command("node", folder), home, shown=True)
+        Supervisor([node], environment(home, HOME), say, remind=remind).run(started)
+
+
+def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: None) -> Server:
+    """The whole federation on this machine, each party a process of its own, until the run has finished."""
+    folder = folder.resolve()
+    server = read_server(folder / "server" / "server.toml")
+    parties = [("serve", folder / "server"), *(("join", folder / "sites" / name) for name in server.settings.sites)]
+    everywhere = {**os.environ, **slots.offered(folder / "turns", os.cpu_count() or 1)}
+    with stopping_all([place / HOME_FOLDER for _, place in parties]) as started:
+        for role, place in parties:
+            require(place.is_dir(), f"there is no folder {place}; `fedxl deploy init` makes it")
+            with (place / "fedxl.log").open("ab") as log:
+                started.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "fedxl", "deploy", role, str(place)],
+                        env=everywhere,
+                        stdout=log,
+                        stderr=log,
+                        preexec_fn=die_with_parent,
+                    )
+                )
+        main = started[0]
+        while main.poll() is None:
+            watch(server.out)
+            time.sleep(POLL)
+        watch(server.out)
+        if main.returncode:
+            said = (folder / "server" / "fedxl.log").read_text(errors="replace").strip().splitlines()
+            raise UserError(f"the server stopped: {said[-1] if said else 'it says nothing'}")
+    return server
+
+
+def require_closed(*folders: Path) -> None:
+    """Folders that others cannot write to, with keys that others cannot read: copying them may have opened them."""
+    for folder in folders:
+        if folder.exists():
+            found = folder.stat()
+            ours = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+            require(ours, f"{folder} is not this user's alone: chown it, then chmod 700 {folder}")
+        for key in folder.glob("*.key"):
+            require(not key.stat().st_mode & 0o077, f"{key} can be read by others: chmod 600 {key}")
+
+
+def private(folder: Path) -> Path:
+    """A folder that only its owner can enter."""
+    folder.mkdir(exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    return folder
+
+
+@contextmanager
+def alone(home: Path) -> Iterator[None]:
+    """One server, or site, a folder: a second one would take its socket, or its place, away from the first."""
+    with (home / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{home.parent} is running already; stop it first") from None
+        yield
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

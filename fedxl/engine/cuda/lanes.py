@@ -1,0 +1,174 @@
+"""Clients side by side: the fixed memory in which they step, and whether each has its own lane or all share one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedxl import tree
+from fedxl.algorithms.protocol import Batch, ClientRound
+from fedxl.engine.cuda.products import as_products
+from fedxl.engine.cuda.trace import Census, RecordingError, Traced, explained, outline, trace
+from fedxl.engine.wave import Feed, Wave
+
+Layout = Literal["auto", "streams", "vectorised"]
+
+# So many operations may be compiled together. Where several steps fit in, a step's last kernel does the next one's
+# first, too: weights are cast as they are updated, and need not be read again.
+TOGETHER = 2000
+# Up to so many numbers in the windows of a client's convolutions all clients share a lane, whose program lays them
+# out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md; the second number
+# lies below the 33 million of a DenseNet121 of 28 pixels, which is faster on streams if it is not compiled.
+SHARED_WINDOWS, SHARED_WINDOWS_NOT_COMPILED = 2**25, 3 * 2**23
+# With more in the windows of one convolution, on average, the kernels of a client nearly fill a GPU.
+LARGE_WINDOWS = 2**23
+SMALLEST_MAPS = 4  # pixels
+ALIGNMENT = 512  # bytes: where compiled kernels and the allocator like a tensor to begin
+
+
+class Lane(NamedTuple):
+    """The memory of clients that step together: feeds [K, ...] of one, or [C, K, ...] of all."""
+
+    k: Tensor  # [1] the step to come
+    work: Any
+    feed: Feed
+    slots: Any  # the traces of all steps
+
+
+class Stepper(NamedTuple):
+    """A step in a lane, or several: read, step, and write the results where they are read from next."""
+
+    step: Callable[..., tuple[Any, Any]]
+    batch: Callable[[Feed], Batch]
+    dim: int  # where a feed has its steps: 0, or 1 behind the clients
+    steps: int  # of a round
+    at_a_time: int = 1
+
+    def __call__(self, lane: Lane, server: Any) -> None:
+        for _ in range(self.at_a_time):
+            work, trace = self.compute(lane.k, lane.work, lane.feed, server)
+            _refuse_crossed(lane.work, work)
+            tree.map(lambda slot, new: slot.index_copy_(self.dim, lane.k, new.unsqueeze(self.dim)), lane.slots, trace)
+            tree.map(lambda old, new: old.copy_(new), lane.work, work)
+            lane.k.copy_((lane.k + 1) % self.steps)
+
+    def compute(self, k: Tensor, work: Any, feed: Feed, server: Any) -> tuple[Any, Any]:
+        now = tree.map(lambda leaf: leaf.index_select(self.dim, k).squeeze(self.dim), feed)
+        return self.step(server, work, self.batch(now))
+
+    def slots(self, k: Tensor, work: Any, feed: Feed, server: Any) -> Any:
+        """Room for the traces of all steps of one client."""
+
+        def room(leaf: Tensor) -> Tensor:
+            return torch.zeros((self.steps, *leaf.shape), dtype=leaf.dtype, device=k.device)
+
+        with explained():
+            _, trace = outline(self.compute, (k, work, feed, server))
+        return tree.map(room, trace)
+
+
+def _refuse_crossed(old: Any, new: Any) -> None:
+    """One leaf is written after another, so none may be read for another that comes later."""
+    places = {leaf.untyped_storage()._cdata: name for name, leaf in tree.pack(old).items()}
+    for name, leaf in tree.pack(new).items():
+        held = places.get(leaf.untyped_storage()._cdata, name)
+        if held != name:
+            raise RecordingError(f"its new {name} is its old {held}; a copy of it (+ 0) would do")
+
+
+class Plan(NamedTuple):
+    """Who steps where: what one lane's step does, all lanes, and their memory as one, a row a client."""
+
+    traced: Traced
+    lanes: list[Lane]
+    everyone: Lane
+    shared: bool  # one lane for all clients
+    at_a_time: int  # steps that the record holds
+    large: bool  # whether the kernels of one client nearly fill a GPU
+
+
+def plan(
+    algorithm: ClientRound,
+    server: Any,
+    works: Any,
+    wave: Wave,
+    layout: Layout,
+    compiled: bool,
+    say: Callable[[str], None],
+) -> Plan:
+    """Lanes for the clients of a wave, and the record of what happens in each."""
+    stepper = Stepper(algorithm.step, wave.batch, 0, wave.steps)
+    k = wave.feed.y.new_zeros((len(wave.clients), 1), dtype=torch.int64)
+    with Census() as census:
+        slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, wave.feed)), server)
+    slots = tree.map(lambda leaf: leaf.expand(len(wave.clients), *leaf.shape), slots)
+    most = SHARED_WINDOWS if compiled else SHARED_WINDOWS_NOT_COMPILED
+    if layout == "vectorised" or (layout == "auto" and census.windows <= most):
+        lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed, slots)))
+        try:
+            return _shared(algorithm, server, lane, wave, compiled)
+        except RecordingError as error:
+            if layout == "vectorised":
+                raise
+            say(f"executor: a stream for each client, because {error}")
+            del lane  # and its memory
+    everyone = Lane(*tree.map(_rows, (k, works, wave.feed, slots)))
+    lanes = tree.unstack(everyone, len(wave.clients))
+    traced = _trace(stepper, lanes[0], server, vectorised=False, compiled=compiled)
+    # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
+    as_products(traced.module, 1, pixels=SMALLEST_MAPS)
+    large = census.windows > LARGE_WINDOWS * census.convolutions
+    return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=large)
+
+
+def _shared(algorithm: ClientRound, server: Any, lane: Lane, wave: Wave, compiled: bool) -> Plan:
+    """One lane, in which a vectorised program moves all clients."""
+    step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
+    stepper = Stepper(step, wave.batch, 1, wave.steps)
+    try:
+        traced = _trace(stepper, lane, server, vectorised=True, compiled=compiled)
+        fitting = TOGETHER // len(traced.module.graph.nodes) if compiled else 1
+        stepper = stepper._replace(at_a_time=divisor(wave.steps, fitting))
+        if stepper.at_a_time > 1:
+            traced = _trace(stepper, lane, server, vectorised=True, compiled=compiled)
+    except RecordingError as error:
+        raise RecordingError(f"the model cannot be vectorised: {error}") from error
+    as_products(traced.module, len(wave.clients))
+    return Plan(traced, [lane], lane, shared=True, at_a_time=stepper.at_a_time, large=False)
+
+
+def divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`, or 1.
+
+    >>> divisor(32, 20), divisor(5, 4), divisor(6, 0)
+    (16, 1, 1)
+    """
+    return max((n for n in range(1, min(most, number) + 1) if number % n == 0), default=1)
+
+
+def _rows(stacked: Tensor, alignment: int = ALIGNMENT) -> Tensor:
+    """A copy, a row a client, whose rows begin where kernels like them to.
+
+    Within a row the weights of a convolution have their channels last, as the units of a GPU want them; that changes
+    no number.
+    """
+    count, *shape = stacked.shape
+    multiple = math.ceil(alignment / stacked.element_size())
+    pitch = multiple * max(1, math.ceil(math.prod(shape) / multiple))
+    images = len(shape) == 4 and stacked.is_floating_point()
+    row = torch.empty(shape, device="meta", memory_format=torch.channels_last if images else torch.contiguous_format)
+    memory = stacked.new_zeros(count, pitch)
+    return memory.as_strided(stacked.shape, (pitch, *row.stride())).copy_(stacked)
+
+
+def _trace(stepper: Stepper, lane: Lane, server: Any, vectorised: bool, compiled: bool) -> Traced:
+    # Told of channels that come last, some layers ask vmap for what it does only client by client, and others refuse
+    # to view their weights; so the record is made as if all were contiguous, and takes what comes. Each leaf is a
+    # tensor of its own: one that stood in two places (a first zero) would be one input, the other place never read.
+    like = tree.map(lambda leaf: leaf.contiguous().detach(), (lane, server))
+    return trace(lambda *leaves: stepper(*tree.rebuild(like, leaves)), tree.leaves(like), vectorised, compiled)

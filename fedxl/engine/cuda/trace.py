@@ -1,0 +1,260 @@
+"""A step as one flat list of tensor operations, forward, backward and update together, for a compiler to fuse.
+
+`make_fx` runs the step on tensors without numbers and writes down what it does. Whatever `torch.func` had to do with
+it is gone from the record, which knows nothing of gradients any more.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import get_decompositions
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedxl import tree
+from fedxl.engine.cuda.aliasing import writers_of
+from fedxl.engine.cuda.merge import merge
+from fedxl.engine.cuda.norms import Norms
+from fedxl.engine.cuda.tidy import tidy
+from fedxl.errors import first_line
+from fedxl.models.precision import switched
+
+aten = torch.ops.aten
+BATCH_NORMS = [
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten.cudnn_batch_norm,
+    aten.native_batch_norm_backward,
+    aten.cudnn_batch_norm_backward,
+]
+
+# What is done to the number of a step with a setting: when the rate falls, and when a stage ends.
+STEP_ARITHMETIC = {aten.ge.Scalar: aten.ge.Tensor, aten.floor_divide.default: aten.floor_divide.default}
+
+MOST_NUMBERS = 2**16  # in a tensor of one number: a learning rate has one for each client
+MOST_PROGRAMS = 16  # that are kept for the next run in this process
+
+Flat = Callable[..., Any]  # tensors in; what comes out is written into some of them
+_compiled: dict[Any, Flat] = {}
+T = TypeVar("T")
+
+
+class RecordingError(Exception):
+    """Why a step cannot be recorded, in words for its author."""
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """What goes wrong inside comes out as a RecordingError; a lack of memory, not the step's fault, as it is."""
+    try:
+        yield
+    except (RecordingError, torch.OutOfMemoryError):
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise RecordingError(f"what it does depends on the numbers it sees ({error})") from error
+    except Exception as error:  # whatever a model of the user's may raise
+        cause = error.__context__
+        if isinstance(cause, torch.OutOfMemoryError):  # of which the end of a recording made another error
+            raise cause from None
+        raise RecordingError(first_line(error)) from error
+
+
+class Traced(NamedTuple):
+    """A record, and the tensors that it reads besides its arguments (the data, frozen weights)."""
+
+    module: fx.GraphModule
+    reads: list[int]  # which of the arguments it has any use for
+    constants: list[Tensor]
+
+    def inputs(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        """What the module takes, for all arguments of the function that was traced."""
+        return [*(arguments[i] for i in self.reads), *self.constants]
+
+
+def trace(
+    function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False, compiled: bool = True
+) -> Traced:
+    """The record of a function that writes its results into its arguments."""
+    # Under vmap BatchNorm asks for kernels of mixed precision that the libraries lack; in small pieces it does not.
+    pieces: Any = get_decompositions(BATCH_NORMS) if vectorised else None
+
+    def flat(*arguments: Tensor) -> tuple[()]:
+        with Norms() if vectorised and not compiled else nullcontext():
+            function(*arguments)
+        return ()
+
+    with torch.no_grad(), explained(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of vmap, about layers that it does client by client
+        module = make_fx(flat, pieces, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+        _drop_restriding(module)
+        if compiled:
+            _spell_out_scaling(module)
+        _allow_any_layout(module)
+        numbers = _lift_numbers(module)
+        constants = [*numbers, *_lift_constants(module)]
+        reads = _drop_unread(module, len(arguments))
+        if not compiled:
+            tidy(module)
+            merge(module)
+        module.recompile()
+    return Traced(module, reads, constants)
+
+
+def outline(function: Callable[..., T], arguments: Any) -> T:
+    """What a function of trees returns, computed without numbers: shapes and types alone."""
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*tree.map(mode.from_tensor, arguments))
+
+
+class Census(TorchDispatchMode):
+    """Counts convolutions, and the numbers that they would read if their windows were laid out side by side.
+
+    Convolutions of single pixels have no windows, and are not counted as such.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.convolutions = self.windows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is aten.convolution.default:
+            weight = args[1]
+            if math.prod(weight.shape[2:]) > 1:
+                self.convolutions += 1
+                self.windows += out.shape[0] * math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * args[8]
+        return out
+
+
+def _drop_restriding(module: fx.GraphModule) -> None:
+    """Pooling to one pixel relabels the strides of its result; under vmap, those of a temporary that nobody reads."""
+    for node in list(module.graph.nodes):
+        if node.target is aten.as_strided_.default and not node.users:
+            module.graph.erase_node(node)
+
+
+def _spell_out_scaling(module: fx.GraphModule) -> None:
+    """a + alpha b with the product written out: Inductor, merging the sum with a matrix product b, forgets alpha."""
+    for node in list(module.graph.nodes):
+        if node.target in (aten.add.Tensor, aten.sub.Tensor) and "alpha" in node.kwargs:
+            a, b = node.args
+            with module.graph.inserting_before(node):
+                scaled = module.graph.call_function(aten.mul.Tensor, (b, node.kwargs["alpha"]))
+            scaled.meta = dict(node.meta)
+            node.args, node.kwargs = (a, scaled), {}
+
+
+def _allow_any_layout(module: fx.GraphModule) -> None:
+    """What was a view of tensors with channels first may need a copy where they come last."""
+    for node in module.graph.nodes:
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
+
+
+def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
+    """Make inputs of learning rates, of when they fall and stages end, and of lam: runs that differ share a program.
+
+    Of all the numbers in a record these are the ones that a search changes; compiling it takes a minute.
+    """
+    numbers: list[Tensor] = []
+    writers = writers_of(module)  # what is written to would, as an input, keep that for the next step
+    last = next(node for node in reversed(module.graph.nodes) if node.op == "placeholder")
+
+    def lift(node: fx.Node, value: Tensor) -> fx.Node:
+        nonlocal last
+        with module.graph.inserting_after(last):
+            last = module.graph.placeholder(f"number{len(numbers)}")
+        last.meta = {"val": node.meta["val"].new_empty(value.shape, dtype=value.dtype)}
+        numbers.append(value)
+        return last
+
+    for node in list(module.graph.nodes):
+        shape, device = getattr(node.meta.get("val"), "shape", ()), getattr(node.meta.get("val"), "device", None)
+        if node.target in (aten.full.default, aten.full_like.default) and isinstance(node.args[1], float):
+            if _is_a_setting(node) and math.prod(shape) <= MOST_NUMBERS and node not in writers:
+                value = torch.full(shape, node.args[1], dtype=node.meta["val"].dtype, device=device)
+                node.replace_all_uses_with(lift(node, value))
+                module.graph.erase_node(node)
+        elif node.target in STEP_ARITHMETIC and _is_whole(node.args[0]) and isinstance(node.args[1], int):
+            node.args = (node.args[0], lift(node, torch.tensor(node.args[1], device=device)))
+            node.target = STEP_ARITHMETIC[node.target]
+        elif node.target is aten.div.Tensor and isinstance(node.args[1], float):
+            value = torch.tensor(node.args[1], dtype=node.meta["val"].dtype, device=device)
+            node.args = (node.args[0], lift(node, value))
+    return numbers
+
+
+def _is_a_setting(node: fx.Node) -> bool:
+    """Zeros and ones are mostly no settings, except that a rate is a float like a whole number, the step."""
+    return node.args[1] not in (0.0, 1.0) or (node.target is aten.full_like.default and _is_whole(node.args[0]))
+
+
+def _is_whole(node: Any) -> bool:
+    return not node.meta["val"].is_floating_point()
+
+
+def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
+    """Make inputs of the tensors that were closed over: a compiler would copy the whole data set into its cache."""
+    tensors: dict[str, Tensor] = {}
+    inputs: dict[str, fx.Node] = {}
+    last = next(node for node in reversed(module.graph.nodes) if node.op == "placeholder")
+    for node in list(module.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        name = str(node.target)
+        if name not in inputs:
+            tensors[name] = getattr(module, name)
+            with module.graph.inserting_after(last):
+                last = inputs[name] = module.graph.placeholder(f"constant{len(inputs)}")
+                last.meta = dict(node.meta)
+        node.replace_all_uses_with(inputs[name])
+        module.graph.erase_node(node)
+    for name in tensors:
+        delattr(module, name)  # or whoever keeps the program keeps the data
+    return list(tensors.values())
+
+
+def _drop_unread(module: fx.GraphModule, arguments: int) -> list[int]:
+    """Take arguments out that nothing reads, such as a pool whose size changes from round to round."""
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"][:arguments]
+    for node in nodes:
+        if not node.users:
+            module.graph.erase_node(node)
+    return [i for i, node in enumerate(nodes) if node.users]
+
+
+def fuse(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
+    """The record compiled by Inductor, or what was compiled for the same record before: it took a minute then."""
+    tensors = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in inputs)
+    key = module.code, tensors, switched(), torch.are_deterministic_algorithms_enabled()
+    if key not in _compiled:
+        while len(_compiled) >= MOST_PROGRAMS:
+            del _compiled[next(iter(_compiled))]  # the oldest
+        _compiled[key] = _compile(module, inputs)
+    return _compiled[key]
+
+
+def _compile(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
+    """By Inductor, which merges chains of small operations into single kernels."""
+    import torch._inductor as inductor
+
+    # What it has compiled once the compiler finds on disk again, but only where it is told of sizes. Ours are fixed:
+    # of tensors with numbers it would make variables of them, and work for minutes on what it can prove of those.
+    fixed = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    with torch.no_grad(), warnings.catch_warnings(), tracing(TracingContext(fixed)):
+        warnings.simplefilter("ignore")  # the compiler's advice is not for our users
+        examples: list[Any] = [fixed.from_tensor(tensor) for tensor in inputs]
+        # Combined kernels: the update of sixty small tensors is a few launches instead of sixty.
+        program: Flat = inductor.compile(module, examples, options={"combo_kernels": True})
+    return program

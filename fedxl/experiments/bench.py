@@ -1,0 +1,305 @@
+"""How fast a step of all clients is: the executors against each other and against one model on all their data."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import nn
+from torch.nn import functional as nnf
+
+from fedxl import sampling
+from fedxl.algorithms import ALGORITHMS
+from fedxl.algorithms.protocol import RoundOf
+from fedxl.data.augment import Augment
+from fedxl.data.federation import Federation
+from fedxl.data.sites import MEANS
+from fedxl.data.source import TensorSource
+from fedxl.engine.choose import executor
+from fedxl.engine.cuda.capture import Play, Recorder, cuda_graph
+from fedxl.engine.cuda.graph import GraphExecutor, searching
+from fedxl.engine.cuda.lanes import Layout
+from fedxl.engine.simulator import Simulator
+from fedxl.engine.wave import Executor
+from fedxl.errors import require, unknown
+from fedxl.models import scorer, weights_of
+from fedxl.models.precision import PRECISIONS, products
+from fedxl.risks import partial_auc
+from fedxl.training.problem import build_algorithm
+
+# What images undergo on their way, as in the paper's experiments on CIFAR.
+AUGMENT = Augment(crop=4, flip=True, noise=0.02)
+LOOP_STEPS = 2  # of the eager loop, which takes a second for each
+EXAMPLES = 1500  # of a client, as the paper's CIFAR-10 on 16 machines; one in six is positive
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is timed."""
+
+    clients: int = 16
+    local_steps: int = 32
+    batch: int = 32  # of each side
+    shape: tuple[int, int, int] = (3, 32, 32)
+    precision: str = "bf16"
+    device: str = "cuda"
+    compile: bool = True
+    layout: Layout = "auto"  # of the executor `graph`
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "local_steps", "batch"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(min(self.shape) >= 1, f"images must have at least one pixel and one colour, got {list(self.shape)}")
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; ratios are to other lines of the same run."""
+
+    algorithm: str
+    executor: str
+    ms_per_step: float  # of all clients, averaging and merging included
+    images_per_second: float
+    to_joint_batch: float | None = None
+    to_loop: float | None = None
+    peak_memory_gb: float | None = None
+    note: str = ""
+
+
+class Job:
+    """Rounds of one algorithm on one executor, to be timed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        federation: Federation,
+        algorithm: str,
+        run: Executor,
+        local_steps: int,
+        batch: int,
+        cohort: int = 0,
+        device: str = "cpu",
+        precision: str = "fp32",
+    ) -> None:
+        where = torch.device(device)
+        model = model.to(where)
+        self.cohort, self.clients = cohort, len(federation.parts)
+        self.algorithm = build_algorithm(
+            ALGORITHMS[algorithm], scorer(model, True, precision), partial_auc(), federation, {"lr": 0.01}
+        )
+        self.engine = Simulator(
+            self.algorithm, federation, run, local_steps, batch, batch, device=where, precision=precision
+        )
+        self.server = self.algorithm.init(weights_of(model))
+        self.number = 0
+        if self.algorithm.prelude:
+            self.round(self.algorithm.prelude)
+
+    def round(self, algorithm: RoundOf | None = None) -> None:
+        running = algorithm or self.algorithm
+        members = sampling.cohort(0, self.number, self.clients, self.cohort)
+        self.server = running.aggregate(
+            self.server, self.engine.run_round(running, self.server, self.number, members)
+        )
+        self.number += 1
+
+    def finish(self) -> None:
+        """Wait until all that was asked for is done."""
+        if self.engine.device.type == "cuda":
+            torch.cuda.synchronize(self.engine.device)
+
+
+def timed(job: Job, rounds: int, warm_up: int = 2) -> float:
+    """S2Scores a round, over so many of them without a pause, the host's part included."""
+    for _ in range(warm_up):
+        job.round()
+    job.finish()
+    began = time.perf_counter()
+    for _ in range(rounds):
+        job.round()
+    job.finish()
+    return (time.perf_counter() - began) / rounds
+
+
+def images(setting: Setting, augment: Augment = AUGMENT) -> Federation:
+    """Clients with random images of bytes: how long a step takes does not depend on what is on them."""
+    total = setting.clients * EXAMPLES
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.integers(0, 256, (total, *setting.shape), np.uint8))
+    y = torch.from_numpy((np.arange(total) % 6 == 0).astype(np.int64))
+    means = tuple(MEANS[site % len(MEANS)] for site in range(setting.clients))
+    federation = Federation(TensorSource(x, y), list(np.arange(total).reshape(setting.clients, -1)))
+    return federation.augmented(replace(augment, site_means=means))
+
+
+def table(
+    build: Callable[[], nn.Module],
+    setting: Setting,
+    executors: tuple[str, ...],
+    rounds: int = 3,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """All lines: one model on the joint batch, then each algorithm on each executor."""
+    federation = images(setting)
+    say("one model on the joint batch ...")
+    bound = joint_batch(build(), setting)
+    rows = [bound]
+    for algorithm in ("fedxl2", "local_sgd"):
+        loop = None
+        for name in executors:
+            say(f"{algorithm}, {name} ...")
+            row = measure(build(), setting, algorithm, name, federation, rounds)
+            loop = row.ms_per_step if name == "loop" else loop
+            rows.append(
+                replace(
+                    row,
+                    to_joint_batch=row.ms_per_step / bound.ms_per_step,
+                    to_loop=loop and row.ms_per_step / loop,
+                )
+            )
+    return rows
+
+
+def measure(
+    model: nn.Module,
+    setting: Setting,
+    algorithm: str,
+    name: str,
+    federation: Federation,
+    rounds: int = 3,
+    begin: Callable[[], None] = lambda: None,
+) -> Row:
+    """One line of the table. `begin` is called when all is compiled, before anything is recorded or timed."""
+    steps, notes = min(LOOP_STEPS, setting.local_steps) if name == "loop" else setting.local_steps, [""]
+    _forget_memory(setting)
+    run = executor(name, setting.compile, notes.append)
+    if isinstance(run, GraphExecutor):
+        run.record, run.layout = _after(begin), setting.layout
+    job = Job(model, federation, algorithm, run, steps, setting.batch, 0, setting.device, setting.precision)
+    if name != "graph":
+        begin()
+    job.round()
+    seconds = timed(job, 1 if name == "loop" else rounds, warm_up=1) / steps
+    shown = len(federation.parts) * 2 * setting.batch
+    memory = _peak_memory(setting)
+    return Row(algorithm, name, 1000 * seconds, shown / seconds, peak_memory_gb=memory, note=notes[-1][10:])
+
+
+def _after(begin: Callable[[], None]) -> Recorder:
+    def record(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
+        begin()
+        return cuda_graph(lanes, repeats, large)
+
+    return record
+
+
+def joint_batch(model: nn.Module, setting: Setting, begin: Callable[[], None] = lambda: None) -> Row:
+    """The bound: plain SGD of one model on a batch as large as all clients' together, written as anyone would.
+
+    Forward pass compiled and step recorded where there is a GPU; the batch is there already, and nothing is averaged.
+    """
+    device, size = torch.device(setting.device), 2 * setting.batch * setting.clients
+    exact, gpu = PRECISIONS[setting.precision], setting.device.startswith("cuda")
+    _forget_memory(setting)
+    layout = torch.channels_last if gpu else torch.contiguous_format
+    model = model.to(device).to(memory_format=layout).train()  # type: ignore[call-overload]
+    x = torch.rand(size, *setting.shape, device=device).contiguous(memory_format=layout)
+    y = (torch.arange(size, device=device) % 2).float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def loss() -> torch.Tensor:
+        with exact.casting(device):
+            h = model(x)
+        return nnf.binary_cross_entropy_with_logits(h.float().squeeze(-1), y)
+
+    forward = torch.compile(loss) if gpu and setting.compile else loss
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        forward().backward()
+        optimizer.step()
+
+    with products(exact), searching():
+        run = cuda_graph([step], 1, large=True) if gpu else step
+        begin()
+        seconds = _repeated(run, 20 if gpu else 2, gpu)
+    note = "SGD, compiled and recorded" if gpu and setting.compile else "SGD"
+    return Row("one model", "joint batch", 1000 * seconds, size / seconds, 1.0, None, _peak_memory(setting), note)
+
+
+def _repeated(run: Callable[[], None], times: int, gpu: bool) -> float:
+    """S2Scores a call."""
+    for number in range(times + 1):
+        if number == 1:  # the first one warms up
+            if gpu:
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+        run()
+    if gpu:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / times
+
+
+def _forget_memory(setting: Setting) -> None:
+    if setting.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_memory(setting: Setting) -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**30 if setting.device.startswith("cuda") else None
+
+
+def executors_on(device: str) -> tuple[str, ...]:
+    return ("loop", "graph") if device.startswith("cuda") else ("loop", "vmap")
+
+
+def as_text(rows: Sequence[Row], setting: Setting) -> Table:
+    """The table for a terminal."""
+    where = ", ".join(
+        f"{key} {value}" if key != "device" else value for key, value in machine(setting.device).items()
+    )
+    shown = Table(title=f"{where}\n{describe(setting)}", title_justify="left")
+    shown.add_column("")
+    for heading in ("ms a step", "images/s", "to joint batch", "to loop", "peak GiB"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("")
+    for row in rows:
+        numbers = (row.to_joint_batch, row.to_loop, row.peak_memory_gb)
+        cells = ["" if number is None else f"{number:.3g}" for number in numbers]
+        name = f"{row.algorithm}, {row.executor}"
+        shown.add_row(name, f"{row.ms_per_step:.3f}", f"{row.images_per_second:,.0f}", *cells, row.note)
+    return shown
+
+
+def describe(setting: Setting) -> str:
+    image = "x".join(map(str, setting.shape))
+    batches = f"batch {setting.batch}+{setting.batch}"
+    return f"{setting.clients} clients, {setting.local_steps} steps a round, {batches}, {image}, {setting.precision}"
+
+
+def as_json(rows: Sequence[Row], setting: Setting, model: str, options: Sequence[str]) -> str:
+    """The same for programs."""
+    record = {
+        "machine": machine(setting.device),
+        "model": {"name": model, "options": list(options)},
+        "setting": asdict(setting),
+        "rows": [asdict(row) for row in rows],
+    }
+    return json.dumps(record, indent=2) + "\n"
+
+
+def machine(device: str) -> dict[str, str]:
+    """What the figures were measured on."""
+    gpu = device.startswith("cuda")
+    name = torch.cuda.get_device_name() if gpu else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    return {"device": name, **versions, **({"cuda": str(torch.version.cuda)} if gpu else {})}

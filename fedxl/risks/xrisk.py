@@ -1,0 +1,208 @@
+"""X-risks: objectives that compare every example of S1 with all of S2.
+
+    F(w) = mean_{i in S1} f(g_i),    g_i = estimate_{j in S2} l(h(w; z_i), h(w; z_j), y_j)
+
+`estimate` is the mean, or `log mean exp(l / lam)` for the entropic risks (partial AUC, contrastive), whose inner
+estimates live in the log domain so that no score, however large, overflows. Every gradient estimator of the paper
+is the gradient of one scalar, the *pull* (docs/maths.md):
+
+    pull = mean_ij < c(l_ij, u_i), l_ij >,   c carries no gradient,   u_i the running estimate of g_i
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, ParamSpec
+
+import torch
+from torch import Tensor
+
+from fedxl.errors import UserError, first_line, require
+from fedxl.risks.scores import RAW, ScoreRange, identity
+
+P = ParamSpec("P")
+Side = Literal["positive", "negative", "all", "none"]
+
+# With exact u a coupling is at most |S2| (one pair holds all of the mass). A stale passive u can be exceeded by more;
+# this cap keeps such a pair from turning the model into NaN and is out of reach for |S2| up to a million.
+MAX_COUPLING = 1e6
+# The limit of u where the range of scores says nothing of losses: vectors of any length, or losses that overflow.
+MOST_ESTIMATE = 1e9
+
+
+def named(build: Callable[P, XRisk]) -> Callable[P, XRisk]:
+    """Let a factory's risks say how they were built.
+
+    >>> @named
+    ... def mine(power: float = 3) -> XRisk:
+    ...     return XRisk(pair=lambda a, b, y: torch.exp(-gap(a, b)), outer=lambda g: g**power)
+    >>> mine(power=2)
+    mine(power=2)
+    """
+
+    @functools.wraps(build)
+    def built(*args: P.args, **options: P.kwargs) -> XRisk:
+        given = inspect.signature(build).bind(*args, **options).arguments
+        call = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        return replace(build(*args, **options), name=f"{build.__name__}({call})")
+
+    return built
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class XRisk:
+    """One X-risk. `m` numbers make an inner estimate, `d` numbers a score; both may be none (a plain scalar).
+
+    A risk of your own needs `pair` and `outer` (and is faster with a `slope`); the exponential loss, cubed:
+
+    >>> mine = XRisk(
+    ...     pair=lambda a, b, y: torch.exp(-gap(a, b)),
+    ...     outer=lambda g: g**3,
+    ... )
+    >>> mine.value(torch.tensor([0.0, 0.0]), torch.tensor([1, 0]))
+    tensor(1.)
+    """
+
+    pair: Callable[[Tensor, Tensor, Tensor], Tensor]  # a [.., B1, *d], b [.., B2, *d], y [.., B2] -> [.., B1, B2, *m]
+    outer: Callable[[Tensor], Tensor]  # f: inner estimates [.., *m] -> [..]; `identity` makes the risk linear
+    slope: Callable[[Tensor], Tensor] | float | None = None  # df/dg, over lam where there is one; None: by autograd
+    lam: float | None = None  # None: g is the mean of l; otherwise g = log mean exp(l / lam)
+    sides: tuple[Side, Side] = ("positive", "negative")  # which labels form S1 and S2
+    inner_shape: tuple[int, ...] = ()  # m
+    score_shape: tuple[int, ...] = ()  # d
+    link: Callable[[Tensor], Tensor] = identity  # from the model's output to what is paired and pooled
+    score_range: ScoreRange = RAW  # what the link can give
+    metric: str = "auroc"  # by which the best model is chosen
+    name: str = ""  # how it was built, for people to read
+
+    def __repr__(self) -> str:
+        return self.name or f"XRisk(pair={self.pair}, outer={self.outer}, lam={self.lam})"
+
+    @property
+    def linear(self) -> bool:
+        """f is the identity: u plays no part (FeDXL1)."""
+        return self.lam is None and self.outer is identity
+
+    @property
+    def _j(self) -> int:
+        """The dimension of S2 in a block of pairs."""
+        return -1 - len(self.inner_shape)
+
+    def estimate(self, l: Tensor) -> Tensor:
+        """Pairs [.., B1, B2, *m] -> inner estimates [.., B1, *m]."""
+        if self.lam is None:
+            return l.mean(self._j)
+        scaled = l / self.lam
+        top = scaled.detach().amax(self._j, keepdim=True)  # log mean exp, with the largest term taken out
+        return (scaled - top).exp().mean(self._j).log() + top.squeeze(self._j)
+
+    def blend(self, u: Tensor, g: Tensor, gamma: float) -> Tensor:
+        """(1 - gamma) u + gamma g, in the log domain where estimates live there; a first visit (NaN) takes g."""
+        if self.lam is None:
+            blended = torch.lerp(u, g, gamma)
+        elif gamma < 1:
+            blended = torch.logaddexp(u + math.log1p(-gamma), g + math.log(gamma))
+        else:
+            blended = g
+        return torch.where(u.isnan(), g, blended)
+
+    def coupling(self, l: Tensor, u: Tensor) -> Tensor:
+        """c = |S2| df(g_i)/dl_ij, at the running estimate u instead of g; carries no gradient."""
+        u = u.detach().unsqueeze(self._j)
+        if self.lam is None:
+            return self._slope(u)
+        share = torch.exp((l.detach() / self.lam - u).clamp(max=math.log(MAX_COUPLING)))
+        return share if self.slope == 1 else self._slope(u) * share
+
+    def _slope(self, u: Tensor) -> Tensor:
+        if callable(self.slope):
+            return self.slope(u)
+        if self.slope is not None:
+            return torch.full_like(u, self.slope)
+        gradient: Tensor = torch.func.grad(lambda g: self.outer(g).sum())(u)
+        return gradient if self.lam is None else gradient / self.lam
+
+    def pairs(self, a: Tensor, b: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
+        """Every pair's l [.., B1, B2, *m], and how weights on the pairs become gradients by a and by b."""
+        l, back, *_ = torch.func.vjp(lambda a, b: self.pair(a, b, y), a, b)
+        return l, back
+
+    def weights(self, l: Tensor, u: Tensor) -> Tensor:
+        """c over the number of pairs: carried back through `pairs` it gives the gradient of the pull, a mean."""
+        number = l.shape[self._j - 1] * l.shape[self._j]
+        return torch.full_like(l, 1 / number) if self.linear else (self.coupling(l, u) / number).expand_as(l)
+
+    def inner(self, a: Tensor, b: Tensor, y: Tensor, chunk: int = 2**22) -> Tensor:
+        """Exact inner estimates of every a against every b, a block of about `chunk` pairs at a time."""
+        rows = max(1, chunk // max(1, b.shape[0]))
+        return torch.cat([self.estimate(self.pair(part, b, y)) for part in a.split(rows)])
+
+    def inner_range(self) -> tuple[Tensor, Tensor]:
+        """Between which numbers [*m] inner estimates of scores in range lie.
+
+        A mean, of whatever pairs and however blended, lies between the smallest and the largest pair loss; so does a
+        log-mean-exp, over lam. Both losses are looked for among pairs of probing scores, with a margin for pairs
+        that have their extreme between two probes.
+        """
+        l = self._probed()
+        if l is None or not bool(l.isfinite().all()):
+            limit = torch.full(self.inner_shape, MOST_ESTIMATE, dtype=torch.float64)
+            return -limit, limit
+        l = l if self.lam is None else l / self.lam
+        least, most = l.amin(0), l.amax(0)
+        margin = 0.05 * (most - least) + 1e-3
+        low = least - margin
+        if self.lam is None:
+            # The mean of losses that are never negative is not either, and f may have its pole just below 0.
+            low = torch.where(least >= 0, low.clamp(min=0), low)
+        return low, most + margin
+
+    def _probed(self) -> Tensor | None:
+        """The losses [pairs, *m] of probing scores, with either label."""
+        probes = self.score_range.probes(self.score_shape)
+        if probes is None:
+            return None
+        labels = torch.tensor([0.0, 1.0], dtype=torch.float64).repeat_interleave(len(probes))
+        return self.pair(probes, torch.cat((probes, probes)), labels).flatten(0, 1)
+
+    def value(self, h: Tensor, labels: Tensor) -> Tensor:
+        """The exact empirical risk of the model outputs `h`, for monitoring; NaN where S1 or S2 is empty."""
+        h, (first, second) = self.link(h), self.sides
+        a, b = h[belongs(labels, first)], h[belongs(labels, second)]
+        if not len(a) or not len(b):
+            return h.new_tensor(float("nan"))
+        y = labels[belongs(labels, second)].to(h.dtype)
+        return self.outer(self.inner(a, b, y)).mean()
+
+
+def check_risk(risk: XRisk) -> None:
+    """One line if a risk of the user's own does not give one number (or `m`) a pair, whatever dimensions lead."""
+    a, b = (torch.zeros(2, size, *risk.score_shape) for size in (3, 4))
+    try:
+        l = risk.pair(a, b, torch.zeros(2, 4))
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UserError(f"the risk's pair cannot take a [2, 3], b [2, 4], y [2, 4]: {first_line(error)}") from None
+    wanted = (2, 3, 4, *risk.inner_shape)
+    right = tuple(l.shape) == wanted
+    require(right, f"the risk's pair must return {list(wanted)} for a [2, 3], b [2, 4], not {list(l.shape)}")
+    f = risk.outer(torch.ones(2, 3, *risk.inner_shape))
+    require(tuple(f.shape) == (2, 3), f"the risk's outer must work entry by entry: [2, 3] became {list(f.shape)}")
+
+
+def belongs(labels: Tensor, side: Side) -> Tensor:
+    """Which examples form a side: a mask over labels of 0 and 1."""
+    masks = {
+        "positive": labels > 0,
+        "negative": labels <= 0,
+        "all": torch.ones_like(labels, dtype=torch.bool),
+    }
+    return masks.get(side, torch.zeros_like(labels, dtype=torch.bool))
+
+
+def gap(a: Tensor, b: Tensor) -> Tensor:
+    """a_i - b_j for every pair: [.., B1], [.., B2] -> [.., B1, B2]."""
+    return a.unsqueeze(-1) - b.unsqueeze(-2)

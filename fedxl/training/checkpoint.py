@@ -1,0 +1,133 @@
+"""State on disk: safetensors, written whole or not at all, and checked when read. Never pickle.
+
+A file that was read and is not what was written is damaged; it is set aside. A file that could not be read may be
+whole: the disk may be back in a minute. Then nothing is touched, and one line says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedxl.digest import add_tensor
+from fedxl.errors import UserError, first_line
+from fedxl.files import cannot_read, read_bytes, write_atomically
+
+# What the content of a damaged file may raise, once it is in memory.
+BROKEN = (SafetensorError, ValueError, KeyError, TypeError, AssertionError, RuntimeError)
+KEEP = 2  # checkpoints; the one before the last is there in case the last is damaged
+
+
+class Checkpoint(NamedTuple):
+    path: Path
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path,
+    round: int,
+    tensors: Mapping[str, Tensor],
+    info: Mapping[str, Any],
+    keep: int | None = None,
+    private: bool = False,
+) -> Path:
+    """Write the state after `round`, then drop all but the last two, or all but this one and that of round `keep`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Views and expanded tensors share memory, which the format does not hold.
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    described = json.dumps(dict(info))
+    metadata = {"info": described, "digest": _digest(described, whole)}
+    path = _path(folder, round)
+    write_atomically(path, save(whole, metadata), private)
+    files = _files(folder)
+    for old in files[:-KEEP] if keep is None else set(files) - {path, _path(folder, keep)}:
+        old.unlink()
+    return path
+
+
+def load_checkpoint(folder: Path, round: int) -> Checkpoint | None:
+    """The state after `round`, or None if there is none, or none that is whole."""
+    path = _path(folder, round)
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return _parsed(path, content)
+    except BROKEN:
+        return None
+
+
+def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint, and a line for every newer one that is damaged."""
+    complaints: list[str] = []
+    for path in reversed(_listed(folder)):
+        content = read_bytes(path)
+        try:
+            return _parsed(path, content), complaints
+        except BROKEN as error:
+            reason = first_line(error)
+            complaints.append(f"checkpoint {path.name} is damaged ({reason}); going back to the one before it")
+            _set_aside(path)
+    return None, complaints
+
+
+def _path(folder: Path, round: int) -> Path:
+    return folder / f"round-{round:08d}.safetensors"
+
+
+def _files(folder: Path) -> list[Path]:
+    # Not by glob, which takes a folder that cannot be read for an empty one.
+    names = os.listdir(folder)
+    return sorted(folder / name for name in names if name.startswith("round-") and name.endswith(".safetensors"))
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return _files(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise cannot_read(folder, error) from error
+
+
+def _set_aside(path: Path) -> None:
+    """Out of the way, so that it does not count among the last ones that are kept."""
+    try:
+        path.rename(path.with_suffix(".damaged"))
+    except OSError as error:
+        raise UserError(f"cannot set the damaged {path} aside: {error.strerror or error}") from error
+
+
+def _parsed(path: Path, content: bytes) -> Checkpoint:
+    """The checkpoint in these bytes.
+
+    They were read, not mapped into memory: where a disk fails, a mapped file ends the process without a word. Two
+    copies are held for a moment, one less than while it was written.
+    """
+    tensors = load(content)
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+    if _digest(metadata["info"], tensors) != metadata["digest"]:
+        raise ValueError("its contents do not match their checksum")
+    info = json.loads(metadata["info"])
+    if not isinstance(info, dict):
+        raise ValueError("it does not say what it is")
+    return Checkpoint(path, tensors, info)
+
+
+def _digest(info: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of all there is to know, names, types, shapes and bytes: the format itself would not notice a flipped bit."""
+    digest = hashlib.sha256(info.encode())
+    for name in sorted(tensors):
+        add_tensor(digest, name, tensors[name])
+    return digest.hexdigest()

@@ -1,0 +1,375 @@
+"""`fit`: cohort -> engine round -> aggregate -> evaluate -> checkpoint, until the rounds are done."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedxl import sampling, tree
+from fedxl.algorithms import Method
+from fedxl.algorithms.protocol import Algorithm, RoundOf
+from fedxl.data.augment import Augment
+from fedxl.data.federation import Federation, from_arrays
+from fedxl.errors import DivergedError, UserError, require
+from fedxl.models import Weights, load, weights_of
+from fedxl.options import call
+from fedxl.risks import XRisk
+from fedxl.sampling import Indices
+from fedxl.training.checkpoint import Checkpoint
+from fedxl.training.evaluate import Examiner, better_at_common_sites, value_of
+from fedxl.training.problem import Settings, Task
+from fedxl.training.rundir import RunDir
+from fedxl.wire import RefusedError, fitted
+
+Floats = npt.NDArray[np.float64]
+# What may change between the beginning of a run and its resumption without changing its results so far.
+FREE = {f"run.{name}" for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once")}
+SINCE = {"task.examples", "task.validation"}  # what runs that were begun by an older version have not noted
+
+
+class Traffic(NamedTuple):
+    """Bytes that one client receives and sends in a round; what it sends as a mean over the clients of a round."""
+
+    down: int
+    up: int
+
+
+@dataclass
+class Result:
+    """What a run came to: the chosen model, its figures, and how it got there."""
+
+    model: nn.Module
+    weights: Weights
+    best_round: int
+    validation: dict[str, float]
+    test: dict[str, float]
+    history: list[dict[str, Any]]
+    seconds: float
+    test_scores: tuple[Floats, Floats] | None = field(default=None, repr=False)  # raw scores and labels
+    traffic: Traffic | None = None
+    interrupted: bool = False
+    server: Any = field(default=None, repr=False)
+
+
+class Progress(NamedTuple):
+    """Told to `on_progress` after every round."""
+
+    round: int
+    rounds: int
+    seconds: float
+    record: dict[str, Any] | None  # the latest evaluation
+
+
+class State(NamedTuple):
+    """What a checkpoint holds besides the clients' private side."""
+
+    server: Any
+    best: Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a run is: what a checkpoint says besides its tensors."""
+
+    round: int
+    best_round: int
+    best_value: float
+    seconds: float
+    evaluating: float = 0.0
+    settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        require(self.round >= 0, f"its round is {self.round}")
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """How a run talks to whoever started it."""
+
+    on_progress: Callable[[Progress], None] = lambda progress: None
+    say: Callable[[str], None] = _to_stderr  # which executor was chosen, and why another had to take its place
+    should_stop: Callable[[], bool] = lambda: False
+
+
+def fit(
+    model: nn.Module,
+    clients: Federation | Iterable[tuple[Tensor, Tensor]],
+    risk: XRisk,
+    algorithm: str | Method = "fedxl2",
+    *,
+    validation: tuple[Tensor, Tensor] | None = None,
+    test: tuple[Tensor, Tensor] | None = None,
+    augment: Augment | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    hooks: Hooks | None = None,
+    **settings: Any,
+) -> Result:
+    """Train `model` on the clients' data for an X-risk, and choose the best round on validation data.
+
+    clients: (x, y) for each, labels 0/1; images as bytes become floats in [0, 1]. algorithm: a name, or a `Method` of
+    your own. augment: what training images undergo each time they are read. out: a folder for metrics and checkpoints
+    (`resume` goes on from the last one). The model itself is left as it is: `Result.model` is a trained copy. Other
+    keywords are fields of `Settings` or of the algorithm.
+    """
+    names = {item.name for item in fields(Settings)}
+    run = call(Settings, {name: value for name, value in settings.items() if name in names}, "run")
+    options = {name: value for name, value in settings.items() if name not in names}
+    federation = clients if isinstance(clients, Federation) else from_arrays(clients)
+    federation = federation if augment is None else federation.augmented(augment)
+    require(out is not None or not resume, "resume=True needs out, the folder of the run to go on with")
+    hooks = hooks or Hooks()
+    held_back = {"validation": validation, "test": test}
+    task = Task(model, federation, risk, algorithm, options, run, held_back, {}, hooks.say)
+    return train(task, hooks, None if out is None else Path(out), resume)
+
+
+class Engine(Protocol):
+    """Where rounds run. What it must remember of its clients is its population, part of a checkpoint."""
+
+    def run_round(self, algorithm: RoundOf, server: Any, round: int, cohort: Indices) -> Any:
+        """The updates of the cohort, or of those who answered, stacked."""
+
+    def remarks(self) -> dict[str, Any]:
+        """What there is to record of the rounds since it was last asked."""
+
+    @property
+    def population(self) -> Any: ...
+
+    def restore(self, server: Any, tensors: dict[str, Tensor]) -> None: ...
+
+
+class Trainable(Protocol):
+    """What the loop over rounds needs: a `Task`, or a server whose clients are sites."""
+
+    run: Settings
+    algorithm: Algorithm
+    model: nn.Module
+    num_clients: int
+    cohort: int
+    select: str
+    device: torch.device
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What must be the same when the run is resumed."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def examiner(self) -> Examiner: ...
+
+
+def train(
+    task: Trainable, hooks: Hooks, out: Path | None, resume: bool = False, files: Mapping[str, str] | None = None
+) -> Result:
+    """Run all rounds that are still to do. `files` go into the folder of a new run before its first round."""
+    if out is None:
+        return Trainer(task, hooks, None, resume).train()
+    with RunDir(out, resume) as folder:
+        for name, text in (files or {}).items():
+            folder.write(name, text)
+        return Trainer(task, hooks, folder, resume).train()
+
+
+class Trainer:
+    """The loop over rounds, from the state before the first one or from a folder's newest whole checkpoint."""
+
+    def __init__(self, task: Trainable, hooks: Hooks, folder: RunDir | None, resume: bool) -> None:
+        self.task, self.hooks, self.folder = task, hooks, folder
+        self.run, self.algorithm = task.run, task.algorithm
+        self.server = self.algorithm.init(weights_of(task.model))
+        self.round = -1 if self.algorithm.prelude else 0  # the last round done
+        self.best, self.best_round, self.best_value = self.server.weights, -1, -math.inf
+        self.seconds = 0.0
+        self.evaluating = 0.0  # of these seconds
+        self.traffic: Traffic | None = None
+        self.history: list[dict[str, Any]] = []
+        if folder and resume:
+            checkpoint, complaints = folder.load()
+            if checkpoint:
+                self._restore(checkpoint)
+            elif complaints:
+                complaints.append("no whole checkpoint is left; starting from the beginning")
+            self.history, more = folder.rewind(self.round, self._regular)
+            for line in complaints + more:
+                hooks.say(line)
+
+    def train(self) -> Result:
+        run, interrupted = self.run, False
+        self.began = time.monotonic() - self.seconds
+        while self.round < run.rounds and not interrupted:
+            self.round += 1
+            self._round()
+            self.seconds = self._elapsed()
+            interrupted = self.hooks.should_stop()
+            if self._regular(self.round):
+                self._evaluate()
+                self.seconds = self._elapsed()
+            due = self.round == run.rounds or self.round % run.checkpoint_every == 0
+            if self.folder and (due or interrupted):
+                self._checkpoint(self.folder)
+            latest = self.history[-1] if self.history else None
+            self.hooks.on_progress(Progress(self.round, run.rounds, self.seconds, latest))
+        if self.round < run.rounds:
+            return self._result(interrupted=True)
+        if not self._regular(self.round):
+            # After the checkpoint: whoever extends this run must not find an evaluation that a longer run lacks.
+            self._evaluate()
+        return self._result(interrupted=False)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def _regular(self, round: int) -> bool:
+        return round > 0 and round % self.run.eval_every == 0
+
+    def _round(self) -> None:
+        prelude = self.algorithm.prelude if self.round == 0 else None
+        algorithm: RoundOf = prelude or self.algorithm
+        cohort = sampling.cohort(self.run.seed, self.round, self.task.num_clients, self.task.cohort)
+        updates = self.task.engine.run_round(algorithm, self.server, self.round, cohort)
+        if self.round > 0:  # round 0, if there is one, only fills the pool
+            self.traffic = Traffic(tree.nbytes(self.server), tree.nbytes(updates) // len(updates.share.model))
+        self.server = algorithm.aggregate(self.server, updates)
+
+    def _evaluate(self) -> None:
+        self._require_finite()  # which waits for all that a GPU has still to do
+        began = time.monotonic()
+        task, weights = self.task, self.server.weights
+        record: dict[str, Any] = {"round": self.round, "steps": int(self.server.step), "seconds": self.seconds}
+        record["training_seconds"] = self._elapsed() - self.evaluating
+        for name in ("train", "validation"):
+            if name in task.examiner.splits:
+                found = task.examiner.examine(weights, name)
+                record |= {**({name: found.figures} if found.figures else {}), **found.remarks}
+        record |= task.engine.remarks()
+        value = self._value(record)
+        if self._better(value, record):
+            self.best, self.best_round, self.best_value = weights, self.round, value
+        self.history.append(record)
+        if self.folder:
+            self.folder.append(record)
+        self.evaluating += time.monotonic() - began
+
+    def _value(self, record: Mapping[str, Any]) -> float:
+        """By which the best model is chosen; without validation data the latest is."""
+        if "validation" not in self.task.examiner.splits:
+            return float(self.round)
+        if "validation" not in record:
+            return -math.inf
+        value = value_of(record["validation"], self.task.select)
+        if math.isnan(value):
+            raise self._diverged("scores")
+        return value
+
+    def _better(self, value: float, record: Mapping[str, Any]) -> bool:
+        best = next((each for each in self.history if each["round"] == self.best_round), None)
+        if best and value > -math.inf and best.get("validation_from") != record.get("validation_from"):
+            # Figures of other sites' data, or of another kind, do not compare as they are.
+            return better_at_common_sites(record, best, self.task.select)
+        return value > self.best_value
+
+    def _require_finite(self) -> None:
+        if not tree.finite(self.server.weights):
+            raise self._diverged("weights")
+
+    def _diverged(self, what: str) -> DivergedError:
+        return DivergedError(
+            f"the {what} were no longer finite by round {self.round}; a smaller lr or sigmoid scores would help"
+        )
+
+    def _checkpoint(self, folder: RunDir) -> None:
+        self._require_finite()
+        state = {**State(self.server, self.best)._asdict(), "population": self.task.engine.population}
+        standing = Standing(
+            round=self.round,
+            best_round=self.best_round,
+            best_value=self.best_value,
+            seconds=self.seconds,
+            evaluating=self.evaluating,
+            settings=self.task.description,
+        )
+        folder.save(self.round, tree.pack(state), asdict(standing))
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        try:
+            standing = call(Standing, checkpoint.info, "checkpoint")
+            _require_same(standing.settings, self.task.description)
+            done, wanted = standing.round, self.run.rounds
+            require(done <= wanted, f"this run is at round {done} already, beyond rounds = {wanted}")
+            self._take_up(checkpoint.tensors)
+        except RefusedError as error:
+            raise UserError(f"{checkpoint.path} is whole, but it is no state of this run: {error}") from None
+        self.round, self.best_round, self.best_value = standing.round, standing.best_round, standing.best_value
+        self.seconds, self.evaluating = standing.seconds, standing.evaluating
+
+    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
+        """The state in a checkpoint, once it is one that this run can have come to."""
+        prefix, engine = "population.", self.task.engine
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
+        state = fitted(State(self.server, self.best), own, ragged=True)
+        self.server, self.best = tree.to(state, self.task.device)
+        population = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        # What an engine knows of its clients before the first round it must know now, too.
+        begun = engine.population
+        fitted(begun, {name: t for name, t in population.items() if name in tree.pack(begun)})
+        engine.restore(self.server, population)
+
+    def _result(self, interrupted: bool) -> Result:
+        task = self.task
+        # Without any figure to choose by (stopped early, or nobody could say) it is the latest.
+        chosen, best_round = (
+            (self.best, self.best_round) if self.best_round > 0 else (self.server.weights, self.round)
+        )
+        record = next((record for record in self.history if record["round"] == best_round), {})
+        model = load(task.model, chosen).eval()
+        test: dict[str, float] = {}
+        test_scores = None
+        if not interrupted:
+            final = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
+            if "test" in task.examiner.splits:
+                found = task.examiner.examine(chosen, "test")
+                test, final = found.figures, {**final, **found.remarks}
+                if found.scores is not None and found.labels is not None:
+                    test_scores = found.scores.double().cpu().numpy(), found.labels.double().cpu().numpy()
+            if self.folder:
+                self.folder.save_model(model.state_dict())
+                self.folder.append({**final, "test": test})
+        return Result(
+            model=model,
+            weights=chosen,
+            best_round=best_round,
+            validation=record.get("validation", {}),
+            test=test,
+            history=self.history,
+            seconds=self.seconds,
+            test_scores=test_scores,
+            traffic=self.traffic,
+            interrupted=interrupted,
+            server=self.server,
+        )
+
+
+def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [
+        f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
+        for key in sorted(before.keys() | now.keys())
+        if key not in FREE and before.get(key) != now.get(key) and not (key in SINCE and key not in before)
+    ]
+    require(not changed, f"this run began with other settings: {'; '.join(changed)}")

@@ -1,0 +1,140 @@
+"""A run's folder: config.toml, metrics.jsonl, checkpoints/ and model.safetensors. Only one process writes to it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from fedxl.errors import UserError
+from fedxl.files import plain, read_bytes, write_atomically
+from fedxl.training.checkpoint import Checkpoint, load_latest, save_checkpoint
+
+LARGEST = 2**53  # of whole numbers in a record: beyond it they are not what a run has counted
+
+
+class RunDir:
+    """Opens the folder of a new run, or of one to be resumed, and holds a lock on it."""
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.lock = (path / ".lock").open("w")
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.lock.close()
+            raise UserError(f"another process is working on {path}; wait for it or stop it") from None
+        except OSError as error:
+            raise UserError(f"cannot write to {path}: {error.strerror}") from None
+        if not resume and (self.checkpoints.exists() or self.metrics.exists()):
+            self.lock.close()
+            how = f"resume it (`fedxl resume {path}`, in Python resume=True)"
+            raise UserError(f"{path} already holds a run; {how}, or choose another folder")
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write(self, name: str, text: str) -> None:
+        self._guard(lambda: write_atomically(self.path / name, text.encode()))
+
+    def save(self, round: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+        self._guard(lambda: save_checkpoint(self.checkpoints, round, tensors, info))
+
+    def load(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest whole checkpoint, and a line about each damaged one."""
+        return load_latest(self.checkpoints)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """One line of metrics, on disk when this returns; NaN is written as null, which JSON knows."""
+
+        def write() -> None:
+            with self.metrics.open("a") as file:
+                file.write(json.dumps(plain(record)) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+        self._guard(write)
+
+    def rewind(self, round: int, regular: Callable[[int], bool]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Keep the regular evaluations up to `round`, for the rest will be done again: these, and any complaints."""
+        records, unreadable = read_metrics(self.path)
+        kept = [r for r in records if r["round"] <= round and regular(r["round"]) and "test" not in r]
+        self.write(self.metrics.name, "".join(json.dumps(plain(record)) + "\n" for record in kept))
+        return kept, [f"{unreadable} unreadable line(s) in {self.metrics.name} left out"] if unreadable else []
+
+    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """The chosen weights under the model's own names, for `load_state_dict`."""
+        whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        self._guard(lambda: write_atomically(self.path / "model.safetensors", save(whole)))
+
+    def _guard(self, write: Any) -> None:
+        try:
+            write()
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {self.path}: {error.strerror}; what was saved before is whole: make room and "
+                f"`fedxl resume {self.path}`"
+            ) from error
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.close()
+
+
+def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records of a run, and how many lines were unreadable (a crash may cut one off)."""
+    records: list[dict[str, Any]] = []
+    unreadable = 0
+    try:
+        text = read_bytes(path / "metrics.jsonl").decode(errors="replace")
+    except FileNotFoundError:
+        return records, unreadable
+    for line in text.splitlines():
+        try:
+            records.append(_record(line))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            unreadable += 1
+    return records, unreadable
+
+
+def _record(line: str) -> dict[str, Any]:
+    """What a line says, if it is one that a run has written."""
+    record: dict[str, Any] = json.loads(line)
+    _require_number(record["round"], int)
+    _require_number(record.get("best_round", 0), int)
+    for name in ("seconds", "training_seconds", "steps"):
+        _require_number(record.get(name, 0))
+    for name in ("train", "validation", "test"):
+        _require_figures(record.get(name, {}))
+        for told in record.get(f"{name}_by_site", {}).values():
+            _require_figures({} if isinstance(told, str) else told)  # a text says why a site told nothing
+    return record
+
+
+def _require_figures(table: dict[str, Any]) -> None:
+    for name, value in table.items():
+        unknown = value is None and name not in ("positives", "negatives")
+        _require_number(0 if unknown else value)
+
+
+def _require_number(value: Any, kind: Any = int | float) -> None:
+    small = not isinstance(value, int) or abs(value) <= LARGEST
+    if not isinstance(value, kind) or isinstance(value, bool) or not small:
+        raise ValueError("it is no figure of a run")

@@ -1,0 +1,93 @@
+"""Convergence as the theorems say, on a small nonconvex problem whose exact gradient is at hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedxl.algorithms import FeDXL1, FeDXL2
+from fedxl.data.federation import Federation, from_arrays
+from fedxl.engine.executors import vectorised
+from fedxl.engine.simulator import Simulator
+from fedxl.models import scorer, weights_of
+from fedxl.risks import XRisk, auroc, partial_auc
+from tests.conftest import make_clients
+
+EXAMPLES = 32  # of each class, over all clients
+
+
+def problem(num_clients: int) -> tuple[nn.Module, Federation]:
+    """A tanh network and overlapping classes; the same examples whatever the number of clients."""
+    x, y = make_clients([(EXAMPLES, EXAMPLES)], seed=4)[0]
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    split = [torch.cat([order[y[order] == label][i::num_clients] for label in (1, 0)]) for i in range(num_clients)]
+    with torch.random.fork_rng([]):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    return model, from_arrays([(0.4 * x[part], y[part]) for part in split])
+
+
+def squared_norms(
+    algorithm_class, risk: XRisk, clients: int, rounds: int, steps: int, seed: int, **options
+) -> Tensor:
+    """|grad F|^2 at the averaged model after each round, F over all examples of all clients."""
+    model, federation = problem(clients)
+    algorithm = algorithm_class(score=scorer(model, True), risk=risk, **options)
+    engine = Simulator(algorithm, federation, vectorised, steps, 1, 1, seed=seed, dtype=torch.float64)
+    server = algorithm.init(weights_of(model))
+    x, y = federation.source.x, federation.source.labels
+    everyone = torch.arange(clients).numpy()
+
+    def objective(params):
+        return risk.value(torch.func.functional_call(model, params, (x,)).squeeze(-1), y)
+
+    norms = []
+    for r in range(rounds + 1):
+        running = algorithm.prelude if r == 0 else algorithm
+        server = running.aggregate(server, engine.run_round(running, server, r, everyone))
+        gradient = torch.func.grad(objective)(server.weights.params)
+        norms.append(sum(g.square().sum() for g in gradient.values()))
+    return torch.stack(norms)
+
+
+CASES = {
+    "FeDXL1": (FeDXL1, auroc(), lambda R: {"lr": 20 / R ** (2 / 3)}),
+    "FeDXL2": (FeDXL2, partial_auc(lam=2.0, scores="sigmoid"), lambda R: {
+        "lr": 20 / R ** (2 / 3), "beta": min(1, 4 / R ** (2 / 3)), "gamma": min(1, 4 / R ** (2 / 3)),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_average_squared_gradient_falls_with_the_number_of_rounds(case):
+    """Theorems 1 and 2: rates of order R^(-2/3), K of order R^(1/3), and the average falls like R^(-2/3)."""
+    algorithm, risk, rates = CASES[case]
+    averages = []
+    for rounds in (8, 64, 343):
+        steps = round(rounds ** (1 / 3))
+        runs = [squared_norms(algorithm, risk, 4, rounds, steps, seed, **rates(rounds)) for seed in range(2)]
+        averages.append(float(torch.stack(runs)[:, 1:].mean()))
+    print(f"{case}: average |grad F|^2 for R = 8, 64, 343: {averages}")
+    assert averages[0] > 1.3 * averages[1] > 1.3 * 1.3 * averages[2]
+
+
+def test_more_clients_need_fewer_local_steps():
+    """Linear speed-up in direction: 8 clients need fewer local steps than one, each with the best of three rates.
+
+    One example of each class a step, so that noise is what limits the rate that one client can afford.
+    """
+    level, steps, window, rounds = 0.03, 2, 5, 150
+    needed = {}
+    for clients in (1, 8):
+        counts = []
+        for lr in (0.5, 2.0, 8.0):
+            runs = [squared_norms(FeDXL1, auroc(), clients, rounds, steps, seed, lr=lr) for seed in range(2)]
+            norms = torch.stack(runs).mean(0)
+            below = (norms.unfold(0, window, 1).mean(-1) < level * norms[0]).nonzero()
+            counts.append(steps * (int(below[0]) + window) if len(below) else float("inf"))
+        needed[clients] = min(counts)
+    factor = needed[1] / needed[8]
+    print(f"local steps until |grad F|^2 is {level} of the first: {needed}; 8 clients need {factor:.1f} times fewer")
+    assert needed[8] < float("inf")
+    assert factor > 1.5

@@ -1,0 +1,116 @@
+"""A federation for tests of deployment: four sites with digits, and a carrier that passes bytes in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load, save
+
+from fedxl.config.experiment import Config, execute
+from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
+from fedxl.deploy.provision.settings import Server, ServerSettings, SiteFile, SiteSettings
+from fedxl.deploy.server import serve as server
+from fedxl.deploy.site import requests
+from fedxl.errors import first_line
+from fedxl.risks import RISKS
+from fedxl.training.run import Hooks, Result
+
+SITES = ("a", "b", "c", "d")
+DATA = {"name": "digits", "clients": 4, "one_class": 1, "seed": 3}
+MODELS = ("mlp", "cnn", "linear", "tests.deploy.test_sites:normed_scores")  # that sites of these tests allow
+QUIET = Hooks(say=lambda line: None)
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedxl1": {"risk": {"name": "auroc"}, "lr": 0.2},
+    "fedxl2": {"risk": {"name": "pauc"}, "lr": 0.2, "pool_rounds": 2},
+    "local_pair": {"risk": {"name": "pauc"}, "lr": 0.2},
+    "local_sgd": {"risk": {"name": "pauc"}, "lr": 0.2, "milestones": [6]},
+    "codasca": {"risk": {"name": "auroc"}, "lr": 0.2},
+}
+
+
+def config(algorithm: str, **run: Any) -> Config:
+    options = dict(ALGORITHMS[algorithm])
+    return Config(
+        data=dict(DATA),
+        model={"name": "mlp", "hidden": [8]},
+        risk=options.pop("risk"),
+        algorithm={"name": algorithm, **options},
+        run={
+            "rounds": 4, "local_steps": 3, "batch1": 4, "batch2": 5, "cohort": 3, "eval_every": 2, "dtype": "float64",
+            "checkpoint_every": 1, "executor": "loop", "device": "cpu", "seed": 5, **run,
+        },
+    )  # fmt: skip
+
+
+def site_file(folder: Path, number: int, **changes: Any) -> SiteFile:
+    allowed: dict[str, Any] = {"models": MODELS, "risks": tuple(RISKS), "algorithms": tuple(ALGORITHMS)}
+    settings = SiteSettings(name=SITES[number], part=number, device="cpu", **{**allowed, **changes})
+    return SiteFile(settings, dict(DATA), folder / SITES[number])
+
+
+class InProcess:
+    """Calls each site as its own process would be called. Tensors go through bytes; a fault may be put in between."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sites = {100 + number: site_file(folder, number) for number in range(len(SITES))}
+        self.away: set[int] = set()
+        self.faults: dict[tuple[int, int], Any] = {}  # by (site, round): a Failure, or what becomes of an answer
+        self.waiting: dict[str, Envelope | Failure] = {}
+        self.sent: list[tuple[int, Mapping[str, Any]]] = []
+
+    def nodes(self) -> Sequence[int]:
+        return [node for node in self.sites if node not in self.away]
+
+    def send(self, letters: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
+        tickets = {}
+        for node in sorted(letters, reverse=True):  # answers in another order than the sites'
+            ticket = f"{kind} {node} {len(self.sent)}"
+            self.sent.append((node, letters[node].facts))
+            tickets[ticket] = node
+            answer = self._ask(node, kind, copied(letters[node]))
+            if answer is not None:
+                self.waiting[ticket] = answer
+        return tickets
+
+    def _ask(self, node: int, kind: Kind, letter: Envelope) -> Envelope | Failure | None:
+        fault = self.faults.pop((node - 100, letter.facts["round"]), None) if kind == "train" else None
+        if isinstance(fault, Failure) or fault == "silence":
+            return None if fault == "silence" else fault
+        try:
+            mine = self.sites[node]
+            ask = {"train": requests.train, "evaluate": requests.evaluate}.get(kind)
+            answer = ask(mine, letter) if ask else requests.hello(mine)
+        except ValueError as error:
+            return Failure(first_line(error))
+        return copied(fault(answer) if fault else answer)
+
+    def answers(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
+        return [(ticket, self.waiting.pop(ticket)) for ticket in tickets if ticket in self.waiting]
+
+    def forget(self, tickets: Sequence[str]) -> None:
+        for ticket in tickets:
+            self.waiting.pop(ticket, None)
+
+
+def copied(letter: Envelope) -> Envelope:
+    return Envelope(dict(letter.facts), load(save({name: t.clone() for name, t in letter.tensors.items()})))
+
+
+def deployed(
+    folder: Path,
+    experiment: Config,
+    carrier: Any = None,
+    hooks: Hooks = QUIET,
+    keys: Mapping[int, str] | None = None,
+    limits: Mapping[str, int] | None = None,
+    **settings: Any,
+) -> Result:
+    known = ServerSettings(sites=SITES, **{"deadline": 5.0, "join": 5.0, **settings})
+    task = Server(known, experiment, folder / "server")
+    return server.serve(task, carrier or InProcess(folder), hooks, keys, limits)
+
+
+def simulated(experiment: Config) -> Result:
+    return execute(experiment, hooks=QUIET)

@@ -1,0 +1,118 @@
+"""What a site's own file allows, whoever asks: networks, risks, algorithms, how much, and how often."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs fedxl[flower]")
+
+from fedxl import UserError
+from fedxl.deploy.provision import folders
+from fedxl.deploy.provision.settings import SiteFile, read_site
+from fedxl.deploy.site.permission import COUNTS, count, digest, permitted
+from fedxl.training.run import Hooks
+from tests.deploy.federated import InProcess, config, deployed, site_file
+
+EXPERIMENT = config("fedxl2").tables()
+
+
+def careful(folder: Path, **changes: Any) -> SiteFile:
+    """A site that allows little."""
+    return site_file(folder, 0, **{"models": ("mlp",), "risks": ("auroc", "pauc"), **changes})
+
+
+def told(**changes: object) -> str:
+    tables = {name: dict(table) for name, table in EXPERIMENT.items() if name != "data"}
+    for path, value in changes.items():
+        section, key = path.split("__")
+        tables[section][key] = value
+    return json.dumps(tables)
+
+
+def test_an_experiment_within_the_sites_file_is_allowed(tmp_path):
+    found = permitted(careful(tmp_path), told(model__weights="/etc/passwd"))
+    assert (found.risk, found.run) == (EXPERIMENT["risk"], EXPERIMENT["run"])
+    assert found.model == {"name": "mlp", "hidden": [8]}, "weights are no file of the site's"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model__name": "linear"}, "does not allow the model 'linear'; its file allows: mlp"),
+        ({"model__name": "os:system"}, "does not allow the model 'os:system'"),
+        ({"model__name": "\x1b[2Jmlp"}, r"does not allow the model '\\x1b\[2Jmlp'"),
+        ({"risk__name": "contrastive"}, "does not allow the risk 'contrastive'; its file allows: auroc, pauc"),
+        ({"algorithm__name": "sgd"}, "does not allow the algorithm 'sgd'"),
+        ({"run__local_steps": 1001}, "allows 1000 local steps a request, not 1001"),
+        ({"run__local_steps": "many"}, "local_steps is no whole number"),
+        ({"run__local_steps": True}, "local_steps is no whole number"),
+    ],
+)
+def test_everything_else_is_refused(tmp_path, changes, why):
+    with pytest.raises(UserError, match=why):
+        permitted(careful(tmp_path), told(**changes))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"model": 7}', "[" * 100_000, "null", '{"run": [1]}'])
+def test_an_experiment_that_is_none(tmp_path, text):
+    with pytest.raises(UserError):
+        permitted(site_file(tmp_path, 0), text)
+
+
+def test_a_site_without_a_word_on_it_allows_nothing(tmp_path):
+    with pytest.raises(UserError, match="does not allow the model 'mlp'; its file allows: none"):
+        permitted(site_file(tmp_path, 0, models=()), told())
+
+
+def test_a_pinned_experiment_is_the_only_one(tmp_path):
+    pinned = site_file(tmp_path, 0, digest=digest(EXPERIMENT))
+    permitted(pinned, told())
+    permitted(pinned, told(algorithm__positive_share=0.25))  # which follows from the sites' counts
+    for changes in ({"run__seed": 6}, {"algorithm__lr": 0.3}, {"model__hidden": [9]}, {"risk__lam": 2.0}):
+        with pytest.raises(UserError, match="not the one that this site's file has pinned"):
+            permitted(pinned, told(**changes))
+
+
+def test_the_digest_that_the_command_prints_is_the_one_that_sites_compute(tmp_path):
+    folders.init(["a"], tmp_path / "f", config=config("fedxl2"))
+    file = tmp_path / "f" / "server" / "server.toml"
+    command = [sys.executable, "-m", "fedxl", "deploy", "digest", str(file)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert permitted(site_file(tmp_path, 0, digest=printed), told())
+
+
+def test_requests_are_counted_over_all_runs_and_restarts(tmp_path):
+    mine = site_file(tmp_path, 0, rounds=3, evaluations=1)
+    for _ in range(3):
+        count(mine, "train")
+    with pytest.raises(UserError, match=r"answered 3 requests to train, as many as its file allows \(rounds\)"):
+        count(mine, "train")
+    count(mine, "evaluate")
+    with pytest.raises(UserError, match="answered 1 requests to evaluate"):
+        count(mine, "evaluate")
+    count(replace(mine, settings=replace(mine.settings, rounds=4)), "train")  # its owner has allowed more
+    (mine.state / COUNTS).write_text("[]")
+    with pytest.raises(UserError, match="its owner must set it right or remove it"):
+        count(mine, "train")
+
+
+def test_a_site_that_has_given_enough_is_left_out_of_the_run(tmp_path):
+    carrier = InProcess(tmp_path)
+    carrier.sites[100] = site_file(tmp_path, 0, rounds=2)
+    lines: list[str] = []
+    deployed(tmp_path, config("local_sgd", cohort=0), carrier, Hooks(say=lines.append), minimum=3)
+    assert sum("nothing from a: this site has answered 2 requests to train" in line for line in lines) == 2
+
+
+def test_init_allows_what_its_experiment_needs_and_nothing_else(tmp_path):
+    folders.init(["a"], tmp_path / "f", config=config("codasca", rounds=7))
+    found = read_site(Path(tmp_path / "f" / "sites" / "a" / "site.toml")).settings
+    assert (found.models, found.risks, found.algorithms) == (("mlp",), ("auroc",), ("codasca",))
+    assert (found.rounds, found.steps, found.evaluate) == (34, 3, "none")

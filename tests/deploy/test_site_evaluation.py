@@ -1,0 +1,247 @@
+"""Evaluation at sites, without a network: what leaves each, what becomes of it, and what is not believed."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedxl import UserError, metrics
+from fedxl.config.experiment import load_data
+from fedxl.deploy.protocol.envelope import Envelope, Failure
+from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
+from fedxl.deploy.site import cache, requests
+from fedxl.training.evaluate import better_at_common_sites
+from fedxl.training.run import Hooks
+from tests.deploy.federated import SITES, InProcess, config, deployed, simulated, site_file
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+class Judging(InProcess):
+    """Sites that let so much of an evaluation go; what each has answered is kept, and may be spoilt before."""
+
+    def __init__(self, folder, kinds) -> None:
+        super().__init__(folder)
+        self.sites = {100 + number: site_file(folder, number, evaluate=kind) for number, kind in enumerate(kinds)}
+        self.answered: list[tuple[str, Envelope]] = []
+        self.spoil = lambda answer: answer
+
+    def _ask(self, node, kind, letter):
+        answer = super()._ask(node, kind, letter)
+        if kind == "evaluate":
+            answer = self.spoil(answer) if node == 100 else answer
+            self.answered.append((SITES[node - 100], answer))
+        return answer
+
+
+def judged(folder, *kinds, experiment=None, **more):
+    carrier = Judging(folder, kinds)
+    found = deployed(folder, experiment or config("fedxl2"), carrier, evaluate="sites", **more)
+    return found, carrier
+
+
+def test_scores_of_all_sites_give_the_figures_of_the_data_in_one_place(tmp_path):
+    found, _ = judged(tmp_path, *["scores"] * 4)
+    expected = simulated(config("fedxl2"))
+    assert found.best_round == expected.best_round
+    for mine, theirs in [(found.test, expected.test), (found.validation, expected.validation)]:
+        assert mine.keys() == theirs.keys()
+        assert all(mine[name] == pytest.approx(theirs[name], abs=1e-12) for name in theirs)
+    scores, labels = found.test_scores
+    assert metrics.auroc(scores, labels) == pytest.approx(expected.test["auroc"], abs=1e-12)
+    by_site = found.history[-1]["validation_by_site"]
+    assert sum(figures["positives"] for figures in by_site.values()) == found.validation["positives"]
+
+
+def test_figures_alone_are_averaged_by_pairs_and_no_score_leaves(tmp_path):
+    found, carrier = judged(tmp_path, "figures", "scores", "figures", "figures")
+    assert {name for name, answer in carrier.answered if answer.tensors} == {"b"}, "only who allows it sends scores"
+    assert found.test_scores is None
+    each = list(found.history[-1]["validation_by_site"].values())
+    pairs = [figures["positives"] * figures["negatives"] for figures in each]
+    record = found.history[-1]["validation"]
+    for name in ("auroc", "pauc@0.3", "risk"):
+        mean = sum(n * figures[name] for n, figures in zip(pairs, each, strict=True)) / sum(pairs)
+        assert record[name] == pytest.approx(mean, abs=1e-12)
+    whole = load_data(config("fedxl2")).validation
+    assert record["positives"] == int(whole.y.sum())
+
+
+def test_by_default_nothing_leaves_and_the_last_model_is_the_result(tmp_path):
+    lines: list[str] = []
+    assert SiteSettings(name="a").evaluate == "none"
+    found, carrier = judged(tmp_path, *["none"] * 4, hooks=Hooks(say=lines.append))
+    assert all(set(answer.facts) == {"site", "split", "kind", "why"} for _, answer in carrier.answered)
+    assert not any(answer.tensors for _, answer in carrier.answered)
+    assert found.best_round == 4
+    assert found.test == {}
+    assert found.history[0]["validation_by_site"] == dict.fromkeys(SITES, "it lets no evaluation go")
+    assert any("nobody could evaluate" in line and "a: it lets no evaluation go" in line for line in lines)
+
+
+def test_who_lets_nothing_go_is_left_out_and_the_rest_is_pooled(tmp_path):
+    found, _ = judged(tmp_path, "scores", "none", "scores", "scores")
+    by_site = found.history[-1]["validation_by_site"]
+    assert by_site["b"] == "it lets no evaluation go"
+    told = [figures["positives"] for figures in by_site.values() if not isinstance(figures, str)]
+    assert found.validation["positives"] == sum(told)
+    assert found.test_scores is not None
+
+
+def test_scores_leave_in_an_order_that_tells_nothing(tmp_path):
+    _, carrier = judged(tmp_path, *["scores"] * 4)
+    for _, answer in carrier.answered:
+        scores = answer.tensors["scores"]
+        assert bool((scores.diff() >= 0).all())
+        assert answer.tensors["labels"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 3)])
+def test_not_even_ties_tell_which_example_is_which(shape):
+    """A model of the server's making may score many examples alike: then only how many there are may leave."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 2, shape, generator=generator).double()
+    labels = torch.randint(0, 2, shape[:1], generator=generator)
+    shuffled = torch.randperm(40, generator=generator)
+    one, other = requests._in_no_order(scores, labels), requests._in_no_order(scores[shuffled], labels[shuffled])
+    assert torch.equal(one.scores, other.scores)
+    assert torch.equal(one.labels, other.labels)
+    assert int(one.labels.sum()) == int(labels.sum())
+
+
+def test_the_whole_curve_does_not_leave_as_figures(tmp_path):
+    experiment = config("fedxl2", rounds=2, fpr=[n / 20 for n in range(1, 20)])
+    found, _ = judged(tmp_path, *["figures"] * 4, experiment=experiment)
+    assert "19 false positive rates are more than this site lets go" in found.history[0]["validation_by_site"]["a"]
+
+
+def test_one_site_without_a_figure_does_not_silence_the_others(tmp_path):
+    carrier = Judging(tmp_path, ["figures"] * 4)
+    carrier.spoil = lambda a: Envelope({**a.facts, "figures": json.dumps(PERFECT | {"pauc@0.3": math.nan})}, {})
+    found = deployed(tmp_path, config("fedxl2", rounds=2), carrier, evaluate="sites")
+    by_site = found.history[0]["validation_by_site"]
+    told = [by_site[name] for name in SITES[1:]]
+    pairs = [figures["positives"] * figures["negatives"] for figures in told]
+    mean = sum(n * figures["auroc"] for n, figures in zip(pairs, told, strict=True)) / sum(pairs)
+    assert found.validation["auroc"] == pytest.approx(mean, abs=1e-12)
+
+
+def test_scores_beyond_the_risk_count_for_nothing(tmp_path):
+    experiment = config("fedxl2", rounds=2, select="-risk")
+    experiment = replace(experiment, risk={"name": "pauc", "scores": "raw"})
+    carrier = Judging(tmp_path, ["scores"] * 4)
+    carrier.spoil = lambda a: a._replace(tensors={**a.tensors, "scores": a.tensors["scores"] * 0 + 1e300})
+    found = deployed(tmp_path, experiment, carrier, evaluate="sites")
+    assert found.best_round == 2
+    assert "validation" not in found.history[0]
+
+
+def test_rounds_that_different_sites_have_judged_are_compared_where_they_can_be(tmp_path):
+    """In its first evaluation the run hears of one site alone, for which the model is perfect."""
+
+    class Alone(Judging):
+        def _ask(self, node, kind, letter):
+            first = kind == "evaluate" and len(self.answered) < 4
+            answer = super()._ask(node, kind, letter)
+            if not first:
+                return answer
+            lie = {**answer.facts, "kind": "figures", "figures": json.dumps(PERFECT)}
+            return Envelope(lie, {}) if node == 102 else Failure("it is tired")
+
+    found = deployed(tmp_path, config("fedxl2", eval_every=1), Alone(tmp_path, ["figures"] * 4), evaluate="sites")
+    assert found.history[0]["validation_from"] == "figures of c"
+    assert found.history[1]["validation_from"] == "figures of a, b, c, d"
+    assert found.best_round == 1, "at that site no later round was better"
+    figures = [{"auroc": value, "positives": 2, "negatives": 3} for value in (0.5, 0.6, 0.9)]
+    early, late = (
+        {"validation_by_site": {"a": figures[0], "b": figures[2]}},
+        {"validation_by_site": {"a": figures[1], "b": "away"}},
+    )
+    assert better_at_common_sites(late, early, "auroc")
+    assert not better_at_common_sites(early, late, "auroc")
+    assert not better_at_common_sites({"validation_by_site": {"b": figures[2]}}, late, "auroc"), "nothing in common"
+
+
+LIES = {
+    "another site": (lambda a: Envelope({**a.facts, "site": "b"}, a.tensors), "something else than was asked"),
+    "NaN": (lambda a: a._replace(tensors={**a.tensors, "scores": a.tensors["scores"] * math.nan}), "NaN or infinity"),
+    "labels": (lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"] + 1}), "a label each"),
+    "fewer labels": (lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"][1:]}), "a label each"),
+    "more": (lambda a: a._replace(tensors={**a.tensors, "x": torch.zeros(1)}), "nobody asked for"),
+    "no kind": (lambda a: Envelope({"site": "a", "split": a.facts["split"]}, {}), "kind"),
+    "silence": (lambda a: Failure("the node has died"), "the node has died"),
+    "beyond 1": (
+        lambda a: Envelope({**a.facts, "kind": "figures", "figures": json.dumps(PERFECT | {"auroc": 1.5})}, {}),
+        "it says that its auroc is 1.5",
+    ),
+    "a number beyond all": (
+        lambda a: Envelope({**a.facts, "kind": "figures", "figures": json.dumps(PERFECT | {"auroc": 10**400})}, {}),
+        "its answer is no good",
+    ),
+    "too deep": (lambda a: Envelope({**a.facts, "kind": "figures", "figures": "[" * 10**6}, {}), "is no good"),
+    "too many words": (
+        lambda a: Envelope({**a.facts, "kind": "figures", "figures": json.dumps({"auroc": "x" * 10**6})}, {}),
+        "its answer is no good",
+    ),
+    "absurd": (
+        lambda a: Envelope({**a.facts, "kind": "figures", "figures": json.dumps(PERFECT | {"positives": 1e15})}, {}),
+        "it says that its positives is 1e+15",
+    ),
+}
+PERFECT = dict.fromkeys(("auroc", "ap", "risk", "positives", "negatives"), 1.0) | {
+    f"{kind}@{limit:g}": 1.0 for kind in ("pauc", "pauc_raw") for limit in (0.1, 0.3, 0.5)
+}
+
+
+@pytest.mark.parametrize("kind", list(LIES))
+def test_lies_are_not_believed(tmp_path, kind):
+    spoil, reason = LIES[kind]
+    carrier = Judging(tmp_path, ["scores"] * 4)
+    carrier.spoil = spoil
+    found = deployed(tmp_path, config("fedxl2", rounds=2), carrier, evaluate="sites")
+    said = found.history[-1]["validation_by_site"]["a"]
+    assert isinstance(said, str)
+    assert reason in said
+    assert len(said) < 400
+    assert found.test_scores is not None, "the others are believed"
+
+
+def test_a_run_that_is_resumed_after_its_last_round_still_finds_its_sites(tmp_path):
+    experiment = config("local_sgd", rounds=2)
+    carrier = Judging(tmp_path, ["scores"] * 4)
+    first = deployed(tmp_path, experiment, carrier, evaluate="sites")
+    again = deployed(tmp_path, experiment, Judging(tmp_path, ["scores"] * 4), evaluate="sites")
+    assert again.test == first.test
+
+
+def test_a_model_is_judged_as_it_is_whatever_the_wire(tmp_path):
+    experiment = config("local_sgd", rounds=2, dtype="float32")
+    found, carrier = judged(tmp_path, *["scores"] * 4, experiment=experiment, wire="bfloat16")
+    whole = load_data(experiment).test
+    with torch.no_grad():
+        scores = found.model(whole.x).flatten()
+    sent = torch.cat([answer.tensors["scores"] for _, answer in carrier.answered if answer.facts["split"] == "test"])
+    torch.testing.assert_close(sent.sort().values, scores.sort().values, rtol=0, atol=1e-6)
+
+
+ALLOWED = json.dumps({"model": {"name": "mlp"}, "risk": {"name": "pauc"}, "algorithm": {"name": "fedxl2"}})
+
+
+def test_a_site_without_held_back_data_says_so(tmp_path, monkeypatch):
+    mine = site_file(tmp_path, 0, evaluate="scores")
+    monkeypatch.setattr(cache, "held_back", lambda *args: None)
+    facts = {"version": requests.__version__, "run": "0123456789abcdef", "config": ALLOWED, "split": "test"}
+    assert requests.evaluate(mine, Envelope(facts, {})).facts["why"] == "it has no test data"
+
+
+def test_settings_are_checked(tmp_path):
+    with pytest.raises(UserError, match="unknown figure to select by 'auc'"):
+        judged(tmp_path, *["scores"] * 4, experiment=config("fedxl2", select="auc"))
+    with pytest.raises(UserError, match=r"unknown evaluate 'score'.*scores"):
+        SiteSettings(name="a", evaluate="score")
+    with pytest.raises(UserError, match="unknown evaluate 'site'"):
+        ServerSettings(sites=("a",), evaluate="site")

@@ -1,0 +1,397 @@
+"""Sites and server without a network: parity with the simulator, faults, and what must not be taken."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedxl import UserError, tree, wire
+from fedxl.algorithms.codasca import CODASCA, Client, Server
+from fedxl.config.experiment import Config, load_data
+from fedxl.deploy.protocol import envelope
+from fedxl.deploy.protocol.envelope import Envelope, Failure
+from fedxl.deploy.provision.settings import SiteFile, SiteSettings, read_site
+from fedxl.deploy.site import cache, requests
+from fedxl.models.layers import ScoreNorm
+from fedxl.training.checkpoint import load_latest
+from fedxl.training.run import Hooks
+from tests.deploy.federated import ALGORITHMS, DATA, InProcess, config, copied, deployed, simulated, site_file
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+def assert_same(found, expected) -> None:
+    """The whole state of the server, to the last bit."""
+    mine, theirs = tree.pack(found.server), tree.pack(expected.server)
+    assert mine.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(mine[name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_sites_and_simulator_come_to_the_same_bits(tmp_path, algorithm):
+    experiment = config(algorithm)
+    found, expected = deployed(tmp_path, experiment), simulated(experiment)
+    assert_same(found, expected)
+    assert found.test == expected.test
+    assert found.best_round == expected.best_round
+    assert len(found.history) == 2
+
+
+def test_a_round_that_is_asked_for_again_gives_the_same_bits(tmp_path):
+    """A site answers, its answer is lost, and all is asked once more: it goes back to where it was."""
+    carrier = InProcess(tmp_path)
+    lost = {
+        (number, 2): (lambda answer: Envelope({**answer.facts, "round": 99}, answer.tensors)) for number in range(4)
+    }
+    carrier.faults = dict(lost)
+    experiment = config("fedxl2")
+    found = deployed(tmp_path, experiment, carrier, minimum=3)
+    assert_same(found, simulated(experiment))
+    assert sum(facts["round"] == 2 for _, facts in carrier.sent if "round" in facts) == 6, "two tries of three sites"
+
+
+def test_a_server_that_was_stopped_goes_on_where_it_was(tmp_path):
+    experiment, carrier = config("fedxl2"), InProcess(tmp_path)
+    stops = iter([False, False, True])
+    hooks = Hooks(say=lambda line: None, should_stop=lambda: next(stops))
+    assert deployed(tmp_path, experiment, carrier, hooks).interrupted
+    # The next round is done by the sites, but the server dies before it has heard of it.
+    carrier.faults = {(number, 3): "silence" for number in range(4)}
+    with pytest.raises(UserError, match="it goes on from its last checkpoint"):
+        deployed(tmp_path, experiment, carrier, minimum=3, patience=1, deadline=0.3)
+    assert all(facts["base"] < 3 for _, facts in carrier.sent if facts.get("round") == 3)
+    assert_same(deployed(tmp_path, experiment, InProcess(tmp_path)), simulated(experiment))
+
+
+def nan_like(answer: Envelope, name: str) -> torch.Tensor:
+    return answer.tensors[name] * math.nan
+
+
+def test_who_fails_is_left_out_and_who_returns_is_used_again(tmp_path):
+    experiment, carrier = config("fedxl2", cohort=0, rounds=5, eval_every=1), InProcess(tmp_path)
+    carrier.faults = {
+        (0, 2): Failure("the node has died"),
+        (1, 2): lambda answer: Envelope(
+            answer.facts, {**answer.tensors, "G:float64": answer.tensors["G:float64"] * math.nan}
+        ),
+    }
+    found = deployed(tmp_path, experiment, carrier, minimum=2)
+    dropped = [entry for record in found.history for entry in record.get("dropped", [])]
+    assert [(entry["round"], entry["site"]) for entry in sorted(dropped, key=lambda e: e["site"])] == [
+        (2, "a"),
+        (2, "b"),
+    ]
+    assert {entry["reason"] for entry in dropped} == {"the node has died", "G holds NaN or infinity"}
+    on_disk = (tmp_path / "server" / "run" / "metrics.jsonl").read_text()
+    assert "the node has died" in on_disk
+    base = {node: facts["base"] for node, facts in carrier.sent if facts.get("round") == 3}
+    assert base == {100: 1, 101: 1, 102: 2, 103: 2}, "both go back to the last round that was taken of them"
+    last = {node: facts["visits"] for node, facts in carrier.sent if facts.get("round") == 5}
+    assert last == {100: 4, 101: 4, 102: 5, 103: 5}
+    assert all(torch.isfinite(leaf).all() for leaf in tree.leaves(found.weights))
+
+
+def test_a_site_that_is_away_comes_back(tmp_path):
+    class Travelling(InProcess):
+        def nodes(self):
+            rounds = [facts["round"] for _, facts in self.sent if "round" in facts]
+            self.away = {101} if rounds and max(rounds) in (1, 2) else set()
+            return super().nodes()
+
+    carrier = Travelling(tmp_path)
+    found = deployed(tmp_path, config("local_sgd", cohort=0, eval_every=1), carrier, minimum=3, wire="bfloat16")
+    seen = [facts["round"] for node, facts in carrier.sent if node == 101 and "round" in facts]
+    assert seen == [1, 4]
+    assert [entry["reason"] for record in found.history for entry in record.get("dropped", [])] == [
+        "it is not connected"
+    ] * 2
+
+
+def test_too_few_for_too_long_is_an_error_that_says_what_to_do(tmp_path):
+    carrier = InProcess(tmp_path)
+    carrier.faults = {(number, 1): Failure("no") for number in range(4)}
+    lines: list[str] = []
+    with pytest.raises(UserError, match=r"round 1 had fewer than 3 updates 1 times .*; see that sites are running"):
+        deployed(tmp_path, config("local_sgd"), carrier, Hooks(say=lines.append), minimum=3, patience=1)
+    assert any("nothing from" in line and line.endswith(": no") for line in lines)
+    carrier.away = {100}
+    with pytest.raises(UserError, match=r"no word of a within 0\.1 s"):
+        deployed(tmp_path / "other", config("local_sgd"), carrier, join=0.1)
+
+
+GARBAGE = {
+    "a name too many": (lambda t: {**t, "extra": torch.zeros(1)}, "it holds extra, which nobody asked for"),
+    "a name too few": (lambda t: {k: v for k, v in t.items() if k != "steps"}, "it lacks steps"),
+    "a shape": (lambda t: {**t, "weights.params:float64": t["weights.params:float64"][:-1]}, "instead of float64"),
+    "a type": (lambda t: {**t, "G:float64": t["G:float64"].float()}, "is float32"),
+    "infinity": (lambda t: {**t, "weights.params:float64": t["weights.params:float64"] / 0}, "NaN or infinity"),
+    "a count": (lambda t: {**t, "steps": torch.tensor(10**9)}, "it says it did 1000000000 steps of 3"),
+    "a share": (lambda t: {**t, "share.model": t["share.model"] * 100}, "it counts itself differently"),
+    "a pool": (lambda t: {**t, "first.weight": t["first.weight"] * 1e6}, "weights or ages of its scores"),
+    "an old score": (lambda t: {**t, "second.age": t["second.age"] - 5}, "weights or ages of its scores"),
+    "too many scores": (lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)}, "1000 entries, between"),
+    "fewer scores": (lambda t: {**t, **{n: v[:5] for n, v in t.items() if n.startswith("first.")}}, "are not 12"),
+    "mass": (lambda t: {**t, "first.weight": t["first.weight"] * 1.5}, "weights or ages of its scores"),
+    "one score too many": (lambda t: {**t, "second.b": torch.zeros(3, dtype=torch.float64)}, "are not 15"),
+    "u": (lambda t: {**t, "first.u": t["first.u"] * math.nan}, "inner estimates hold NaN"),
+}
+
+
+@pytest.mark.parametrize("kind", list(GARBAGE))
+def test_garbage_is_refused_with_a_reason(tmp_path, kind):
+    spoil, reason = GARBAGE[kind]
+    carrier = InProcess(tmp_path)
+    carrier.faults = {(0, 1): lambda answer: Envelope(answer.facts, spoil(answer.tensors))}
+    found = deployed(tmp_path, config("fedxl2", cohort=0, rounds=1, eval_every=1), carrier)
+    [dropped] = found.history[0]["dropped"]
+    assert dropped["site"] == "a"
+    assert reason in dropped["reason"]
+
+
+def letter(folder: Path, **facts) -> tuple[InProcess, Envelope]:
+    """The last letter of a run of one round to site a."""
+    kept: list[Envelope] = []
+
+    class Keeping(InProcess):
+        def send(self, letters, kind, seconds):
+            kept.extend(copied(letters[100]) for _ in [0] if kind == "train" and 100 in letters)
+            return super().send(letters, kind, seconds)
+
+    carrier = Keeping(folder)
+    deployed(folder, config("fedxl2", cohort=0, rounds=1), carrier)
+    return carrier, Envelope({**kept[-1].facts, **facts}, kept[-1].tensors)
+
+
+def test_a_site_takes_only_what_it_should(tmp_path):
+    _, good = letter(tmp_path)
+    mine = site_file(tmp_path, 0)
+    before = sorted(path.name for path in (mine.state / good.facts["run"]).iterdir())
+    for facts, reason in [
+        ({"version": "0.0"}, "they must be the same"),
+        ({"run": "../../etc"}, "the run's number is not one"),
+        ({"config": json.dumps({"model": {"name": "os:system"}})}, "does not allow the model 'os:system'"),
+    ]:
+        with pytest.raises(UserError, match=reason):
+            requests.train(mine, Envelope({**good.facts, **facts}, good.tensors))
+    with pytest.raises(wire.RefusedError, match="nobody asked for"):
+        requests.train(mine, Envelope(good.facts, {**good.tensors, "more": torch.zeros(1)}))
+    assert sorted(path.name for path in (mine.state / good.facts["run"]).iterdir()) == before
+
+
+def test_a_lost_state_is_said_and_the_run_goes_on(tmp_path):
+    _, good = letter(tmp_path)
+    mine = site_file(tmp_path, 0)
+    answer = requests.train(mine, good)
+    assert answer.facts["note"] == ""
+    for file in (mine.state / good.facts["run"]).glob("round-*"):
+        file.write_bytes(b"rubbish")
+    assert "is lost" in requests.train(mine, good).facts["note"]
+
+
+def test_a_codasca_site_that_lost_its_state_does_not_count_its_control_variate_twice(tmp_path, monkeypatch):
+    """What it once told stays in the server's mean; begun anew at 0 it would be added a second time."""
+    begun: list[tuple[Server, Client]] = []
+    rejoin = CODASCA.rejoin
+
+    def noted(self: CODASCA, server: Server, rows: int) -> Client:
+        begun.append((server, rejoin(self, server, rows)))
+        return begun[-1][1]
+
+    monkeypatch.setattr(CODASCA, "rejoin", noted)
+    carrier = InProcess(tmp_path)
+    deployed(tmp_path, config("codasca", cohort=0, rounds=2), carrier)
+    begun.clear()
+    for file in carrier.sites[100].state.glob("*/round-*"):
+        file.unlink()
+    lines: list[str] = []
+    deployed(tmp_path, config("codasca", cohort=0, rounds=3), carrier, Hooks(say=lines.append))
+    assert any("a: its state after round 2 is lost" in line for line in lines)
+    server, client = begun[0]
+    assert any(leaf.abs().max() > 0 for leaf in tree.leaves(server.c))
+    assert all(map(torch.equal, tree.leaves(client.c), tree.leaves(server.c)))
+
+
+def test_what_a_site_knew_of_other_data_is_left_behind(tmp_path, monkeypatch):
+    _, good = letter(tmp_path)
+    mine = site_file(tmp_path, 0)
+    monkeypatch.setattr(cache, "identity", lambda site: "of others")
+    assert "its data are others than in round" in requests.train(mine, good).facts["note"]
+
+
+def test_an_answer_that_came_while_another_was_worked_on_is_not_too_late(impatient):
+    class Slow:
+        here = (("one", Envelope({"n": 1}, {})),)
+
+        def send(self, letters, kind, seconds):
+            return {"one": 1, "two": 2, "three": 3}
+
+        def forget(self, tickets):
+            assert tickets == ["three"]
+
+        def answers(self, tickets):
+            here, self.here = self.here, ()
+            yield from here
+
+    carrier, found = Slow(), []
+    for node, answer in envelope.asked(carrier, {1: None, 2: None, 3: None}, "train", 0.5):
+        found.append((node, answer))
+        if node == 1:
+            impatient.sleep(0.6)
+            carrier.here = (("two", Envelope({"n": 2}, {})), ("three", Failure("the message has expired")))
+    assert [node for node, _ in found] == [1, 2, 3]
+    assert found[1][1].facts == {"n": 2}
+    assert found[2][1] == Failure("no answer within 0.5 s")
+
+
+def test_a_site_opens_its_data_from_its_cache(tmp_path):
+    mine = site_file(tmp_path, 2)
+    count = cache.prepare(mine)
+    first = cache.opened(mine)
+    assert len(first.source.labels) == count
+    written = (mine.cache / "x.npy").stat().st_mtime_ns
+    assert torch.equal(cache.opened(mine).source.x, first.source.x)
+    assert (mine.cache / "x.npy").stat().st_mtime_ns == written
+    assert cache.held_back(mine, "train") is None
+    whole = load_data(Config(data=dict(DATA), risk={}, algorithm={}, run={})).validation
+    each = [cache.held_back(site_file(tmp_path, number), "validation") for number in range(4)]
+    assert sum(len(part) for part in each) == len(whole.y), "parts of one data set share what is held back"
+    assert torch.equal(each[2].x, whole.x[2::4])
+    (mine.cache / "data.json").write_text("{")
+    assert torch.equal(cache.opened(mine).source.x, first.source.x)
+    assert (mine.cache / "x.npy").stat().st_mtime_ns > written, "a damaged cache is written anew"
+    with pytest.raises(UserError, match="part is 7, but the data have 4 client"):
+        cache.opened(replace(mine, settings=replace(mine.settings, part=7)))
+
+
+def test_half_precision_halves_what_networks_weigh_on_the_wire():
+    message = {"w": torch.randn(1000)}
+    whole, half = wire.flatten(message), wire.flatten(message, "bfloat16")
+    sizes = [sum(t.numel() * t.element_size() for t in sent.values()) for sent in (whole, half)]
+    assert sizes == [4000, 2000]
+    assert torch.equal(wire.restore(message, whole)["w"], message["w"])
+    assert torch.allclose(wire.restore(message, half)["w"], message["w"], rtol=2**-8)
+
+
+def test_half_precision_on_the_wire_loses_no_small_steps(tmp_path):
+    """Weights that change by less than bfloat16 tells apart: what each round adds must still add up."""
+    options = {"dtype": "float32", "rounds": 6, "cohort": 0}
+    experiment = config("local_sgd", **options)
+    experiment = replace(experiment, algorithm={**experiment.algorithm, "lr": 1e-3, "milestones": []})
+    half = deployed(tmp_path / "half", experiment, InProcess(tmp_path / "half"), wire="bfloat16")
+    whole = deployed(tmp_path / "whole", experiment, InProcess(tmp_path / "whole"))
+    early = simulated(replace(experiment, run={**experiment.run, "rounds": 1})).weights.params
+    for name, end in whole.weights.params.items():
+        moved, apart = end - early[name], half.weights.params[name] - end
+        assert apart.norm() < 0.1 * moved.norm(), name
+
+
+def normed_scores() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1), ScoreNorm(1))
+
+
+def test_normed_scores_need_both_classes_at_every_site(tmp_path):
+    experiment = replace(config("fedxl2"), model={"name": "tests.deploy.test_sites:normed_scores"})
+    for run in (lambda: deployed(tmp_path, experiment), lambda: simulated(experiment)):
+        with pytest.raises(UserError, match="score_norm needs both classes at every client"):
+            run()
+
+
+def test_a_node_must_be_who_its_key_says(tmp_path):
+    lines: list[str] = []
+    keys = {100: "a", 101: "b", 103: "c", 102: "d"}
+    with pytest.raises(UserError, match="no word of c, d"):
+        deployed(tmp_path, config("local_sgd"), hooks=Hooks(say=lines.append), keys=keys, join=5)
+    assert any("it says it is 'c', but its key is that of 'd'" in line for line in lines)
+
+
+def test_a_server_that_dies_before_its_first_checkpoint_begins_anew(tmp_path):
+    experiment, out = config("fedxl2"), tmp_path / "server" / "run"
+    out.mkdir(parents=True)
+    (out / "metrics.jsonl").write_text('{"round": 1}\n')
+    assert_same(deployed(tmp_path, experiment), simulated(experiment))
+
+
+def test_after_a_restart_a_round_waits_until_its_sites_are_met(tmp_path):
+    """Hellos of some are slow: the round is not held without them."""
+
+    class Slow(InProcess):
+        calls = 0
+
+        def answers(self, tickets):
+            self.calls += 1
+            ready = [t for t in tickets if not t.startswith("hello 103") or self.calls > 20]
+            return super().answers(ready)
+
+    experiment = config("fedxl2", cohort=0, rounds=1)
+    deployed(tmp_path, experiment)
+    again = deployed(tmp_path, config("fedxl2", cohort=0, rounds=2), Slow(tmp_path), minimum=2)
+    assert all("dropped" not in record for record in again.history)
+
+
+def test_sites_and_server_draw_their_data_by_one_seed(tmp_path):
+    folders = pytest.importorskip("fedxl.deploy.provision.folders", reason="needs fedxl[flower]")
+    experiment = config("fedxl2", seed=7)
+    experiment = replace(experiment, data={"name": "digits", "clients": 4, "one_class": 1})
+    folders.init(["a", "b", "c", "d"], tmp_path / "federation", config=experiment)
+    mine = read_site(tmp_path / "federation" / "sites" / "b" / "site.toml")
+    part = load_data(experiment).train.parts[1]
+    assert torch.equal(cache.opened(mine).source.x, load_data(experiment).train.source.x[torch.from_numpy(part)])
+
+
+def test_other_files_are_prepared_anew_and_missing_ones_are_not(tmp_path):
+    rng = np.random.default_rng(0)
+    file = tmp_path / "mine.npz"
+
+    def write(count: int) -> None:
+        np.savez(file, x=rng.normal(size=(count, 3)), y=np.arange(count) % 2, client=np.zeros(count, int))
+
+    write(10)
+    mine = SiteFile(SiteSettings(name="a"), {"name": "npz", "path": str(file)}, tmp_path / "a")
+    assert cache.count(mine) == 10
+    assert cache.held_back(mine, "validation") is None
+    write(12)
+    assert len(cache.opened(mine).source.labels) == 10, "not in the middle of a run"
+    before = cache.identity(mine)
+    assert cache.count(mine) == 12, "but when the site starts or says hello"
+    assert cache.identity(mine) != before
+    file.unlink()
+    assert cache.count(mine) == 12, "what is prepared is enough"
+
+
+def mounted(place: Path, options: str) -> bool:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_a_full_disk_at_a_site_loses_nothing_and_room_is_enough_to_go_on(tmp_path):
+    """A real file system of two pages: the state after one round fits, the next one beside it does not."""
+    carrier = InProcess(tmp_path)
+    state = carrier.sites[100].state
+    state.mkdir(parents=True)
+    if not mounted(state, "size=8k"):
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        found = deployed(tmp_path, config("fedxl2", cohort=0, rounds=2, eval_every=1), carrier, minimum=3)
+        dropped = [entry for record in found.history for entry in record.get("dropped", [])]
+        assert {entry["site"] for entry in dropped} == {"a"}
+        assert all("No space left on device; what was saved before is whole" in e["reason"] for e in dropped)
+        [folder] = [place for place in state.iterdir() if place.is_dir()]
+        kept, complaints = load_latest(folder)
+        assert kept
+        assert not complaints
+        assert mounted(state, "remount,size=1m")
+        longer = deployed(tmp_path, config("fedxl2", cohort=0, rounds=4, eval_every=1), carrier, minimum=3)
+        assert not any(entry["round"] > 2 for record in longer.history for entry in record.get("dropped", []))
+        asked = next(facts for node, facts in carrier.sent if node == 100 and facts.get("round") == 3)
+        assert kept.path.name == f"round-{asked['base']:08d}.safetensors", "from the state that it had kept"
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=True)  # states read from it are still mapped

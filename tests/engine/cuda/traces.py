@@ -1,0 +1,29 @@
+"""Records of functions that write into their arguments, replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedxl.engine.cuda.trace import trace
+
+
+def replayed(function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False) -> list[Any]:
+    """Replay a record that is not compiled on the arguments themselves; its operations."""
+    record = trace(function, arguments, vectorised=vectorised, compiled=False)
+    with torch.no_grad():
+        record.module(*record.inputs(arguments))
+    return list(record.module.graph.nodes)
+
+
+def assert_same(function: Callable[..., None], examples: Sequence[Tensor]) -> list[Any]:
+    """Replayed, a function writes the numbers that it writes itself; the targets of its record."""
+    wanted, found = ([tensor.clone() for tensor in examples] for _ in range(2))
+    function(*wanted)
+    nodes = replayed(function, found)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    return [node.target for node in nodes]

@@ -1,0 +1,216 @@
+"""Every algorithm on every executor: the loop over clients and the vectorised program must agree."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedxl import sampling, tree
+from fedxl.algorithms import ALGORITHMS, FeDXL2
+from fedxl.data.federation import from_arrays
+from fedxl.engine.choose import choose
+from fedxl.engine.executors import vectorised
+from fedxl.engine.simulator import Simulator
+from fedxl.models import TwoViews, cnn, mlp, scorer, weights_of
+from fedxl.risks import RISKS, auroc, average_precision, contrastive, partial_auc
+from fedxl.training.problem import build_algorithm
+from tests.conftest import EXECUTORS, RAGGED, make_clients
+
+LINEAR_ONLY = {"fedxl1", "sgd"}
+
+
+def final_state(name: str, options: dict[str, Any], risk, model, clients, executor: str, **engine: Any) -> dict:
+    """Server and population after several rounds, by name."""
+    federation = from_arrays(clients)
+    method = ALGORITHMS[name]
+    federation = federation.pooled() if method.centralized else federation
+    algorithm = build_algorithm(method, scorer(model, True), risk, federation, options)
+    cohort = engine.pop("cohort", 0)
+    simulator = Simulator(
+        algorithm, federation, EXECUTORS[executor](), 3, 4, 5, seed=1, dtype=torch.float64, **engine
+    )
+    server = algorithm.init(weights_of(model))
+    for r in range(0 if algorithm.prelude else 1, 6):
+        running = algorithm.prelude if r == 0 else algorithm
+        members = sampling.cohort(1, r, len(federation.parts), cohort)
+        server = running.aggregate(server, simulator.run_round(running, server, r, members))
+    return tree.pack({"server": server, "population": simulator.population})
+
+
+def assert_agree(first: dict, *others: dict, tolerance: float = 1e-9) -> None:
+    for other in others:
+        assert first.keys() == other.keys()
+        for key in first:
+            torch.testing.assert_close(other[key], first[key], rtol=0, atol=tolerance, equal_nan=True, msg=key)
+
+
+SETTINGS = {
+    "all clients": {},
+    "cohort of 3": {"cohort": 3},
+    "waves of 2": {"clients_at_once": 2},
+    "waves of 4, the last one short": {"clients_at_once": 4},
+    "weighted by samples": {"weighting": "samples", "cohort": 4},
+}
+
+
+@pytest.mark.parametrize("setting", list(SETTINGS))
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_executors_agree(name, setting, network):
+    risk = auroc() if name in LINEAR_ONLY else partial_auc()
+    options = {"lr": 0.1, "milestones": (4, 9), "weight_decay": 1e-3}
+    states = [
+        final_state(name, options, risk, network(), make_clients(RAGGED), executor, **SETTINGS[setting])
+        for executor in EXECUTORS
+    ]
+    assert_agree(*states)
+    params = {key: value for key, value in states[0].items() if key.startswith("server.weights.params")}
+    start = tree.pack(weights_of(network()).params)
+    assert any(
+        (value - start[key.removeprefix("server.weights.params.")]).abs().max() > 1e-4
+        for key, value in params.items()
+    )
+    assert all(torch.isfinite(value).all() for value in params.values())
+
+
+@pytest.mark.parametrize("risk", [name for name in RISKS if name != "contrastive"])
+def test_every_scalar_risk_agrees(risk, network):
+    states = [
+        final_state("fedxl2", {"lr": 0.05}, RISKS[risk](), network(), make_clients(RAGGED), executor)
+        for executor in EXECUTORS
+    ]
+    assert_agree(*states)
+
+
+def test_vector_scores_agree(network):
+    """The contrastive risk: embeddings are pooled, labels play no part."""
+    clients = [(torch.stack((x, x.flip(1)), 1), y) for x, y in make_clients(RAGGED)]
+    states = [
+        final_state("fedxl2", {"lr": 0.05}, contrastive(dim=3), TwoViews(network(3)), clients, executor)
+        for executor in EXECUTORS
+    ]
+    assert_agree(*states)
+    assert states[0]["server.pool.first.a"].shape[1:] == (6,)
+
+
+POOLS = {
+    "fresh points": {"fresh": True},
+    "two rounds kept": {"pool_rounds": 2},
+    "few uploads": {"uploads": math.ceil(3 / 6)},
+    "everything": {"fresh": True, "pool_rounds": 2, "uploads": 2},
+}
+
+
+@pytest.mark.parametrize("pool", list(POOLS))
+@pytest.mark.parametrize("risk", [partial_auc(), average_precision()], ids=["pauc", "ap"])
+def test_pool_options_agree(pool, risk, network):
+    states = [
+        final_state("fedxl2", {"lr": 0.1, **POOLS[pool]}, risk, network(), make_clients(RAGGED), executor, cohort=4)
+        for executor in EXECUTORS
+    ]
+    assert_agree(*states)
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_batch_norm_agrees(name, buffers):
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)).double()
+    risk = auroc() if name in LINEAR_ONLY else partial_auc()
+    states = [
+        final_state(name, {"lr": 0.05, "buffers": buffers}, risk, model, make_clients(RAGGED), executor, cohort=4)
+        for executor in EXECUTORS
+    ]
+    assert_agree(*states)
+    moved = states[0]["server.weights.buffers.1.running_mean"]
+    assert moved.abs().max() > 1e-3, "the statistics must have been updated"
+    assert any("states.0.buffers" in key for key in states[0]) == (buffers == "local")
+
+
+def test_convolutions_agree():
+    clients = [(x[:, :4].reshape(-1, 1, 2, 2), y) for x, y in make_clients([(4, 6), (3, 5), (2, 9)])]
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = cnn((1, 2, 2), channels=2).double()
+    states = [final_state("fedxl2", {"lr": 0.05}, partial_auc(), model, clients, executor) for executor in EXECUTORS]
+    assert_agree(*states)
+
+
+def test_thousands_of_clients_in_one_program():
+    """3,000 ragged clients at once: the executor's padding and the pool hold."""
+    rng = np.random.default_rng(0)
+    clients = make_clients([(int(p), int(n)) for p, n in rng.integers(1, 6, (3000, 2))])
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = mlp((5,), hidden=(4,)).double()
+    states = [final_state("fedxl2", {"lr": 0.05, "uploads": 1}, partial_auc(), model, clients, "vmap", cohort=2000)]
+    assert len([key for key in states[0] if key.endswith(".u") and "states" in key]) > 2900  # who was ever drawn
+    assert torch.isfinite(states[0]["server.weights.params.1.weight"]).all()
+    assert len(states[0]["server.pool.second.b"]) == 2000
+
+
+def test_dropout_is_reproducible(network):
+    model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
+    for executor in EXECUTORS:
+        before = torch.random.get_rng_state()
+        once, again = (
+            final_state("fedxl2", {"lr": 0.1}, partial_auc(), model, make_clients(RAGGED), executor) for _ in range(2)
+        )
+        assert_agree(once, again, tolerance=0)
+        assert torch.equal(before, torch.random.get_rng_state()), "the caller's random stream must be left alone"
+
+
+class Branches(nn.Module):
+    """A model that looks at its numbers, which no vectorised program can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+
+def test_auto_chooses_by_model_and_device():
+    def chosen(model: nn.Module, shape: tuple[int, ...], clients: int) -> tuple[str, str]:
+        return choose(model, scorer(model, True), torch.zeros(2, *shape), clients)
+
+    assert chosen(mlp((5,)), (5,), 16)[0] == "vmap"
+    assert chosen(mlp((5,)), (5,), 1)[0] == "loop"
+    assert chosen(nn.Sequential(nn.Dropout(0.5), mlp((5,))), (5,), 16)[0] == "vmap"
+    assert chosen(cnn((1, 8, 8)), (1, 8, 8), 16)[0] == "loop"
+    name, why = chosen(Branches(), (5,), 16)
+    assert name == "loop"
+    assert "cannot be vectorised" in why
+
+
+def test_a_whole_gradient_from_one_class_clients(network):
+    """Three sites, one without negatives, one without positives: the averaged step is the exact gradient step.
+
+    All hold the same examples, so that a batch of all of them against the pool is the whole population.
+    """
+    x, y = make_clients([(4, 4)])[0]
+    clients = [(x, y), (x[y == 1], y[y == 1]), (x[y == 0], y[y == 0])]
+    for risk in (auroc(), partial_auc()):
+        model = network()
+        federation = from_arrays(clients)
+        algorithm = FeDXL2(score=scorer(model, True), risk=risk, lr=1.0, beta=1.0, gamma=1.0, uploads=0)
+        engine = Simulator(algorithm, federation, vectorised, 1, 4, 4, dtype=torch.float64)
+        server = algorithm.init(weights_of(model))
+        everyone = np.arange(3)
+        server = algorithm.prelude.aggregate(server, engine.run_round(algorithm.prelude, server, 0, everyone))
+        assert len(server.pool.first.a) == len(server.pool.second.b) == 8
+        # Two copies of each score are in the pool; keep one, so that a draw of 4 takes each example once.
+        server = server._replace(pool=tree.map(lambda leaf: leaf[:4], server.pool))
+        after = algorithm.aggregate(server, engine.run_round(algorithm, server, 1, everyone))
+
+        leaves = {name: p.clone().requires_grad_() for name, p in weights_of(model).params.items()}
+        h = torch.func.functional_call(model, leaves, (x,)).squeeze(-1)
+        exact = torch.autograd.grad(risk.value(h, y), list(leaves.values()))
+        for (name, before), gradient in zip(server.weights.params.items(), exact, strict=True):
+            torch.testing.assert_close(before - after.weights.params[name], gradient, rtol=0, atol=1e-12)

@@ -1,0 +1,409 @@
+"""`fedxl paper`: the search is the same for all, nothing is run twice, and an interruption loses no finished run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fedxl import UserError, progress
+from fedxl.config.experiment import Config
+from fedxl.errors import DivergedError
+from fedxl.experiments.paper import ablation, runs, runtime, setup, tables
+from fedxl.experiments.paper.published import METHODS
+from fedxl.experiments.paper.published import TABLE1 as PUBLISHED1
+from fedxl.experiments.paper.published import TABLE2 as PUBLISHED2
+from fedxl.experiments.paper.runs import Job, Record, Runner, Store
+from fedxl.experiments.paper.setup import BUDGETS, Budget, Choice, experiment, subject
+from fedxl.experiments.paper.study import TABLE1, TABLE2, Study, outline
+from fedxl.experiments.paper.tuning import SEED, Search, Trial, choose
+from fedxl.experiments.paper.workers import Crew, Worker, assign, tell
+from fedxl.reporting.report import within
+from fedxl.training.run import Hooks, Progress
+from tests.cli.test_errors import command
+from tests.conftest import PATIENCE, until
+
+TINY = Budget(
+    iterations=16, trial_iterations=8, rates=(0.1, 0.3), lams=(2.0, 1.0), local_steps=4, batch=4, evaluations=2,
+    run=(("executor", "vmap"),),
+)  # fmt: skip
+
+
+def study(folder: Path, budget: Budget = TINY, seeds: int = 2) -> Study:
+    runner = Runner(Store(folder / "runs"), 1, "cpu")
+    return Study([subject("digits", "data")], budget, seeds, runner, folder, lambda line: None)
+
+
+def records(folder: Path) -> dict[str, float]:
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "runs").glob("*.json")}
+
+
+@pytest.mark.parametrize("contest", [TABLE1, TABLE2], ids=lambda contest: contest.name)
+def test_a_table_holds_every_method_and_is_not_run_twice(tmp_path, contest):
+    text = tables.run(study(tmp_path), contest)
+    content = json.loads((tmp_path / f"{contest.name}.json").read_text())
+    assert [row["figure"] for row in content["rows"]] == list(contest.figures)
+    assert list(content["rows"][0]["ours"]) == list(METHODS)
+    assert all(len(values) == 2 for values in content["rows"][0]["ours"].values())
+    for method in content["methods"]:
+        # Equal budgets: as many trials for whoever has no lam; and none of a seed that figures are reported of.
+        assert len(method["trials"]) == 3
+        best = max(method["trials"], key=lambda trial: trial["value"])
+        assert method["chosen"] == {name: best[name] for name in ("lr", "lam")}
+        assert {run["experiment"]["run"]["seed"] for run in method["runs"]} == {0, 1}
+        for run in method["runs"]:
+            top, value = max(run["curve"], key=lambda point: point[1])
+            assert (top, value) == (run["best_round"], round(run["validation"][next(iter(contest.figures))], 5))
+        assert all(run["experiment"]["algorithm"]["lr"] == best["lr"] for run in method["runs"])
+        assert all(
+            run["experiment"]["data"].get("flipped", 0) == contest.data.get("flipped", 0) for run in method["runs"]
+        )
+    assert SEED > 1
+    assert (tmp_path / f"{contest.name}.png").stat().st_size > 10_000
+    assert (tmp_path / f"{contest.name}.md").read_text() == text
+    for row in content["rows"]:
+        for name, (low, high) in row["intervals"].items():
+            assert low < sum(row["ours"][name]) / 2 < high
+
+    before = records(tmp_path)
+    assert len(before) == 5 * (3 + 2)
+    assert tables.run(study(tmp_path), contest) == text
+    assert records(tmp_path) == before
+    tables.run(study(tmp_path, seeds=3), contest)
+    after = records(tmp_path)
+    assert len(after) == len(before) + 5, "another seed is five more runs"
+    assert {name: after[name] for name in before} == before
+
+
+def test_runtime_and_ablations(tmp_path):
+    text = runtime.run(study(tmp_path, replace(TINY, iterations=48), seeds=1))
+    content = json.loads((tmp_path / "runtime.json").read_text())
+    assert [row["method"] for row in content["rows"]] == list(METHODS[1:])
+    traffic = {row["method"]: row["traffic"] for row in content["rows"]}
+    weights = 4 * (64 * 64 + 64 + 64 + 1)  # the network's bytes
+    assert weights < traffic["Local SGD"]["down"] < weights + 100
+    assert 2 * weights < traffic["Local Pair"]["up"] < 2 * weights + 100, "weights and G"
+    # Ten sites have positives, sixteen negatives; of each four steps of four scores, with u or y, weight and age.
+    pool = (10 + 16) * 16 * (3 * 4 + 8)
+    assert traffic["FeDXL"]["down"] == 2 * weights + pool + 8, "weights, G, pool and the number of steps"
+    assert "| Local SGD |" in text
+    assert "in 48 iterations, looked at every 4 rounds; one seed." in text
+    for varied in (ablation.VARY_K, ablation.VARY_N):
+        text = ablation.run(study(tmp_path, seeds=1), varied)
+        assert "one seed." in text
+        assert "±" not in text, "one run has no spread"
+        rows = json.loads((tmp_path / f"{varied.name}.json").read_text())["rows"]
+        assert [row["value"] for row in rows] == list(varied.values)
+        settings = [row["runs"][0]["experiment"] for row in rows]
+        if varied.run:
+            assert [s["run"]["local_steps"] for s in settings] == list(varied.values)
+            assert [s["run"]["rounds"] for s in settings] == [16, 2, 1, 1]
+        else:
+            assert [s["data"]["present"] for s in settings] == list(varied.values)
+        assert (tmp_path / f"{varied.name}.png").stat().st_size > 10_000
+
+
+def test_when_training_is_near_its_best():
+    history = [
+        {"round": 4, "training_seconds": 50.0, "train": {"pauc@0.5": 0.5}},  # fifty seconds, most of them compiling
+        {"round": 8, "training_seconds": 52.0, "train": {"pauc@0.5": 0.791}},
+        {"round": 12, "training_seconds": 54.0, "train": {"pauc@0.5": 0.80}},
+        {"round": 16, "training_seconds": 56.0, "train": {"pauc@0.5": 0.78}},
+    ]
+    found = runtime.reached(history)
+    assert (found.rounds, found.seconds, found.best) == (8, 4.0, 0.80)
+
+
+def test_a_diverged_trial_loses_and_if_all_do_it_is_said(monkeypatch, tmp_path):
+    def explode(*args: Any, **kwargs: Any) -> None:
+        raise DivergedError("the weights were no longer finite")
+
+    monkeypatch.setattr(runs, "execute", explode)
+    with pytest.raises(UserError, match="every rate that was tried diverged"):
+        tables.run(study(tmp_path), TABLE1)
+    assert choose([Trial(Choice(1.0), float("-inf")), Trial(Choice(0.1), 0.6)]) == Choice(0.1)
+
+
+def test_a_diverged_run_is_shown_as_such(tmp_path):
+    store = Store(tmp_path / "runs")
+    wild = Record("wild", {"diverged": "at round 3", "machine": {}})
+    entries = {("digits", name): tables.Entry(None, [wild]) for name in METHODS}
+    row = tables.row(store, TABLE2, entries, subject("digits", ""), "auroc")
+    assert row.drawn == {}
+    assert within(row.ours["FeDXL"]) == "diverged"
+
+
+def test_the_search_tries_as_many_rates_where_there_is_no_lam():
+    for budget in BUDGETS.values():
+        search = Search(budget, None, "", {})
+        for method in TABLE1.methods:
+            tried = search.rates(method) + search.refine(method, search.rates(method)[1])
+            assert len(set(tried)) == len(budget.rates) + len(budget.lams) - 1
+
+
+def test_a_run_is_known_by_what_it_is_not_by_where(tmp_path):
+    def key(root: str, **changes: Any) -> str:
+        return Job(
+            "", experiment(subject("cifar10", root), TABLE1.methods[1], TINY, Choice(0.1), 0, 16, **changes)
+        ).key
+
+    assert key("here") == key("there")
+    assert key("here") != key("here", compile=False), "its seconds are others"
+    assert key("here") != key("here", data={"flipped": 0.2})
+    run = {"experiment": {"data": {"name": "cifar10", "root": "/home/me"}, "run": {}}, "test": {}}
+    assert "/home/me" not in str(outline(Record("key", run))), "nor do tables tell where their data lay"
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    job = Job("", experiment(subject("digits", ""), TABLE1.methods[1], TINY, Choice(0.1), 0, 16))
+    (tmp_path / f"{job.key}.json").write_text("{")
+    with pytest.raises(UserError, match="remove it, and it is run again"):
+        Store(tmp_path).find(job)
+
+
+def test_data_sets_take_options():
+    found = subject("chestmnist:set=chestmnist_64,label=infiltration,clients=4", "somewhere")
+    assert found.data == {
+        "name": "medmnist", "set": "chestmnist_64", "label": "infiltration", "crop": 2, "flip": True,
+        "site_noise": 0.04, "root": "somewhere", "clients": 4,
+    }  # fmt: skip
+    other = found.with_network({"score_norm": True})
+    assert other.title == f"{found.title}, score_norm = True"
+    for budget, name in (("full", "densenet121"), ("quick", "cnn")):
+        config = experiment(other, TABLE1.methods[0], BUDGETS[budget], Choice(0.1, 2.0), 0, 100)
+        assert config.model == {"name": name, "score_norm": True}
+    joint = experiment(found, TABLE1.methods[0], BUDGETS["full"], Choice(0.1, 2.0), 0, 100)
+    assert joint.run["batch1"] == 4 * 32, "all clients' images in a step"
+    with pytest.raises(UserError, match="must read key=value"):
+        subject("cifar10:crop", "")
+    with pytest.raises(UserError, match="did you mean 'cifar10'"):
+        subject("cifar1", "")
+
+
+def test_the_full_budget_is_the_papers():
+    full = BUDGETS["full"]
+    config = experiment(subject("cifar10", ""), TABLE1.methods[-1], full, Choice(0.1, 2.0), 0, full.iterations)
+    assert (config.run["rounds"], config.run["local_steps"]) == (625, 32)
+    assert (config.run["batch1"], config.run["batch2"]) == (32, 32)
+    assert config.algorithm["milestones"] == [5000, 10_000, 15_000]
+    assert config.algorithm["beta"] == 0.1
+    assert min(full.rates) == 1e-3
+    assert max(full.rates) == 1
+    assert sorted(full.lams) == [1, 2, 3, 4, 5]
+
+
+def test_the_papers_figures_are_copied_right():
+    """Checks against the text: FeDXL is best among the federated ones in every row, and two cells by hand."""
+    assert PUBLISHED1["cifar10", "pauc@0.5"]["FeDXL"] == (0.7978, 0.0026)
+    assert PUBLISHED2["chexpert", "auroc"]["CODASCA"] == (0.7062, 0.0085)
+    for rows in (PUBLISHED1, PUBLISHED2):
+        for row in rows.values():
+            assert max(METHODS[1:], key=lambda name: row[name].mean) == "FeDXL"
+    assert {name for name, _ in PUBLISHED1} == set(setup.PAPERS)
+
+
+@pytest.mark.parametrize(("iterations", "said"), [(7, True), (8, True), (9, False)])
+def test_trials_of_one_round_are_warned_of(iterations, said, tmp_path, monkeypatch, capsys):
+    trials, data = ("--trial-iterations", str(iterations)), ("--data", "cifar10", "--root", str(tmp_path))
+    code, _, told = command(monkeypatch, capsys, "paper", "table2", "--budget", "quick", *trials, *data)
+    assert code == 2, "there are no files"
+    assert ("more than 8 are two" in told) == said
+
+
+def test_trials_stay_the_share_of_a_run_that_they_are():
+    lengths = {name: budget.with_iterations(640) for name, budget in BUDGETS.items()}
+    assert {name: (b.iterations, b.trial_iterations) for name, b in lengths.items()} == {
+        "quick": (640, 320), "short": (640, 320), "full": (640, 160),
+    }  # fmt: skip
+    assert BUDGETS["short"].with_iterations(640, 64).trial_iterations == 64
+    assert BUDGETS["full"].with_iterations(1).trial_iterations == 1
+
+
+COMMAND = [
+    sys.executable,
+    "-m",
+    "fedxl",
+    "paper",
+    "table2",
+    "--budget",
+    "quick",
+    "--seeds",
+    "1",
+    "--device",
+    "cpu",
+]
+
+
+class Piece(NamedTuple):
+    kind: str
+    number: int
+
+
+def test_like_work_goes_to_who_has_done_the_like():
+    def dealt(workers: list[Worker], todo: list[Piece]) -> list[tuple[int, Piece]]:
+        idle, waiting, order = list(workers), list(todo), []
+        while waiting and idle:
+            worker, piece = assign(idle, waiting, workers)
+            idle.remove(worker)
+            waiting.remove(piece)
+            worker.known.add(piece.kind)
+            order.append((workers.index(worker), piece))
+        return order
+
+    workers = [Worker(None, None) for _ in range(3)]
+    pieces = [Piece("a", 0), Piece("a", 1), Piece("b", 0), Piece("b", 1), Piece("b", 2)]
+    assert dealt(workers, pieces) == [(0, Piece("b", 0)), (1, Piece("a", 0)), (2, Piece("b", 1))], (
+        "what most is left of first, each by somebody else, then again what most is left of"
+    )
+    assert dealt(workers[:2], pieces[1:]) == [(0, Piece("b", 0)), (1, Piece("a", 1))], "each what it knows"
+    assert dealt(workers[1:2], pieces[2:]) == [(0, Piece("b", 0))], "and rather the unknown than nothing"
+
+
+def perish(piece: Piece) -> None:
+    os._exit(9)
+
+
+def fail_at_one(piece: Piece) -> int:
+    if piece.number == 1:
+        raise UserError("this one cannot be done")
+    return piece.number
+
+
+def test_what_a_worker_meets_with_is_told():
+    crew = Crew(1, perish)
+    with pytest.raises(UserError, match="a worker was killed"):
+        list(crew([Piece("a", 0)]))
+    crew.stop()
+    crew = Crew(1, fail_at_one)
+    assert [result for _, result in crew([Piece("a", 0), Piece("a", 2)])] == [0, 2]
+    with pytest.raises(UserError, match="this one cannot be done"):
+        list(crew([Piece("a", 1)]))
+    (process,) = crew.workers[0].process._processes.values()
+    crew.stop()
+    # Its pool waits for it, too, and whoever comes second cannot tell at once that it has ended.
+    assert until(lambda: not process.is_alive())
+
+
+def tell_of_it(piece: Piece) -> int:
+    tell(piece.number)
+    return piece.number
+
+
+def test_what_workers_tell_of_adds_up():
+    told: list[int] = []
+    crew = Crew(2, tell_of_it)
+    for _ in range(2):
+        list(crew([Piece("a", 3), Piece("b", 4), Piece("a", 5)], told.append))
+    crew.stop()
+    assert sum(told) == 24
+
+
+def two_jobs() -> list[Job]:
+    configs = [experiment(subject("digits", ""), TABLE2.methods[4], TINY, Choice(lr), 0, 16) for lr in (0.1, 0.3)]
+    return [Job(f"lr {config.algorithm['lr']}", config) for config in configs]
+
+
+def test_a_log_says_how_much_of_all_runs_is_done(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    runner = Runner(Store(tmp_path), 1, "cpu")
+    runner(two_jobs()[:1])
+    assert "one run, iterations: 12 of 16, about" in capsys.readouterr().err
+    runner(two_jobs())
+    told = re.findall(r"one run \(1 done before\), iterations: (\d+) of 16", capsys.readouterr().err)
+    assert told == ["0", "4", "8", "12"]
+    runner(two_jobs())
+    assert capsys.readouterr().err == "", "nothing is left to be done"
+
+
+def test_workers_say_how_much_of_their_runs_is_done(tmp_path, monkeypatch):
+    told: list[int] = []
+
+    @contextmanager
+    def collected(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        assert total == 32
+        yield told.append
+
+    monkeypatch.setattr(runs, "progress", collected)
+    runner = Runner(Store(tmp_path), 2, "cpu")
+    runner(two_jobs())
+    runner.dismiss()
+    assert sum(told) == 32
+
+
+def test_what_a_diverged_run_need_not_do_counts_as_done(tmp_path, monkeypatch):
+    def diverge(config: Config, hooks: Hooks) -> None:
+        hooks.on_progress(Progress(1, 4, 0.0, None))
+        raise DivergedError("at round 2")
+
+    monkeypatch.setattr(runs, "execute", diverge)
+    job = Job("wild", experiment(subject("digits", ""), TABLE2.methods[4], TINY, Choice(9.0), 0, 16))
+    told: list[int] = []
+    assert runs.perform(job, Store(tmp_path), "cpu", 1, told.append).diverged
+    assert told == [4, 12]
+
+
+def test_kinds_of_runs_are_programs():
+    def kind(data: str = "cifar10", method: int = 4, lr: float = 0.1, **run: Any) -> str:
+        return Job(
+            "", experiment(subject(data, ""), TABLE1.methods[method], TINY, Choice(lr, 2.0), 0, 16, **run)
+        ).kind
+
+    assert kind() == kind(lr=1.0) == kind(rounds=7)
+    others = [
+        kind(method=3),
+        kind(local_steps=8),
+        kind("cifar10:present=4"),
+        kind("cifar10:clients=4"),
+        kind("digits"),
+    ]
+    assert len({kind(), *others}) == 6
+
+
+def test_interrupted_it_keeps_what_is_done_and_goes_on(tmp_path):
+    """A real process with two workers, interrupted as by Ctrl-C, then finished."""
+    process = subprocess.Popen(
+        [*COMMAND, "--jobs", "2", "--out", str(tmp_path)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which whoever runs the tests may ignore
+    )  # fmt: skip
+    until(lambda: len(records(tmp_path)) >= 2, lambda: process.poll() is None)
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, said
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    kept = records(tmp_path)
+    assert 2 <= len(kept) < 30
+    again = subprocess.run(
+        [*COMMAND, "--out", str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert {name: stamp for name, stamp in records(tmp_path).items() if name in kept} == kept
+    assert "| digits | AUC | ours |" in again.stdout
+    assert again.stderr.count("trial") == 25 - sum(1 for name in kept if name), "the rest was done, no more"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--budget", "fast"], "unknown budget 'fast'"),
+        (["--seeds", "0"], "seeds must be at least 1"),
+        (["--model", "stem"], "'stem' must read key=value, as in --model score_norm=true"),
+        (["--budget", "quick", "--model", "stem=7x7"], "unknown setting 'model.stem'"),
+        (["--data", "cifar10", "--root", "/nowhere"], "there is no cifar-10-batches-py in /nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(options, message, tmp_path):
+    command = [sys.executable, "-m", "fedxl", "paper", "table1", "--out", str(tmp_path), *options]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert found.returncode == 2
+    assert message in found.stderr
+    assert found.stderr.count("\n") == 1
