@@ -13,10 +13,8 @@ import logging
 from pathlib import Path
 
 import torch
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
 
+from fedxl.deploy.flower.common import ClientApp, Context, Grid, Message, ServerApp
 from fedxl.deploy.provision.settings import SiteFile, read_server, read_site
 from fedxl.deploy.server.carrier import GridCarrier
 from fedxl.deploy.server.serve import serve

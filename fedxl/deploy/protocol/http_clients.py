@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import httpx
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.protobuf.client import ProtobufClient, ProtobufClientInterceptor
+
+from fedxl.deploy.flower.http import ProtobufClient, ProtobufClientInterceptor, RuntimeVersionHttpInterceptor
 
 C = TypeVar("C", bound=ProtobufClient)
 SECONDS = 60.0  # for one answer

@@ -13,16 +13,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-    iterate_object_tree,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from torch import Tensor
 
+from fedxl.deploy.flower.common import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    RecordDict,
+    get_object_body,
+    get_object_head_values_from_object_content,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    pull_objects,
+)
+from fedxl.deploy.flower.protobuf import ObjectTree
 from fedxl.deploy.protocol.envelope import Envelope, Kind
 from fedxl.errors import RefusedError, first_line
 

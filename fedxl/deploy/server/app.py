@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 import torch
-from flwr.supercore.control import ControlHttpClient
 
+from fedxl.deploy.flower.server import ControlHttpClient
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.protocol.http_clients import client
 from fedxl.deploy.provision.connection import LINK

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from flwr.app import Array, Message
-from flwr.serverapp import Grid
-
+from fedxl.deploy.flower.common import Array, Grid, Message
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.protocol.records import KINDS, opened, sealed
 from fedxl.errors import first_line, printable, require

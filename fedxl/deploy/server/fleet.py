@@ -11,9 +11,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from fedxl.deploy.flower.protobuf import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullMessagesResponse,
+    PullObjectRequest,
+    PushMessagesRequest,
+)
 
 PREFIX = "/v1/fleet/"
 SMALL = 2**16  # bytes of a request that names a node, a run or an object

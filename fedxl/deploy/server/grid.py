@@ -14,38 +14,41 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx
-from flwr.app import Error, Message
-from flwr.app.message import make_message
-from flwr.cli.build import build_fab_from_files
-from flwr.common.constant import Status, SubStatus
-from flwr.common.serde import run_from_proto
-from flwr.common.serde_utils import metadata_from_proto
-from flwr.proto.control_pb2 import (
+
+from fedxl.deploy.flower import protobuf
+from fedxl.deploy.flower.common import (
+    Error,
+    Message,
+    ObjectUnavailableError,
+    TaskIdentity,
+    make_message,
+    make_pull_object_fn_protobuf,
+    metadata_from_proto,
+    run_from_proto,
+)
+from fedxl.deploy.flower.protobuf import ConfirmMessageReceivedRequest
+from fedxl.deploy.flower.server import (
+    AcquireTaskRequest,
+    ControlHttpClient,
+    Fab,
+    HeartbeatSender,
+    HttpGrid,
     ListNodesRequest,
     ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-)
-from flwr.proto.fab_pb2 import Fab
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
     PullAppMessagesRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
+    RegisterNodeRequest,
+    RuntimeHttpClient,
+    RuntimeTokenHttpInterceptor,
+    StartRunRequest,
+    Status,
+    StopRunRequest,
+    SubStatus,
+    TaskType,
+    build_fab_from_files,
+    make_task_heartbeat_fn_http,
 )
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
-
 from fedxl.deploy.protocol.http_clients import client
 from fedxl.deploy.protocol.records import assembled, named, require_small
 from fedxl.deploy.provision.members import Members
@@ -75,7 +78,7 @@ clientapp = "fedxl:installed"
 class Arriving:
     """A reply whose parts may still be on their way."""
 
-    message: ProtoMessage
+    message: protobuf.Message
     root: str
     missing: list[str]
     parts: dict[str, bytes] = field(default_factory=dict)

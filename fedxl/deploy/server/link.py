@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from flwr.superlink.cli.flower_superlink import flower_superlink
 
+from fedxl.deploy.flower.superlink import flower_superlink
 from fedxl.deploy.provision.connection import LINK
 from fedxl.deploy.server.gateway import Say
 from fedxl.errors import require

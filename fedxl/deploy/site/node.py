@@ -17,27 +17,31 @@ from pathlib import Path
 
 import httpx
 from cryptography import x509
-from flwr.app import Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import (
+
+from fedxl.deploy.flower.common import (
+    Message,
+    ObjectPushError,
+    TaskIdentity,
     get_all_nested_objects,
     get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
+    message_to_proto,
+    no_object_id_recompute,
+    push_objects,
+    remove_content_from_message,
 )
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
+from fedxl.deploy.flower.protobuf import (
+    ActivateNodeRequest,
+    ConfirmMessageReceivedRequest,
+    DeactivateNodeRequest,
+    Node,
+    ObjectTree,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    SendNodeHeartbeatRequest,
+)
+from fedxl.deploy.flower.site import FleetHttpClient, NodeAuthHttpInterceptor
 from fedxl.deploy.protocol.http_clients import client
 from fedxl.deploy.protocol.records import pulled
 from fedxl.deploy.provision import keys, tls

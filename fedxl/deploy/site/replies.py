@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 
 import torch
-from flwr.app import Message, MessageType
 
+from fedxl.deploy.flower.common import Message, MessageType
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.protocol.records import opened, sealed
 from fedxl.deploy.provision.settings import SiteFile
