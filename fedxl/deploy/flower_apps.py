@@ -46,25 +46,25 @@ def main(grid: Grid, context: Context) -> None:
 
 @client.query()
 def hello(message: Message, context: Context) -> Message:
-    return _answered(message, context)
+    return _reply(message, context)
 
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    return _answered(message, context)
+    return _reply(message, context)
 
 
 @client.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    return _answered(message, context)
+    return _reply(message, context)
 
 
-def _answered(message: Message, context: Context) -> Message:
+def _reply(message: Message, context: Context) -> Message:
     return reply(message, lambda: _site(context))
 
 
 def _site(context: Context) -> SiteFile:
-    """The file that this node was started with; in Flower's own simulation, that of the site with its number."""
+    """The site.toml that this node was started with; in Flower's own simulation, that of the site with its number."""
     if "site" in context.node_config:
         return read_site(Path(str(context.node_config["site"])))
     server_file = Path(str(context.run_config["server"]))

@@ -30,8 +30,8 @@ class Judging(InProcess):
         self.answered: list[tuple[str, Envelope]] = []
         self.spoil = lambda answer: answer
 
-    def _ask(self, node, kind, letter):
-        answer = super()._ask(node, kind, letter)
+    def _handle(self, node, kind, request):
+        answer = super()._handle(node, kind, request)
         if kind == "evaluate":
             answer = self.spoil(answer) if node == 100 else answer
             self.answered.append((SITES[node - 100], answer))
@@ -144,9 +144,9 @@ def test_rounds_that_different_sites_have_judged_are_compared_where_they_can_be(
     """In its first evaluation the run hears of one site alone, for which the model is perfect."""
 
     class Alone(Judging):
-        def _ask(self, node, kind, letter):
+        def _handle(self, node, kind, request):
             first = kind == "evaluate" and len(self.answered) < 4
-            answer = super()._ask(node, kind, letter)
+            answer = super()._handle(node, kind, request)
             if not first:
                 return answer
             lie = {**answer.facts, "kind": "figures", "figures": json.dumps(PERFECT)}

@@ -15,9 +15,9 @@ from torch import nn
 from fedxl.algorithms.protocol import Algorithm
 from fedxl.config.experiment import Config, load_data
 from fedxl.deploy.parts import CPU, Parts, build
-from fedxl.deploy.protocol.envelope import Carrier, Letterhead
-from fedxl.deploy.provision.settings import Server
-from fedxl.deploy.server.directory import Directory, Facts
+from fedxl.deploy.protocol.envelope import Carrier, RunHeader
+from fedxl.deploy.provision.settings import ServerFile
+from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import GridEngine
 from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.errors import UserError, require
@@ -45,7 +45,7 @@ class ServerTask:
 
 
 def serve(
-    server: Server,
+    server: ServerFile,
     carrier: Carrier,
     hooks: Hooks | None = None,
     keys: Mapping[int, str] | None = None,
@@ -72,7 +72,7 @@ def serve(
     if hasattr(parts.algorithm, "positive_share"):
         # Sites know their own share of positives only.
         told["algorithm"] = {**told["algorithm"], "positive_share": parts.algorithm.positive_share}
-    engine = GridEngine(directory, parts, Letterhead(run_id, json.dumps(told)))
+    engine = GridEngine(directory, parts, RunHeader(run_id, json.dumps(told)))
     _begin(known, run_id, directory.facts)
     task = _task(parts, engine, config, shape)
     begun = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
@@ -122,11 +122,11 @@ def _described(config: Config, run: Settings, engine: GridEngine) -> dict[str, A
     return flattened({**config.tables(), "run": asdict(run), "server": server})
 
 
-def _begun(path: Path) -> tuple[str, dict[str, Facts]]:
+def _begun(path: Path) -> tuple[str, dict[str, SiteFacts]]:
     """The number of the run in this folder and what its sites said of themselves, or those of a new one."""
     try:
         content = json.loads(path.read_text())
-        facts = {name: Facts(p, n, tuple(shape)) for name, (p, n, shape) in content["sites"].items()}
+        facts = {name: SiteFacts(p, n, tuple(shape)) for name, (p, n, shape) in content["sites"].items()}
         return str(content["run"]), facts
     except FileNotFoundError:
         return secrets.token_hex(8), {}
@@ -134,6 +134,6 @@ def _begun(path: Path) -> tuple[str, dict[str, Facts]]:
         raise UserError(f"cannot read {path}: {error}; remove the folder to begin anew") from None
 
 
-def _begin(path: Path, run_id: str, facts: Mapping[str, Facts]) -> None:
+def _begin(path: Path, run_id: str, facts: Mapping[str, SiteFacts]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps({"run": run_id, "sites": facts}, indent=1).encode())

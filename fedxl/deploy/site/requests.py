@@ -18,7 +18,7 @@ from fedxl import __version__, tree, wire
 from fedxl.algorithms.protocol import Assignment, RoundOf, Share
 from fedxl.data.federation import Federation
 from fedxl.deploy.parts import Parts, build
-from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Order, Scored
+from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache
 from fedxl.deploy.site.permission import count, permitted
@@ -38,7 +38,7 @@ RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 def hello(site: SiteFile) -> Envelope:
     """Who this is, and how much it holds. Other data than were prepared are prepared now, and never during a run."""
     cache.refresh(site)
-    federation = cache.opened(site)
+    federation = cache.training_data(site)
     labels = federation.source.labels
     facts = {
         "site": site.settings.name,
@@ -50,18 +50,18 @@ def hello(site: SiteFile) -> Envelope:
     return Envelope(facts, {})
 
 
-def train(site: SiteFile, letter: Envelope) -> Envelope:
+def train(site: SiteFile, request: Envelope) -> Envelope:
     """One round: `local_round` on this site's data, from the state after the round that the server last took."""
-    facts = letter.facts
-    _require_acceptable(letter)
+    facts = request.facts
+    _require_acceptable(request)
     experiment = permitted(site, str(facts["config"]))
     count(site, "train")
-    federation = cache.opened(site)
+    federation = cache.training_data(site)
     device = pick_device(site.settings.device)
     parts = build(experiment, federation.example_shape, federation, device)
     round = int(facts["round"])
     running = parts.algorithm.prelude if round == 0 and parts.algorithm.prelude else parts.algorithm
-    order = wire.restore(_order(parts), letter.tensors, unknown=("u",))
+    order = wire.restore(_order(parts), request.tensors, unknown=("u",))
     order = tree.to(order, device)
     engine = _engine(parts, federation, int(facts["number"]), order.share, device)
     base, data = int(facts["base"]), cache.identity(site)
@@ -79,22 +79,22 @@ def train(site: SiteFile, letter: Envelope) -> Envelope:
     return Envelope({"site": site.settings.name, "round": round, "note": note}, wire.flatten(update, precision))
 
 
-def evaluate(site: SiteFile, letter: Envelope) -> Envelope:
+def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     """How the server's model does on what this site has held back, as much of it as the site lets go."""
-    _require_acceptable(letter)
-    kind, split = site.settings.evaluate, str(letter.facts["split"])
+    _require_acceptable(request)
+    kind, split = site.settings.evaluate, str(request.facts["split"])
     told = {"site": site.settings.name, "split": split}
     if kind == "none":
         return Envelope({**told, "kind": "nothing", "why": "it lets no evaluation go"}, {})
     require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{printable(split)}'")
-    experiment = permitted(site, str(letter.facts["config"]))
+    experiment = permitted(site, str(request.facts["config"]))
     count(site, "evaluate")
     held = cache.held_back(site, split)
     if held is None:
         return Envelope({**told, "kind": "nothing", "why": f"it has no {split} data"}, {})
-    device, federation = pick_device(site.settings.device), cache.opened(site)
+    device, federation = pick_device(site.settings.device), cache.training_data(site)
     parts = build(experiment, federation.example_shape, federation, device)
-    weights = wire.restore(tree.to(weights_of(parts.model), "cpu"), letter.tensors)
+    weights = wire.restore(tree.to(weights_of(parts.model), "cpu"), request.tensors)
     judge = evaluator(parts.model, parts.risk, parts.run)
     scores = judge.scores(tree.to(weights, device), held.to(device)).cpu()
     if kind == "scores":
@@ -105,24 +105,24 @@ def evaluate(site: SiteFile, letter: Envelope) -> Envelope:
     return Envelope({**told, "kind": kind, "figures": json.dumps(judge.figures_of(scores, held.labels))}, {})
 
 
-def _in_no_order(scores: Tensor, labels: Tensor) -> Scored:
+def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
     """Sorted by all there is, so that what leaves is a set: nothing tells which example is which."""
     columns = [*scores.flatten(1).T.numpy()] if scores.ndim > 1 else [scores.numpy()]
     order = torch.from_numpy(np.lexsort([labels.numpy(), *columns]))
-    return Scored(scores[order], labels[order].to(torch.uint8))
+    return ScoreReply(scores[order], labels[order].to(torch.uint8))
 
 
-def _require_acceptable(letter: Envelope) -> None:
-    theirs = printable(letter.facts["version"])
+def _require_acceptable(request: Envelope) -> None:
+    theirs = printable(request.facts["version"])
     require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
-    require(bool(RUN_ID.fullmatch(str(letter.facts["run"]))), "the run's number is not one")
+    require(bool(RUN_ID.fullmatch(str(request.facts["run"]))), "the run's number is not one")
 
 
-def _order(parts: Parts) -> Order:
-    """What the tensors of a letter must look like."""
-    like = tree.to(parts.algorithm.init(weights_of(parts.model)), "cpu")  # where letters arrive
+def _order(parts: Parts) -> TrainRequest:
+    """What the tensors of a request must look like."""
+    like = tree.to(parts.algorithm.init(weights_of(parts.model)), "cpu")  # where requests arrive
     one = torch.zeros((), dtype=DTYPES[parts.run.dtype])
-    return Order(like, Share(one, one, one))
+    return TrainRequest(like, Share(one, one, one))
 
 
 def _engine(parts: Parts, federation: Federation, number: int, share: Share, device: torch.device) -> Simulator:
@@ -182,7 +182,7 @@ def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str)
         raise UserError(f"cannot write to {folder}: {error.strerror}; what was saved before is whole") from None
 
 
-def _require_convergence(running: RoundOf, order: Order, update: Any, parts: Parts) -> None:
+def _require_convergence(running: RoundOf, order: TrainRequest, update: Any, parts: Parts) -> None:
     """The server would refuse such an update all the same; so it learns that training is to blame, not this site."""
     order, update = tree.to((order, update), "cpu")
     told = Assignment(order.share, parts.run.local_steps, parts.algorithm.reading(parts.run.batch1, parts.run.batch2))
