@@ -17,7 +17,7 @@ from fedxl.deploy.server import directory
 from fedxl.engine.cuda.capture import again
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import loop, vectorised
-from fedxl.engine.wave import Executor
+from fedxl.engine.group import Executor
 
 Clients = list[tuple[Tensor, Tensor]]
 PATIENCE = 1800.0  # seconds after which something hangs: far more than it takes on the busiest machine

@@ -11,7 +11,7 @@ from torch.func import vmap
 from fedxl import tree
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import loop, seeded, vectorised
-from fedxl.engine.wave import Executor
+from fedxl.engine.group import Executor
 from fedxl.errors import first_line
 from fedxl.models import Score, weights_of
 

@@ -16,7 +16,7 @@ from torch.nn import functional as nnf
 
 from fedxl import sampling
 from fedxl.algorithms import ALGORITHMS
-from fedxl.algorithms.protocol import RoundOf
+from fedxl.algorithms.protocol import DataFacts
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.sites import MEANS
@@ -25,13 +25,15 @@ from fedxl.engine.choose import executor
 from fedxl.engine.cuda.capture import Play, Recorder, cuda_graph
 from fedxl.engine.cuda.graph import GraphExecutor, searching
 from fedxl.engine.cuda.lanes import Layout
-from fedxl.engine.simulator import Simulator
-from fedxl.engine.wave import Executor
+from fedxl.engine.group import Executor
 from fedxl.errors import require, unknown
-from fedxl.models import scorer, weights_of
+from fedxl.models import weights_of
 from fedxl.models.precision import PRECISIONS, products
 from fedxl.risks import partial_auc
-from fedxl.training.problem import build_algorithm
+from fedxl.training.problem import assemble
+from fedxl.training.rounds import play_round
+from fedxl.training.settings import Settings
+from fedxl.training.simulation import simulator
 
 # What images undergo on their way, as in the paper's experiments on CIFAR.
 AUGMENT = Augment(crop=4, flip=True, noise=0.02)
@@ -89,32 +91,27 @@ class Job:
         device: str = "cpu",
         precision: str = "fp32",
     ) -> None:
-        where = torch.device(device)
-        model = model.to(where)
         self.cohort, self.clients = cohort, len(federation.parts)
-        self.algorithm = build_algorithm(
-            ALGORITHMS[algorithm], scorer(model, True, precision), partial_auc(), federation, {"lr": 0.01}
-        )
-        self.engine = Simulator(
-            self.algorithm, federation, run, local_steps, batch, batch, device=where, precision=precision
-        )
-        self.server = self.algorithm.init(weights_of(model))
-        self.number = 0
-        if self.algorithm.prelude:
-            self.round(self.algorithm.prelude)
+        settings = Settings(local_steps=local_steps, batch1=batch, batch2=batch, device=device, precision=precision)
+        facts = DataFacts(federation.positive_share(settings.weighting))
+        problem = assemble(model, ALGORITHMS[algorithm](risk=partial_auc(), lr=0.01), settings, facts)
+        self.algorithm = problem.algorithm
+        self.engine = simulator(problem, federation, run)
+        self.server = self.algorithm.init(weights_of(problem.model))
+        self.number = self.algorithm.first_round
+        if self.number == 0:
+            self.round()  # the warm-up
 
-    def round(self, algorithm: RoundOf | None = None) -> None:
-        running = algorithm or self.algorithm
+    def round(self) -> None:
         members = sampling.cohort(0, self.number, self.clients, self.cohort)
-        self.server = running.aggregate(
-            self.server, self.engine.run_round(running, self.server, self.number, members)
-        )
+        self.server, _ = play_round(self.algorithm, self.engine, self.server, self.number, members)
         self.number += 1
 
     def finish(self) -> None:
         """Wait until all that was asked for is done."""
-        if self.engine.device.type == "cuda":
-            torch.cuda.synchronize(self.engine.device)
+        device = self.engine.placement.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
 
 def timed(job: Job, rounds: int, warm_up: int = 2) -> float:

@@ -24,7 +24,7 @@ from fedxl.engine.cuda.capture import Recorder, cuda_graph
 from fedxl.engine.cuda.lanes import Layout, divisor, plan
 from fedxl.engine.cuda.trace import RecordingError, explained, fuse
 from fedxl.engine.executors import loop, seeded
-from fedxl.engine.wave import Feed, Wave
+from fedxl.engine.group import Feed, Group
 
 # Operations in one recording: beyond, more steps in it save nothing and take long to record. Of a step that is not
 # compiled each is a call of Python's then.
@@ -45,36 +45,36 @@ class GraphExecutor:
     at_once: int = field(default=0, init=False)  # how many clients the program holds
     broken: bool = field(default=False, init=False)
 
-    def __call__(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
-        if self.broken or not wave.recurs:
-            return loop(algorithm, server, wave)
-        with seeded(wave.seed(0), wave.device), torch.no_grad(), searching():
+    def __call__(self, running: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
+        if self.broken or not group.comes_again:
+            return loop(running, server, group)
+        with seeded(group.seed(0), group.device), torch.no_grad(), searching():
             try:
-                return self._shrinking(algorithm, server, wave)
+                return self._shrinking(running, server, group)
             except RecordingError as error:
                 self.say(f"executor: loop, because graph cannot record this step: {error}")
                 self.program, self.broken = None, True
-        return loop(algorithm, server, wave)
+        return loop(running, server, group)
 
-    def _shrinking(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+    def _shrinking(self, algorithm: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
         """The round with as many clients together as memory holds."""
-        self.at_once = self.at_once or len(wave.clients)
+        self.at_once = self.at_once or len(group.clients)
         while True:
             try:
-                return self._in_parts(algorithm, server, wave)
+                return self._in_parts(algorithm, server, group)
             except torch.OutOfMemoryError:
                 pass  # until here the error itself holds on to what was allocated
             self._shrink()
 
-    def _in_parts(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+    def _in_parts(self, algorithm: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
         """All clients together, or in parts that fit in memory; a short part is filled up with its last client."""
-        count, size = len(wave.clients), self.at_once
+        count, size = len(group.clients), self.at_once
         clients: list[Any] = []
         updates: list[Any] = []
         for begin in range(0, count, size):
             members = range(begin, min(begin + size, count))
             padded = [*members, *[members[-1]] * (size - len(members))]
-            states, update = self._part(algorithm, server, wave.take(padded))
+            states, update = self._part(algorithm, server, group.take(padded))
             clients += states[: len(members)]
             update = tree.map(lambda leaf, few=members: leaf[: len(few)], update)
             # The next part will be written over this one.
@@ -90,31 +90,31 @@ class GraphExecutor:
             torch.cuda.empty_cache()
         self.say(f"executor: {size} clients do not fit in the device's memory together, trying {self.at_once}")
 
-    def _part(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
-        states = tree.stack_ragged(wave.clients, wave.largest_state())
+    def _part(self, algorithm: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
+        states = tree.stack_ragged(group.clients, group.largest_state())
         with explained():
-            works = vmap(algorithm.start, in_dims=(None, 0, 0))(server, states, wave.shares)
+            works = vmap(algorithm.start, in_dims=(None, 0, 0))(server, states, group.shares)
         program = self.program
-        if program is None or not program.fits(algorithm, server, works, wave.feed):
+        if program is None or not program.fits(algorithm, server, works, group.feed):
             program = self.program = None  # its memory goes to the next one
-            program = self.program = self._program(algorithm, server, works, wave)
+            program = self.program = self._program(algorithm, server, works, group)
             self.say(f"executor: graph, {program.description}")
         # Anew: a recording is warmed up, and a resumed run must draw what one without a stop would have drawn.
-        torch.manual_seed(wave.seed(0))
-        works, traces = program.run(server, works, wave.feed)
+        torch.manual_seed(group.seed(0))
+        works, traces = program.run(server, works, group.feed)
         with explained():
-            states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, wave.shares, works, traces)
-        return tree.unstack_ragged(states, wave.clients), update
+            states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, group.shares, works, traces)
+        return tree.unstack_ragged(states, group.clients), update
 
-    def _program(self, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> Program:
+    def _program(self, algorithm: ClientRound, server: Any, works: Any, group: Group) -> Program:
         """A program, compiled if it can be; without, it is slower with the same numbers."""
         try:
-            return Program(self, algorithm, server, works, wave)
+            return Program(self, algorithm, server, works, group)
         except CompilerError as error:
             reason = str(error)  # the error itself holds on to what was allocated
         self.say(f"executor: the step stays as it is, for it cannot be compiled: {reason}")
         self.compiled = False  # for good: a round of other sizes would fail alike, after minutes
-        return Program(self, algorithm, server, works, wave)
+        return Program(self, algorithm, server, works, group)
 
 
 class CompilerError(RecordingError):
@@ -124,9 +124,9 @@ class CompilerError(RecordingError):
 class Program:
     """A recorded step of a number of clients, and the memory that it reads and writes."""
 
-    def __init__(self, how: GraphExecutor, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> None:
-        self.plan = plan(algorithm, server, works, wave, how.layout, how.compiled, how.say)
-        self.algorithm, self.steps = algorithm, wave.steps
+    def __init__(self, how: GraphExecutor, algorithm: ClientRound, server: Any, works: Any, group: Group) -> None:
+        self.plan = plan(algorithm, server, works, group, how.layout, how.compiled, how.say)
+        self.algorithm, self.steps = algorithm, group.steps
         # Of the server's state only what a step reads: the pool, which it does not, changes its size.
         leaves, before = tree.leaves(server), len(tree.leaves(self.plan.everyone))
         read = [i - before for i in self.plan.traced.reads if i >= before]
@@ -136,7 +136,7 @@ class Program:
         together = "as one vectorised program" if self.plan.shared else "with a stream each"
         what = "compiled" if how.compiled else "not compiled"
         launch = self.repeats * self.plan.at_a_time
-        self.description = f"{len(wave.clients)} clients {together}, {what}, {launch} steps a launch"
+        self.description = f"{len(group.clients)} clients {together}, {what}, {launch} steps a launch"
 
     def _inputs(self, lane: Any, leaves: list[Tensor]) -> list[Tensor]:
         server = [self.server.get(i, leaf) for i, leaf in enumerate(leaves)]

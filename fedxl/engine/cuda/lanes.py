@@ -14,7 +14,7 @@ from fedxl import tree
 from fedxl.algorithms.protocol import Batch, ClientRound
 from fedxl.engine.cuda.products import as_products
 from fedxl.engine.cuda.trace import Census, RecordingError, Traced, explained, outline, trace
-from fedxl.engine.wave import Feed, Wave
+from fedxl.engine.group import Feed, Group
 
 Layout = Literal["auto", "streams", "vectorised"]
 
@@ -96,29 +96,29 @@ def plan(
     algorithm: ClientRound,
     server: Any,
     works: Any,
-    wave: Wave,
+    group: Group,
     layout: Layout,
     compiled: bool,
     say: Callable[[str], None],
 ) -> Plan:
-    """Lanes for the clients of a wave, and the record of what happens in each."""
-    stepper = Stepper(algorithm.step, wave.batch, 0, wave.steps)
-    k = wave.feed.y.new_zeros((len(wave.clients), 1), dtype=torch.int64)
+    """Lanes for the clients of a group, and the record of what happens in each."""
+    stepper = Stepper(algorithm.step, group.batch, 0, group.steps)
+    k = group.feed.y.new_zeros((len(group.clients), 1), dtype=torch.int64)
     with Census() as census:
-        slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, wave.feed)), server)
-    slots = tree.map(lambda leaf: leaf.expand(len(wave.clients), *leaf.shape), slots)
+        slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, group.feed)), server)
+    slots = tree.map(lambda leaf: leaf.expand(len(group.clients), *leaf.shape), slots)
     most = SHARED_WINDOWS if compiled else SHARED_WINDOWS_NOT_COMPILED
     if layout == "vectorised" or (layout == "auto" and census.windows <= most):
-        lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed, slots)))
+        lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, group.feed, slots)))
         try:
-            return _shared(algorithm, server, lane, wave, compiled)
+            return _shared(algorithm, server, lane, group, compiled)
         except RecordingError as error:
             if layout == "vectorised":
                 raise
             say(f"executor: a stream for each client, because {error}")
             del lane  # and its memory
-    everyone = Lane(*tree.map(_rows, (k, works, wave.feed, slots)))
-    lanes = tree.unstack(everyone, len(wave.clients))
+    everyone = Lane(*tree.map(_rows, (k, works, group.feed, slots)))
+    lanes = tree.unstack(everyone, len(group.clients))
     traced = _trace(stepper, lanes[0], server, vectorised=False, compiled=compiled)
     # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
     as_products(traced.module, 1, pixels=SMALLEST_MAPS)
@@ -126,19 +126,19 @@ def plan(
     return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=large)
 
 
-def _shared(algorithm: ClientRound, server: Any, lane: Lane, wave: Wave, compiled: bool) -> Plan:
+def _shared(algorithm: ClientRound, server: Any, lane: Lane, group: Group, compiled: bool) -> Plan:
     """One lane, in which a vectorised program moves all clients."""
     step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
-    stepper = Stepper(step, wave.batch, 1, wave.steps)
+    stepper = Stepper(step, group.batch, 1, group.steps)
     try:
         traced = _trace(stepper, lane, server, vectorised=True, compiled=compiled)
         fitting = TOGETHER // len(traced.module.graph.nodes) if compiled else 1
-        stepper = stepper._replace(at_a_time=divisor(wave.steps, fitting))
+        stepper = stepper._replace(at_a_time=divisor(group.steps, fitting))
         if stepper.at_a_time > 1:
             traced = _trace(stepper, lane, server, vectorised=True, compiled=compiled)
     except RecordingError as error:
         raise RecordingError(f"the model cannot be vectorised: {error}") from error
-    as_products(traced.module, len(wave.clients))
+    as_products(traced.module, len(group.clients))
     return Plan(traced, [lane], lane, shared=True, at_a_time=stepper.at_a_time, large=False)
 
 

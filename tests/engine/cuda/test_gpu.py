@@ -10,18 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import ALGORITHMS, auroc, fit, partial_auc, sampling, tree
+from fedxl import ALGORITHMS, auroc, partial_auc, sampling, tree
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import EXECUTORS
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import loop
-from fedxl.engine.simulator import Simulator
-from fedxl.models import cnn, scorer, simple_cnn, weights_of
-from fedxl.training.problem import build_algorithm
+from fedxl.models import cnn, simple_cnn, weights_of
 from tests.conftest import RAGGED, make_clients, recorded_only
 from tests.engine.test_executors import Branches
+from tests.running import engine_for, fit_named, play
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what makes products the same bits each time
 
@@ -52,7 +51,9 @@ def test_cuda_and_cpu_agree(name, executor, network, tmp_path):
         "checkpoint_every": 2, "executor": executor, "compile": False, "dtype": "float64", "validation": validation,
     }  # fmt: skip
     results = [
-        fit(network(), make_clients(RAGGED), risk_for(name), name, device=device, out=tmp_path / device, **settings)
+        fit_named(
+            network(), make_clients(RAGGED), risk_for(name), name, device=device, out=tmp_path / device, **settings
+        )
         for device in ("cpu", "cuda")
     ]
     for parameter, expected in results[0].weights.params.items():
@@ -71,15 +72,13 @@ def images(clients: int = 4, each: int = 30) -> Federation:
 def trained(name: str, executor, model: nn.Module, rounds: int = 4, precision: str = "fp32") -> dict:
     """The server's and the clients' state after several rounds on images."""
     federation = images().pooled() if ALGORITHMS[name].centralized else images()
-    model = model.to(CUDA)
-    score = scorer(model, True, precision)
-    algorithm = build_algorithm(ALGORITHMS[name], score, risk_for(name), federation, {"lr": 0.05})
-    engine = Simulator(algorithm, federation, executor, 4, 6, 7, device=CUDA, precision=precision)
-    server = algorithm.init(weights_of(model))
-    for r in range(0 if algorithm.prelude else 1, rounds + 1):
-        running = algorithm.prelude if r == 0 else algorithm
+    algorithm, where = ALGORITHMS[name](risk_for(name), lr=0.05), {"device": "cuda", "dtype": "float32"}
+    engine = engine_for(algorithm, model, federation, executor, 4, 6, 7, precision=precision, **where)
+    algorithm = engine.algorithm
+    server = algorithm.init(weights_of(model.to(CUDA)))
+    for r in range(algorithm.first_round, rounds + 1):
         members = sampling.cohort(0, r, len(federation.parts), 3)
-        server = running.aggregate(server, engine.run_round(running, server, r, members))
+        server = play(algorithm, engine, server, r, members)
     return tree.pack({"server": server, "population": engine.population})
 
 
@@ -153,7 +152,7 @@ def test_a_run_on_cuda_is_resumed_from_disk(network, tmp_path):
     def run(out, resume=False, rounds=6):
         settings = {"rounds": rounds, "local_steps": 2, "batch1": 4, "batch2": 5, "lr": 0.1, "checkpoint_every": 3}
         device = {"device": "cuda", "dtype": "float64", "compile": False}
-        return fit(network(), make_clients(RAGGED), partial_auc(), out=out, resume=resume, **settings, **device)
+        return fit_named(network(), make_clients(RAGGED), partial_auc(), out=out, resume=resume, **settings, **device)
 
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", rounds=3)

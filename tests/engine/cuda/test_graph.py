@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import auroc, fit, partial_auc, sampling, tree
+from fedxl import auroc, partial_auc, sampling, tree
 from fedxl.algorithms import ALGORITHMS, LocalSGD
 from fedxl.data.federation import from_arrays
 from fedxl.engine.cuda import lanes
 from fedxl.engine.cuda.capture import Play, again
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.cuda.lanes import divisor
+from fedxl.engine.drawing import Drawing
 from fedxl.engine.executors import loop
-from fedxl.engine.simulator import Simulator
-from fedxl.engine.wave import Wave
-from fedxl.models import cnn, mlp, resnet18, scorer, weights_of
-from fedxl.training.problem import build_algorithm
+from fedxl.engine.group import Group
+from fedxl.models import cnn, mlp, resnet18, weights_of
 from tests.conftest import EXECUTORS, RAGGED, make_clients, replaying
 from tests.engine.test_executors import Branches, assert_agree
+from tests.running import engine_for, fit_named, play
 
 
 class Run:
@@ -36,19 +36,16 @@ class Run:
         federation = from_arrays(clients or make_clients(RAGGED))
         self.model, self.clients = model, len(federation.parts)
         method = ALGORITHMS[method] if isinstance(method, str) else method
-        score = scorer(model, True)
-        self.algorithm = build_algorithm(method, score, partial_auc(lam), federation, options or {"lr": 0.1})
-        settings = {"local_steps": 3, "batch1": 4, "batch2": 5, "dtype": torch.float64} | engine
-        self.engine = Simulator(self.algorithm, federation, executor, **settings)
+        algorithm = method(partial_auc(lam), **(options or {"lr": 0.1}))
+        settings = {"local_steps": 3, "batch1": 4, "batch2": 5} | engine
+        self.engine = engine_for(algorithm, model, federation, executor, **settings)
+        self.algorithm = self.engine.algorithm
         self.server = self.algorithm.init(weights_of(model))
         self.number = 0
 
     def round(self, cohort: int = 0) -> None:
-        running = self.algorithm.prelude if self.number == 0 and self.algorithm.prelude else self.algorithm
         members = sampling.cohort(0, self.number, self.clients, cohort)
-        self.server = running.aggregate(
-            self.server, self.engine.run_round(running, self.server, self.number, members)
-        )
+        self.server = play(self.algorithm, self.engine, self.server, self.number, members)
         self.number += 1
 
     def state(self, *cohorts: int) -> dict:
@@ -78,9 +75,9 @@ def test_draws_are_the_same_bits_in_every_executor(network):
         seen: list[dict] = []
         inner = EXECUTORS[name]()
 
-        def spy(algorithm, server, wave: Wave):
-            seen.append(tree.pack(tree.map(torch.clone, wave.feed.draws)))
-            return inner(algorithm, server, wave)
+        def spy(algorithm, server, group: Group):
+            seen.append(tree.pack(tree.map(torch.clone, group.feed.draws)))
+            return inner(algorithm, server, group)
 
         Run(spy, network()).state(0, 4, 4, 3)
         return seen
@@ -184,7 +181,7 @@ def test_graph_on_a_cpu_is_the_loop_and_says_so(network):
     from fedxl import Hooks
 
     settings = {"rounds": 1, "local_steps": 2, "batch1": 2, "batch2": 2, "device": "cpu", "executor": "graph"}
-    fit(network(), make_clients(RAGGED), auroc(), dtype="float64", hooks=Hooks(say=lines.append), **settings)
+    fit_named(network(), make_clients(RAGGED), auroc(), dtype="float64", hooks=Hooks(say=lines.append), **settings)
     assert lines == ["executor: loop (graph needs a CUDA device, and this is cpu)"]
 
 
@@ -286,9 +283,9 @@ class HeavyBall(LocalSGD):
     def start(self, server, client, share):
         return super().start(server, client, share), server.weights.params
 
-    def step(self, server, work, batch):
+    def step(self, score, server, work, batch):
         now, last = work
-        after, trace = super().step(server, now, batch)
+        after, trace = super().step(score, server, now, batch)
         ahead = tree.map(
             lambda new, old, older: new + 0.5 * (old - older), after.weights.params, now.weights.params, last
         )
@@ -301,7 +298,7 @@ class HeavyBall(LocalSGD):
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 def test_a_state_that_crosses_over_is_looped_over(layout, network):
     lines: list[str] = []
-    method = ALGORITHMS["local_sgd"]._replace(build=HeavyBall)
+    method = HeavyBall
     executor = GraphExecutor(record=again, compiled=False, layout=layout, say=lines.append)
     found = Run(executor, network(), None, method).state(0, 0)
     assert_agree(Run(loop, network(), None, method).state(0, 0), found)
@@ -353,10 +350,10 @@ def test_the_next_round_is_drawn_ahead(network, monkeypatch):
     run = Run(loop, network())
     run.state(0, 0)
     calls: list[int] = []
-    own = Simulator._draw_own
+    own = Drawing._own
     monkeypatch.setattr(
-        Simulator,
-        "_draw_own",
+        Drawing,
+        "_own",
         lambda self, client, round, visits: calls.append(round) or own(self, client, round, visits),
     )
     run.state(0)
@@ -403,5 +400,5 @@ def test_divisors():
 
 def test_a_fallback_is_seen_by_whoever_calls_fit(network, capsys):
     settings = {"rounds": 1, "local_steps": 2, "batch1": 2, "batch2": 2, "device": "cpu", "executor": "graph"}
-    fit(network(), make_clients(RAGGED), auroc(), dtype="float64", **settings)
+    fit_named(network(), make_clients(RAGGED), auroc(), dtype="float64", **settings)
     assert capsys.readouterr().err == "executor: loop (graph needs a CUDA device, and this is cpu)\n"
