@@ -55,14 +55,14 @@ def until(condition: Callable[[], bool], going_on: Callable[[], bool] = lambda: 
     return condition()
 
 
-def recorded_only(line: str) -> None:
+def never_falls_back(line: str) -> None:
     expected = ("executor: graph", "executor: compiling")
     assert line.startswith(expected), f"nothing may fall back here: {line}"
 
 
 def replaying(layout: str) -> GraphExecutor:
     """The graph executor with its stand-in for CUDA: the same program in the same memory, called step by step."""
-    return GraphExecutor(record=again, compiled=False, layout=layout, say=recorded_only)
+    return GraphExecutor(capture=again, compiled=False, layout=layout, say=never_falls_back)
 
 
 EXECUTORS: dict[str, Callable[[], Executor]] = {

@@ -20,7 +20,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 
 
 def executor(name: str, compiled: bool = True, say: Callable[[str], None] = lambda line: None) -> Executor:
-    """An executor; `graph` remembers what it has recorded, so each engine has its own."""
+    """An executor; `graph` keeps the program it has captured, so each engine has its own."""
     named: dict[str, Executor] = {
         "loop": loop,
         "vmap": vectorised,
@@ -32,7 +32,7 @@ def executor(name: str, compiled: bool = True, say: Callable[[str], None] = lamb
 def choose(model: nn.Module, score: Score, probe: Tensor, clients_at_once: int) -> tuple[str, str]:
     """What `auto` runs, and why (measured in docs/benchmarks.md and docs/performance.md)."""
     if probe.is_cuda:
-        return "graph", f"steps of {clients_at_once} clients, recorded once and replayed on the GPU"
+        return "graph", f"steps of {clients_at_once} clients, captured once and replayed on the GPU"
     if clients_at_once < 2:
         return "loop", "one client at a time"
     if any(isinstance(module, CONVOLUTIONS) for module in model.modules()):

@@ -1,4 +1,4 @@
-"""Recording lanes of work once and playing them back: as a CUDA graph, or, where there is none, by calling again."""
+"""Capture lanes of work once and replay them: as a CUDA graph, or, where there is none, by calling them again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Play = Callable[[], None]  # reads and writes fixed memory, returns nothing
 STREAMS, STREAMS_OF_LARGE = 16, 4
 
 
-class Recorder(Protocol):
+class Capture(Protocol):
     def __call__(self, lanes: Sequence[Play], repeats: int, large: bool) -> Play:
         """One call of the result runs every lane `repeats` times; lanes know nothing of each other.
 
@@ -40,7 +40,7 @@ def cuda_graph(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
     number = min(STREAMS_OF_LARGE if large else STREAMS, len(lanes))
     origin, streams = torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(number)]
     on = [streams[i % len(streams)] for i in range(len(lanes))]
-    # A warm-up on the stream of the recording: libraries choose their algorithms and workspaces now, not then.
+    # A warm-up on the stream of the capture: libraries choose their algorithms and workspaces now, not then.
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
     for _ in range(2):
