@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,9 +23,6 @@ from fedxl.data.federation import Federation
 from fedxl.data.sites import MEANS
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import executor
-from fedxl.engine.cuda.capture import Capture, Play, cuda_graph
-from fedxl.engine.cuda.graph import GraphExecutor, searching
-from fedxl.engine.cuda.lanes import Layout
 from fedxl.engine.simulator import Simulator
 from fedxl.engine.wave import Executor
 from fedxl.errors import require, unknown
@@ -32,6 +30,10 @@ from fedxl.models import scorer, weights_of
 from fedxl.models.precision import PRECISIONS, products
 from fedxl.risks import partial_auc
 from fedxl.training.problem import build_algorithm
+
+if TYPE_CHECKING:  # what a GPU needs is imported where it is used
+    from fedxl.engine.cuda.capture import Capture, Play
+    from fedxl.engine.cuda.lanes import Layout
 
 # What images undergo on their way, as in the paper's experiments on CIFAR.
 AUGMENT = Augment(crop=4, flip=True, noise=0.02)
@@ -180,9 +182,8 @@ def measure(
     """One line of the table. `begin` is called when all is compiled, before anything is captured or timed."""
     steps, notes = min(LOOP_STEPS, setting.local_steps) if name == "loop" else setting.local_steps, [""]
     _forget_memory(setting)
-    run = executor(name, setting.compile, notes.append)
-    if isinstance(run, GraphExecutor):
-        run.capture, run.layout = _after(begin), setting.layout
+    graph: dict[str, Any] = {"capture": _after(begin), "layout": setting.layout} if name == "graph" else {}
+    run = executor(name, setting.compile, notes.append, **graph)
     job = Job(model, federation, algorithm, run, steps, setting.batch, 0, setting.device, setting.precision)
     if name != "graph":
         begin()
@@ -194,6 +195,8 @@ def measure(
 
 
 def _after(begin: Callable[[], None]) -> Capture:
+    from fedxl.engine.cuda.capture import cuda_graph
+
     def capture(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
         begin()
         return cuda_graph(lanes, repeats, large)
@@ -206,6 +209,8 @@ def joint_batch(model: nn.Module, setting: Setting, begin: Callable[[], None] = 
 
     Forward pass compiled and step captured where there is a GPU; the batch is there already, and nothing is averaged.
     """
+    from fedxl.engine.cuda.capture import cuda_graph, searching
+
     device, size = torch.device(setting.device), 2 * setting.batch * setting.clients
     exact, gpu = PRECISIONS[setting.precision], setting.device.startswith("cuda")
     _forget_memory(setting)

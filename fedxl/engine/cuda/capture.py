@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -12,6 +13,8 @@ Play = Callable[[], None]  # reads and writes fixed memory, returns nothing
 # Fewer leave the card idle between small kernels; large kernels rather share the cache with few others
 # (docs/performance.md).
 STREAMS, STREAMS_OF_LARGE = 16, 4
+# Of a convolution, to be timed. The library names the likeliest first; all hundred take minutes to build.
+MOST_ALGORITHMS = 10
 
 
 class Capture(Protocol):
@@ -59,3 +62,15 @@ def cuda_graph(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
         for stream in streams:
             origin.wait_stream(stream)
     return graph.replay
+
+
+@contextmanager
+def searching() -> Iterator[None]:
+    """Let the library time its convolutions and take the fastest, unless results must be the same bits each time."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = not torch.are_deterministic_algorithms_enabled(), MOST_ALGORITHMS
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before

@@ -9,8 +9,7 @@ list of operations, compiled into a *program* and *captured* as a CUDA graph, wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.func import vmap
 
 from fedxl import tree
 from fedxl.algorithms.protocol import ClientRound
-from fedxl.engine.cuda.capture import Capture, cuda_graph
+from fedxl.engine.cuda.capture import Capture, cuda_graph, searching
 from fedxl.engine.cuda.lanes import Layout, divisor, plan
 from fedxl.engine.cuda.trace import TraceError, explained, fuse
 from fedxl.engine.executors import loop, seeded
@@ -29,8 +28,6 @@ from fedxl.engine.wave import Feed, Wave
 # Operations in one capture: beyond, more steps in it save nothing and take long to capture. Of a step that is not
 # compiled each is a call of Python's then.
 LONGEST, LONGEST_PLAIN = 400_000, 40_000
-# Of a convolution, to be timed. The library names the likeliest first; all hundred take minutes to build.
-MOST_ALGORITHMS = 10
 
 
 @dataclass
@@ -109,12 +106,14 @@ class GraphExecutor:
     def _captured(self, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> CapturedStep:
         """A step, compiled if it can be; without, it is slower with the same numbers."""
         try:
-            return CapturedStep(self, algorithm, server, works, wave)
+            with explained():
+                return CapturedStep(self, algorithm, server, works, wave)
         except CompilerError as error:
             reason = str(error)  # the error itself holds on to what was allocated
         self.say(f"executor: the step stays as it is, for it cannot be compiled: {reason}")
         self.compiled = False  # for good: a round of other sizes would fail alike, after minutes
-        return CapturedStep(self, algorithm, server, works, wave)
+        with explained():
+            return CapturedStep(self, algorithm, server, works, wave)
 
 
 class CompilerError(TraceError):
@@ -181,15 +180,3 @@ class CapturedStep:
         for _ in range(self.steps // (self.repeats * self.plan.at_a_time)):
             self.replay()
         return everyone.work, everyone.slots
-
-
-@contextmanager
-def searching() -> Iterator[None]:
-    """Let the library time its convolutions and take the fastest, unless results must be the same bits each time."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark, cudnn.benchmark_limit = not torch.are_deterministic_algorithms_enabled(), MOST_ALGORITHMS
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before

@@ -107,6 +107,7 @@ def plan(
     with Census() as census:
         slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, wave.feed)), server)
     slots = tree.map(lambda leaf: leaf.expand(len(wave.clients), *leaf.shape), slots)
+    reason = ""
     most = SHARED_WINDOWS if compiled else SHARED_WINDOWS_NOT_COMPILED
     if layout == "vectorised" or (layout == "auto" and census.windows <= most):
         lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed, slots)))
@@ -115,11 +116,13 @@ def plan(
         except TraceError as error:
             if layout == "vectorised":
                 raise
-            say(f"executor: a stream for each client, because {error}")
+            reason = str(error)
             del lane  # and its memory
     everyone = Lane(*tree.map(_rows, (k, works, wave.feed, slots)))
     lanes = tree.unstack(everyone, len(wave.clients))
     traced = _trace(stepper, lanes[0], server, vectorised=False, compiled=compiled)
+    if reason:
+        say(f"executor: a stream for each client, because {reason}")
     # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
     as_products(traced.module, 1, pixels=SMALLEST_MAPS)
     large = census.windows > LARGE_WINDOWS * census.convolutions
