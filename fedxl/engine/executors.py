@@ -1,6 +1,6 @@
 """How the simulator runs the clients of a group: one after another, or all at once as one vectorised program.
 
-The third way, recorded once and replayed on a GPU, is in `graph.py`.
+The third way, captured once and replayed on a GPU, is in `cuda/graph.py`.
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ class Measured:
                 tree.map(lambda leaf, i=i: leaf[i], stacked)
                 for stacked, i in ((updates, row), (engine.shares, int(number)))
             )
-            sizes = algorithm.check_update(server, update, Assignment(share, engine.schedule.local_steps, engine.reading))
+            sizes = algorithm.check_update(
+                server, update, Assignment(share, engine.schedule.local_steps, engine.reading)
+            )
             found[row] = {name: float(size) for name, size in sizes.items()} if update.share.model > 0 else {}
         algorithm.check_server(algorithm.aggregate(server, updates))
         self.refused += len(self.influence.excesses(found))

@@ -13,7 +13,7 @@ from torch.func import vmap
 from fedxl import tree
 from fedxl.algorithms.protocol import Batch, ClientRound
 from fedxl.engine.cuda.products import as_products
-from fedxl.engine.cuda.trace import Census, RecordingError, Traced, explained, outline, trace
+from fedxl.engine.cuda.trace import Census, Traced, TraceError, explained, outline, trace
 from fedxl.engine.group import Feed, Group
 
 Layout = Literal["auto", "streams", "vectorised"]
@@ -78,7 +78,7 @@ def _refuse_crossed(old: Any, new: Any) -> None:
     for name, leaf in tree.pack(new).items():
         held = places.get(leaf.untyped_storage()._cdata, name)
         if held != name:
-            raise RecordingError(f"its new {name} is its old {held}; a copy of it (+ 0) would do")
+            raise TraceError(f"its new {name} is its old {held}; a copy of it (+ 0) would do")
 
 
 class Plan(NamedTuple):
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
     lanes: list[Lane]
     everyone: Lane
     shared: bool  # one lane for all clients
-    at_a_time: int  # steps that the record holds
+    at_a_time: int  # steps that the trace holds
     large: bool  # whether the kernels of one client nearly fill a GPU
 
 
@@ -101,25 +101,28 @@ def plan(
     compiled: bool,
     say: Callable[[str], None],
 ) -> Plan:
-    """Lanes for the clients of a group, and the record of what happens in each."""
+    """Lanes for the clients of a group, and the trace of what happens in each."""
     stepper = Stepper(algorithm.step, group.batch, 0, group.steps)
     k = group.feed.y.new_zeros((len(group.clients), 1), dtype=torch.int64)
     with Census() as census:
         slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, group.feed)), server)
     slots = tree.map(lambda leaf: leaf.expand(len(group.clients), *leaf.shape), slots)
+    reason = ""
     most = SHARED_WINDOWS if compiled else SHARED_WINDOWS_NOT_COMPILED
     if layout == "vectorised" or (layout == "auto" and census.windows <= most):
         lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, group.feed, slots)))
         try:
             return _shared(algorithm, server, lane, group, compiled)
-        except RecordingError as error:
+        except TraceError as error:
             if layout == "vectorised":
                 raise
-            say(f"executor: a stream for each client, because {error}")
+            reason = str(error)
             del lane  # and its memory
     everyone = Lane(*tree.map(_rows, (k, works, group.feed, slots)))
     lanes = tree.unstack(everyone, len(group.clients))
     traced = _trace(stepper, lanes[0], server, vectorised=False, compiled=compiled)
+    if reason:
+        say(f"executor: a stream for each client, because {reason}")
     # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
     as_products(traced.module, 1, pixels=SMALLEST_MAPS)
     large = census.windows > LARGE_WINDOWS * census.convolutions
@@ -136,8 +139,8 @@ def _shared(algorithm: ClientRound, server: Any, lane: Lane, group: Group, compi
         stepper = stepper._replace(at_a_time=divisor(group.steps, fitting))
         if stepper.at_a_time > 1:
             traced = _trace(stepper, lane, server, vectorised=True, compiled=compiled)
-    except RecordingError as error:
-        raise RecordingError(f"the model cannot be vectorised: {error}") from error
+    except TraceError as error:
+        raise TraceError(f"the model cannot be vectorised: {error}") from error
     as_products(traced.module, len(group.clients))
     return Plan(traced, [lane], lane, shared=True, at_a_time=stepper.at_a_time, large=False)
 
@@ -168,7 +171,7 @@ def _rows(stacked: Tensor, alignment: int = ALIGNMENT) -> Tensor:
 
 def _trace(stepper: Stepper, lane: Lane, server: Any, vectorised: bool, compiled: bool) -> Traced:
     # Told of channels that come last, some layers ask vmap for what it does only client by client, and others refuse
-    # to view their weights; so the record is made as if all were contiguous, and takes what comes. Each leaf is a
+    # to view their weights; so the trace is made as if all were contiguous, and takes what comes. Each leaf is a
     # tensor of its own: one that stood in two places (a first zero) would be one input, the other place never read.
     like = tree.map(lambda leaf: leaf.contiguous().detach(), (lane, server))
     return trace(lambda *leaves: stepper(*tree.rebuild(like, leaves)), tree.leaves(like), vectorised, compiled)

@@ -1,4 +1,4 @@
-"""On a CUDA device: the same results as on the CPU, and of the recorded graph the same as of the loop."""
+"""On a CUDA device: the same results as on the CPU, and of the captured graph the same as of the loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedxl.engine.choose import EXECUTORS
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import loop
 from fedxl.models import cnn, simple_cnn, weights_of
-from tests.conftest import RAGGED, make_clients, recorded_only
+from tests.conftest import RAGGED, make_clients, never_falls_back
 from tests.engine.test_executors import Branches
 from tests.running import engine_for, fit_named, play
 
@@ -97,25 +97,25 @@ def assert_close(found: dict, expected: dict, tolerance: float) -> None:
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_graph_and_loop_agree(name, layout, deterministic):
     """In single precision, with BatchNorm, crops, flips and noise, three of four clients a round."""
-    executor = GraphExecutor(compiled=False, layout=layout, say=recorded_only)
+    executor = GraphExecutor(compiled=False, layout=layout, say=never_falls_back)
     found = trained(name, executor, network_of(cnn))
-    assert executor.program is not None
+    assert executor.captured is not None
     assert_close(found, trained(name, loop, network_of(cnn)), 1e-4)
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 @pytest.mark.parametrize("name", ["fedxl2"])
 def test_a_compiled_graph_and_loop_agree(name, layout):
-    executor = GraphExecutor(layout=layout, say=recorded_only)
+    executor = GraphExecutor(layout=layout, say=never_falls_back)
     found = trained(name, executor, network_of(cnn))
-    assert "not compiled" not in executor.program.description
+    assert "not compiled" not in executor.captured.description
     assert_close(found, trained(name, loop, network_of(cnn)), 1e-3)
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_lower_precision_is_close(precision, layout):
-    executor = GraphExecutor(compiled=False, layout=layout, say=recorded_only)
+    executor = GraphExecutor(compiled=False, layout=layout, say=never_falls_back)
     found = trained("fedxl2", executor, network_of(cnn), precision=precision)
     exact = trained("fedxl2", loop, network_of(cnn))
     params = [key for key in exact if key.startswith("server.weights.params")]
@@ -130,7 +130,7 @@ def test_dropout_in_a_graph_is_reproducible(layout, deterministic):
     model = network_of(simple_cnn)
 
     def once() -> dict:
-        return trained("local_sgd", GraphExecutor(compiled=False, layout=layout, say=recorded_only), model)
+        return trained("local_sgd", GraphExecutor(compiled=False, layout=layout, say=never_falls_back), model)
 
     torch.cuda.manual_seed(5)
     before, first = torch.cuda.get_rng_state(), once()
@@ -139,12 +139,12 @@ def test_dropout_in_a_graph_is_reproducible(layout, deterministic):
     assert_close(once(), first, 0)
 
 
-def test_a_model_that_cannot_be_recorded_is_looped_over():
+def test_a_model_that_cannot_be_traced_is_looped_over():
     lines: list[str] = []
     model = nn.Sequential(nn.Flatten(), nn.Linear(432, 5), Branches())
     trained("fedxl2", GraphExecutor(compiled=False, say=lines.append), model)
     assert len(lines) == 1
-    assert "loop, because graph cannot record" in lines[0]
+    assert "loop, because graph cannot trace" in lines[0]
     assert "depends on the numbers" in lines[0]
 
 

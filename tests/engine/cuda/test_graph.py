@@ -91,16 +91,16 @@ def test_draws_are_the_same_bits_in_every_executor(network):
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
-def test_a_step_is_recorded_once(layout, network):
+def test_a_step_is_captured_once(layout, network):
     executor = replaying(layout)
     run = Run(executor, network())
     run.state(0, 4)
-    program = executor.program
+    captured = executor.captured
     run.state(4, 3, 4)
-    assert executor.program is program, "a smaller cohort is filled up, not recorded anew"
+    assert executor.captured is captured, "a smaller cohort is filled up, not captured anew"
     run.state(5)
     assert executor.at_once == 4, "a larger one goes in parts"
-    assert executor.program is program
+    assert executor.captured is captured
     assert_agree(run.state(), Run(loop, network()).state(0, 4, 4, 3, 4, 5))
 
 
@@ -113,7 +113,7 @@ def test_any_number_of_steps(steps, layout, network):
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 def test_a_run_that_was_stopped_draws_the_same_dropout(layout):
-    """Recording draws, too; a round must not depend on whether it was the first after a start."""
+    """Capturing draws, too; a round must not depend on whether it was the first after a start."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
     whole, stopped = Run(replaying(layout), model), Run(replaying(layout), model)
@@ -130,7 +130,7 @@ def test_clients_that_do_not_fit_go_in_parts(network):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return again(work, repeats, large)
 
-    executor = GraphExecutor(record=small, compiled=False, layout="streams", say=lines.append)
+    executor = GraphExecutor(capture=small, compiled=False, layout="streams", say=lines.append)
     found = Run(executor, network()).state(0, 0, 0, 5)
     assert_agree(Run(loop, network()).state(0, 0, 0, 5), found)
     assert [line for line in lines if "do not fit" in line] == [
@@ -146,7 +146,7 @@ def test_memory_for_not_even_one_is_the_loop(network):
     def none(work, repeats, large):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    executor = GraphExecutor(record=none, compiled=False, layout="streams", say=lines.append)
+    executor = GraphExecutor(capture=none, compiled=False, layout="streams", say=lines.append)
     found = Run(executor, network()).state(0, 0, 3)
     assert_agree(Run(loop, network()).state(0, 0, 3), found)
     assert "not even for one client" in lines[-1]
@@ -164,15 +164,15 @@ class Counts(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Branches, Counts])
-def test_what_cannot_be_recorded_is_looped_over_and_says_why(model):
+def test_what_cannot_be_traced_is_looped_over_and_says_why(model):
     lines: list[str] = []
     torch.manual_seed(0)
     network = model().double()
-    executor = GraphExecutor(record=again, compiled=False, say=lines.append)
+    executor = GraphExecutor(capture=again, compiled=False, say=lines.append)
     found = Run(executor, network).state(0, 0, 4)
     assert_agree(Run(loop, network).state(0, 0, 4), found, tolerance=0)
     assert len(lines) == 1, "told once"
-    assert lines[0].startswith("executor: loop, because graph cannot record this step")
+    assert lines[0].startswith("executor: loop, because graph cannot trace this step")
     assert "depends on the numbers it sees" in lines[0]
 
 
@@ -187,9 +187,9 @@ def test_graph_on_a_cpu_is_the_loop_and_says_so(network):
 
 def test_lanes_are_shared_where_maps_are_small(monkeypatch):
     def described(model: nn.Module, clients: list) -> str:
-        executor = GraphExecutor(record=again, compiled=False)
+        executor = GraphExecutor(capture=again, compiled=False)
         Run(executor, model.double(), clients).state(0, 0)
-        return executor.program.description
+        return executor.captured.description
 
     assert "one vectorised program" in described(mlp((5,)), make_clients(RAGGED))
     assert "one vectorised program" in described(cnn((3, 8, 8)), images())
@@ -203,7 +203,7 @@ def test_kernels_are_large_by_the_convolution_and_not_by_the_network(pictures, l
     """A deep network of small maps has as many windows as a flat one of large maps, in kernels that fill no GPU."""
     seen: list[bool] = []
 
-    def record(plays: Sequence[Play], repeats: int, large: bool) -> Play:
+    def capture(plays: Sequence[Play], repeats: int, large: bool) -> Play:
         seen.append(large)
         return again(plays, repeats, large)
 
@@ -211,7 +211,7 @@ def test_kernels_are_large_by_the_convolution_and_not_by_the_network(pictures, l
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(3 * 8 * 8, 1)).double()
     # A step's images are 4 and 5, of 8 x 8 pixels with windows of 27 numbers: more than 20 images in all layers.
     monkeypatch.setattr(lanes, "LARGE_WINDOWS", pictures * 64 * 27)
-    Run(GraphExecutor(record=record, compiled=False, layout="streams"), model, images()).state(0, 0)
+    Run(GraphExecutor(capture=capture, compiled=False, layout="streams"), model, images()).state(0, 0)
     assert set(seen) == {large}
 
 
@@ -241,7 +241,7 @@ def test_what_cannot_be_vectorised_has_streams():
     lines: list[str] = []
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), NoVmap(), nn.Linear(4, 1)).double()
-    executor = GraphExecutor(record=again, compiled=False, say=lines.append)
+    executor = GraphExecutor(capture=again, compiled=False, say=lines.append)
     found = Run(executor, model).state(0, 0, 4)
     assert_agree(Run(loop, model).state(0, 0, 4), found)
     assert lines[0].startswith("executor: a stream for each client, because the model cannot be vectorised:")
@@ -254,13 +254,13 @@ def test_what_cannot_be_vectorised_has_streams():
 def test_compiled_steps_are_the_same_steps(layout):
     """The compiler's own back end for CPUs stands in for that for GPUs: tracing, rewriting and writing in place."""
     lines: list[str] = []
-    executor = GraphExecutor(record=again, layout=layout, say=lines.append)
+    executor = GraphExecutor(capture=again, layout=layout, say=lines.append)
     settings = {"local_steps": 2, "batch1": 3, "batch2": 4}
     found = Run(executor, strided(), images(), **settings).state(0, 0, 0)
     assert_agree(Run(loop, strided(), images(), **settings).state(0, 0, 0), found)
     assert lines[-1].endswith("compiled, 2 steps a launch"), lines
     assert "not compiled" not in lines[-1]
-    assert executor.program.plan.at_a_time == (2 if layout == "vectorised" else 1)
+    assert executor.captured.plan.at_a_time == (2 if layout == "vectorised" else 1)
 
 
 @pytest.mark.slow
@@ -271,9 +271,9 @@ def test_compiled_updates_have_the_right_rate(name):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1)).double()
     options = {"lr": 0.1, "weight_decay": 0.03}
-    executor = GraphExecutor(record=again, layout="streams")
+    executor = GraphExecutor(capture=again, layout="streams")
     found = Run(executor, model, None, name, options).state(0, 0)
-    assert "not compiled" not in executor.program.description
+    assert "not compiled" not in executor.captured.description
     assert_agree(Run(loop, model, None, name, options).state(0, 0), found)
 
 
@@ -299,7 +299,7 @@ class HeavyBall(LocalSGD):
 def test_a_state_that_crosses_over_is_looped_over(layout, network):
     lines: list[str] = []
     method = HeavyBall
-    executor = GraphExecutor(record=again, compiled=False, layout=layout, say=lines.append)
+    executor = GraphExecutor(capture=again, compiled=False, layout=layout, say=lines.append)
     found = Run(executor, network(), None, method).state(0, 0)
     assert_agree(Run(loop, network(), None, method).state(0, 0), found)
     assert "its new 1.0.weight is its old 0.weights.params.0.weight" in lines[0]
@@ -372,14 +372,14 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch, network):
 
     monkeypatch.setattr("fedxl.engine.cuda.graph.fuse", broken)
     lines: list[str] = []
-    executor = GraphExecutor(record=again, say=lines.append)
+    executor = GraphExecutor(capture=again, say=lines.append)
     found = Run(executor, network()).state(0, 0, 4)
     assert_agree(Run(loop, network()).state(0, 0, 4), found)
     assert lines[1] == "executor: the step stays as it is, for it cannot be compiled: no compiler here"
     assert "not compiled" in lines[2]
-    assert executor.program is not None
-    targets = [node.target for node in executor.program.plan.traced.module.graph.nodes]
-    assert torch.ops.aten._foreach_copy_.default in targets, "recorded for replaying as it is, not for a compiler"
+    assert executor.captured is not None
+    targets = [node.target for node in executor.captured.plan.traced.module.graph.nodes]
+    assert torch.ops.aten._foreach_copy_.default in targets, "traced for a capture as it is, not for a compiler"
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
