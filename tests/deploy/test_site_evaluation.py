@@ -15,7 +15,7 @@ from fedxl.deploy.protocol.envelope import Envelope, Failure
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.deploy.site import cache, requests
 from fedxl.training.evaluate import better_at_common_sites
-from fedxl.training.run import Hooks
+from fedxl.training.trainer import Hooks
 from tests.deploy.federated import SITES, InProcess, config, deployed, simulated, site_file
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -48,13 +48,16 @@ def test_scores_of_all_sites_give_the_figures_of_the_data_in_one_place(tmp_path)
     found, _ = judged(tmp_path, *["scores"] * 4)
     expected = simulated(config("fedxl2"))
     assert found.best_round == expected.best_round
-    for mine, theirs in [(found.test, expected.test), (found.validation, expected.validation)]:
+    for mine, theirs in [
+        (found.metrics["test"], expected.metrics["test"]),
+        (found.metrics["validation"], expected.metrics["validation"]),
+    ]:
         assert mine.keys() == theirs.keys()
         assert all(mine[name] == pytest.approx(theirs[name], abs=1e-12) for name in theirs)
     scores, labels = found.test_scores
-    assert metrics.auroc(scores, labels) == pytest.approx(expected.test["auroc"], abs=1e-12)
+    assert metrics.auroc(scores, labels) == pytest.approx(expected.metrics["test"]["auroc"], abs=1e-12)
     by_site = found.history[-1]["validation_by_site"]
-    assert sum(figures["positives"] for figures in by_site.values()) == found.validation["positives"]
+    assert sum(figures["positives"] for figures in by_site.values()) == found.metrics["validation"]["positives"]
 
 
 def test_figures_alone_are_averaged_by_pairs_and_no_score_leaves(tmp_path):
@@ -78,7 +81,7 @@ def test_by_default_nothing_leaves_and_the_last_model_is_the_result(tmp_path):
     assert all(set(answer.facts) == {"site", "split", "kind", "why"} for _, answer in carrier.answered)
     assert not any(answer.tensors for _, answer in carrier.answered)
     assert found.best_round == 4
-    assert found.test == {}
+    assert found.metrics["test"] == {}
     assert found.history[0]["validation_by_site"] == dict.fromkeys(SITES, "it lets no evaluation go")
     assert any("nobody could evaluate" in line and "a: it lets no evaluation go" in line for line in lines)
 
@@ -88,7 +91,7 @@ def test_who_lets_nothing_go_is_left_out_and_the_rest_is_pooled(tmp_path):
     by_site = found.history[-1]["validation_by_site"]
     assert by_site["b"] == "it lets no evaluation go"
     told = [figures["positives"] for figures in by_site.values() if not isinstance(figures, str)]
-    assert found.validation["positives"] == sum(told)
+    assert found.metrics["validation"]["positives"] == sum(told)
     assert found.test_scores is not None
 
 
@@ -127,7 +130,7 @@ def test_one_site_without_a_figure_does_not_silence_the_others(tmp_path):
     told = [by_site[name] for name in SITES[1:]]
     pairs = [figures["positives"] * figures["negatives"] for figures in told]
     mean = sum(n * figures["auroc"] for n, figures in zip(pairs, told, strict=True)) / sum(pairs)
-    assert found.validation["auroc"] == pytest.approx(mean, abs=1e-12)
+    assert found.metrics["validation"]["auroc"] == pytest.approx(mean, abs=1e-12)
 
 
 def test_scores_beyond_the_risk_count_for_nothing(tmp_path):
@@ -215,7 +218,7 @@ def test_a_run_that_is_resumed_after_its_last_round_still_finds_its_sites(tmp_pa
     carrier = Judging(tmp_path, ["scores"] * 4)
     first = deployed(tmp_path, experiment, carrier, evaluate="sites")
     again = deployed(tmp_path, experiment, Judging(tmp_path, ["scores"] * 4), evaluate="sites")
-    assert again.test == first.test
+    assert again.metrics["test"] == first.metrics["test"]
 
 
 def test_a_model_is_judged_as_it_is_whatever_the_wire(tmp_path):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedxl import UserError, tree, wire
-from fedxl.algorithms.codasca import CODASCA, Client, Server
+from fedxl.algorithms.codasca import CODASCA, CODASCAClient, CODASCAServer
 from fedxl.config.experiment import Config, load_data
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope, Failure
@@ -22,7 +22,7 @@ from fedxl.deploy.provision.settings import SiteFile, SiteSettings, read_site
 from fedxl.deploy.site import cache, requests
 from fedxl.models.layers import ScoreNorm
 from fedxl.training.checkpoint import load_latest
-from fedxl.training.run import Hooks
+from fedxl.training.trainer import Hooks
 from tests.deploy.federated import ALGORITHMS, DATA, InProcess, config, copied, deployed, simulated, site_file
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -41,7 +41,7 @@ def test_sites_and_simulator_come_to_the_same_bits(tmp_path, algorithm):
     experiment = config(algorithm)
     found, expected = deployed(tmp_path, experiment), simulated(experiment)
     assert_same(found, expected)
-    assert found.test == expected.test
+    assert found.metrics["test"] == expected.metrics["test"]
     assert found.best_round == expected.best_round
     assert len(found.history) == 2
 
@@ -199,10 +199,10 @@ def test_a_lost_state_is_said_and_the_run_goes_on(tmp_path):
 
 def test_a_codasca_site_that_lost_its_state_does_not_count_its_control_variate_twice(tmp_path, monkeypatch):
     """What it once told stays in the server's mean; begun anew at 0 it would be added a second time."""
-    begun: list[tuple[Server, Client]] = []
+    begun: list[tuple[CODASCAServer, CODASCAClient]] = []
     rejoin = CODASCA.rejoin
 
-    def noted(self: CODASCA, server: Server, rows: int) -> Client:
+    def noted(self: CODASCA, server: CODASCAServer, rows: int) -> CODASCAClient:
         begun.append((server, rejoin(self, server, rows)))
         return begun[-1][1]
 

@@ -33,6 +33,7 @@ class RunHeader(NamedTuple):
 
     run: str  # the run id, under which a site stores its state
     config: str  # the experiment, as far as sites need it, as JSON
+    facts_of_all: str  # what an algorithm may know about the data of all sites together, as JSON
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -40,10 +41,11 @@ class RunHeader(NamedTuple):
 
 
 class TrainRequest(NamedTuple):
-    """The tensors of a request to train: the server's state, and the weight of this site."""
+    """The tensors of a request to train."""
 
-    server: Any
-    share: Share
+    server: Any  # the server's state, without the score pool
+    share: Share  # the weight of this site
+    passive: Any  # what this site reads of the score pool
 
 
 class ScoreReply(NamedTuple):

@@ -44,9 +44,8 @@ def permitted(site: SiteFile, text: str) -> Config:
 
 
 def digest(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """A hash of everything in an experiment that a server sends to sites, except for what follows from their data."""
+    """A hash of everything in an experiment that a server sends to sites."""
     kept = {name: dict(tables.get(name, {})) for name in TABLES}
-    kept["algorithm"].pop("positive_share", None)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 

@@ -22,8 +22,8 @@ from fedxl.experiments import bench
 from fedxl.experiments.paper.workers import Crew, tell
 from fedxl.files import write_atomically, write_json
 from fedxl.progress import progress
-from fedxl.training.problem import pick_device
-from fedxl.training.run import Hooks, Progress
+from fedxl.training.settings import pick_device
+from fedxl.training.trainer import Hooks, Progress
 
 FORMAT = 3  # of a record, and of what its settings mean; another number, and all is run anew
 Floats = npt.NDArray[np.float64]
@@ -183,10 +183,13 @@ def perform(job: Job, store: Store, device: str, side_by_side: int, advance: Cal
     except DivergedError as error:
         advance((job.rounds - rounds) * job.local_steps)  # which need not be done
         return store.save(job, {**content, "diverged": str(error)}, None)
-    require(bool(result.validation and result.test), f"{job.label} needs data to validate and to test on")
+    require(
+        bool(result.metrics["validation"] and result.metrics["test"]),
+        f"{job.label} needs data to validate and to test on",
+    )
     content |= {
-        "validation": result.validation,
-        "test": result.test,
+        "validation": result.metrics["validation"],
+        "test": result.metrics["test"],
         "best_round": result.best_round,
         "rounds": job.rounds,
         "seconds": result.seconds,
