@@ -174,7 +174,7 @@ LIES = {
     "NaN": (lambda a: a._replace(tensors={**a.tensors, "scores": a.tensors["scores"] * math.nan}), "NaN or infinity"),
     "labels": (lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"] + 1}), "a label each"),
     "fewer labels": (lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"][1:]}), "a label each"),
-    "more": (lambda a: a._replace(tensors={**a.tensors, "x": torch.zeros(1)}), "nobody asked for"),
+    "more": (lambda a: a._replace(tensors={**a.tensors, "x": torch.zeros(1)}), "which is unexpected"),
     "no kind": (lambda a: Envelope({"site": "a", "split": a.facts["split"]}, {}), "kind"),
     "silence": (lambda a: Failure("the node has died"), "the node has died"),
     "beyond 1": (

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("impatient")
     ("change", "reason"),
     [
         (lambda t: {**t, "states.0.u": t["states.0.u"][1:]}, "states.0.u is float64"),
-        (lambda t: {**t, "more": torch.ones(1)}, "it holds more, which nobody asked for"),
+        (lambda t: {**t, "more": torch.ones(1)}, "it holds more, which is unexpected"),
         (lambda t: {k: v for k, v in t.items() if k != "states.0.u"}, "it lacks states.0.u"),
     ],
     ids=["a shape", "a name too many", "a name too few"],

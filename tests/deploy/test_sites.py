@@ -129,7 +129,7 @@ def test_too_few_for_too_long_is_an_error_that_says_what_to_do(tmp_path):
 
 
 GARBAGE = {
-    "a name too many": (lambda t: {**t, "extra": torch.zeros(1)}, "it holds extra, which nobody asked for"),
+    "a name too many": (lambda t: {**t, "extra": torch.zeros(1)}, "it holds extra, which is unexpected"),
     "a name too few": (lambda t: {k: v for k, v in t.items() if k != "steps"}, "it lacks steps"),
     "a shape": (lambda t: {**t, "weights.params:float64": t["weights.params:float64"][:-1]}, "instead of float64"),
     "a type": (lambda t: {**t, "G:float64": t["G:float64"].float()}, "is float32"),
@@ -182,7 +182,7 @@ def test_a_site_takes_only_what_it_should(tmp_path):
     ]:
         with pytest.raises(UserError, match=reason):
             requests.train(mine, Envelope({**good.facts, **facts}, good.tensors))
-    with pytest.raises(wire.RefusedError, match="nobody asked for"):
+    with pytest.raises(wire.RefusedError, match="which is unexpected"):
         requests.train(mine, Envelope(good.facts, {**good.tensors, "more": torch.zeros(1)}))
     assert sorted(path.name for path in (mine.state / good.facts["run"]).iterdir()) == before
 
