@@ -57,7 +57,7 @@ def accepted(fn: Callable[..., Any]) -> dict[str, Any]:
     >>> accepted(power)
     {'base': <class 'float'>, 'times': <class 'int'>}
     """
-    hints = typing.get_type_hints(fn)  # of a dataclass, its fields, those it inherits included
+    hints = _hints(fn)
     groups = _groups(fn)
     names: dict[str, Any] = {}
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -68,6 +68,14 @@ def accepted(fn: Callable[..., Any]) -> dict[str, Any]:
         elif parameter.kind not in variadic:
             names[name] = hints.get(name, Any)
     return names
+
+
+def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Of a dataclass, its fields, those it inherits included; a partial or an object with __call__ has none."""
+    try:
+        return typing.get_type_hints(fn)
+    except TypeError:
+        return {}
 
 
 def _groups(fn: Callable[..., Any]) -> dict[str, Any]:
