@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedxl.algorithms import ALGORITHMS, Method
     from fedxl.data.augment import Augment
     from fedxl.errors import UserError
+    from fedxl.metrics import METRICS, Metric
     from fedxl.risks import (
         RISKS,
         XRisk,
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "ALGORITHMS",
+    "METRICS",
     "RISKS",
     "Augment",
     "Hooks",
     "Method",
+    "Metric",
     "Result",
     "Settings",
     "UserError",
@@ -51,6 +54,8 @@ _HOMES = {
     "Method": "fedxl.algorithms",
     "Augment": "fedxl.data.augment",
     "UserError": "fedxl.errors",
+    "METRICS": "fedxl.metrics",
+    "Metric": "fedxl.metrics",
     "RISKS": "fedxl.risks",
     "XRisk": "fedxl.risks",
     "auroc": "fedxl.risks",

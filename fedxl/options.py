@@ -126,4 +126,6 @@ def _words(hint: Any) -> str:
     names = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
     if typing.get_origin(hint) is tuple:
         return f"a list, each item {_words(typing.get_args(hint)[0])}"
-    return names.get(hint, str(hint))
+    if typing.get_origin(hint) is Callable:
+        return "a function"
+    return names.get(hint, f"a {hint.__name__}" if inspect.isclass(hint) else str(hint))

@@ -21,12 +21,13 @@ from fedxl.digest import add_tensor
 from fedxl.engine.choose import EXECUTORS, choose, executor, possible
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import UserError, first_line, require, unknown
+from fedxl.metrics import Item
 from fedxl.models import Score, check_output, scorer, weights_of
 from fedxl.models.layers import check_classes
 from fedxl.models.precision import PRECISIONS
 from fedxl.options import call
 from fedxl.risks import XRisk, check_risk
-from fedxl.training.evaluate import Evaluator, HeldBack, Pair, check_selection, held_back, limits
+from fedxl.training.evaluate import Evaluator, HeldBack, Pair, asked_for, check_selection, held_back
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # Beyond these a setting is a slip of the hand, and would take all memory before the first step.
@@ -51,7 +52,8 @@ class Settings:
     eval_every: int = 10  # rounds
     checkpoint_every: int = 10
     fpr: tuple[float, ...] = (0.1, 0.3, 0.5)  # limits at which partial AUC is reported
-    select: str = ""  # the validation figure by which the best model is chosen; empty: the risk's own
+    metrics: tuple[Item, ...] = ()  # more of them: "package.module:function"; in Python also functions or Metrics
+    select: str = ""  # the validation metric by which the best model is chosen; empty: the risk's own
     train_metrics: bool = False  # evaluate on the training data, too
     executor: str = "auto"  # loop, vmap, or graph on a GPU
     compile: bool = True  # whether graph fuses the step, which takes a while before the first round
@@ -84,7 +86,7 @@ class Settings:
         )
 
     def selects_by(self, risk: XRisk) -> str:
-        """The figure that the best model is chosen by."""
+        """The metric that the best model is chosen by."""
         return self.select or risk.metric
 
 
@@ -215,11 +217,11 @@ def flattened(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def evaluator(model: nn.Module, risk: XRisk, run: Settings) -> Evaluator:
-    """Of this network, by the figures that the run asks for."""
+    """Of this network, by the metrics that the run asks for."""
     # Never in half precision, in which many scores would be tied.
     exact = "fp32" if run.precision == "fp32" else "tf32"
-    fprs = limits(run.selects_by(risk), run.fpr)
-    return Evaluator(scorer(model, False), risk, fprs, DTYPES[run.dtype], exact)
+    metrics = asked_for(risk, run.selects_by(risk), run.fpr, run.metrics)
+    return Evaluator(scorer(model, False), risk, metrics, DTYPES[run.dtype], exact)
 
 
 class Population(Protocol):
