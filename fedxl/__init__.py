@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from fedxl.data.augment import Augment
     from fedxl.errors import UserError
+    from fedxl.metrics import METRICS, Metric
     from fedxl.risks import (
         RISKS,
         XRisk,
@@ -40,6 +41,7 @@ __version__ = "0.2.0"
 __all__ = [
     "ALGORITHMS",
     "CODASCA",
+    "METRICS",
     "RISKS",
     "SOX",
     "Algorithm",
@@ -50,6 +52,7 @@ __all__ = [
     "Hooks",
     "LocalPair",
     "LocalSGD",
+    "Metric",
     "Result",
     "Settings",
     "UserError",
@@ -76,6 +79,8 @@ _HOMES = {
     "SOX": "fedxl.algorithms",
     "Augment": "fedxl.data.augment",
     "UserError": "fedxl.errors",
+    "METRICS": "fedxl.metrics",
+    "Metric": "fedxl.metrics",
     "RISKS": "fedxl.risks",
     "XRisk": "fedxl.risks",
     "auroc": "fedxl.risks",

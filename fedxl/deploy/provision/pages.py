@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from fedxl import metrics
 from fedxl.config.experiment import Config
 from fedxl.deploy.provision.settings import ServerSettings
 
@@ -36,6 +37,7 @@ def site_toml(name: str, part: int, config: Config) -> str:
     rounds = int(config.run.get("rounds", 100))
     lines = [f"{key} = {json.dumps(value)}" for key, value in config.data.items()]
     names = {key: json.dumps(str(table["name"])) for key, table in config.tables().items() if "name" in table}
+    asked = [str(name) for name in (config.run.get("select", ""), *config.run.get("metrics", ()))]
     return "\n".join(
         [
             "# This site. What is in [data] stays here; put your own data there: see `fedxl data list`.",
@@ -48,9 +50,11 @@ def site_toml(name: str, part: int, config: Config) -> str:
             f"models = [{names.get('model', json.dumps('mlp'))}]  # networks; a linear one gives examples away",
             f"risks = [{names['risk']}]",
             f"algorithms = [{names['algorithm']}]",
+            f"metrics = {json.dumps(sorted(metrics.own(asked)))}  # of your own, package.module:function; "
+            "fedxl's are always allowed",
             f"rounds = {2 * rounds + 20}  # requests to train that this site answers, in all runs together",
             f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",
-            'evaluate = "none"  # what may leave of evaluations here: "none", "figures" (AUROC, ...) or all "scores"',
+            'evaluate = "none"  # what may leave of evaluations here: "none", "metrics" (AUROC, ...) or all "scores"',
             f"evaluations = {4 * rounds + 20}  # requests to evaluate that this site answers, in all runs together",
             'digest = ""  # of the one experiment that is allowed, as `fedxl deploy digest` prints it; "": any',
             "",
@@ -75,7 +79,7 @@ It sends the model out, averages what comes back, and merges the scores that sit
 2. Say in `server.toml` what to train. Sites must be able to reach {host}, port {port}.
 3. `./start.sh`. It waits for {", ".join(sites)}, then trains. Stop it with Ctrl-C and start it again: it goes on.
 
-The model and its figures are in `run/`: model.safetensors, metrics.jsonl, checkpoints/. Logs are in `flower/`. To
+The model and its metrics are in `run/`: model.safetensors, metrics.jsonl, checkpoints/. Logs are in `flower/`. To
 begin anew, remove `run/`; sites count requests over all runs, and may have to allow more.
 
 Port {port} is the only one that listens. It lets in approved sites alone, and passes on only what sites need.

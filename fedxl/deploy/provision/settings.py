@@ -11,7 +11,7 @@ from fedxl.options import call
 from fedxl.wire import PRECISIONS
 
 JUDGES = ("server", "sites")  # who evaluates: the server on its own [data], or each site on its own
-PERMITTED = ("none", "figures", "scores")  # what a site may let go of an evaluation
+PERMITTED = ("none", "metrics", "scores")  # what a site may let go of an evaluation
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,10 @@ class SiteSettings:
     models: tuple[str, ...] = ()  # networks that a run may name; one outside fedxl as package.module:factory
     risks: tuple[str, ...] = ()  # likewise
     algorithms: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()  # outside fedxl, as package.module:function; fedxl's own are always allowed
     rounds: int = 1000  # requests to train that it answers, in all runs together
     steps: int = 1000  # local steps of one
-    evaluate: str = "none"  # what it lets go of evaluations on its own data: figures (AUROC, ...), or every score
+    evaluate: str = "none"  # what it lets go of evaluations on its own data: metrics (AUROC, ...), or every score
     evaluations: int = 1000  # requests to evaluate that it answers, in all runs together
     digest: str = ""  # of the one experiment that it takes part in; "": of any that the above allows
     device: str = "auto"
@@ -71,6 +72,9 @@ class SiteSettings:
         for name in ("rounds", "steps", "evaluations"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
+        require(
+            self.evaluate != "figures", 'evaluate = "figures" is called "metrics" now; write evaluate = "metrics"'
+        )
         if self.evaluate not in PERMITTED:
             raise unknown("evaluate", self.evaluate, PERMITTED)
 

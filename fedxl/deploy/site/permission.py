@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedxl import metrics
 from fedxl.config.experiment import Config
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.errors import UserError, printable, require
@@ -32,6 +33,7 @@ def permitted(site: SiteFile, text: str) -> Config:
         require(
             name in allowed, f"this site does not allow the {kind} '{printable(name)}'; its file allows: {listed}"
         )
+    require_metrics_allowed(site, _metrics(tables["run"]))
     steps = tables["run"].get("local_steps", 32)
     require(isinstance(steps, int) and not isinstance(steps, bool), "local_steps is no whole number")
     require(steps <= settings.steps, f"this site allows {settings.steps} local steps a request, not {steps}")
@@ -40,6 +42,24 @@ def permitted(site: SiteFile, text: str) -> Config:
         require(same, "this experiment is not the one that this site's file has pinned by its digest")
     model = {key: value for key, value in tables["model"].items() if key != "weights"}  # they come from the server
     return Config(data={}, model=model, risk=tables["risk"], algorithm=tables["algorithm"], run=tables["run"])
+
+
+def require_metrics_allowed(site: SiteFile, names: Iterable[str]) -> None:
+    """That all of these metrics are fedxl's own or in the site's file: others would run code that a server names."""
+    allowed = site.settings.metrics
+    for name in sorted(metrics.own(names)):
+        listed = ", ".join(allowed) or "fedxl's own alone"
+        require(
+            name in allowed, f"this site does not allow the metric '{printable(name)}'; its file allows: {listed}"
+        )
+
+
+def _metrics(run: Mapping[str, Any]) -> list[str]:
+    """The metrics that a request names, besides the usual ones."""
+    more, select = run.get("metrics", []), run.get("select", "")
+    names = [select, *more] if isinstance(more, list) else [more]
+    require(all(isinstance(name, str) for name in names), "the request's metrics are no names")
+    return names
 
 
 def digest(tables: Mapping[str, Mapping[str, Any]]) -> str:

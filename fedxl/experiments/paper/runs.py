@@ -22,6 +22,8 @@ from fedxl.experiments import bench
 from fedxl.experiments.paper.workers import Crew, tell
 from fedxl.files import write_atomically, write_json
 from fedxl.progress import progress
+from fedxl.reporting.report import in_words
+from fedxl.training.evaluate import value_of
 from fedxl.training.settings import pick_device
 from fedxl.training.trainer import Hooks, Progress
 
@@ -77,11 +79,12 @@ class Record(NamedTuple):
     def diverged(self) -> bool:
         return "diverged" in self.content
 
-    def validation(self, figure: str) -> float:
-        return float("-inf") if self.diverged else float(self.content["validation"][figure])
+    def validation(self, select: str) -> float:
+        """The metric that models are chosen by, the higher the better."""
+        return float("-inf") if self.diverged else value_of(self.content["validation"], select)
 
-    def test(self, figure: str) -> float:
-        return float("nan") if self.diverged else float(self.content["test"][figure])
+    def test(self, metric: str) -> float:
+        return float("nan") if self.diverged else float(self.content["test"][metric])
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,5 @@ def perform(job: Job, store: Store, device: str, side_by_side: int, advance: Cal
 def _line(job: Job, record: Record) -> str:
     if record.diverged:
         return f"{job.label}: diverged"
-    validation = record.content["validation"]
-    shown = "  ".join(f"{name} {validation[name]:.4f}" for name in ("auroc", "pauc@0.3", "pauc@0.5"))
+    shown = in_words(record.content["validation"])
     return f"{job.label}: validation {shown}  ({record.content['seconds']:.0f} s)"
