@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedxl.training.problem import Settings
     from fedxl.training.run import Hooks, Result, fit
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "ALGORITHMS",
     "RISKS",
