@@ -99,12 +99,12 @@ def _defaults(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def comments(fn: Callable[..., Any]) -> dict[str, str]:
-    """The comments beside the fields of a dataclass, of those it inherits from, and of dataclasses that are defaults."""
+    """The comments beside the fields of a dataclass, inherited ones included, and of dataclasses that are defaults."""
     found: dict[str, str] = {}
     if inspect.isclass(fn):
         for base in reversed(fn.__mro__):
             if dataclasses.is_dataclass(base):
-                found |= _field_comments(base)
+                found |= {name: text for name, text in _field_comments(base).items() if text}
         return found
     for parameter in inspect.signature(fn).parameters.values():
         if dataclasses.is_dataclass(parameter.default):
