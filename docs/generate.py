@@ -35,7 +35,6 @@ from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.models import MODELS
 from fedxl.options import accepted
 from fedxl.risks import RISKS, SURROGATES
-from fedxl.training.problem import Settings
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE")  # of the repository, shown on the site, too
@@ -56,6 +55,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in generated parts. Links that leave docs/ lead to the copies on the site."""
+    if not page.file.src_uri.startswith(("notes/", "CHANGELOG")):  # these may speak of what was
+        _check_names(markdown, page)
     names = "|".join(map(re.escape, OUTSIDE))
     markdown = re.sub(rf"\]\(\.\./((?:\.\./)*)({names})", r"](\1\2", markdown)
     return MARK.sub(lambda mark: _generated(mark[1], page), markdown)
@@ -65,6 +66,21 @@ def _generated(name: str, page: Page) -> str:
     if name not in GENERATORS:
         raise PluginError(f"{page.file.src_uri}: nothing generates '{name}'; there is {', '.join(GENERATORS)}")
     return GENERATORS[name]()
+
+
+def _check_names(markdown: str, page: Page) -> None:
+    """Files and tests that a page names must be there: they move, and pages are forgotten."""
+    gone = [
+        name
+        for name in re.findall(r"\b(?:fedxl|tests|benchmarks)/[\w/]+\.py\b", markdown)
+        if not (ROOT / name).exists()
+    ]
+    sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    gone += [name for name in re.findall(r"\btest_\w+\.py\b", markdown) if name not in sources]
+    functions = set(re.findall(r"^def (test_\w+)", "\n".join(sources.values()), re.MULTILINE))
+    gone += [name for name in re.findall(r"::(test_\w+)", markdown) if name not in functions]
+    if gone:
+        raise PluginError(f"{page.file.src_uri} names what is not there: {', '.join(sorted(set(gone)))}")
 
 
 # Tables of options.
@@ -99,7 +115,7 @@ def _defaults(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def comments(fn: Callable[..., Any]) -> dict[str, str]:
-    """The comments beside the fields of a dataclass, inherited ones included, and of dataclasses that are defaults."""
+    """The comments beside the fields of a dataclass, inherited ones included, or of a function's groups of options."""
     found: dict[str, str] = {}
     if inspect.isclass(fn):
         for base in reversed(fn.__mro__):
@@ -113,13 +129,18 @@ def comments(fn: Callable[..., Any]) -> dict[str, str]:
 
 
 def _field_comments(cls: type) -> dict[str, str]:
+    nodes, by_line = _annotated(cls)
+    return {ast.unparse(node.target): by_line.get(node.lineno, "") for node in nodes}
+
+
+def _annotated(cls: type) -> tuple[list[ast.AnnAssign], dict[int, str]]:
+    """The annotated names in a class's source, and its comments by line."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    by_line = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    by_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
-    fields = [node for node in body.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
-    return {node.target.id: by_line.get(node.lineno, "") for node in fields if isinstance(node.target, ast.Name)}
+    return [node for node in body.body if isinstance(node, ast.AnnAssign)], by_line
 
 
 def _default(value: Any) -> str:
@@ -185,11 +206,11 @@ def _docstring(fn: Callable[..., Any]) -> str:
 
 
 def _formula(paragraph: str) -> str:
-    lines = paragraph.splitlines()
-    out: list[str] = []
-    for line in lines:
-        is_formula = bool(re.match(r"\s*(F|g_i|v|u_i|c) +(=|<-)", line))
-        out.append(f"\n    {line.strip()}\n" if is_formula else line)
+    """A line that begins with `F =` or the like is a block; the words behind the formula are not part of it."""
+    out = []
+    for line in paragraph.splitlines():
+        found = re.match(r"\s*((?:F|g_i|v|u_i|c) +(?:=|<-).*?)(?:\.|\s{2,}(?=\()|$)(.*)$", line)
+        out.append(f"\n    {found[1]}\n\n{found[2].strip()}" if found else line)
     return "\n".join(out)
 
 
@@ -215,7 +236,7 @@ def surrogates() -> str:
 
 
 def api() -> str:
-    """Every public name, by the room that it lives in. Rooms with functions people call come first."""
+    """Every public name, by the room that it lives in: what people call first, then what they get back."""
     rooms: dict[str, list[str]] = {}
     for name in fedxl.__all__:
         rooms.setdefault(fedxl._HOMES[name].split(".")[1], []).append(name)
@@ -223,11 +244,42 @@ def api() -> str:
     parts = []
     for room in sorted(rooms, key=lambda room: (order.index(room) if room in order else len(order), room)):
         parts.append(f"## fedxl.{room}")
-        parts += [f"::: fedxl.{name}" for name in rooms[room] if not name.isupper() or name in _CLASSES]
+        for name in sorted(rooms[room], key=lambda name: (name != "fit", name)):
+            parts += _documented(name, getattr(fedxl, name))
     return "\n\n".join(parts)
 
 
-_CLASSES = {name for name in fedxl.__all__ if inspect.isclass(getattr(fedxl, name))}
+def _documented(name: str, entry: Any) -> list[str]:
+    """Its docstring by mkdocstrings, and a table of its fields if it is a dataclass. Plain tables have pages."""
+    if not callable(entry):
+        return []
+    parts = [f"::: fedxl.{name}"]
+    if dataclasses.is_dataclass(entry) and isinstance(entry, type):
+        lines = ["| field | type | default | |", "|---|---|---|---|"]
+        lines += [
+            f"| `{name}` | {_code(kind)} | {_code(default)} | {cell(about)} |"
+            for name, kind, default, about in fields(entry)
+        ]
+        parts.append("\n".join(lines))
+    return parts
+
+
+def _code(text: str) -> str:
+    return f"`{cell(text)}`" if text else ""
+
+
+def fields(cls: type) -> list[tuple[str, str, str, str]]:
+    """The fields of a dataclass as its source has them: name, type, default, comment."""
+    about = comments(cls)
+    found: dict[str, tuple[str, str, str, str]] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            for node in _annotated(base)[0]:
+                name, kind = ast.unparse(node.target), ast.unparse(node.annotation)
+                default = ast.unparse(node.value) if node.value else "required"
+                if not (kind.startswith("ClassVar") or name.startswith("_")):
+                    found[name] = (name, kind, "" if "lambda" in default else default, about.get(name, ""))
+    return list(found.values())
 
 
 def modules() -> str:
@@ -287,7 +339,7 @@ def _parameter(parameter: click.Parameter) -> str | None:
 
 
 GENERATORS: Mapping[str, Callable[[], str]] = {
-    "run_settings": settings_of(Settings),
+    "run_settings": settings_of(fedxl.Settings),
     "server_settings": settings_of(ServerSettings),
     "site_settings": settings_of(SiteSettings),
     "algorithms": named(ALGORITHMS),
