@@ -32,9 +32,9 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The documentation site, in site/. Strict: a broken link, an unknown name or a page that no menu lists fails the build.
+# The documentation site, in site/. Strict (not with --quiet, which hides warnings from it): a broken link, an unknown name or a page that no menu lists fails the build.
 docs: .venv/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 .venv/docs: $(READY)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt \

@@ -115,7 +115,7 @@ def _defaults(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def comments(fn: Callable[..., Any]) -> dict[str, str]:
-    """The comments beside the fields of a dataclass, inherited ones included, or of a function's groups of options."""
+    """The comments beside the fields of a dataclass, inherited ones too, or of a function's groups of options."""
     found: dict[str, str] = {}
     if inspect.isclass(fn):
         for base in reversed(fn.__mro__):
