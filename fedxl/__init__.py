@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedxl.training.settings import Settings
     from fedxl.training.trainer import Hooks, Result
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "ALGORITHMS",
     "CODASCA",

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
-from fedxl import __version__
 from fedxl.config.experiment import Config, execute
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.experiments import bench
@@ -28,6 +27,9 @@ from fedxl.training.settings import pick_device
 from fedxl.training.trainer import Hooks, Progress
 
 FORMAT = 3  # of a record, and of what its settings mean; another number, and all is run anew
+# Part of every key. It was fedxl's version when the stored runs were made. A new release alone does not change what a
+# run comes to, so it must not invalidate them: raise FORMAT when it does.
+KEYED_AS = "0.2.0"
 Floats = npt.NDArray[np.float64]
 # Settings that a compiled program reads as numbers, and those that it knows nothing of.
 READ_AS_NUMBERS = {"lam", "lr", "milestones", "stage_steps", "seed", "flipped"}
@@ -43,7 +45,7 @@ class Job(NamedTuple):
     @property
     def key(self) -> str:
         """The same for the same experiment, wherever its files lie and whatever it runs on."""
-        text = json.dumps([FORMAT, __version__, without_root(self.config.tables())], sort_keys=True)
+        text = json.dumps([FORMAT, KEYED_AS, without_root(self.config.tables())], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
