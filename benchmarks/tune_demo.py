@@ -34,7 +34,7 @@ def trials(space: dict[str, tuple[float, ...]]) -> list[dict[str, float]]:
 
 
 def validation(entry: Entry) -> float:
-    """Mean best validation figure over the seeds; a trial that diverges counts for nothing."""
+    """Mean best validation metric over the seeds; a trial that diverges counts for nothing."""
     try:
         results = [execute(experiment(entry, seed), hooks=Hooks(say=lambda line: None)) for seed in SEEDS]
     except UserError:

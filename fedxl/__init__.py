@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from fedxl.data.augment import Augment
     from fedxl.errors import UserError
+    from fedxl.metrics import METRICS, Metric
     from fedxl.risks import (
         RISKS,
         XRisk,
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from fedxl.training.settings import Settings
     from fedxl.training.trainer import Hooks, Result
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "ALGORITHMS",
     "CODASCA",
+    "METRICS",
     "RISKS",
     "SOX",
     "Algorithm",
@@ -50,6 +52,7 @@ __all__ = [
     "Hooks",
     "LocalPair",
     "LocalSGD",
+    "Metric",
     "Result",
     "Settings",
     "UserError",
@@ -76,6 +79,8 @@ _HOMES = {
     "SOX": "fedxl.algorithms",
     "Augment": "fedxl.data.augment",
     "UserError": "fedxl.errors",
+    "METRICS": "fedxl.metrics",
+    "Metric": "fedxl.metrics",
     "RISKS": "fedxl.risks",
     "XRisk": "fedxl.risks",
     "auroc": "fedxl.risks",

@@ -1,14 +1,71 @@
-"""Figures of merit of raw scores: AUROC, partial AUC, average precision. Nothing is squashed on the way."""
+"""Metrics: numbers that judge a model by its raw scores. `METRICS` is the table of them, one row each.
+
+Evaluation, selection, reports and sites read that table: a new metric is its function and its row, both in this file.
+A user's own metric needs neither: it is named "package.module:function", or passed to `fit`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fedxl import registry
+from fedxl.errors import UserError, require
+
 Floats = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+COUNTS = ("positives", "negatives")  # how many examples of each class metrics rest on; recorded beside them
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that judges a model.
+
+    `compute` takes raw scores [n] (the model's outputs, in float64) and labels [n] (0 or 1), both read-only, and
+    returns a float: NaN where the metric is not defined. With `takes_limit` it takes a false positive rate besides,
+    which stands behind an @ in its name: "pauc@0.3".
+    """
+
+    compute: Callable[..., float] | None  # None: the run's own risk, which only the evaluation knows
+    summary: str = ""  # one line
+    range: tuple[float, float] = (-math.inf, math.inf)  # a site that tells a value outside is not believed
+    larger_is_better: bool = True  # if not, models are selected by "-name"
+    takes_limit: bool = False
+    shown: bool | tuple[float, ...] = True  # whether reports show it; for a metric with a limit: at which limits
+    name: str = ""  # of a metric passed to `fit`; empty: its function's. A row's name is its key in the table
+
+
+Item = str | Metric | Callable[..., float]  # what names or is a metric
+
+
+class NamedMetric(NamedTuple):
+    """A metric as it is computed in a run: under a name, and at a limit if it takes one."""
+
+    name: str  # in records and reports
+    metric: Metric
+    limit: float | None = None
+
+    @property
+    def select(self) -> str:
+        """How to choose the best model by it: a minus says that less is better."""
+        return self.name if self.metric.larger_is_better else f"-{self.name}"
+
+    def value(self, scores: Floats, labels: Labels) -> float:
+        """NaN for scores that are not finite."""
+        assert self.metric.compute is not None
+        if not np.isfinite(scores).all():
+            return math.nan
+        found: Any = self.metric.compute(scores, labels, *([] if self.limit is None else [self.limit]))
+        try:
+            return float(found)
+        except (TypeError, ValueError):
+            raise UserError(f"the metric '{self.name}' gave {found!r:.60}, which is no number") from None
 
 
 class Ranking(NamedTuple):
@@ -82,21 +139,11 @@ def average_precision(scores: Any, labels: Any) -> float:
     return float(np.sum(np.diff(true) * precision) / true[-1])
 
 
-def summary(scores: Any, labels: Any, max_fprs: Sequence[float]) -> dict[str, float]:
-    """All figures by name, and how many examples of each class they rest on."""
-    positives = int(np.sum(np.asarray(labels) > 0))
-    figures = {"auroc": auroc(scores, labels), "ap": average_precision(scores, labels)}
-    for limit in max_fprs:
-        figures[f"pauc@{limit:g}"] = partial_auc(scores, labels, limit)
-        figures[f"pauc_raw@{limit:g}"] = partial_auc_raw(scores, labels, limit)
-    return figures | {"positives": positives, "negatives": len(np.asarray(labels)) - positives}
-
-
 def resampled(runs: Sequence[Any], labels: Any, max_fpr: float = 1.0, times: int = 1000, seed: int = 0) -> Floats:
     """Partial AUC (AUC at 1) on other test sets that might have been drawn: a bootstrap within each class.
 
     The mean over runs that scored the same examples. Draws depend on the labels and the seed alone: two methods meet
-    the same test sets, so that their figures may be subtracted one by one.
+    the same test sets, so that their metrics may be subtracted one by one.
     """
     rng, positive = np.random.default_rng(seed), np.asarray(labels) > 0
     classes = [np.flatnonzero(positive == side) for side in (True, False)]
@@ -120,3 +167,129 @@ def interval(values: Any, level: float = 0.95) -> tuple[float, float]:
 def _both(scores: Any, labels: Any) -> bool:
     positive = np.asarray(labels) > 0
     return bool(positive.any() and not positive.all() and np.isfinite(np.asarray(scores, np.float64)).all())
+
+
+METRICS: Mapping[str, Metric] = {
+    "auroc": Metric(auroc, "area under the ROC curve", (0.0, 1.0)),
+    "pauc": Metric(
+        partial_auc,
+        "partial AUC up to a false positive rate, on McClish's scale: 0.5 for chance, 1 for a perfect ranking",
+        (0.0, 1.0),
+        takes_limit=True,
+        shown=(0.3, 0.5),
+    ),
+    "pauc_raw": Metric(
+        partial_auc_raw,
+        "partial AUC as the area itself, at most the false positive rate",
+        (0.0, 1.0),
+        takes_limit=True,
+        shown=False,
+    ),
+    "ap": Metric(average_precision, "average precision", (0.0, 1.0)),
+    "risk": Metric(None, "the run's own risk, exactly", larger_is_better=False),
+}
+
+
+def usual() -> list[str]:
+    """The names of the table that are computed from scores, in every evaluation."""
+    return [name for name, metric in METRICS.items() if metric.compute is not None]
+
+
+def judge(metrics: Iterable[NamedMetric], scores: Any, labels: Any) -> dict[str, float]:
+    """The values of these metrics by name, and how many examples of each class they rest on."""
+    scores, labels = np.array(scores, np.float64), (np.asarray(labels) > 0).astype(np.int64)
+    for array in (scores, labels):
+        array.flags.writeable = False  # one metric must not change what the next one judges
+    positives = int(labels.sum())
+    values = {metric.name: metric.value(scores, labels) for metric in metrics}
+    return values | dict(zip(COUNTS, (positives, len(labels) - positives), strict=True))
+
+
+def resolve(items: Iterable[Item], limits: Sequence[float] = ()) -> list[NamedMetric]:
+    """Metrics from names, functions and `Metric`s. One that takes a limit and names none is taken at all `limits`.
+
+    >>> [metric.name for metric in resolve(["auroc", "pauc@0.2", "pauc_raw"], limits=[0.3, 0.5])]
+    ['auroc', 'pauc@0.2', 'pauc_raw@0.3', 'pauc_raw@0.5']
+    """
+    found: dict[str, NamedMetric] = {}
+    for item in items:
+        for metric in _resolved(item, limits):
+            same = found.setdefault(metric.name, metric) == metric
+            require(same, f"two metrics are called '{metric.name}'; give one of them another name")
+    return list(found.values())
+
+
+def _resolved(item: Item, limits: Sequence[float]) -> list[NamedMetric]:
+    name, limit = split(item) if isinstance(item, str) else ("", None)
+    if isinstance(item, str):
+        metric = _as_metric(registry.find("metric", name, METRICS, _fits, "a Metric, or a function"), name)
+        name = key(name)
+    else:
+        metric = _as_metric(item, str(item))
+        name = metric.name or getattr(metric.compute, "__name__", "")
+        require(name.isidentifier(), f"the metric {item!r:.100} needs a name, as in Metric(..., name='sensitivity')")
+    require(metric.compute is not None, f"'{name}' is always computed and need not be asked for")
+    require(limit is None or metric.takes_limit, f"the metric '{name}' takes no limit, as in '{item}'")
+    if not metric.takes_limit:
+        return [NamedMetric(name, metric)]
+    return [NamedMetric(f"{name}@{each:g}", metric, each) for each in (limits if limit is None else [limit])]
+
+
+def _fits(found: Any) -> bool:
+    return callable(found) or isinstance(found, Metric)
+
+
+def _as_metric(found: Any, told: str) -> Metric:
+    require(_fits(found), f"a metric must be a name, a function or a Metric, not {told:.100}")
+    metric = found if isinstance(found, Metric) else Metric(found)
+    if metric.compute is not None:
+        wanted = ("scores", "labels", "limit") if metric.takes_limit else ("scores", "labels")
+        try:
+            inspect.signature(metric.compute).bind(*wanted)
+        except (TypeError, ValueError):
+            raise UserError(f"the metric {told:.100} must be a function of ({', '.join(wanted)})") from None
+    return metric
+
+
+def split(name: str) -> tuple[str, float | None]:
+    """A metric's name without its limit, and the limit.
+
+    >>> split("pauc@0.3"), split("auroc")
+    (('pauc', 0.3), ('auroc', None))
+    """
+    base, at, text = name.partition("@")
+    if not at:
+        return base, None
+    try:
+        limit = float(text)
+    except ValueError:
+        raise UserError(f"the limit in '{name}' must be a number, as in 'pauc@0.3'") from None
+    require(0 < limit <= 1, f"the limit in '{name}' must lie in (0, 1]")
+    return base, limit
+
+
+def key(name: str) -> str:
+    """What a metric is called in records, by whatever name it was asked for.
+
+    >>> key("mypackage.scores:sensitivity"), key("-risk"), key("pauc@0.3")
+    ('sensitivity', 'risk', 'pauc@0.3')
+    """
+    return name.removeprefix("-").rpartition(":")[2]
+
+
+def own(names: Iterable[str]) -> set[str]:
+    """Of these names of metrics, limits and signs left out, those that would be imported."""
+    bases = {name.removeprefix("-").partition("@")[0] for name in names}
+    return {base for base in bases if registry.own(base)}
+
+
+def shown(*tables: Mapping[str, Any]) -> list[str]:
+    """The names that reports show: those that the table says, then a user's own in these tables of values."""
+    names: list[str] = []
+    for name, metric in METRICS.items():
+        if isinstance(metric.shown, tuple):
+            names += [f"{name}@{limit:g}" for limit in metric.shown]
+        elif metric.shown:
+            names.append(name)
+    more = {name: None for table in tables for name in table if name.partition("@")[0] not in METRICS}
+    return [*names, *(name for name in more if name not in COUNTS)]

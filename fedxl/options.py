@@ -57,7 +57,7 @@ def accepted(fn: Callable[..., Any]) -> dict[str, Any]:
     >>> accepted(power)
     {'base': <class 'float'>, 'times': <class 'int'>}
     """
-    hints = typing.get_type_hints(fn)  # of a dataclass, its fields, those it inherits included
+    hints = _hints(fn)
     groups = _groups(fn)
     names: dict[str, Any] = {}
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -68,6 +68,14 @@ def accepted(fn: Callable[..., Any]) -> dict[str, Any]:
         elif parameter.kind not in variadic:
             names[name] = hints.get(name, Any)
     return names
+
+
+def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Of a dataclass, its fields, those it inherits included; a partial or an object with __call__ has none."""
+    try:
+        return typing.get_type_hints(fn)
+    except TypeError:
+        return {}
 
 
 def _groups(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -118,4 +126,6 @@ def _words(hint: Any) -> str:
     names = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
     if typing.get_origin(hint) is tuple:
         return f"a list, each item {_words(typing.get_args(hint)[0])}"
-    return names.get(hint, str(hint))
+    if typing.get_origin(hint) is Callable:
+        return "a function"
+    return names.get(hint, f"a {hint.__name__}" if inspect.isclass(hint) else str(hint))

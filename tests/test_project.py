@@ -18,7 +18,7 @@ PACKAGE = ROOT / "fedxl"
 # From the bottom up: a module imports only from lines above its own, or from its own line.
 LAYERS = [
     {"errors", "progress", "digest"},
-    {"files", "tree", "options", "toml"},
+    {"files", "tree", "options", "toml", "registry"},
     {"wire", "sampling"},
     {"risks", "models", "metrics"},
     {"algorithms"},

@@ -22,6 +22,7 @@ from fedxl.cli import deploy, paper
 from fedxl.config import experiment as configs
 from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
+from fedxl.metrics import METRICS
 from fedxl.progress import Pace, time_left
 from fedxl.reporting import report as reports
 from fedxl.risks import RISKS
@@ -109,12 +110,12 @@ def report(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")] = False,
 ) -> None:
     """A table of runs."""
-    rows = [reports.row(path) for path in reports.run_dirs(folders)]
+    columns, rows = reports.table(reports.run_dirs(folders))
     if markdown:
-        print(reports.as_markdown(rows), end="")
+        print(reports.as_markdown(rows, columns), end="")
     else:
-        # Figures must not be cut: a pipe has no width to fit, and a narrow terminal may wrap.
-        Console(width=max(out.width, 150) if out.is_terminal else 200).print(reports.as_text(rows))
+        # Metrics must not be cut: a pipe has no width to fit, and a narrow terminal may wrap.
+        Console(width=max(out.width, 150) if out.is_terminal else 200).print(reports.as_text(rows, columns))
 
 
 @app.command()
@@ -132,7 +133,7 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "auto",
     rounds: Annotated[int, typer.Option(help="How many are timed.")] = 3,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Whether graph fuses the step.")] = True,
-    target: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file, too.")] = None,
+    target: Annotated[Path | None, typer.Option("--json", help="Write the measurements to this file, too.")] = None,
 ) -> None:
     """How fast a step of all clients is here: FeDXL2 and Local SGD against the eager loop and the joint batch."""
     from fedxl.experiments import bench as benches
@@ -152,7 +153,7 @@ def bench(
     out.print(benches.as_text(rows, setting))
     if target:
         target.write_text(benches.as_json(rows, setting, model, options or []))
-        out.print(f"figures in {target}", highlight=False, soft_wrap=True)
+        out.print(f"measurements in {target}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -184,7 +185,7 @@ def fetch(
 
 
 def _aside(line: str) -> None:
-    """What goes on, for people at a terminal; figures alone go into a pipe."""
+    """What goes on, for people at a terminal; results alone go into a pipe."""
     if err.is_terminal:
         err.print(line, style="dim", highlight=False, soft_wrap=True, markup=False)
 
@@ -207,7 +208,7 @@ def _show(experiment: configs.Config, folder: Path, resume: bool) -> None:
     """Run with a progress bar, in a log with lines, and say what came of it."""
     bar = _bar()
     with Interrupts(bar.console) as interrupts:
-        task = bar.add_task("round", total=None, figure="")
+        task = bar.add_task("round", total=None, metric="")
 
         def say(line: str) -> None:
             bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -216,7 +217,7 @@ def _show(experiment: configs.Config, folder: Path, resume: bool) -> None:
 
         def advance(progress: Progress) -> None:
             bar.start()  # not before: reading the data may show a bar of its own
-            bar.update(task, total=progress.rounds, completed=progress.round, figure=_latest(progress))
+            bar.update(task, total=progress.rounds, completed=progress.round, metric=_latest(progress))
             if bar.disable:
                 log(progress)
 
@@ -238,10 +239,10 @@ def _conclude(result: Result, folder: Path) -> None:
         )
         sys.exit(130)
     tested = result.metrics["test"]
-    figures = tested or result.metrics["validation"]
-    shown = reports.in_words(figures)
+    metrics = tested or result.metrics["validation"]
+    shown = reports.in_words(metrics)
     where = "test" if tested else "validation"
-    summary = f"{where}: {shown}" if figures else "the last one, for there is no validation or test data"
+    summary = f"{where}: {shown}" if metrics else "the last one, for there is no validation or test data"
     line = f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)"
     out.print(line, highlight=False, soft_wrap=True)
     where = f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/"
@@ -249,9 +250,9 @@ def _conclude(result: Result, folder: Path) -> None:
 
 
 def _latest(progress: Progress) -> str:
-    figures = (progress.record or {}).get("validation") or {}
-    name = next((name for name in ("auroc", "risk") if name in figures), None)
-    return f"validation {name} {figures[name]:.4f}" if name else ""
+    values = (progress.record or {}).get("validation") or {}
+    name = next((name for name in METRICS if name in values), None)
+    return f"validation {name} {values[name]:.4f}" if name else ""
 
 
 def _bar() -> Bar:
@@ -260,7 +261,7 @@ def _bar() -> Bar:
         BarColumn(),
         MofNCompleteColumn(),
         Rate(),
-        TextColumn("{task.fields[figure]}"),
+        TextColumn("{task.fields[metric]}"),
         TimeRemainingColumn(),
         console=out,
         disable=not out.is_terminal,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import sys
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedxl import sampling, toml
+from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
 from fedxl.data import DATASETS
@@ -106,35 +104,45 @@ def _toml(value: Any) -> str:
 
 
 def load_data(config: Config) -> Splits:
-    name, options = _named(config.data, "data", DATASETS)
-    if "seed" in accepted(DATASETS[name]):
+    """The data set that a config names, or `package.module:function` of your own that returns `Splits`."""
+    name, load, options = _named(config.data, "data", DATASETS)
+    if "seed" in accepted(load):
         options.setdefault("seed", config.run.get("seed", 0))
     try:
-        return call(DATASETS[name], options, "data")
+        splits = call(load, options, "data")
     except OSError as error:  # of whatever the settings name, on whatever disk
         raise UserError(f"[data] cannot read the data: {error}") from error
+    registry.require_type(splits, Splits, name)
+    return splits  # type: ignore[no-any-return]
 
 
 def build_risk(config: Config) -> XRisk:
-    name, options = _named(config.risk, "risk", RISKS)
-    return call(RISKS[name], options, "risk")
+    """The risk that a config names, or one of your own: an XRisk, or a function that returns one."""
+    name, found, options = _named(
+        config.risk, "risk", RISKS, lambda it: callable(it) or isinstance(it, XRisk), "an XRisk, or a function"
+    )
+    if isinstance(found, XRisk):
+        require(not options, f"'{name}' is an XRisk as it is and takes no options, not {', '.join(options)}")
+        return found
+    risk = call(found, options, "risk")
+    registry.require_type(risk, XRisk, name)
+    return risk  # type: ignore[no-any-return]
 
 
 def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Module:
     """A network by name, or `package.module:factory` of your own; its first weights are drawn from the run's seed."""
-    table = dict(config.model)
-    name = str(table.pop("name", "mlp"))
+    name, found, options = _named({"name": "mlp", **config.model}, "model", MODELS)
     seed = sampling.torch_seed(int(config.run.get("seed", 0)), sampling.Purpose.WEIGHTS)
     outputs = math.prod(risk.score_shape)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        if ":" in name:
-            return _imported(name, table)
-        if name not in MODELS:
-            raise unknown("model", name, MODELS)
+        if registry.own(name):
+            model = call(found, options, "model")  # an error inside the factory is its own, and keeps its traceback
+            registry.require_type(model, nn.Module, name)
+            return model  # type: ignore[no-any-return]
         if risk.score_shape:  # two views, each embedded by the network
-            return TwoViews(call(MODELS[name], table, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
-        return call(MODELS[name], table, "model", ours={"shape": shape, "outputs": outputs})
+            return TwoViews(call(found, options, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
+        return call(found, options, "model", ours={"shape": shape, "outputs": outputs})  # type: ignore[no-any-return]
 
 
 def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callable[[], nn.Module]:
@@ -153,9 +161,9 @@ def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callab
 
 
 def build_algorithm(config: Config) -> AnyAlgorithm:
-    """The algorithm with its risk; one line if a hyper-parameter is unknown or wrong."""
-    name, options = _named(config.algorithm, "algorithm", ALGORITHMS)
-    algorithm: AnyAlgorithm = call(ALGORITHMS[name], options, "algorithm", ours={"risk": build_risk(config)})
+    """The algorithm that a config names, or a class of your own, with its risk and hyper-parameters."""
+    _, build, options = _named(config.algorithm, "algorithm", ALGORITHMS)
+    algorithm: AnyAlgorithm = call(build, options, "algorithm", ours={"risk": build_risk(config)})
     return algorithm
 
 
@@ -186,23 +194,15 @@ def execute(config: Config, out: Path | None = None, resume: bool = False, hooks
     return train(simulation, hooks, out, resume, files={} if resume else {"config.toml": dump(config)})
 
 
-def _named(table: Table, section: str, known: Mapping[str, Any]) -> tuple[str, Table]:
+def _named(
+    table: Table,
+    section: str,
+    known: Mapping[str, Any],
+    right: Callable[[Any], bool] = callable,
+    wanted: str = "a function or a class",
+) -> tuple[str, Any, Table]:
+    """The name in a section, what it stands for, and the other settings, its options."""
     options = dict(table)
-    name = options.pop("name")
-    if name not in known:
-        raise unknown(section if section != "data" else "data set", str(name), known)
-    return name, options
-
-
-def _imported(name: str, options: Table) -> nn.Module:
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, str(Path.cwd()))  # as `python -m` would, so that a file in the current folder is found
-    try:
-        factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"cannot import the model '{name}': {error}") from None
-    finally:
-        sys.path.pop(0)
-    model = call(factory, options, "model")  # an error inside the factory is its own, and keeps its traceback
-    require(isinstance(model, nn.Module), f"'{name}' gave a {type(model).__name__}, not a torch.nn.Module")
-    return model  # type: ignore[no-any-return]
+    name = str(options.pop("name"))
+    found = registry.find("data set" if section == "data" else section, name, known, right, wanted)
+    return name, found, options

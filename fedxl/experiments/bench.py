@@ -300,7 +300,7 @@ def as_json(rows: Sequence[Row], setting: Setting, model: str, options: Sequence
 
 
 def machine(device: str) -> dict[str, str]:
-    """What the figures were measured on."""
+    """What the times were measured on."""
     gpu = device.startswith("cuda")
     name = torch.cuda.get_device_name() if gpu else f"{platform.machine()}, {torch.get_num_threads()} threads"
     versions = {"torch": torch.__version__, "python": platform.python_version()}

@@ -99,20 +99,20 @@ def row(label: str, runs: Sequence[Result]) -> list[str]:
 
 
 def save(folder: Path, outcomes: Mapping[str, Sequence[Result]], rows: Sequence[Sequence[str]]) -> None:
-    figure = f"pauc@{MAX_FPR:g}"
+    metric = f"pauc@{MAX_FPR:g}"
     plots.roc_and_convergence(
         folder / "demo.png",
         {label: [outcome.test_scores for outcome in runs if outcome.test_scores] for label, runs in outcomes.items()},
         {
-            label: [[(r["round"], r["validation"][figure]) for r in outcome.history] for outcome in runs]
+            label: [[(r["round"], r["validation"][metric]) for r in outcome.history] for outcome in runs]
             for label, runs in outcomes.items()
         },
         MAX_FPR,
         f"partial AUC (FPR ≤ {MAX_FPR:g})",
     )
     write_atomically(folder / "results.md", as_markdown(rows, COLUMNS).encode())
-    figures = {
+    content = {
         label: [{"best_round": o.best_round, "test": o.metrics["test"], "seconds": o.seconds} for o in runs]
         for label, runs in outcomes.items()
     }
-    write_json(folder / "results.json", figures)
+    write_json(folder / "results.json", content)

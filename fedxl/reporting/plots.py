@@ -39,9 +39,9 @@ def roc_and_convergence(
     scores: Mapping[str, Sequence[tuple[Floats, Floats]]],
     curves: Mapping[str, Sequence[Sequence[tuple[int, float]]]],
     max_fpr: float,
-    figure_name: str,
+    metric_name: str,
 ) -> None:
-    """Left: ROC curves on test data, mean over runs, partial-AUC region shaded. Right: a figure round by round."""
+    """Left: ROC curves on test data, mean over runs, partial-AUC region shaded. Right: a metric round by round."""
     plt = require_matplotlib()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     grid = np.linspace(0, 1, 501)
@@ -63,7 +63,7 @@ def roc_and_convergence(
         right.plot(rounds, values.mean(0), color=colour, ls=style, lw=1.8, label=name)
         mean, spread = values.mean(0), values.std(0)
         right.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.1, lw=0)
-    right.set(xlabel="round", ylabel=figure_name, title="Validation data: mean and standard deviation over seeds")
+    right.set(xlabel="round", ylabel=metric_name, title="Validation data: mean and standard deviation over seeds")
     right.grid(alpha=0.25)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from fedxl import toml
-from fedxl.errors import require
+from fedxl import metrics, toml
+from fedxl.errors import printable, require
 from fedxl.training.rundir import read_metrics
-
-FIGURES = ("auroc", "pauc@0.3", "pauc@0.5", "ap", "risk")
-COLUMNS = ("run", "algorithm", "risk", "state", "best round", *FIGURES, "on", "seconds")
 
 
 def run_dirs(paths: Iterable[Path]) -> list[Path]:
@@ -33,29 +30,45 @@ def is_run(path: Path) -> bool:
     return (path / "config.toml").is_file()
 
 
-def row(path: Path) -> list[str]:
-    """One run as a line of the table: figures of the best round once it has finished, the latest ones before."""
+class Outcome(NamedTuple):
+    """One run for the table: metrics of the best round once it has finished, the latest ones before."""
+
+    run: Sequence[str]  # its name, algorithm, risk, state and best round
+    metrics: Mapping[str, Any]
+    rest: Sequence[str]  # which data the metrics are of, and seconds
+
+
+def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of a table of runs. A metric of the user's own has a column if any of the runs has it."""
+    outcomes = [_outcome(path) for path in paths]
+    names = metrics.shown(*(outcome.metrics for outcome in outcomes))
+    columns = ["run", "algorithm", "risk", "state", "best round", *map(printable, names), "on", "seconds"]
+    rows = [[*run, *(_number(values.get(name), 4) for name in names), *rest] for run, values, rest in outcomes]
+    return columns, rows
+
+
+def _outcome(path: Path) -> Outcome:
     config = toml.read(path / "config.toml")
     records, _ = read_metrics(path)
     done = next((record for record in records if "test" in record), None)
     evaluations = {record["round"]: record for record in records if "test" not in record}
     latest: dict[str, Any] = evaluations[max(evaluations)] if evaluations else {}
     shown = evaluations.get(done.get("best_round", 0), latest) if done else latest
-    figures = (done or {}).get("test") or shown.get("validation") or {}
-    return [
+    values = (done or {}).get("test") or shown.get("validation") or {}
+    run = [
         path.resolve().name,
         *(str(config.get(section, {}).get("name", "?")) for section in ("algorithm", "risk")),
         "finished" if done else f"at round {latest.get('round', 0)}",
         str(done.get("best_round", "")) if done else "",
-        *(_number(figures.get(name), 4) for name in FIGURES),
-        "test" if (done or {}).get("test") else "validation" if figures else "",
-        _number((done or latest).get("seconds"), 1),
     ]
+    on = "test" if (done or {}).get("test") else "validation" if values else ""
+    return Outcome(run, values, [on, _number((done or latest).get("seconds"), 1)])
 
 
-def in_words(figures: Mapping[str, Any]) -> str:
-    """The figures that people ask for, in one line."""
-    return "  ".join(f"{name} {figures[name]:.4f}" for name in FIGURES if figures.get(name) is not None)
+def in_words(values: Mapping[str, Any]) -> str:
+    """The metrics that people ask for, in one line."""
+    names = (name for name in metrics.shown(values) if values.get(name) is not None)
+    return "  ".join(f"{printable(name)} {values[name]:.4f}" for name in names)
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
@@ -72,7 +85,7 @@ def within(values: Sequence[float]) -> str:
 
 
 def over_seeds(count: int, what: str = "mean ± standard deviation") -> str:
-    """In words what a table holds, by default the figures of `within`."""
+    """In words what a table holds, by default the values of `within`."""
     return f"{what} over {count} seeds" if count > 1 else "one seed"
 
 
@@ -80,16 +93,16 @@ def _number(value: Any, digits: int) -> str:
     return f"{value:.{digits}f}" if isinstance(value, (int, float)) else ""
 
 
-def as_text(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS, title: str = "") -> Table:
+def as_text(rows: Sequence[Sequence[str]], columns: Sequence[str], title: str = "") -> Table:
     table = Table(title=title or None)
     for name, cells in zip(columns, zip(*rows, strict=True), strict=True):
-        table.add_column(name, justify="right" if _numeric(cells) else "left", no_wrap=True)
+        table.add_column(Text(name), justify="right" if _numeric(cells) else "left", no_wrap=True)
     for line in rows:
         table.add_row(*map(Text, line))  # as they are: a folder's name may look like rich's markup
     return table
 
 
-def as_markdown(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) -> str:
+def as_markdown(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
     aligned = ["---:" if _numeric(cells) else "---" for cells in zip(*rows, strict=True)]
     lines: list[Sequence[str]] = [columns, aligned, *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

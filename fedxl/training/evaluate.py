@@ -1,4 +1,4 @@
-"""Scoring a data split with a model, and the figures that come of it."""
+"""Scoring a data split with a model, and the metrics that come of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedxl import metrics
+from fedxl import metrics, registry
 from fedxl.data.source import Source, checked, floats_as
 from fedxl.errors import require, unknown
+from fedxl.metrics import METRICS, Item, NamedMetric
 from fedxl.models import Score, Weights
 from fedxl.models.precision import PRECISIONS, products
 from fedxl.risks import XRisk
@@ -23,11 +24,11 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Figures of merit and the exact empirical risk of a model on any source."""
+    """Metrics and the exact empirical risk of a model on any source."""
 
     score: Score
     risk: XRisk
-    max_fprs: Sequence[float]
+    metrics: Sequence[NamedMetric]  # besides the risk; none where scores are vectors
     dtype: torch.dtype
     precision: str = "fp32"
 
@@ -40,19 +41,24 @@ class Evaluator:
                 outputs.append(self.score(weights, x)[0])
         return torch.cat(outputs)
 
-    def figures_of(self, h: Tensor, labels: Tensor) -> dict[str, float]:
-        """Ranking metrics need a scalar score; the risk is always there."""
-        figures = {"risk": float(self.risk.value(h, labels))}
+    def metrics_of(self, h: Tensor, labels: Tensor) -> dict[str, float]:
+        """Metrics of scores need one score an example; the risk is always there."""
+        risk = {"risk": float(self.risk.value(h, labels))}
         if self.risk.score_shape:
-            return figures
-        return metrics.summary(h.double().cpu().numpy(), labels.cpu().numpy(), self.max_fprs) | figures
+            return risk
+        return metrics.judge(self.metrics, h.double().cpu().numpy(), labels.cpu().numpy()) | risk
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Between which numbers each value of `metrics_of` can lie, counts left out."""
+        return {m.name: m.metric.range for m in self.metrics} | {"risk": METRICS["risk"].range}
 
 
 @dataclass(frozen=True)
 class Findings:
     """What an evaluation came to, and the scores and labels behind it, where they are known here."""
 
-    figures: dict[str, float]  # empty: nobody could say
+    metrics: dict[str, float]  # empty: nobody could say
     scores: Tensor | None = field(default=None, repr=False)
     labels: Tensor | None = field(default=None, repr=False)
     remarks: Mapping[str, Any] = field(default_factory=dict)  # for the record
@@ -82,7 +88,7 @@ class HeldBack:
     def examine(self, weights: Weights, split: str) -> Findings:
         labels = self.sources[split].labels
         scores = self.evaluator.scores(weights, self.sources[split])
-        return Findings(self.evaluator.figures_of(scores, labels), scores, labels)
+        return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
 
 
 def held_back(pairs: Mapping[str, Pair | None], probe: Tensor) -> dict[str, Source]:
@@ -102,38 +108,50 @@ def held_back(pairs: Mapping[str, Pair | None], probe: Tensor) -> dict[str, Sour
     return sources
 
 
-def limits(select: str, fprs: Sequence[float]) -> tuple[float, ...]:
-    """The false positive rates asked for, and the one that the best model is chosen by."""
-    _, at, limit = select.partition("@")
-    try:
-        return tuple(sorted({*fprs, *([float(limit)] if at else [])}))
-    except ValueError:
-        return tuple(fprs)
+def asked_for(risk: XRisk, select: str, fprs: Sequence[float], more: Sequence[Item] = ()) -> list[NamedMetric]:
+    """The usual metrics, those asked for besides, and the one that the best model is chosen by.
+
+    A limit of the false positive rate in `select` joins the others. A name in `select` that stands for nothing is
+    left to `check_selection`.
+    """
+    if risk.score_shape:
+        require(not more, "metrics need one score an example, and the risk pairs vectors")
+        return []
+    base = select.removeprefix("-").partition("@")[0]
+    own = registry.own(base)
+    limits = {f"{limit:g}": limit for limit in fprs}
+    if base in METRICS and METRICS[base].takes_limit and (limit := metrics.split(select)[1]) is not None:
+        limits[f"{limit:g}"] = limit
+    items = [*metrics.usual(), *more, *([select.removeprefix("-")] if own else [])]
+    return metrics.resolve(items, sorted(limits.values()))
 
 
 def check_selection(select: str, evaluator: Evaluator, validation: Source | None = None) -> None:
-    """That there is a figure of this name, and that the validation data, where they are at hand, have it."""
-    ranked = not evaluator.risk.score_shape
-    if validation is not None and ranked:
+    """That there is a metric of this name, and that the validation data, where they are at hand, have it."""
+    if validation is not None and not evaluator.risk.score_shape:
         labels = validation.labels
         both = 0 < int(labels.sum()) < len(labels)
         require(both, "validation must hold both classes, or the best model cannot be chosen on it")
-    paucs = {f"pauc@{limit:g}" for limit in evaluator.max_fprs}
-    known = {"-risk"} | ({"auroc", "ap"} | paucs if ranked else set())
-    if select not in known:
-        raise unknown("figure to select by", select, known)
+    known = {"-risk"} | {metric.select for metric in evaluator.metrics}
+    if _sign(select) + metrics.key(select) not in known:
+        raise unknown("metric to select by", select, known)
 
 
-def value_of(figures: Mapping[str, Any], select: str) -> float:
-    """The figure that a model is chosen by, the higher the better; NaN where there is none."""
-    found = figures.get("risk" if select == "-risk" else select)
+def value_of(values: Mapping[str, Any], select: str) -> float:
+    """The metric that a model is chosen by, the higher the better; NaN where there is none."""
+    found = values.get(metrics.key(select))
     value = math.nan if found is None else float(found)
-    return -value if select == "-risk" else value
+    return -value if _sign(select) else value
 
 
-def pairs_in(figures: Mapping[str, float]) -> float:
-    """How many pairs of a positive and a negative figures rest on."""
-    return figures.get("positives", 1) * figures.get("negatives", 1)
+def _sign(select: str) -> str:
+    """A minus before the name: less is better."""
+    return "-" if select.startswith("-") else ""
+
+
+def pairs_in(values: Mapping[str, float]) -> float:
+    """How many pairs of a positive and a negative metrics rest on."""
+    return values.get("positives", 1) * values.get("negatives", 1)
 
 
 def better_at_common_sites(record: Mapping[str, Any], best: Mapping[str, Any], select: str) -> bool:

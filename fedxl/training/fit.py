@@ -11,6 +11,7 @@ from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, Weighting, from_arrays
 from fedxl.errors import require
+from fedxl.metrics import Item
 from fedxl.options import call
 from fedxl.training.settings import Settings
 from fedxl.training.simulation import Simulation
@@ -34,6 +35,7 @@ def fit(
     eval_every: int = 10,
     checkpoint_every: int = 10,
     fpr: Sequence[float] = (0.1, 0.3, 0.5),
+    metrics: Sequence[Item] = (),
     select: str = "",
     train_metrics: bool = False,
     executor: str = "auto",
@@ -66,6 +68,7 @@ def fit(
         eval_every: Rounds between two evaluations.
         checkpoint_every: Rounds between two checkpoints.
         fpr: False positive rates up to which partial AUC is reported.
+        metrics: More metrics: "package.module:function", functions of scores and labels, or `fedxl.Metric`s.
         select: The validation metric that chooses the best round; empty: the risk's own.
         train_metrics: Whether to evaluate on the training data, too.
         executor: loop, vmap, graph (on a GPU), or auto.
@@ -83,9 +86,9 @@ def fit(
     given = {
         "rounds": rounds, "local_steps": local_steps, "batch1": both[0], "batch2": both[1], "cohort": cohort,
         "weighting": weighting, "seed": seed, "eval_every": eval_every, "checkpoint_every": checkpoint_every,
-        "fpr": tuple(fpr), "select": select, "train_metrics": train_metrics, "executor": executor,
-        "compile": compile, "precision": precision, "clients_at_once": clients_at_once, "device": device,
-        "dtype": dtype,
+        "fpr": tuple(fpr), "metrics": tuple(metrics), "select": select, "train_metrics": train_metrics,
+        "executor": executor, "compile": compile, "precision": precision, "clients_at_once": clients_at_once,
+        "device": device, "dtype": dtype,
     }  # fmt: skip
     settings = call(Settings, given, "run")
     federation = clients if isinstance(clients, Federation) else from_arrays(clients)

@@ -21,7 +21,7 @@ from fedxl.errors import require
 from fedxl.models import Score, scorer
 from fedxl.models.layers import check_classes
 from fedxl.risks import Side, XRisk, check_risk
-from fedxl.training.evaluate import Evaluator, limits
+from fedxl.training.evaluate import Evaluator, asked_for
 from fedxl.training.settings import DTYPES, Settings, pick_device
 
 
@@ -70,8 +70,8 @@ class Problem:
     def evaluator(self) -> Evaluator:
         # Never in half precision, in which many scores would be tied.
         exact = "fp32" if self.settings.precision == "fp32" else "tf32"
-        fprs = limits(self.select, self.settings.fpr)
-        return Evaluator(scorer(self.model, False), self.risk, fprs, self.dtype, exact)
+        metrics = asked_for(self.risk, self.select, self.settings.fpr, self.settings.metrics)
+        return Evaluator(scorer(self.model, False), self.risk, metrics, self.dtype, exact)
 
     def assignment(self, share: Share) -> Assignment:
         """What a client that counts so much does in a round."""

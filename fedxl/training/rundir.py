@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedxl.errors import UserError
 from fedxl.files import plain, read_bytes, write_atomically
+from fedxl.metrics import COUNTS
 from fedxl.training.checkpoint import Checkpoint, load_latest, save_checkpoint
 
 LARGEST = 2**53  # of whole numbers in a record: beyond it they are not what a run has counted
@@ -122,19 +123,19 @@ def _record(line: str) -> dict[str, Any]:
     for name in ("seconds", "training_seconds", "steps"):
         _require_number(record.get(name, 0))
     for name in ("train", "validation", "test"):
-        _require_figures(record.get(name, {}))
+        _require_metrics(record.get(name, {}))
         for told in record.get(f"{name}_by_site", {}).values():
-            _require_figures({} if isinstance(told, str) else told)  # a text says why a site told nothing
+            _require_metrics({} if isinstance(told, str) else told)  # a text says why a site told nothing
     return record
 
 
-def _require_figures(table: dict[str, Any]) -> None:
+def _require_metrics(table: dict[str, Any]) -> None:
     for name, value in table.items():
-        unknown = value is None and name not in ("positives", "negatives")
+        unknown = value is None and name not in COUNTS
         _require_number(0 if unknown else value)
 
 
 def _require_number(value: Any, kind: Any = int | float) -> None:
     small = not isinstance(value, int) or abs(value) <= LARGEST
     if not isinstance(value, kind) or isinstance(value, bool) or not small:
-        raise ValueError("it is no figure of a run")
+        raise ValueError("it is no metric of a run")

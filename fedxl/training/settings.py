@@ -9,6 +9,7 @@ import torch
 from fedxl.data.federation import Weighting
 from fedxl.engine.choose import EXECUTORS
 from fedxl.errors import UserError, first_line, require, unknown
+from fedxl.metrics import Item
 from fedxl.models.precision import PRECISIONS
 from fedxl.risks import XRisk
 
@@ -35,6 +36,7 @@ class Settings:
     eval_every: int = 10  # rounds
     checkpoint_every: int = 10
     fpr: tuple[float, ...] = (0.1, 0.3, 0.5)  # limits at which partial AUC is reported
+    metrics: tuple[Item, ...] = ()  # more of them: "package.module:function"; in Python also functions or Metrics
     select: str = ""  # the validation metric by which the best model is chosen; empty: the risk's own
     train_metrics: bool = False  # evaluate on the training data, too
     executor: str = "auto"  # loop, vmap, or graph on a GPU

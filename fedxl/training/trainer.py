@@ -29,7 +29,10 @@ from fedxl.wire import RefusedError, fitted
 
 Floats = npt.NDArray[np.float64]
 # What may change between the beginning of a run and its resumption without changing its results so far.
-FREE = {f"run.{name}" for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once")}
+FREE = {
+    f"run.{name}"
+    for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once", "metrics")
+}
 SINCE = {"task.examples", "task.validation"}  # what runs that were begun by an older version have not noted
 
 
@@ -192,7 +195,7 @@ class Trainer:
         for name in ("train", "validation"):
             if name in task.examiner.splits:
                 found = task.examiner.examine(weights, name)
-                record |= {**({name: found.figures} if found.figures else {}), **found.remarks}
+                record |= {**({name: found.metrics} if found.metrics else {}), **found.remarks}
         record |= task.engine.remarks()
         value = self._value(record)
         if self._better(value, record):
@@ -216,7 +219,7 @@ class Trainer:
     def _better(self, value: float, record: Mapping[str, Any]) -> bool:
         best = next((each for each in self.history if each["round"] == self.best_round), None)
         if best and value > -math.inf and best.get("validation_from") != record.get("validation_from"):
-            # Figures of other sites' data, or of another kind, do not compare as they are.
+            # Metrics of other sites' data, or of another kind, do not compare as they are.
             return better_at_common_sites(record, best, self.problem.select)
         return value > self.best_value
 
@@ -271,7 +274,7 @@ class Trainer:
 
     def _result(self, interrupted: bool) -> Result:
         task = self.task
-        # Without any figure to choose by (stopped early, or nobody could say) it is the latest.
+        # Without any metric to choose by (stopped early, or nobody could say) it is the latest.
         chosen, best_round = (
             (self.best, self.best_round) if self.best_round > 0 else (self.server.weights, self.round)
         )
@@ -283,7 +286,7 @@ class Trainer:
             final = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
             if "test" in task.examiner.splits:
                 found = task.examiner.examine(chosen, "test")
-                test, final = found.figures, {**final, **found.remarks}
+                test, final = found.metrics, {**final, **found.remarks}
                 if found.scores is not None and found.labels is not None:
                     test_scores = found.scores.double().cpu().numpy(), found.labels.double().cpu().numpy()
             if self.folder:

@@ -62,7 +62,7 @@ MISTAKES = {
     "no rounds": ("run.rounds=0", "rounds must be at least 1"),
     "negative lam": ("risk.lam=-1", "lam must be positive"),
     "a cohort too large": ("run.cohort=17", "cohort is 17, but there are only 16 clients"),
-    "unknown figure": ("run.select=auc", "unknown figure to select by 'auc'"),
+    "unknown metric": ("run.select=auc", "unknown metric to select by 'auc'; did you mean 'auroc'?"),
     "unknown executor": ("run.executor=gpu", "unknown executor 'gpu'"),
     "unknown device": ("run.device=tpu9", "cannot use device 'tpu9'"),
     "an option not its own": ("algorithm.name=local_sgd algorithm.beta=0.1", "unknown setting 'algorithm.beta'"),

@@ -242,7 +242,7 @@ class Boasting(Judging):
     """Site a claims other facts of itself."""
 
     def __init__(self, folder: Path, **claims) -> None:
-        super().__init__(folder, ["figures"] * 4)
+        super().__init__(folder, ["metrics"] * 4)
         self.claims = claims
 
     def _handle(self, node, kind, request):
@@ -293,22 +293,22 @@ def facts_of_sites(folder: Path):
     return server._begun(folder / "server" / "run" / "sites.json")[1]
 
 
-FIGURES = {
+TOLD_METRICS = {
     "too many": ({"positives": 2000.0, "negatives": 2000.0}, "a reports 4000 examples; it is approved for at most"),
     "a billion": ({"positives": 1e9}, "a reports 1000000001 examples; it is approved for at most 3000"),
     "a part": ({"positives": 1.5}, "it says that its positives is 1.5"),
 }
 
 
-@pytest.mark.parametrize("kind", list(FIGURES))
+@pytest.mark.parametrize("kind", list(TOLD_METRICS))
 def test_counts_of_an_evaluation_are_checked(tmp_path, kind):
     """Else who claims a billion examples chooses the best round."""
-    claims, reason = FIGURES[kind]
-    carrier = Judging(tmp_path, ["figures"] * 4)
-    carrier.spoil = lambda answer: Envelope({**answer.facts, "figures": json.dumps(PERFECT | claims)}, {})
+    claims, reason = TOLD_METRICS[kind]
+    carrier = Judging(tmp_path, ["metrics"] * 4)
+    carrier.spoil = lambda answer: Envelope({**answer.facts, "metrics": json.dumps(PERFECT | claims)}, {})
     found = deployed(tmp_path, config("fedxl2", rounds=2), carrier, limits=LIMITS, evaluate="sites")
     assert reason in found.history[0]["validation_by_site"]["a"]
-    assert found.history[0]["validation_from"] == "figures of b, c, d"
+    assert found.history[0]["validation_from"] == "metrics of b, c, d"
 
 
 def test_more_scores_than_approved_examples_are_refused(tmp_path):
@@ -324,7 +324,7 @@ FORGED = "\x1b[2J\r\nround 9: all is well\u202e\u2028\x9b\x7f" + "x" * 1000
 
 def test_a_sites_words_reach_no_log_as_they_are(tmp_path):
     lines: list[str] = []
-    carrier = Judging(tmp_path, ["figures"] * 4)
+    carrier = Judging(tmp_path, ["metrics"] * 4)
     carrier.faults = {
         (0, 1): lambda answer: Envelope({**answer.facts, "note": FORGED}, answer.tensors),
         (1, 1): Failure(FORGED),

@@ -50,6 +50,13 @@ def test_an_experiment_within_the_sites_file_is_allowed(tmp_path):
         ({"model__name": "\x1b[2Jmlp"}, r"does not allow the model '\\x1b\[2Jmlp'"),
         ({"risk__name": "contrastive"}, "does not allow the risk 'contrastive'; its site.toml allows: auroc, pauc"),
         ({"algorithm__name": "sgd"}, "does not allow the algorithm 'sgd'"),
+        (
+            {"run__metrics": ["os:system"]},
+            "does not allow the metric 'os:system'; its site.toml allows: only fedxl's own",
+        ),
+        ({"run__select": "-os:\x1b[2J@0.3"}, r"does not allow the metric 'os:\\x1b\[2J'"),
+        ({"run__metrics": "os:system"}, "does not allow the metric 'os:system'"),
+        ({"run__metrics": [7]}, "the request's metrics are not names"),
         ({"run__local_steps": 1001}, "allows 1000 local steps a request, not 1001"),
         ({"run__local_steps": "many"}, "local_steps is not an integer"),
         ({"run__local_steps": True}, "local_steps is not an integer"),
@@ -74,7 +81,6 @@ def test_a_site_without_a_word_on_it_allows_nothing(tmp_path):
 def test_a_pinned_experiment_is_the_only_one(tmp_path):
     pinned = site_file(tmp_path, 0, digest=digest(EXPERIMENT))
     permitted(pinned, tables())
-    permitted(pinned, tables(algorithm__positive_share=0.25))  # which follows from the sites' counts
     for changes in ({"run__seed": 6}, {"algorithm__lr": 0.3}, {"model__hidden": [9]}, {"risk__lam": 2.0}):
         with pytest.raises(UserError, match="not the one that the site has pinned"):
             permitted(pinned, tables(**changes))
@@ -116,3 +122,14 @@ def test_init_allows_what_its_experiment_needs_and_nothing_else(tmp_path):
     found = read_site(Path(tmp_path / "f" / "sites" / "a" / "site.toml")).settings
     assert (found.models, found.risks, found.algorithms) == (("mlp",), ("auroc",), ("codasca",))
     assert (found.rounds, found.steps, found.evaluate) == (34, 3, "none")
+
+
+def test_init_allows_the_metrics_of_its_experiment(tmp_path):
+    own = {"metrics": ["mine.scores:recall@0.2", "auroc"], "select": "-mine.scores:brier"}
+    folders.init(["a"], tmp_path / "f", config=config("codasca", **own))
+    found = read_site(Path(tmp_path / "f" / "sites" / "a" / "site.toml"))
+    assert found.settings.metrics == ("mine.scores:brier", "mine.scores:recall")
+    tables = config("codasca", **own).tables()
+    assert permitted(found, json.dumps({**tables, "run": {**tables["run"], "local_steps": 3}}))
+    folders.init(["a"], tmp_path / "g", config=config("codasca"))
+    assert read_site(Path(tmp_path / "g" / "sites" / "a" / "site.toml")).settings.metrics == ()

@@ -1,4 +1,4 @@
-"""The benchmark command: one table, the same figures as JSON, mistakes in one line."""
+"""The benchmark command: one table, the same numbers as JSON, mistakes in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TINY = ["cnn", "--clients", "2", "--steps", "2", "--batch", "3", "--size", "8", 
 
 def test_a_table_and_its_json(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "160")
-    target = tmp_path / "figures.json"
+    target = tmp_path / "times.json"
     arguments = [*TINY, "--set", "channels=4", "--precision", "fp32", "--json", str(target)]
     code, out, _ = command(monkeypatch, capsys, "bench", *arguments)
     assert code == 0, out

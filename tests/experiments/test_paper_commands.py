@@ -52,18 +52,18 @@ def records(folder: Path) -> dict[str, float]:
 def test_a_table_holds_every_method_and_is_not_run_twice(tmp_path, contest):
     text = tables.run(study(tmp_path), contest)
     content = json.loads((tmp_path / f"{contest.name}.json").read_text())
-    assert [row["figure"] for row in content["rows"]] == list(contest.figures)
+    assert [row["figure"] for row in content["rows"]] == list(contest.metrics)
     assert list(content["rows"][0]["ours"]) == list(METHODS)
     assert all(len(values) == 2 for values in content["rows"][0]["ours"].values())
     for method in content["methods"]:
-        # Equal budgets: as many trials for whoever has no lam; and none of a seed that figures are reported of.
+        # Equal budgets: as many trials for whoever has no lam; and none of a seed that results are reported of.
         assert len(method["trials"]) == 3
         best = max(method["trials"], key=lambda trial: trial["value"])
         assert method["chosen"] == {name: best[name] for name in ("lr", "lam")}
         assert {run["experiment"]["run"]["seed"] for run in method["runs"]} == {0, 1}
         for run in method["runs"]:
             top, value = max(run["curve"], key=lambda point: point[1])
-            assert (top, value) == (run["best_round"], round(run["validation"][next(iter(contest.figures))], 5))
+            assert (top, value) == (run["best_round"], round(run["validation"][next(iter(contest.metrics))], 5))
         assert all(run["experiment"]["algorithm"]["lr"] == best["lr"] for run in method["runs"])
         assert all(
             run["experiment"]["data"].get("flipped", 0) == contest.data.get("flipped", 0) for run in method["runs"]
@@ -202,7 +202,7 @@ def test_the_full_budget_is_the_papers():
     assert sorted(full.lams) == [1, 2, 3, 4, 5]
 
 
-def test_the_papers_figures_are_copied_right():
+def test_the_papers_results_are_copied_right():
     """Checks against the text: FeDXL is best among the federated ones in every row, and two cells by hand."""
     assert PUBLISHED1["cifar10", "pauc@0.5"]["FeDXL"] == (0.7978, 0.0026)
     assert PUBLISHED2["chexpert", "auroc"]["CODASCA"] == (0.7062, 0.0085)

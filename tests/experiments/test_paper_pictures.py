@@ -44,6 +44,6 @@ def test_lines_of_seeds_and_of_test_sets_end_inside(drawn):
 
 
 @pytest.mark.parametrize("paper", [None, 0.62])
-def test_the_legend_speaks_of_the_paper_where_it_has_figures(drawn, paper):
+def test_the_legend_speaks_of_the_paper_where_it_has_results(drawn, paper):
     figure = drawn({"AUC": [Bar(0.5, 0.1, None, None), Bar(0.6, 0.02, paper, None)]})
     assert ("diamonds" in figure.get_supxlabel()) == (paper is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from fedxl import metrics
 from fedxl.config.experiment import Config
 from fedxl.deploy.provision.settings import ServerSettings
 
@@ -36,6 +37,7 @@ def site_toml(name: str, part: int, config: Config) -> str:
     rounds = int(config.run.get("rounds", 100))
     lines = [f"{key} = {json.dumps(value)}" for key, value in config.data.items()]
     names = {key: json.dumps(str(table["name"])) for key, table in config.tables().items() if "name" in table}
+    named = [str(name) for name in (config.run.get("select", ""), *config.run.get("metrics", ()))]
     return "\n".join(
         [
             "# This site. Name your own data in [data]: see `fedxl data list`. They never leave this machine.",
@@ -48,9 +50,11 @@ def site_toml(name: str, part: int, config: Config) -> str:
             f"models = [{names.get('model', json.dumps('mlp'))}]  # networks; a linear one reveals examples",
             f"risks = [{names['risk']}]",
             f"algorithms = [{names['algorithm']}]",
+            f"metrics = {json.dumps(sorted(metrics.own(named)))}  # your own, as package.module:function; "
+            "fedxl's are always allowed",
             f"rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs",
             f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",
-            'evaluate = "none"  # results that may leave this site: "none", "figures" (AUROC, ...) or all "scores"',
+            'evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...) or all "scores"',
             f"evaluations = {4 * rounds + 20}  # requests to evaluate that this site accepts, over all runs",
             'digest = ""  # allow only the experiment with this digest (`fedxl deploy digest`); "": any',
             "",

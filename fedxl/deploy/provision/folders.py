@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedxl import registry
 from fedxl.config.experiment import Config, dump
 from fedxl.data import DATASETS
 from fedxl.deploy.provision import approval, folder_texts, keys
@@ -82,7 +83,7 @@ def _completed(config: Config, sites: int) -> Config:
     """Split the demo's data into as many parts as there are sites, with one seed for all parties."""
     if config is DEMO:
         config = replace(DEMO, data={"name": "digits", "clients": sites})
-    if config.data and "seed" in accepted(DATASETS[str(config.data["name"])]):
+    if config.data and "seed" in accepted(registry.find("data set", str(config.data["name"]), DATASETS)):
         # Sites do not know the run's seed. With the same seed, their data and the server's do not overlap.
         config = replace(config, data={"seed": config.run.get("seed", 0), **config.data})
     return config

@@ -11,7 +11,7 @@ from fedxl.options import call
 from fedxl.wire import PRECISIONS
 
 EVALUATORS = ("server", "sites")  # who evaluates: the server on its own [data], or each site on its own
-DISCLOSURES = ("none", "figures", "scores")  # which results of an evaluation a site may disclose
+DISCLOSURES = ("none", "metrics", "scores")  # which results of an evaluation a site may disclose
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,10 @@ class SiteSettings:
     models: tuple[str, ...] = ()  # networks that a run may use; one outside fedxl as package.module:factory
     risks: tuple[str, ...] = ()  # likewise
     algorithms: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()  # outside fedxl, as package.module:function; fedxl's own are always allowed
     rounds: int = 1000  # requests to train that it accepts, over all runs
     steps: int = 1000  # local steps of one request
-    evaluate: str = "none"  # results on its own data that it discloses: none, figures (AUROC, ...) or all scores
+    evaluate: str = "none"  # results on its own data that it discloses: none, metrics (AUROC, ...) or all scores
     evaluations: int = 1000  # requests to evaluate that it accepts, over all runs
     digest: str = ""  # of the only experiment that it takes part in; "": any that the settings above allow
     device: str = "auto"
@@ -73,6 +74,9 @@ class SiteSettings:
         for name in ("rounds", "steps", "evaluations"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
+        require(
+            self.evaluate != "figures", 'evaluate = "figures" is called "metrics" now; write evaluate = "metrics"'
+        )
         if self.evaluate not in DISCLOSURES:
             raise unknown("evaluate", self.evaluate, DISCLOSURES)
 

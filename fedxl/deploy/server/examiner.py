@@ -14,12 +14,14 @@ from fedxl import wire
 from fedxl.deploy.protocol.envelope import Envelope, Failure, RunHeader, ScoreReply, exchange
 from fedxl.deploy.server.directory import Directory
 from fedxl.errors import first_line, printable
+from fedxl.metrics import COUNTS
 from fedxl.models import Weights
 from fedxl.training.evaluate import Evaluator, Findings, pairs_in, value_of
 from fedxl.wire import RefusedError
 
 Answer = Findings | str  # or why there is none
-COUNTS = ("positives", "negatives")
+ROUNDING = 1e-9  # an area of 1 may come out a last bit above it
+MOST_COUNTED = 1e9  # examples of a class that a site may say it has, where no approved entry says less
 MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server must not be kept busy for ever
 
 
@@ -27,8 +29,8 @@ MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server mus
 class SiteExaminer:
     """Asks every site that can be reached.
 
-    If all who answer let their scores go, the figures are those of all scores together, as if the data lay in one
-    place. Otherwise they are means of the sites' own figures, each counting by its pairs of positive and negative:
+    If all who answer let their scores go, the metrics are those of all scores together, as if the data lay in one
+    place. Otherwise they are means of the sites' own metrics, each counting by its pairs of positive and negative:
     pairs across sites are left out, so that this says nothing of how well scores of different sites compare.
     """
 
@@ -62,37 +64,37 @@ class SiteExaminer:
             raise RefusedError("it answers something else than was asked")
         if facts["kind"] == "nothing":
             return printable(facts["why"])
-        if facts["kind"] == "figures":
-            figures = self._figures(json.loads(str(facts["figures"])))
-            self.directory.require_within_limit(name, sum(figures.get(key, 0.0) for key in COUNTS))
-            return Findings(figures)
+        if facts["kind"] == "metrics":
+            values = self._metrics(json.loads(str(facts["metrics"])))
+            self.directory.require_within_limit(name, sum(values.get(key, 0.0) for key in COUNTS))
+            return Findings(values)
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
         like = ScoreReply(torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, dtype=torch.uint8))
         scores, labels = wire.restore(like, answer.tensors, MOST_SCORES)
         if len(scores) != len(labels) or bool((labels > 1).any()):
             raise RefusedError("its scores have not a label each, 0 or 1")
         self.directory.require_within_limit(name, len(scores))
-        return Findings(self.evaluator.figures_of(scores, labels), scores, labels)
+        return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
 
-    def _figures(self, told: Mapping[str, Any]) -> dict[str, float]:
-        """A site's own figures: the names that we have ourselves, and values that they can have."""
-        probe = torch.zeros(2, *self.evaluator.risk.score_shape, dtype=self.evaluator.dtype)
-        names = self.evaluator.figures_of(probe, torch.tensor([0, 1])).keys()
-        figures = {name: float(told[name]) for name in names}
-        for name, value in figures.items():
-            counted = name in COUNTS
-            least, most = (0.0, 1e9) if counted else (-math.inf, math.inf) if name == "risk" else (0.0, 1.0)
-            unknown = math.isnan(value) and not counted
+    def _metrics(self, told: Mapping[str, Any]) -> dict[str, float]:
+        """A site's own metrics: the names that we have ourselves, and values that they can have."""
+        ranges = self.evaluator.ranges
+        counts = () if self.evaluator.risk.score_shape else COUNTS
+        values = {name: float(told[name]) for name in (*ranges, *counts)}
+        for name, value in values.items():
+            counted = name in counts
+            low, high = (0.0, MOST_COUNTED) if counted else ranges[name]
+            undefined = math.isnan(value) and not counted
             partial = counted and not value.is_integer()
-            if math.isinf(value) or partial or not (unknown or least <= value <= most):
+            if math.isinf(value) or partial or not (undefined or low - ROUNDING <= value <= high + ROUNDING):
                 raise RefusedError(f"it says that its {name} is {value:g}")
-        return figures
+        return values
 
     def _together(self, split: str, answers: Mapping[str, Answer]) -> Findings:
         told = {name: answer for name, answer in answers.items() if isinstance(answer, Findings)}
         remarks: dict[str, Any] = {
             f"{split}_by_site": {
-                name: answer.figures if isinstance(answer, Findings) else answer for name, answer in answers.items()
+                name: answer.metrics if isinstance(answer, Findings) else answer for name, answer in answers.items()
             }
         }
         scored = all(answer.scores is not None for answer in told.values())
@@ -103,8 +105,8 @@ class SiteExaminer:
                 f"nobody could evaluate on {split} data with both classes ({reasons or 'no such data'})"
             )
             return Findings({}, remarks=remarks)
-        remarks[f"{split}_from"] = f"{'scores' if scored else 'figures'} of {', '.join(sorted(told))}"
-        return Findings(found.figures, found.scores, found.labels, remarks)
+        remarks[f"{split}_from"] = f"{'scores' if scored else 'metrics'} of {', '.join(sorted(told))}"
+        return Findings(found.metrics, found.scores, found.labels, remarks)
 
     def _pooled(self, told: Mapping[str, Findings]) -> Findings | None:
         scores = [found.scores for found in told.values() if found.scores is not None]
@@ -112,19 +114,19 @@ class SiteExaminer:
         if not scores:
             return None
         h, y = torch.cat(scores), torch.cat(labels)
-        figures = self.evaluator.figures_of(h, y)
-        return None if math.isnan(value_of(figures, self.select)) else Findings(figures, h, y)
+        values = self.evaluator.metrics_of(h, y)
+        return None if math.isnan(value_of(values, self.select)) else Findings(values, h, y)
 
     def _mean(self, told: Mapping[str, Findings]) -> Findings | None:
-        """Of those who have the figure that is asked for: with one class at a site there is none."""
-        each = [found.figures for found in told.values() if not math.isnan(value_of(found.figures, self.select))]
+        """Of those who have the metric that is asked for: with one class at a site there is none."""
+        each = [found.metrics for found in told.values() if not math.isnan(value_of(found.metrics, self.select))]
         total = sum(map(pairs_in, each))
         if not total:
             return None
         counts = [name for name in COUNTS if name in each[0]]
         means = {
-            name: sum(pairs_in(figures) * figures[name] for figures in each) / total
+            name: sum(pairs_in(values) * values[name] for values in each) / total
             for name in each[0]
             if name not in counts
         }
-        return Findings(means | {name: sum(figures[name] for figures in each) for name in counts})
+        return Findings(means | {name: sum(values[name] for values in each) for name in counts})

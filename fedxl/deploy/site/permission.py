@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedxl import metrics
 from fedxl.config.experiment import Config
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.errors import UserError, printable, require
@@ -33,6 +34,7 @@ def permitted(site: SiteFile, text: str) -> Config:
             name in allowed,
             f"this site does not allow the {kind} '{printable(name)}'; its site.toml allows: {listed}",
         )
+    require_metrics_allowed(site, _metrics(tables["run"]))
     steps = tables["run"].get("local_steps", 32)
     require(isinstance(steps, int) and not isinstance(steps, bool), "local_steps is not an integer")
     require(steps <= settings.steps, f"this site allows {settings.steps} local steps a request, not {steps}")
@@ -41,6 +43,25 @@ def permitted(site: SiteFile, text: str) -> Config:
         require(same, "this experiment is not the one that the site has pinned by its digest")
     model = {key: value for key, value in tables["model"].items() if key != "weights"}  # the server sends them
     return Config(data={}, model=model, risk=tables["risk"], algorithm=tables["algorithm"], run=tables["run"])
+
+
+def require_metrics_allowed(site: SiteFile, names: Iterable[str]) -> None:
+    """Refuse metrics that are neither fedxl's own nor in site.toml: they would run code that a server names."""
+    allowed = site.settings.metrics
+    for name in sorted(metrics.own(names)):
+        listed = ", ".join(allowed) or "only fedxl's own"
+        require(
+            name in allowed,
+            f"this site does not allow the metric '{printable(name)}'; its site.toml allows: {listed}",
+        )
+
+
+def _metrics(run: Mapping[str, Any]) -> list[str]:
+    """The metrics that a request names in addition to the default ones."""
+    more, select = run.get("metrics", []), run.get("select", "")
+    names = [select, *more] if isinstance(more, list) else [more]
+    require(all(isinstance(name, str) for name in names), "the request's metrics are not names")
+    return names
 
 
 def digest(tables: Mapping[str, Mapping[str, Any]]) -> str:

@@ -21,7 +21,7 @@ from fedxl.data.federation import Federation
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache
-from fedxl.deploy.site.permission import count, permitted
+from fedxl.deploy.site.permission import count, permitted, require_metrics_allowed
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, RefusedError, UserError, printable, require
@@ -94,14 +94,16 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
         return Envelope({**told, "kind": "nothing", "why": f"it has no {split} data"}, {})
     problem = _problem(site, experiment, request, cache.training_data(site))
     weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), request.tensors)
+    # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
+    require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     judge, device = problem.evaluator, problem.device
     scores = judge.scores(tree.to(weights, device), held.to(device)).cpu()
     if kind == "scores":
         return Envelope({**told, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
     # Enough limits are the whole curve, and with it every rank.
-    limits = len(judge.max_fprs)
-    require(limits <= MOST_LIMITS, f"figures at {limits} false positive rates are more than this site lets go")
-    return Envelope({**told, "kind": kind, "figures": json.dumps(judge.figures_of(scores, held.labels))}, {})
+    limits = len({metric.limit for metric in judge.metrics} - {None})
+    require(limits <= MOST_LIMITS, f"metrics at {limits} false positive rates are more than this site lets go")
+    return Envelope({**told, "kind": kind, "metrics": json.dumps(judge.metrics_of(scores, held.labels))}, {})
 
 
 def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:

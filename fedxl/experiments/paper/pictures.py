@@ -23,7 +23,7 @@ class Bar(NamedTuple):
 
 
 def bars(path: Path, title: str, methods: Sequence[str], panels: Mapping[str, Sequence[Bar]]) -> None:
-    """A panel for each figure of merit: bars ours, thick lines seeds, thin lines test sets, diamonds the paper's."""
+    """A panel for each metric: bars ours, thick lines seeds, thin lines test sets, diamonds the paper's."""
     plt = require_matplotlib()
     columns = min(len(panels), 4)
     lines = -(-len(panels) // columns)

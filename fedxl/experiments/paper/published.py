@@ -1,4 +1,4 @@
-"""The figures that the paper reports: mean and standard deviation over three runs."""
+"""What the paper reports: mean and standard deviation over three runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _row(*numbers: float) -> dict[str, Cell]:
     return dict(zip(METHODS, cells, strict=True))
 
 
-Rows = Mapping[tuple[str, str], Mapping[str, Cell]]  # by (data set, figure of merit), then by method
+Rows = Mapping[tuple[str, str], Mapping[str, Cell]]  # by (data set, metric), then by method
 
 # Table 1: partial AUC on test data, on McClish's scale.
 TABLE1: Rows = {

@@ -15,17 +15,21 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
-from fedxl import __version__
 from fedxl.config.experiment import Config, execute
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.experiments import bench
 from fedxl.experiments.paper.workers import Crew, tell
 from fedxl.files import write_atomically, write_json
 from fedxl.progress import progress
+from fedxl.reporting.report import in_words
+from fedxl.training.evaluate import value_of
 from fedxl.training.settings import pick_device
 from fedxl.training.trainer import Hooks, Progress
 
 FORMAT = 3  # of a record, and of what its settings mean; another number, and all is run anew
+# Part of every key. It was fedxl's version when the stored runs were made. A new release alone does not change what a
+# run comes to, so it must not invalidate them: raise FORMAT when it does.
+KEYED_AS = "0.2.0"
 Floats = npt.NDArray[np.float64]
 # Settings that a compiled program reads as numbers, and those that it knows nothing of.
 READ_AS_NUMBERS = {"lam", "lr", "milestones", "stage_steps", "seed", "flipped"}
@@ -41,7 +45,7 @@ class Job(NamedTuple):
     @property
     def key(self) -> str:
         """The same for the same experiment, wherever its files lie and whatever it runs on."""
-        text = json.dumps([FORMAT, __version__, without_root(self.config.tables())], sort_keys=True)
+        text = json.dumps([FORMAT, KEYED_AS, without_root(self.config.tables())], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -77,11 +81,12 @@ class Record(NamedTuple):
     def diverged(self) -> bool:
         return "diverged" in self.content
 
-    def validation(self, figure: str) -> float:
-        return float("-inf") if self.diverged else float(self.content["validation"][figure])
+    def validation(self, select: str) -> float:
+        """The metric that models are chosen by, the higher the better."""
+        return float("-inf") if self.diverged else value_of(self.content["validation"], select)
 
-    def test(self, figure: str) -> float:
-        return float("nan") if self.diverged else float(self.content["test"][figure])
+    def test(self, metric: str) -> float:
+        return float("nan") if self.diverged else float(self.content["test"][metric])
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,5 @@ def perform(job: Job, store: Store, device: str, side_by_side: int, advance: Cal
 def _line(job: Job, record: Record) -> str:
     if record.diverged:
         return f"{job.label}: diverged"
-    validation = record.content["validation"]
-    shown = "  ".join(f"{name} {validation[name]:.4f}" for name in ("auroc", "pauc@0.3", "pauc@0.5"))
+    shown = in_words(record.content["validation"])
     return f"{job.label}: validation {shown}  ({record.content['seconds']:.0f} s)"

@@ -13,13 +13,13 @@ from fedxl.experiments.paper.runs import Record
 from fedxl.experiments.paper.study import TABLE1, Study, machines
 from fedxl.reporting.report import as_markdown, over_seeds
 
-FIGURE = "pauc@0.5"
+METRIC = "pauc@0.5"
 NEAR = 0.01
 EVERY = 4  # rounds, between two looks at the training data
 
 
 class Reached(NamedTuple):
-    """When a run's training figure was first within `NEAR` of its best."""
+    """When a run's training metric was first within `NEAR` of its best."""
 
     rounds: int
     seconds: float  # of training alone
@@ -27,12 +27,12 @@ class Reached(NamedTuple):
 
 
 def reached(history: Sequence[Mapping[str, Any]]) -> Reached:
-    """The first look at which the figure was near its best.
+    """The first look at which the metric was near its best.
 
     S2Scores are those of training, without the looks themselves. What comes before the first look holds the time that
     a compiler takes once, so its rounds are counted at the pace of the later ones.
     """
-    values = [record["train"][FIGURE] for record in history]
+    values = [record["train"][METRIC] for record in history]
     found = next(i for i, value in enumerate(values) if value >= max(values) - NEAR)
     first, last = history[0], history[-1]
     rounds = last["round"] - first["round"]
@@ -106,4 +106,4 @@ def _measured(subject: str, method: str, records: Sequence[Record]) -> tuple[lis
 
 
 def _curve(record: Record) -> pictures.Curve:
-    return [(look["round"], look["train"][FIGURE]) for look in record.content["history"]]
+    return [(look["round"], look["train"][METRIC]) for look in record.content["history"]]

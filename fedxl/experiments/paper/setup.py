@@ -17,7 +17,7 @@ FPRS = (0.3, 0.5)
 class Subject:
     """A data set and its network, as a section of a table."""
 
-    name: str  # what it is called on the command line and in the paper's figures
+    name: str  # what it is called on the command line and in the paper's tables
     title: str
     data: Table
     model: Table
@@ -124,7 +124,7 @@ class Budget:
 
 
 BUDGETS: Mapping[str, Budget] = {
-    # Minutes on a CPU: a small network and few steps. Shows that all works; its figures mean little.
+    # Minutes on a CPU: a small network and few steps. Shows that all works; its numbers mean little.
     "quick": Budget(
         iterations=160, trial_iterations=80, rates=(0.03, 0.1, 0.3, 1.0), lams=(2.0, 1.0),
         local_steps=8, batch=8, evaluations=4, network={"name": "cnn"},

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedxl.config.experiment import Table, build_model, build_risk, load_data
-from fedxl.experiments.paper import published as figures
-from fedxl.experiments.paper import setup
+from fedxl.experiments.paper import published, setup
 from fedxl.experiments.paper.published import Rows
 from fedxl.experiments.paper.runs import Job, Record, Runner, without_root
 from fedxl.experiments.paper.setup import Budget, Choice, Method, Subject, experiment
 from fedxl.experiments.paper.tuning import Search, Tuned, describe
 from fedxl.files import write_atomically, write_json
+from fedxl.metrics import key
 
 K = TypeVar("K")
 OURS = "FeDXL"
@@ -27,7 +27,7 @@ class Contest:
     name: str
     title: str
     methods: Sequence[Method]
-    figures: Mapping[str, str]  # of merit, and how to say them; models are chosen by the first
+    metrics: Mapping[str, str]  # by name, and how to say them; models are chosen by the first
     data: Table
     published: Rows
 
@@ -38,7 +38,7 @@ TABLE1 = Contest(
     setup.TABLE1,
     {"pauc@0.3": "partial AUC, FPR ≤ 0.3", "pauc@0.5": "partial AUC, FPR ≤ 0.5"},
     {},
-    figures.TABLE1,
+    published.TABLE1,
 )
 TABLE2 = Contest(
     "table2",
@@ -46,7 +46,7 @@ TABLE2 = Contest(
     setup.TABLE2,
     {"auroc": "AUC"},
     {"flipped": 0.2},
-    figures.TABLE2,
+    published.TABLE2,
 )
 
 
@@ -70,7 +70,7 @@ class Study:
             self.say(f"{subject.title}: {train} images to train on, {validation} to validate, {test} to test")
 
     def tune(self, contest: Contest, methods: Sequence[Method] | None = None) -> dict[tuple[str, str], Tuned]:
-        search = Search(self.budget, self.runner, next(iter(contest.figures)), contest.data)
+        search = Search(self.budget, self.runner, next(iter(contest.metrics)), contest.data)
         tuned = search(self.subjects, methods or contest.methods)
         for (subject, method), found in tuned.items():
             self.say(f"chosen for {subject}, {method}: {describe(found.choice)}")
@@ -86,7 +86,7 @@ class Study:
         **run: Any,
     ) -> list[Job]:
         """A method's runs, one a seed."""
-        run = {"select": next(iter(contest.figures)), **run}
+        run = {"select": next(iter(contest.metrics)), **run}
         return [
             Job(
                 f"{subject.title}, {method.label}, {describe(choice)}, seed {seed}",
@@ -108,13 +108,13 @@ class Study:
         return {subject.name: subject.title for subject in self.subjects}
 
     def write(self, name: str, markdown: str, content: Mapping[str, Any]) -> None:
-        """NAME.md and NAME.json; a figure that could not be had is null."""
+        """NAME.md and NAME.json; a metric that is not defined is null."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / f"{name}.md", markdown.encode())
         write_json(self.folder / f"{name}.json", content)
 
     def how(self) -> dict[str, Any]:
-        """What the figures were made with, for the record."""
+        """What the results were made with, for the record."""
         budget = {name: value for name, value in vars(self.budget).items() if value is not None}
         return {"budget": budget, "seeds": self.seeds, "subjects": self.titles}
 
@@ -126,12 +126,12 @@ def machines(records: Sequence[Record]) -> list[str]:
 
 
 def outline(record: Record) -> dict[str, Any]:
-    """A run, and of its history the figure by which its best round was chosen: [round, value]."""
-    figure = record.content["experiment"]["run"].get("select", "")
+    """A run, and of its history the metric by which its best round was chosen: [round, value]."""
+    metric = key(record.content["experiment"]["run"].get("select", ""))
     curve = [
-        [found["round"], round(found["validation"][figure], 5)]
+        [found["round"], round(found["validation"][metric], 5)]
         for found in record.content.get("history", [])
-        if figure in found.get("validation", {})
+        if metric in found.get("validation", {})
     ]
     content = {name: value for name, value in record.content.items() if name != "history"}
     return {"key": record.key, **content, "experiment": without_root(content["experiment"]), "curve": curve}

@@ -1,4 +1,4 @@
-"""Tables 1 and 2: every method tuned alike, then run with several seeds; our figures beside the paper's."""
+"""Tables 1 and 2: every method tuned alike, then run with several seeds; our results beside the paper's."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Entries = Mapping[tuple[str, str], Entry]
 
 
 class Row(NamedTuple):
-    """One figure of merit on one subject, method by method."""
+    """One metric on one subject, method by method."""
 
     subject: Subject
-    figure: str
+    metric: str
     ours: dict[str, list[float]]  # a value for each seed
     drawn: dict[str, Floats]  # on resampled test data, mean over seeds; empty where labels differ
     paper: Mapping[str, Cell]
@@ -46,10 +46,10 @@ def run(study: Study, contest: Contest) -> str:
     tuned = study.tune(contest)
     entries = _finals(study, contest, tuned)
     store = study.runner.store
-    rows = [row(store, contest, entries, subject, figure) for subject in study.subjects for figure in contest.figures]
+    rows = [row(store, contest, entries, subject, metric) for subject in study.subjects for metric in contest.metrics]
     text = markdown(study, contest, rows, entries)
     study.write(contest.name, text, content(study, contest, rows, entries))
-    bars = {f"{r.subject.title}\n{contest.figures[r.figure]}": _bars(r) for r in rows}
+    bars = {f"{r.subject.title}\n{contest.metrics[r.metric]}": _bars(r) for r in rows}
     pictures.bars(study.folder / f"{contest.name}.png", contest.title, [m.label for m in contest.methods], bars)
     return text
 
@@ -60,22 +60,22 @@ def _finals(study: Study, contest: Contest, tuned: Mapping[tuple[str, str], Tune
     return {name: Entry(tuned[name], records) for name, records in study.perform(jobs).items()}
 
 
-def row(store: Store, contest: Contest, entries: Entries, subject: Subject, figure: str) -> Row:
+def row(store: Store, contest: Contest, entries: Entries, subject: Subject, metric: str) -> Row:
     ours, drawn = {}, {}
     for method in contest.methods:
         records = entries[subject.name, method.label].records
-        ours[method.label] = [record.test(figure) for record in records]
+        ours[method.label] = [record.test(metric) for record in records]
         if not any(record.diverged for record in records):
-            drawn[method.label] = _resampled([store.scores(record) for record in records], figure)
-    known = contest.published.get((subject.name, figure), {})  # not of a set with other options
-    return Row(subject, figure, ours, {name: values for name, values in drawn.items() if len(values)}, known)
+            drawn[method.label] = _resampled([store.scores(record) for record in records], metric)
+    known = contest.published.get((subject.name, metric), {})  # not of a set with other options
+    return Row(subject, metric, ours, {name: values for name, values in drawn.items() if len(values)}, known)
 
 
-def _resampled(runs: Sequence[tuple[Floats, Floats]], figure: str) -> Floats:
+def _resampled(runs: Sequence[tuple[Floats, Floats]], metric: str) -> Floats:
     labels = runs[0][1]
     if not all(np.array_equal(labels, other) for _, other in runs):
         return np.empty(0)
-    return metrics.resampled([scores for scores, _ in runs], labels, float(figure.partition("@")[2] or 1.0))
+    return metrics.resampled([scores for scores, _ in runs], labels, metrics.split(metric)[1] or 1.0)
 
 
 def _bars(row: Row) -> list[pictures.Bar]:
@@ -92,7 +92,7 @@ def markdown(study: Study, contest: Contest, rows: Sequence[Row], entries: Entri
     labels = [method.label for method in contest.methods]
     lines: list[list[str]] = []
     for found in rows:
-        head = [found.subject.title, contest.figures[found.figure]]
+        head = [found.subject.title, contest.metrics[found.metric]]
         lines.append([*head, "ours", *(within(found.ours[name]) for name in labels)])
         intervals = [_interval(found.drawn.get(name)) for name in labels]
         lines.append(["", "", "95 % of test sets", *intervals])
@@ -107,12 +107,12 @@ def markdown(study: Study, contest: Contest, rows: Sequence[Row], entries: Entri
         f"on validation data. Every method was tuned by {trials} trials of {budget.trial_iterations:,} iterations "
         f"with another seed, on validation data. "
         f"The second line holds the middle 95 % of bootstrapped test sets.\n",
-        as_markdown(lines, ["data", "figure", "", *labels]),
+        as_markdown(lines, ["data", "metric", "", *labels]),
         "## FeDXL against the others\n",
         "Difference of the means, and the middle 95 % of it over bootstrapped test sets, which both meet alike.\n",
         as_markdown(
-            [[r.subject.title, contest.figures[r.figure], *(_lead(r, name) for name in labels[:-1])] for r in rows],
-            ["data", "figure", *labels[:-1]],
+            [[r.subject.title, contest.metrics[r.metric], *(_lead(r, name) for name in labels[:-1])] for r in rows],
+            ["data", "metric", *labels[:-1]],
         ),
         "## What was chosen\n",
         as_markdown(
@@ -152,7 +152,7 @@ def content(study: Study, contest: Contest, rows: Sequence[Row], entries: Entrie
         "rows": [
             {
                 "data": found.subject.name,
-                "figure": found.figure,
+                "figure": found.metric,  # as files of earlier versions call it
                 "ours": found.ours,
                 "intervals": {name: metrics.interval(values) for name, values in found.drawn.items()},
                 "paper": {name: cell._asdict() for name, cell in found.paper.items()},

@@ -12,7 +12,7 @@ from fedxl.errors import require
 from fedxl.experiments.paper.runs import Job, Record, Runner
 from fedxl.experiments.paper.setup import Budget, Choice, Method, Subject, experiment
 
-SEED = 100  # of tuning; figures are of other seeds
+SEED = 100  # of tuning; results are of other seeds
 
 
 class Trial(NamedTuple):
@@ -31,7 +31,7 @@ class Search:
 
     budget: Budget
     runner: Runner
-    figure: str  # of the validation data, by which is chosen
+    select: str  # the metric of the validation data that choices are made by
     data: Table  # what the table asks of the data
 
     def __call__(self, subjects: Sequence[Subject], methods: Sequence[Method]) -> dict[tuple[str, str], Tuned]:
@@ -68,14 +68,14 @@ class Search:
                 choice = choices[_name(subject, method)][number]
                 config = experiment(
                     subject, method, self.budget, choice, SEED, self.budget.trial_iterations, self.data,
-                    select=self.figure,
+                    select=self.select,
                 )  # fmt: skip
                 label = f"trial {subject.title}, {method.label}, {describe(choice)}"
                 jobs.append((_name(subject, method), choice, Job(label, config)))
         records: list[Record] = self.runner([job for _, _, job in jobs])
         found: dict[tuple[str, str], list[Trial]] = {_name(*pair): [] for pair in pairs}
         for (name, choice, _), record in zip(jobs, records, strict=True):
-            found[name].append(Trial(choice, record.validation(self.figure)))
+            found[name].append(Trial(choice, record.validation(self.select)))
         return found
 
 
