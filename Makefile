@@ -20,7 +20,8 @@ FLWR ?= 1.42.0
 test-flower: $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --upgrade --target .venv/flwr-$(FLWR) flwr==$(FLWR)
 	PYTHONPATH=$(CURDIR)/.venv/flwr-$(FLWR) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy/test_gateway.py \
-		tests/deploy/test_grid.py tests/deploy/test_records.py tests/deploy/test_attacks.py \
+		tests/deploy/test_gateway_limits.py tests/deploy/test_flower.py tests/deploy/test_grid.py tests/deploy/test_records.py \
+		tests/deploy/test_attacks.py \
 		tests/deploy/test_deploy.py::test_four_sites_over_tls_come_to_what_the_simulator_does
 
 check: $(READY)

@@ -1,18 +1,18 @@
-"""Mistakes of a user, told in one line; anything else that is raised is a bug and keeps its traceback."""
+"""Errors that are a user's mistake, reported in one line. Any other exception is a bug and keeps its traceback."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-WORDS = 300  # characters that are repeated of another party's text
-LONGEST = 2000  # characters of a line that people are to read
+WORDS = 300  # characters of another party's text that we quote
+LONGEST = 2000  # characters of an error message
 
 
 class UserError(ValueError):
     """What is wrong, where, and what would be right, in one line.
 
-    It stays one line, and does nothing to a terminal, whatever the names and values that it quotes hold.
+    It stays one line without control characters, whatever names and values it quotes.
 
     >>> print(UserError("unknown setting 'run.a\\nb\\x1b[2J'"))
     unknown setting 'run.a b [2J'
@@ -24,11 +24,11 @@ class UserError(ValueError):
 
 
 class DivergedError(UserError):
-    """Weights or scores that are no longer finite: a learning rate that was too high."""
+    """Weights or scores are no longer finite: the learning rate was too high."""
 
 
 class RefusedError(ValueError):
-    """Why a message from another party is not accepted, in one line."""
+    """Why we refuse a message from another party, in one line."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -38,9 +38,9 @@ def require(condition: bool, message: str) -> None:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], section: str = "") -> UserError:
-    """The error for a name that is not in a table, with the nearest name that is.
+    """The error for a name that is not in a table, with the closest name that is.
 
-    A section is shown before the names but not compared: with it all names look alike.
+    The section is shown before the names but does not count for closeness.
 
     >>> str(unknown("setting", "widht", ["width", "norm"], "model."))
     "unknown setting 'model.widht'; did you mean 'model.width'?"
@@ -55,15 +55,15 @@ def unknown(kind: str, name: str, known: Iterable[str], section: str = "") -> Us
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its kind if it says nothing."""
+    """The first line of an error's message; its type if the message is empty."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 def printable(text: object, most: int = WORDS) -> str:
-    """Another party's words, safe for a log or a terminal: one line, no control characters, at most `most` long.
+    """Another party's text, safe for a log or a terminal: one line, no control characters, at most `most` long.
 
-    Control characters, line breaks and direction overrides become escapes. They could forge log lines or drive a
+    Control characters, line breaks and direction overrides are escaped: they could forge log lines or control a
     terminal.
 
     >>> printable("done\\n\\x1b[2Jround 7: all is well")

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, open to all or to their owner alone; one line if a disk cannot be read."""
+"""Atomic writes, private files and folders, and one-line errors for disks that cannot be read."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fedxl.errors import UserError
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone. One that is there stays as it is."""
+    """Create a folder and its missing parents, accessible to this user only. Existing folders keep their mode."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def open_private(path: Path) -> BinaryIO:
-    """A file to write, empty, that nobody but this user can read."""
+    """Open an empty file for writing that only this user can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    os.fchmod(descriptor, 0o600)  # it may have been there before
+    os.fchmod(descriptor, 0o600)  # the file may have existed with another mode
     return open(descriptor, "wb")
 
 
 def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
-    """The file holds all of `content` after this and nothing of it before, whenever process or machine stop."""
+    """Write a file completely or not at all, even if the process or the machine stops at any moment."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with open_private(partial) if private else partial.open("wb") as file:
@@ -38,7 +38,7 @@ def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
         partial.replace(path)
     except OSError:
         with suppress(OSError):
-            partial.unlink()  # on a full disk it would take the room that others need
+            partial.unlink()  # on a full disk it would take space that others need
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -48,7 +48,7 @@ def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file. One line if it is there and cannot be read; FileNotFoundError if it is not there."""
+    """The content of a file. FileNotFoundError if it does not exist; UserError if it exists and cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -58,17 +58,17 @@ def read_bytes(path: Path) -> bytes:
 
 
 def cannot_read(path: Path, error: OSError) -> UserError:
-    """The line for a disk that does not answer."""
-    return UserError(f"cannot read {path}: {error.strerror or error}; nothing was changed, try again once it can be")
+    """The error for a disk that cannot be read."""
+    return UserError(f"cannot read {path}: {error.strerror or error}; nothing was changed, try again")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """For programs, and for people who look."""
+    """Write indented JSON, with null for NaN and infinity."""
     write_atomically(path, (json.dumps(plain(content), indent=1) + "\n").encode())
 
 
 def plain(value: Any) -> Any:
-    """The same with null for NaN and infinity, which JSON does not know.
+    """The same value with null for NaN and infinity, which JSON does not have.
 
     >>> plain({"auroc": float("nan"), "rates": (0.1, 0.3)})
     {'auroc': None, 'rates': [0.1, 0.3]}

@@ -1,4 +1,4 @@
-"""Calling a function with a user's options: names and types are checked against its signature, one line if wrong."""
+"""Calls a function with a user's options, after checking their names and types against its signature."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ R = TypeVar("R")
 
 
 def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, ours: Mapping[str, Any] | None = None) -> R:
-    """`fn(**options, **ours)`, once every option is known and of the right type. What is ours is no option.
+    """`fn(**options, **ours)`, if every option is known and has the right type. Users cannot set what is in `ours`.
 
-    Where a default is a dataclass, its fields are options of `fn` like any other, for functions to share.
+    If a parameter's default is a dataclass, its fields are options of `fn`, so that functions can share options.
 
     >>> def power(base: float, times: int = 2) -> float:
     ...     return base**times
@@ -79,7 +79,7 @@ def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _groups(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters whose default is a dataclass: their fields stand for them."""
+    """The parameters whose default is a dataclass: users set its fields instead."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(fn).parameters.items()}
     return {
         name: default
@@ -89,7 +89,7 @@ def _groups(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """The value as the type that is hinted: whole numbers pass for floats, lists for tuples; nothing else is bent."""
+    """The value in the hinted type: integers become floats and lists become tuples; all else must have the type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     value = value.item() if isinstance(value, np.generic) else value
     if hint is Any:

@@ -1,4 +1,4 @@
-"""How far long work is, on standard error: a bar for people at a terminal, a line now and then in a log."""
+"""Progress of long work on standard error: a bar on a terminal, a line from time to time in a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINE_EVERY = 30.0  # seconds, in a log
 
 @contextmanager
 def progress(what: str, total: int | None, bytes: bool = False) -> Iterator[Callable[[int], None]]:
-    """Gives a function to be told how many more are done."""
+    """Yields a function to call with the number of items just done."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Lines(
@@ -23,14 +23,14 @@ def progress(what: str, total: int | None, bytes: bool = False) -> Iterator[Call
         return
     done = DownloadColumn() if bytes else MofNCompleteColumn()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), done, TimeRemainingColumn())
-    # Work may come in large pieces: the time left is told by the last ten minutes.
+    # Items may be large: estimate the time left from the last ten minutes.
     with Progress(*columns, console=console, speed_estimate_period=600) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
 
 
 class Pace:
-    """Tells when a line is due in a log: the first after `LINE_EVERY` seconds, the next after as many more."""
+    """When to write the next line to a log: every `LINE_EVERY` seconds."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
@@ -44,7 +44,7 @@ class Pace:
 
 
 class Lines:
-    """Stands in for a bar where nobody would see it move."""
+    """Writes lines instead of a bar where there is no terminal."""
 
     def __init__(self, what: str, total: int | None, bytes: bool, say: Callable[[str], None]) -> None:
         self.what, self.total, self.bytes, self.say = what, total, bytes, say
@@ -66,7 +66,7 @@ class Lines:
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """In words, if the rest takes as long as what is done.
+    """The time left, in words, at the pace so far.
 
     >>> time_left(60, 2, 5), time_left(600, 1, 3), time_left(7200, 1, 4)
     ('about 90 s left', 'about 20 min left', 'about 6.0 h left')

@@ -1,6 +1,6 @@
-"""Every random choice, as a pure function of (seed, purpose, client, position): nothing to save, nothing to restore.
+"""Every random choice is a pure function of (seed, purpose, client, position): there is no state to save or restore.
 
-`client` is the partition's number, never an engine's node id, so that all engines draw the same.
+`client` is the number of the partition, never the node id of an engine, so that all engines draw the same numbers.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-# A client with a handful of examples reads many epochs in one round; they are drawn in blocks of about this many.
+# A client with few examples reads many epochs in one round. Epochs are drawn in blocks of about this many indices.
 BLOCK = 512
 
 
 class Purpose(IntEnum):
-    """What a stream is for; part of its key, so that streams never meet. Numbers are never reused."""
+    """What a stream is for. It is part of the stream's key, so that streams never overlap. Never reuse a number."""
 
     COHORT = 1
     FIRST = 2  # the order in which a client reads S1
     SECOND = 3  # ... and S2
     FRESH_FIRST = 4  # the z-hat of Algorithm 2
     FRESH_SECOND = 5
-    POOL = 6  # which pooled (a, u) a client takes, then which b
+    POOL = 6  # which (a, u) of the score pool a client reads, then which b
     LAYERS = 7  # dropout and the like, inside the model
     WEIGHTS = 8  # initial weights
     DATA = 9  # splits, partitions and site shifts
     AUGMENT = 10  # crops, flips and noise of a client's examples in a round
-    NOISE = 11  # the bank that noise is read from
+    NOISE = 11  # the bank from which noise is read
 
 
 def generator(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> np.random.Generator:
-    """The stream of one purpose. Keys have a fixed length: SeedSequence reads [1] and [1, 0] as the same."""
+    """The stream of one purpose. Its key has a fixed length, because SeedSequence treats [1] and [1, 0] as equal."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, purpose, client, position])))
 
 
@@ -43,14 +43,14 @@ def torch_seed(seed: int, purpose: Purpose, client: int = 0, position: int = 0) 
 
 
 def cohort(seed: int, round: int, num_clients: int, size: int) -> Indices:
-    """The clients of a round, in ascending order; all of them if `size` is 0 or no less than their number."""
+    """The clients of a round, in ascending order; all clients if `size` is 0 or at least their number."""
     if size <= 0 or size >= num_clients:
         return np.arange(num_clients)
     return np.sort(generator(seed, Purpose.COHORT, 0, round).choice(num_clients, size, replace=False))
 
 
 def epochs(seed: int, purpose: Purpose, client: int, position: int, count: int, size: int) -> Indices:
-    """`count` indices below `size` from `position` on, in a stream of epochs, each a fresh permutation."""
+    """`count` indices below `size`, starting at `position` of a stream of epochs. Each epoch is a new permutation."""
     per_block = max(1, BLOCK // size)
     block, offset = divmod(position, per_block * size)
     parts: list[Indices] = []
@@ -64,27 +64,27 @@ def epochs(seed: int, purpose: Purpose, client: int, position: int, count: int, 
 
 
 def _block(seed: int, purpose: Purpose, client: int, block: int, per_block: int, size: int) -> Indices:
-    """So many epochs, one after another."""
+    """`per_block` epochs, one after another."""
     epochs = np.tile(np.arange(size), (per_block, 1))
     ordered: Indices = generator(seed, purpose, client, block).permuted(epochs, axis=1).ravel()
     ordered.setflags(write=False)
     return ordered
 
 
-# Small clients read one block in many rounds; what is remembered of them stays below 32 MB.
+# Small clients read one block over many rounds. The cache takes less than 32 MB.
 _remembered = lru_cache(maxsize=8192)(_block)
 
 
 def codes(rng: np.random.Generator | None, shape: tuple[int, ...], count: int) -> Indices:
-    """Codes below `count`, by which examples are augmented; without a generator all are 0."""
+    """Random codes below `count`, which select the augmentation of each example; all 0 without a generator."""
     return np.zeros(shape, np.int64) if rng is None else rng.integers(count, size=shape)
 
 
 def pooled(rng: np.random.Generator, count: int, weights: npt.NDArray[np.float64] | int) -> Indices:
-    """Which entries of a pool a client takes in a round: shuffled, without replacement, reshuffled when exhausted.
+    """The entries of a score pool that a client reads in a round: a shuffle, repeated with new order when exhausted.
 
-    `weights` is the number of entries, or one weight each; then an entry comes up in proportion to its weight
-    (systematic resampling: no entry is more than one copy away from its share).
+    `weights` is the number of entries, or an array with one weight per entry. With weights, an entry is drawn in
+    proportion to its weight (systematic resampling: its count differs from its share by less than one).
     """
     if isinstance(weights, int):
         if count <= weights:

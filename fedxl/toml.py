@@ -1,4 +1,4 @@
-"""Files of settings: TOML, of what every setting of ours can be and every file of ours can hold."""
+"""Settings files in TOML, restricted to the values that our settings and our own files can hold."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fedxl.errors import UserError, require
 
 Table = dict[str, Any]
 WHOLE = 2**63  # TOML's own limit; Python has none
-DEEPEST = 8  # tables and lists within each other
+DEEPEST = 8  # nested tables and lists
 
 
 def read(path: Path) -> dict[str, Table]:
-    """The sections of a file, plain values only; one line if it is not such a file."""
+    """The sections of a file, with plain values only. Anything else is a one-line error."""
     try:
         tables = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except RecursionError:
-        raise UserError(f"cannot read {path}: it nests too deep") from None
-    except (ValueError, OSError) as error:  # numbers of thousands of digits are a ValueError of their own
+        raise UserError(f"cannot read {path}: it is nested too deeply") from None
+    except (ValueError, OSError) as error:  # also raised for numbers of thousands of digits
         raise UserError(f"cannot read {path}: {error}") from None
     for name, table in tables.items():
         require(isinstance(table, dict), f"'{name}' must be a section, [{name}], with settings in it")
@@ -31,7 +31,7 @@ def read(path: Path) -> dict[str, Table]:
 
 
 def parse_value(text: str) -> Any:
-    """A value as TOML writes it; a bare word is a text."""
+    """A value in TOML syntax; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -39,8 +39,8 @@ def parse_value(text: str) -> Any:
 
 
 def require_plain(value: Any, where: str, depth: int = 0) -> None:
-    """Dates and infinities are TOML, but no setting takes them and not every file we write could hold them."""
-    require(depth <= DEEPEST, f"'{where}' nests too deep")
+    """Refuse dates and infinities: no setting accepts them, and not every file that we write can hold them."""
+    require(depth <= DEEPEST, f"'{where}' is nested too deeply")
     if isinstance(value, dict):
         for key, item in value.items():
             require_plain(item, f"{where}.{key}", depth + 1)
@@ -48,7 +48,7 @@ def require_plain(value: Any, where: str, depth: int = 0) -> None:
         for item in value:
             require_plain(item, where, depth + 1)
     elif isinstance(value, int):
-        # Not shown: Python refuses to write numbers that are too long.
+        # The value is not shown: Python refuses to print integers that are too long.
         require(-WHOLE <= value < WHOLE, f"'{where}' must lie between -2^63 and 2^63 - 1")
     else:
         finite = not isinstance(value, float) or math.isfinite(value)

@@ -1,4 +1,4 @@
-"""Trees of tensors: dicts, tuples and NamedTuples with tensors at the leaves. Nothing else knows about nesting."""
+"""Trees of tensors: dicts, tuples and NamedTuples with tensors at the leaves. Only this module handles nesting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
-    """Apply `fn` leaf by leaf to trees of one structure.
+    """Apply `fn` leaf by leaf to trees of the same structure.
 
     >>> map(lambda a, b: a + b, {"w": torch.ones(2)}, {"w": torch.ones(2)})
     {'w': tensor([2., 2.])}
@@ -28,7 +28,7 @@ def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
 
 
 def pack(tree: Any, prefix: str = "") -> dict[str, Tensor]:
-    """Every leaf under its dotted path: the form in which state goes to disk and over a wire.
+    """Every leaf under its dotted path: the form of state on disk and in messages.
 
     >>> sorted(pack({"w": {"bias": torch.zeros(1)}, "pools": (torch.zeros(2),)}))
     ['pools.0', 'w.bias']
@@ -48,12 +48,12 @@ def pack(tree: Any, prefix: str = "") -> dict[str, Tensor]:
 
 
 def unpack(like: T, tensors: Mapping[str, Tensor]) -> T:
-    """The tree of `like`'s structure with the leaves that `pack` named; shapes are those of `tensors`."""
+    """The inverse of `pack`: a tree with `like`'s structure and the leaves in `tensors`, of any shape."""
     return rebuild(like, (tensors[name] for name in pack(like)))
 
 
 def rebuild(like: T, leaves: Iterable[Tensor]) -> T:
-    """The tree of `like`'s structure with these leaves, in the order in which `leaves` gives them."""
+    """A tree with the structure of `like` and these leaves, in the order of `leaves(like)`."""
     each = iter(leaves)
     return map(lambda _: next(each), like)
 
@@ -71,14 +71,14 @@ def concat(trees: Sequence[T]) -> T:
 
 
 def unstack(tree: T, size: int) -> list[T]:
-    """The inverse of `stack`: one tree for each index of the leading dimension."""
+    """The inverse of `stack`: one tree per index of the first dimension."""
     return [map(lambda leaf, i=i: leaf[i], tree) for i in range(size)]
 
 
 def stack_ragged(trees: Sequence[T], largest_state: T | None = None) -> T:
-    """Stack trees whose leaves may differ in their first dimension; short ones are padded with NaN (or 0).
+    """Stack trees whose leaves may differ in their first dimension. Pads shorter leaves with NaN (integers with 0).
 
-    All become as long as the longest, or as those of `largest_state`.
+    All leaves become as long as the longest one, or as those of `largest_state`.
     """
 
     def pad_and_stack(*leaves: Tensor) -> Tensor:
@@ -96,9 +96,9 @@ def stack_ragged(trees: Sequence[T], largest_state: T | None = None) -> T:
 
 
 def unstack_ragged(tree: T, like: Sequence[T]) -> list[T]:
-    """The inverse of `stack_ragged`: each tree cut back to the lengths of its `like`.
+    """The inverse of `stack_ragged`: each tree is cut to the lengths of its tree in `like`.
 
-    Leaves are copied, so that a client's state does not keep its whole wave's memory alive.
+    It copies leaves, so that one client's state does not keep the memory of all the others alive.
     """
 
     def cut(leaf: Tensor, original: Tensor) -> Tensor:
@@ -114,23 +114,23 @@ def to(tree: T, device: torch.device | str) -> T:
 
 
 def finite(tree: Any) -> bool:
-    """Whether every floating leaf is finite."""
+    """Whether all floating-point leaves are finite."""
     return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(tree) if leaf.is_floating_point())
 
 
 def norm(tree: Any) -> Tensor:
-    """The Euclidean length of all leaves together, in double precision; 0 where there are none."""
+    """The Euclidean norm of all leaves together, in double precision; 0 for a tree without leaves."""
     each = [torch.linalg.vector_norm(leaf.double()) for leaf in leaves(tree)]
     return torch.stack(each).norm() if each else torch.zeros((), dtype=torch.float64)
 
 
 def inner(one: Any, other: Any) -> Tensor:
-    """The inner product of two trees of one structure, in double precision."""
+    """The inner product of two trees of the same structure, in double precision."""
     pairs = zip(leaves(one), leaves(other), strict=True)
     return sum(((a.double() * b.double()).sum() for a, b in pairs), torch.zeros((), dtype=torch.float64))
 
 
 def nbytes(tree: Any) -> int:
-    """How many bytes a message of these tensors holds, each counted once however often it is named."""
+    """The bytes of a message with these tensors. A tensor that occurs several times counts once."""
     places = {(leaf.data_ptr(), leaf.shape): leaf.numel() * leaf.element_size() for leaf in leaves(tree)}
     return sum(places.values())

@@ -1,7 +1,7 @@
-"""Trees as messages: the tensors of a network together as one vector, everything else by name; checked on arrival.
+"""Trees as messages: the tensors of a network are sent as one vector, all others by name. The receiver checks them.
 
-Weights and G each as one vector travel several times faster than a tensor each. Names and shapes are those of a tree
-that the receiver has built itself, so that a message cannot bring any of its own.
+One vector for all weights travels several times faster than one array per tensor. The receiver takes names and shapes
+from a tree that it builds itself, so a message cannot introduce others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedxl.errors import printable
 
 T = TypeVar("T")
 HALF = "bfloat16"
-PRECISIONS = ("float32", HALF)  # of networks on the wire; their state stays what it is
+PRECISIONS = ("float32", HALF)  # of networks in messages; state keeps its own precision
 
 
 def flatten(message: Any, precision: str = "float32") -> dict[str, Tensor]:
@@ -31,15 +31,15 @@ def flatten(message: Any, precision: str = "float32") -> dict[str, Tensor]:
         for kind, group in _by_kind(part).items():
             flat = torch.cat([leaf.detach().cpu().flatten() for leaf in group.values()])
             half = precision == HALF and flat.dtype == torch.float32
-            # As whole numbers of the same bits: numpy, through which arrays travel, knows no bfloat16.
+            # Sent as integers with the same bits, because numpy has no bfloat16.
             sent[f"{path}:{HALF if half else kind}"] = flat.to(torch.bfloat16).view(torch.int16) if half else flat
     return sent
 
 
 def restore(like: T, received: Mapping[str, Tensor], longest: int = 2**31, may_be_nan: Collection[str] = ()) -> T:
-    """The tree that was sent, of `like`'s structure. Arrays outside a network may be of any length up to `longest`.
+    """The tree that was sent, with `like`'s structure. Arrays outside a network may have up to `longest` entries.
 
-    Everything must be a number, except that leaves with a name in `may_be_nan` may hold NaN.
+    All values must be finite, except that leaves with a name in `may_be_nan` may hold NaN.
     """
     left = dict(received)
     leaves: dict[str, Tensor] = {}
@@ -54,9 +54,9 @@ def restore(like: T, received: Mapping[str, Tensor], longest: int = 2**31, may_b
 
 
 def fitted(like: T, packed: Mapping[str, Tensor], ragged: bool = False) -> T:
-    """The tree that `tree.pack` took apart: of `like`'s names, types and shapes, with nothing beside it.
+    """The inverse of `tree.pack`, checked: names, types and shapes must be those of `like`, and nothing may be left.
 
-    ragged: arrays that are not a network's, such as a pool's, may have any length, all in one tuple the same.
+    ragged: arrays outside a network, such as a score pool, may have any length; all arrays of a tuple have the same.
     """
     left, leaves = dict(packed), dict[str, Tensor]()
     networks = tree.pack({path: part for path, part in _parts(like) if isinstance(part, dict)})
@@ -71,9 +71,9 @@ def fitted(like: T, packed: Mapping[str, Tensor], ragged: bool = False) -> T:
 
 
 def minus(network: T, base: T) -> T:
-    """What has changed, number by number.
+    """The change of each number.
 
-    Rounded to bfloat16 a weight loses all changes below 0.4 %. The change itself, so rounded, loses next to nothing.
+    A weight rounded to bfloat16 loses all changes below 0.4 %. Rounding the change itself loses almost nothing.
     """
     return tree.map(torch.sub, network, base)
 
@@ -84,7 +84,7 @@ def plus(base: T, change: T) -> T:
 
 
 def _parts(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The networks (dicts of tensors) and the single tensors of a tree, with their paths."""
+    """The networks (dicts of tensors) and the other tensors of a tree, with their paths."""
     if isinstance(message, (Tensor, dict)):
         yield path, message
         return
@@ -98,7 +98,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def _by_kind(network: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a network, those of one type together."""
+    """The tensors of a network, grouped by dtype."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, leaf in network.items():
         found.setdefault(str(leaf.dtype).removeprefix("torch."), {})[name] = leaf
@@ -107,7 +107,7 @@ def _by_kind(network: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def _require_nothing(left: Mapping[str, Tensor]) -> None:
     if left:
-        raise RefusedError(f"it holds {printable(', '.join(sorted(left)[:3]))}, which nobody asked for")
+        raise RefusedError(f"it holds {printable(', '.join(sorted(left)[:3]))}, which is unexpected")
 
 
 def _take(left: dict[str, Tensor], name: str) -> Tensor:
@@ -135,7 +135,7 @@ def _checked(path: str, like: Tensor, found: Tensor, longest: int, may_be_nan: b
     shape = (len(found), *like.shape[1:]) if like.ndim and found.ndim else like.shape
     found = _like(path, found, like.dtype, tuple(shape))
     if like.ndim and not 1 <= len(found) <= longest:
-        raise RefusedError(f"{path} has {len(found)} entries, between 1 and {longest} were expected")
+        raise RefusedError(f"{path} has {len(found)} entries; between 1 and {longest} are allowed")
     if not may_be_nan:
         _require_finite(path, found)
     return found

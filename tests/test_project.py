@@ -81,7 +81,7 @@ def test_every_public_name_loads_when_it_is_used():
         fedxl.fitt  # noqa: B018
 
 
-@pytest.mark.parametrize("module", ["fedxl", "fedxl.deploy.server.door", "fedxl.deploy.server.link"])
+@pytest.mark.parametrize("module", ["fedxl", "fedxl.deploy.server.gateway_process", "fedxl.deploy.server.superlink"])
 def test_whoever_only_passes_messages_on_loads_no_torch(module):
     if module != "fedxl":
         pytest.importorskip("flwr", reason="needs fedxl[flower]")

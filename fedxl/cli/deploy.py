@@ -26,54 +26,56 @@ Folder = Annotated[Path, typer.Argument(help="The party's folder.")]
 @deploy.command()
 def init(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
-    sites: Annotated[str, typer.Option(help="Names, with commas between them.")],
-    host: Annotated[str, typer.Option(help="The server's name or address, as sites know it.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The one port that sites must reach.")] = 18000,
-    config: Annotated[Path | None, typer.Option(help="The experiment; the demo's by default.")] = None,
+    sites: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
+    host: Annotated[str, typer.Option(help="The server's name or address, as sites reach it.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The only port that sites must reach.")] = 18000,
+    config: Annotated[Path | None, typer.Option(help="The experiment; by default the demo's.")] = None,
     keys_at_sites: Annotated[
-        bool, typer.Option("--keys-at-sites", help="Each site makes its own key and asks for approval.")
+        bool, typer.Option("--keys-at-sites", help="Each site makes its own key and requests approval.")
     ] = False,
 ) -> None:
-    """One folder for each party: certificates, settings, a start script and a page to read."""
+    """Create a folder for each party: certificates, settings, a start script and a README."""
     folders = _needing_flower("provision.folders")
     experiment = read(config) if config else folders.DEMO
     names = [name.strip() for name in sites.split(",") if name.strip()]
     folders.init(names, folder, host, port, experiment, keys_at_sites)
-    _print(f"in {folder}: server/ and sites/, each with what it needs to start; authority/, to be kept offline")
+    _print(f"created in {folder}: server/, sites/ and authority/ (keep authority/ offline)")
     if keys_at_sites:
-        _print(f"send sites/NAME to each site, which makes its key: fedxl deploy request NAME; then approve it here: "
-               f"fedxl deploy approve {folder} REQUEST --examples N")  # fmt: skip
+        _print("send sites/NAME to each site; the site makes its key: fedxl deploy request NAME")
+        _print(f"then approve its request here: fedxl deploy approve {folder} REQUEST --examples N")
         return
-    _print("all keys were made here, in one place: for a trial on this machine. For real sites use --keys-at-sites")
-    _print(f"try it all on this machine: fedxl deploy local {folder}")
+    _print("all keys were made on this machine, which is for trials only. For real sites use --keys-at-sites")
+    _print(f"run the whole federation on this machine: fedxl deploy local {folder}")
 
 
 @deploy.command()
 def request(folder: Folder) -> None:
-    """At a site: make its key, which never leaves, and a request for a certificate."""
+    """At a site: make its key, which never leaves the machine, and a request for a certificate."""
     file, fingerprint = _needing_flower("provision.approval").request(folder)
-    _print(f"send {file} to the server's operator, and read this fingerprint to them over the telephone:")
+    _print(f"send {file} to the server's operator, and read this fingerprint to them by telephone:")
     _print(fingerprint)
-    _print(f"then put what they send back in its place: fedxl deploy accept {folder} CERTIFICATE")
+    _print(f"then install the certificate that they send back: fedxl deploy accept {folder} CERTIFICATE")
 
 
 @deploy.command()
 def approve(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ and authority/ are.")],
-    file: Annotated[Path, typer.Argument(metavar="REQUEST", help="What the site has sent.")],
-    examples: Annotated[int, typer.Option(help="The most examples that the site may say it has.")],
-    fingerprint: Annotated[str, typer.Option(help="As the site's people read it to you; asked for if missing.")] = "",
+    file: Annotated[Path, typer.Argument(metavar="REQUEST", help="The request that the site has sent.")],
+    examples: Annotated[int, typer.Option(help="The most examples that the site may claim.")],
+    fingerprint: Annotated[
+        str, typer.Option(help="As the site's staff read it to you; prompted for if missing.")
+    ] = "",
     authority: Annotated[Path | None, typer.Option(help="Its folder, if it is kept elsewhere.")] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="That the certificate is good for.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="For which the certificate is valid.")] = 365,
 ) -> None:
-    """At the server: let a site in, by its key's fingerprint. A server that runs need not be restarted."""
+    """At the server: admit a site by its key's fingerprint. A running server need not be restarted."""
 
     def agreed(name: str, shown: str) -> bool:
         if fingerprint:
             return re.sub(r"[\s:]", "", fingerprint).lower() == shown.replace(":", "")
-        _print(f"the key of {name} has the fingerprint")
+        _print(f"the fingerprint of {name}'s key is")
         _print(shown)
-        return typer.confirm("Do the site's people read the same to you?")
+        return typer.confirm("Do the site's staff read the same fingerprint to you?")
 
     approval = _needing_flower("provision.approval")
     granted = approval.approve(folder, file, examples, agreed, authority, days)
@@ -83,11 +85,11 @@ def approve(
 @deploy.command()
 def accept(
     folder: Folder,
-    certificate: Annotated[Path, typer.Argument(help="What the server's operator has sent back.")],
+    certificate: Annotated[Path, typer.Argument(help="The certificate that the server's operator has sent.")],
 ) -> None:
-    """At a site: put its certificate in its place."""
+    """At a site: install its certificate."""
     found = _needing_flower("provision.approval").accept(folder, certificate)
-    _print(f"good until {found.not_valid_after_utc:%Y-%m-%d}; start with: fedxl deploy join {folder}")
+    _print(f"valid until {found.not_valid_after_utc:%Y-%m-%d}; start with: fedxl deploy join {folder}")
 
 
 @deploy.command()
@@ -95,32 +97,32 @@ def revoke(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ is.")],
     site: Annotated[str, typer.Argument(help="Its name.")],
 ) -> None:
-    """At the server: take a site out, at once."""
+    """At the server: revoke a site, at once."""
     _needing_flower("provision.approval").revoke(folder, site)
-    _print(f"{site} is no longer let in")
+    _print(f"{site} is revoked")
 
 
 @deploy.command()
 def renew(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ and authority/ are.")],
     authority: Annotated[Path | None, typer.Option(help="Its folder, if it is kept elsewhere.")] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="That the certificate is good for.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="For which the certificate is valid.")] = 365,
 ) -> None:
-    """At the server: a new certificate for the server itself. Sites renew theirs by a new request."""
+    """At the server: renew the server's own certificate. Sites renew theirs by a new request."""
     found = _needing_flower("provision.approval").renew(folder, authority, days)
-    _print(f"the server's certificate is good until {found.not_valid_after_utc:%Y-%m-%d}")
+    _print(f"the server's certificate is valid until {found.not_valid_after_utc:%Y-%m-%d}")
 
 
 @deploy.command("list")
 def list_(folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ is.")]) -> None:
-    """At the server: the approved sites, their keys, and until when they are good."""
+    """At the server: list the approved sites, their keys, and until when these are valid."""
     for found in _needing_flower("provision.approval").approved(folder):
         _print(f"{found.site}: until {found.end:%Y-%m-%d}, up to {found.examples} examples, key {found.fingerprint}")
 
 
 @deploy.command()
 def digest(config: Annotated[Path, typer.Argument(help="An experiment, or a server.toml.")]) -> None:
-    """The digest of an experiment, for sites that want to pin it in their site.toml."""
+    """Print the digest of an experiment, for sites that want to pin it in their site.toml."""
     from fedxl.config.experiment import SECTIONS, read_tables
     from fedxl.deploy.site.permission import digest as of
 
@@ -134,14 +136,14 @@ def serve(folder: Folder) -> None:
     try:
         server = processes.serve(folder, _say)
     except KeyboardInterrupt:
-        _say("stopped; started again, it goes on from its last checkpoint")
+        _say("stopped; started again, it resumes from its last checkpoint")
         sys.exit(130)
     _conclude(server.out)
 
 
 @deploy.command()
 def join(folder: Folder) -> None:
-    """Keep a site in its federation until it is stopped."""
+    """Run a site of a federation until it is stopped."""
     processes = _needing_flower("supervise.processes")
     try:
         processes.join(folder, _say)
@@ -151,34 +153,36 @@ def join(folder: Folder) -> None:
 
 
 @deploy.command()
-def local(folder: Annotated[Path, typer.Argument(metavar="OUT", help="What `fedxl deploy init` has made.")]) -> None:
-    """The whole federation on this machine, as separate processes over TLS: a rehearsal, or a demonstration."""
+def local(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that `fedxl deploy init` created.")],
+) -> None:
+    """Run the whole federation on this machine, as separate processes over TLS: a rehearsal or a demonstration."""
     processes = _needing_flower("supervise.processes")
     seen = 0
 
     def watch(run: Path) -> None:
         nonlocal seen
-        records = [record for record in read_metrics(run)[0] if "test" not in record]
-        for record in records[seen:]:
-            shown = in_words(record.get("validation") or {})
-            out.print(f"round {record['round']}  {shown}", highlight=False, soft_wrap=True)
-            for entry in record.get("dropped", []):
+        rows = [row for row in read_metrics(run)[0] if "test" not in row]
+        for row in rows[seen:]:
+            shown = in_words(row.get("validation") or {})
+            out.print(f"round {row['round']}  {shown}", highlight=False, soft_wrap=True)
+            for entry in row.get("dropped", []):
                 line = f"  round {entry['round']}: nothing from {entry['site']}: {entry['reason']}"
                 out.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
-        seen = len(records)
+        seen = len(rows)
 
-    out.print("starting the server and its sites, each a process of its own ...", highlight=False)
+    out.print("starting the server and its sites, each in its own process ...", highlight=False)
     try:
         server = processes.local(folder, _say, watch)
     except KeyboardInterrupt:
-        _say("stopped, and everything that was started with it")
+        _say("stopped all processes")
         sys.exit(130)
     _conclude(server.out)
 
 
 @site.command()
 def prepare(folder: Folder) -> None:
-    """Read a site's data once, and keep them ready to be opened at once."""
+    """Read a site's data once and cache them, so that they open at once."""
     from fedxl.deploy.provision.settings import read_site
     from fedxl.deploy.site import cache
 
@@ -187,7 +191,7 @@ def prepare(folder: Folder) -> None:
 
 
 def _needing_flower(name: str) -> ModuleType:
-    """A module that needs what comes with Flower."""
+    """Import a module that needs Flower's dependencies."""
     try:
         return import_module(f"fedxl.deploy.{name}")
     except ImportError as error:
@@ -199,8 +203,8 @@ def _print(line: str) -> None:
 
 
 def _conclude(run: Path) -> None:
-    records, _ = read_metrics(run)
-    done = next((record for record in records if "test" in record), {})
+    rows, _ = read_metrics(run)
+    done = next((row for row in rows if "test" in row), {})
     shown = in_words(done.get("test") or {})
     out.print(
         f"best round {done.get('best_round')}, test: {shown or 'no test data'}", highlight=False, soft_wrap=True

@@ -1,4 +1,4 @@
-"""`python -m fedxl.deploy ROLE FOLDER ...`: one process of a party. `fedxl deploy` starts and watches them."""
+"""`python -m fedxl.deploy ROLE FOLDER ...`: one process of a party. `fedxl deploy` starts and supervises them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,27 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
+from fedxl.deploy.log import say
 from fedxl.errors import UserError
 
-# Imported when needed: a gateway has no use for torch, nor a site for SuperLink.
+# Imported when needed: the gateway does not need torch, and a site does not need SuperLink.
 ROLES: Mapping[str, str] = {
-    "superlink": "fedxl.deploy.server.link",
-    "gateway": "fedxl.deploy.server.door",
+    "superlink": "fedxl.deploy.server.superlink",
+    "gateway": "fedxl.deploy.server.gateway_process",
     "app": "fedxl.deploy.server.app",
     "node": "fedxl.deploy.site.node",
 }
 
 
-def say(line: str) -> None:
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", flush=True)
-
-
 def main() -> None:
     role, folder = sys.argv[1], Path(sys.argv[2]).resolve()
-    os.umask(0o077)  # whatever we write is for our user alone
-    logging.getLogger("fedxl").addHandler(logging.StreamHandler(sys.stdout))  # ours alone: Flower says too much
-    if role != "superlink":  # which has a way of its own
+    os.umask(0o077)  # every file we write is readable by our user alone
+    logging.getLogger("fedxl").addHandler(logging.StreamHandler(sys.stdout))  # not Flower's logger: it is too verbose
+    if role != "superlink":  # SuperLink handles SIGTERM itself
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     run: Callable[..., None] = import_module(ROLES[role]).main
     try:

@@ -13,10 +13,8 @@ import logging
 from pathlib import Path
 
 import torch
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
 
+from fedxl.deploy.flower.common import ClientApp, Context, Grid, Message, ServerApp
 from fedxl.deploy.provision.settings import SiteFile, read_server, read_site
 from fedxl.deploy.server.carrier import GridCarrier
 from fedxl.deploy.server.serve import serve
@@ -48,25 +46,25 @@ def main(grid: Grid, context: Context) -> None:
 
 @client.query()
 def hello(message: Message, context: Context) -> Message:
-    return _answered(message, context)
+    return _reply(message, context)
 
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    return _answered(message, context)
+    return _reply(message, context)
 
 
 @client.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    return _answered(message, context)
+    return _reply(message, context)
 
 
-def _answered(message: Message, context: Context) -> Message:
+def _reply(message: Message, context: Context) -> Message:
     return reply(message, lambda: _site(context))
 
 
 def _site(context: Context) -> SiteFile:
-    """The file that this node was started with; in Flower's own simulation, that of the site with its number."""
+    """The site.toml that this node was started with; in Flower's own simulation, that of the site with its number."""
     if "site" in context.node_config:
         return read_site(Path(str(context.node_config["site"])))
     server_file = Path(str(context.run_config["server"]))

@@ -129,7 +129,7 @@ MISTAKES = {
     "a long number that Python cannot write": (f"run.seed=0x{'f' * 5000}", "'run.seed' must lie between"),
     "a layer beyond memory": (f"model.hidden=[{2**40}]", "weights; it may have 1,000,000,000"),
     "an embedding beyond memory": (f"risk.name=contrastive risk.dim={2**40}", "dim must lie between 1 and 65536"),
-    "a list in a list in a list": (f"run.fpr={'[' * 20}{']' * 20}", "'run.fpr' nests too deep"),
+    "a list in a list in a list": (f"run.fpr={'[' * 20}{']' * 20}", "'run.fpr' is nested too deeply"),
     "a list that Python cannot read": (f"run.fpr={'[' * 5000}", "'run.fpr' must be a list"),
     "a name of two lines": ("run.a\nb=1", "unknown setting 'run.a b'"),
     "a name too long": (f"data.name=cifar10 data.root={'x' * 5000}", "cannot read the data"),

@@ -17,7 +17,7 @@ from fedxl.config.experiment import Config
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import read_server
 from fedxl.deploy.supervise import status
-from fedxl.deploy.supervise.children import descendants, sweep
+from fedxl.deploy.supervise.children import descendants, kill_leftovers
 from fedxl.deploy.supervise.processes import free_port
 from fedxl.training.checkpoint import Checkpoint, load_latest
 from fedxl.training.rundir import read_metrics
@@ -136,4 +136,6 @@ class Deployment:
         for name in self.processes:
             self.kill(name)
         # Killed, they have not cleaned up behind them.
-        sweep([self.folder / "server" / "flower", *(self.folder / "sites" / name / "flower" for name in self.sites)])
+        kill_leftovers(
+            [self.folder / "server" / "flower", *(self.folder / "sites" / name / "flower" for name in self.sites)]
+        )

@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 
 from fedxl.config.experiment import Config, execute
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
-from fedxl.deploy.provision.settings import Server, ServerSettings, SiteFile, SiteSettings
+from fedxl.deploy.provision.settings import ServerFile, ServerSettings, SiteFile, SiteSettings
 from fedxl.deploy.server import serve as server
 from fedxl.deploy.site import requests
 from fedxl.errors import first_line
@@ -56,37 +56,37 @@ class InProcess:
     def __init__(self, folder: Path) -> None:
         self.sites = {100 + number: site_file(folder, number) for number in range(len(SITES))}
         self.away: set[int] = set()
-        self.faults: dict[tuple[int, int], Any] = {}  # by (site, round): a Failure, or what becomes of an answer
+        self.faults: dict[tuple[int, int], Any] = {}  # by (site, round): a Failure, or what becomes of an reply
         self.waiting: dict[str, Envelope | Failure] = {}
         self.sent: list[tuple[int, Mapping[str, Any]]] = []
 
     def nodes(self) -> Sequence[int]:
         return [node for node in self.sites if node not in self.away]
 
-    def send(self, letters: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
+    def send(self, envelopes: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
         tickets = {}
-        for node in sorted(letters, reverse=True):  # answers in another order than the sites'
+        for node in sorted(envelopes, reverse=True):  # replies arrive in another order than the sites'
             ticket = f"{kind} {node} {len(self.sent)}"
-            self.sent.append((node, letters[node].facts))
+            self.sent.append((node, envelopes[node].facts))
             tickets[ticket] = node
-            answer = self._ask(node, kind, copied(letters[node]))
-            if answer is not None:
-                self.waiting[ticket] = answer
+            reply = self._handle(node, kind, copied(envelopes[node]))
+            if reply is not None:
+                self.waiting[ticket] = reply
         return tickets
 
-    def _ask(self, node: int, kind: Kind, letter: Envelope) -> Envelope | Failure | None:
-        fault = self.faults.pop((node - 100, letter.facts["round"]), None) if kind == "train" else None
+    def _handle(self, node: int, kind: Kind, request: Envelope) -> Envelope | Failure | None:
+        fault = self.faults.pop((node - 100, request.facts["round"]), None) if kind == "train" else None
         if isinstance(fault, Failure) or fault == "silence":
             return None if fault == "silence" else fault
         try:
             mine = self.sites[node]
-            ask = {"train": requests.train, "evaluate": requests.evaluate}.get(kind)
-            answer = ask(mine, letter) if ask else requests.hello(mine)
+            handler = {"train": requests.train, "evaluate": requests.evaluate}.get(kind)
+            reply = handler(mine, request) if handler else requests.hello(mine)
         except ValueError as error:
             return Failure(first_line(error))
-        return copied(fault(answer) if fault else answer)
+        return copied(fault(reply) if fault else reply)
 
-    def answers(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
+    def replies(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
         return [(ticket, self.waiting.pop(ticket)) for ticket in tickets if ticket in self.waiting]
 
     def forget(self, tickets: Sequence[str]) -> None:
@@ -94,8 +94,8 @@ class InProcess:
             self.waiting.pop(ticket, None)
 
 
-def copied(letter: Envelope) -> Envelope:
-    return Envelope(dict(letter.facts), load(save({name: t.clone() for name, t in letter.tensors.items()})))
+def copied(envelope: Envelope) -> Envelope:
+    return Envelope(dict(envelope.facts), load(save({name: t.clone() for name, t in envelope.tensors.items()})))
 
 
 def deployed(
@@ -108,7 +108,7 @@ def deployed(
     **settings: Any,
 ) -> Result:
     known = ServerSettings(sites=SITES, **{"deadline": 5.0, "join": 5.0, **settings})
-    task = Server(known, experiment, folder / "server")
+    task = ServerFile(known, experiment, folder / "server")
     return server.serve(task, carrier or InProcess(folder), hooks, keys, limits)
 
 

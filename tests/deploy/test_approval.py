@@ -56,7 +56,7 @@ def test_the_whole_way_by_its_commands(out):
     no = run("approve", out, site / "request.csr", "--examples", "500", said="n\n")
     assert no.code == 2
     assert shown in no.out
-    assert not Members(out / "server").now
+    assert not Members(out / "server").approved
     good = run(
         "approve", out, site / "request.csr", "--examples", "500", "--fingerprint", shown.upper().replace(":", " ")
     )
@@ -71,7 +71,7 @@ def test_the_whole_way_by_its_commands(out):
     wrong = run("list", out / "server")
     assert (wrong.code, "there is no server/ in" in wrong.error) == (2, True)
     again = run("revoke", out, "north")
-    assert (again.code, "there is no approved site 'north'; approved: nobody" in again.error) == (2, True)
+    assert (again.code, "there is no approved site 'north'; approved: none" in again.error) == (2, True)
 
 
 def agreed(name: str, shown: str) -> bool:
@@ -119,10 +119,10 @@ def spoilt(out: Path) -> dict[str, tuple[Path, str]]:
     request = weak.sign(key, keys.hashes.SHA256()).public_bytes(keys.Encoding.PEM)
     (place / "curve.csr").write_bytes(request)
     return {
-        "junk": (place / "junk.csr", "is no signing request"),
+        "junk": (place / "junk.csr", "is not a signing request"),
         "large": (place / "large.csr", "is too large"),
         "stranger": (place / "stranger.csr", "'east' is not among the sites"),
-        "path": (place / "path.csr", "names no site"),
+        "path": (place / "path.csr", "has no valid site name"),
         "curve": (place / "curve.csr", "not on the curve P-384"),
         "missing": (place / "missing.csr", "cannot read"),
     }
@@ -150,7 +150,7 @@ def test_a_site_takes_its_own_certificate_alone(out, tmp_path):
     other_key, other = keys.authority()
     forged = keys.site_certificate("north", key.public_key(), other_key, other)
     (tmp_path / "forged.crt").write_bytes(keys.certificate_pem(forged))
-    with pytest.raises(UserError, match="was signed by another federation's authority"):
+    with pytest.raises(UserError, match="was not signed by this federation's authority"):
         approval.accept(north, tmp_path / "forged.crt")
 
 
@@ -193,11 +193,11 @@ def test_an_expired_certificate_ends_join_and_serve_in_one_line(out):
 @pytest.mark.parametrize(
     ("host", "port", "why"),
     [
-        ("", 18000, "is no host"),
-        ("x" * 65, 18000, "is no host"),
-        ("bücher.example", 18000, "is no host"),
-        ("a b", 18000, "is no host"),
-        ("-a.example", 18000, "is no host"),
+        ("", 18000, "is not a host"),
+        ("x" * 65, 18000, "is not a host"),
+        ("bücher.example", 18000, "is not a host"),
+        ("a b", 18000, "is not a host"),
+        ("-a.example", 18000, "is not a host"),
         ("fl.example.org", -1, "between 1 and 65535"),
         ("fl.example.org", 99999, "between 1 and 65535"),
         ("fl.example.org", 0, "between 1 and 65535"),
@@ -220,4 +220,4 @@ def test_a_site_that_says_it_is_another_does_not_start(out):
     file = north / "site.toml"
     file.write_text(file.read_text().replace('name = "north"', 'name = "south"'))
     found = run("join", north)
-    assert (found.code, "but site.crt is that of 'north'" in found.error) == (2, True)
+    assert (found.code, "but site.crt belongs to 'north'" in found.error) == (2, True)

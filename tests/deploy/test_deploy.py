@@ -99,14 +99,14 @@ def test_a_rehearsal_in_a_folder_beside_one(tmp_path):
     assert "round 5" in found.stdout
     assert "test: auroc" in found.stdout
     parties = [tmp_path / "hospitals" / place / "flower" for place in ("server", "sites/a", "sites/b")]
-    assert not children.living_at(parties), "and nobody is left"
+    assert not children.processes_of(parties), "and nobody is left"
 
 
 def test_a_message_that_is_too_large_is_refused_before_it_is_opened():
-    letter = records.sealed(Envelope({"a": 1}, {"x": torch.zeros(1000)}))
-    assert torch.equal(records.opened(letter, 0.01).tensors["x"], torch.zeros(1000))
-    with pytest.raises(RefusedError, match=r"larger than what is taken here, 0\.001 MB"):
-        records.opened(letter, 0.001)
+    content = records.to_records(Envelope({"a": 1}, {"x": torch.zeros(1000)}))
+    assert torch.equal(records.from_records(content, 0.01).tensors["x"], torch.zeros(1000))
+    with pytest.raises(RefusedError, match=r"over the limit of 0\.001 MB"):
+        records.from_records(content, 0.001)
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_the_servers_process_dies_mid_round_and_nothing_is_lost(tmp_path):
         federation.until(lambda: federation.round() >= 1, "round 1")
         os.kill(federation.app(), signal.SIGKILL)
         assert_equals_simulator(federation.finished(), experiment)
-        assert "the app has died" in federation.log("server")
+        assert "the app crashed" in federation.log("server")
 
 
 @pytest.mark.deploy
@@ -166,8 +166,8 @@ def test_every_process_may_die_and_nothing_is_lost(tmp_path):
         assert_equals_simulator(federation.finished(), experiment)
         log = federation.log("server")
         for role in ("superlink", "gateway", "app"):
-            assert f"the {role} has died" in log
-        assert "the node has died" in federation.log("a")
+            assert f"the {role} crashed" in log
+        assert "the node crashed" in federation.log("a")
 
 
 @pytest.mark.deploy
@@ -186,7 +186,7 @@ def test_a_revoked_site_is_left_out_of_a_run_and_comes_back_when_it_is_approved_
         lost = [entry["round"] for entry in federation.dropped()]
         assert {entry["site"] for entry in federation.dropped()} == {"b"}
         assert int(last.tensors["population.base.b"]) > max(lost), "used again, without a restart of anything"
-        assert "has died" not in federation.log("server")
+        assert "crashed" not in federation.log("server")
 
 
 HOOK = '''
@@ -220,7 +220,7 @@ FAULTS = {
         "    requests.train = lie\n",
         "NaN or infinity",
     ),
-    "silence": ("    import time\n    requests.train = lambda *args: time.sleep(100_000)\n", "no answer within 60 s"),
+    "silence": ("    import time\n    requests.train = lambda *args: time.sleep(100_000)\n", "no reply within 60 s"),
     "a full disk": (
         "    import errno\n"
         "    def full(*args, **kwargs):\n"
@@ -274,7 +274,7 @@ def test_init_puts_every_secret_where_it_belongs_and_nowhere_else(tmp_path):
         subprocess.run(["sh", "-n", str(place / "sites" / name / "start.sh")], check=True)
     with pytest.raises(UserError, match="is not empty"):
         folders.init(SITES, place)
-    with pytest.raises(UserError, match="is no name for a site"):
+    with pytest.raises(UserError, match="is not a valid site name"):
         folders.init(["../up"], tmp_path / "other")
 
 

@@ -20,11 +20,11 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedxl.deploy.protocol.envelope import Envelope, Failure
-from fedxl.deploy.protocol.records import sealed
+from fedxl.deploy.protocol.records import to_records
 from fedxl.deploy.server.app import MemberCarrier
 from fedxl.deploy.server.carrier import GridCarrier
 from fedxl.deploy.server.grid import LinkGrid
-from fedxl.deploy.site.node import Link
+from fedxl.deploy.site.node import Connection
 
 
 @dataclass
@@ -41,7 +41,7 @@ class FakeRuntime:
         self.objects = {name: each.deflate() for name, each in get_all_nested_objects(self.message).items()}
 
     def PullMessages(self, request) -> PullAppMessagesResponse:
-        proto = message_to_proto(Message(sealed(Envelope({}, {})), dst_node_id=1, message_type="train"))
+        proto = message_to_proto(Message(to_records(Envelope({}, {})), dst_node_id=1, message_type="train"))
         proto.ClearField("content")
         proto.metadata.message_id = self.message.object_id
         proto.metadata.reply_to_message_id = self.claims
@@ -61,9 +61,9 @@ class FakeRuntime:
 @pytest.fixture
 def reply() -> Message:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 7
-    asked = Message(sealed(Envelope({}, {})), dst_node_id=7, message_type="train", ttl=60.0)
-    asked.metadata.__dict__["_message_id"] = "asked"
-    return Message(sealed(Envelope({"round": 1}, {"x": torch.randn(2_000_000)})), reply_to=asked)
+    request = Message(to_records(Envelope({}, {})), dst_node_id=7, message_type="train", ttl=60.0)
+    request.metadata.__dict__["_message_id"] = "request"
+    return Message(to_records(Envelope({"round": 1}, {"x": torch.randn(2_000_000)})), reply_to=request)
 
 
 def grid(runtime: FakeRuntime, megabytes: float = 100) -> LinkGrid:
@@ -73,23 +73,23 @@ def grid(runtime: FakeRuntime, megabytes: float = 100) -> LinkGrid:
 
 
 def test_a_reply_is_handed_out_once_it_is_whole_and_nobody_is_waited_for(reply):
-    runtime = FakeRuntime(reply, "asked")
+    runtime = FakeRuntime(reply, "request")
     carrier = GridCarrier(grid(runtime), 100)
     runtime.missing = set(list(runtime.objects)[:2])  # never sent: a round goes on without it, at its deadline
     for _ in range(3):
-        assert list(carrier.answers(["asked"])) == []
+        assert list(carrier.replies(["request"])) == []
     runtime.missing = set()
-    [(ticket, letter)] = carrier.answers(["asked"])
-    assert (ticket, letter.facts) == ("asked", {"round": 1})
+    [(ticket, found)] = carrier.replies(["request"])
+    assert (ticket, found.facts) == ("request", {"round": 1})
     assert runtime.confirmed == [reply.object_id]
 
 
 def test_nothing_is_kept_of_a_reply_that_never_came_in_full(reply):
-    runtime = FakeRuntime(reply, "asked")
+    runtime = FakeRuntime(reply, "request")
     runtime.missing = {reply.object_id}
     link = grid(runtime)
-    assert list(GridCarrier(link, 100).answers(["asked"])) == []
-    link.forget("asked")
+    assert list(GridCarrier(link, 100).replies(["request"])) == []
+    link.forget("request")
     assert not link.arriving
     assert runtime.confirmed == [reply.object_id], "and SuperLink is told"
 
@@ -97,16 +97,16 @@ def test_nothing_is_kept_of_a_reply_that_never_came_in_full(reply):
 def test_a_reply_that_says_it_answers_something_else_is_refused_under_its_own_ticket(reply):
     """What a reply says of itself, its sender has written: it once ended the server's app."""
     carrier = GridCarrier(grid(FakeRuntime(reply, "another request")), 100)
-    [(ticket, found)] = carrier.answers(["another request"])
+    [(ticket, found)] = carrier.replies(["another request"])
     assert ticket == "another request"
-    assert found == Failure("its answer is not taken: it says that it is another reply than it is")
+    assert found == Failure("its reply was refused: its content belongs to another reply")
 
 
 def test_a_reply_that_is_too_large_is_refused_before_all_of_it_is_here(reply):
-    runtime = FakeRuntime(reply, "asked")
-    [(_, found)] = GridCarrier(grid(runtime, 5), 5).answers(["asked"])
+    runtime = FakeRuntime(reply, "request")
+    [(_, found)] = GridCarrier(grid(runtime, 5), 5).replies(["request"])
     assert isinstance(found, Failure)
-    assert "larger than what is taken here" in found.reason
+    assert "over the limit of" in found.reason
     assert runtime.confirmed, "and SuperLink need not keep it"
 
 
@@ -116,9 +116,9 @@ def test_a_reply_of_a_site_that_was_revoked_meanwhile_is_dropped(reply):
 
         def refresh(self) -> None: ...
 
-    carrier = MemberCarrier(grid(FakeRuntime(reply, "asked")), 100, Registry())
-    carrier.sent["asked"] = 7
-    assert list(carrier.answers(["asked"])) == [("asked", Failure("it is no longer approved"))]
+    carrier = MemberCarrier(grid(FakeRuntime(reply, "request")), 100, Registry())
+    carrier.sent["request"] = 7
+    assert list(carrier.replies(["request"])) == [("request", Failure("it is no longer approved"))]
 
 
 def test_a_site_whose_reply_comes_too_late_goes_on(reply, tmp_path, caplog):
@@ -131,5 +131,5 @@ def test_a_site_whose_reply_comes_too_late_goes_on(reply, tmp_path, caplog):
         def PushObject(self, request) -> PushObjectResponse:
             return PushObjectResponse(stored=False)
 
-    Link(tmp_path, Fleet(), Node(node_id=7))._send(reply, 7)
-    assert "a reply was not taken" in caplog.text
+    Connection(tmp_path, Fleet(), Node(node_id=7))._send(reply, 7)
+    assert "the server did not accept a reply" in caplog.text

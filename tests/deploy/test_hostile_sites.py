@@ -137,7 +137,7 @@ def test_who_moves_weights_in_round_0_is_refused(tmp_path):
         tmp_path, replace(experiment("sigmoid"), run={**experiment("sigmoid").run, "rounds": 1}), carrier
     )
     [dropped] = found.history[0]["dropped"]
-    assert dropped["reason"] == "it changes weights or G in round 0, which only scores"
+    assert dropped["reason"] == "it changes weights or G in the warm-up round, which only scores"
 
 
 def test_an_attack_every_round_does_not_become_usual(tmp_path):
@@ -245,19 +245,19 @@ class Boasting(Judging):
         super().__init__(folder, ["metrics"] * 4)
         self.claims = claims
 
-    def _ask(self, node, kind, letter):
-        answer = super()._ask(node, kind, letter)
+    def _handle(self, node, kind, request):
+        answer = super()._handle(node, kind, request)
         boast = kind == "hello" and node == 100
         return Envelope({**answer.facts, **self.claims}, {}) if boast else answer
 
 
 LIMITS = dict.fromkeys(SITES, 3000)
 CLAIMS = {
-    "too many": ({"negatives": 10**9}, "examples, its approved entry allows 3000"),
-    "a part": ({"positives": 2.5}, "it says that its positives is 2.5, which is no whole number"),
-    "true": ({"negatives": True}, "it says that its negatives is True, which is no whole number"),
-    "a shape": ({"shape": [1, 8.0, 8]}, "it says that its length is 8.0, which is no whole number"),
-    "words": ({"positives": "\x1b[2J\nall is well"}, r"is \x1b[2J\nall is well, which is no whole number"),
+    "too many": ({"negatives": 10**9}, "examples; it is approved for at most 3000"),
+    "a part": ({"positives": 2.5}, "its positives is 2.5, which is not an integer"),
+    "true": ({"negatives": True}, "its negatives is True, which is not an integer"),
+    "a shape": ({"shape": [1, 8.0, 8]}, "its length is 8.0, which is not an integer"),
+    "words": ({"positives": "\x1b[2J\nall is well"}, r"is \x1b[2J\nall is well, which is not an integer"),
     "a name": ({"site": "\x1b]0;x\x07\u202ea"}, r"'\x1b]0;x\x07\u202ea' is not among the sites"),
     "a version": ({"version": "9\r\n9"}, r"a runs fedxl 9\r\n9, the server"),
 }
@@ -267,7 +267,7 @@ CLAIMS = {
 def test_claims_of_a_hello_are_checked(tmp_path, kind):
     claims, reason = CLAIMS[kind]
     lines: list[str] = []
-    with pytest.raises(UserError, match="no word of a within") as error:
+    with pytest.raises(UserError, match="no hello from a within") as error:
         deployed(
             tmp_path,
             config("local_sgd"),
@@ -276,7 +276,7 @@ def test_claims_of_a_hello_are_checked(tmp_path, kind):
             limits=LIMITS,
             join=0.5,
         )
-    [refused] = [line for line in lines if "hello was refused" in line]
+    [refused] = [line for line in lines if "refused a node's hello" in line]
     assert reason in refused
     assert reason in str(error.value)
     assert (refused + str(error.value)).isprintable()
@@ -294,8 +294,8 @@ def facts_of_sites(folder: Path):
 
 
 TOLD_METRICS = {
-    "too many": ({"positives": 2000.0, "negatives": 2000.0}, "a says it has 4000 examples, its approved entry"),
-    "a billion": ({"positives": 1e9}, "a says it has 1000000001 examples, its approved entry allows 3000"),
+    "too many": ({"positives": 2000.0, "negatives": 2000.0}, "a reports 4000 examples; it is approved for at most"),
+    "a billion": ({"positives": 1e9}, "a reports 1000000001 examples; it is approved for at most 3000"),
     "a part": ({"positives": 1.5}, "it says that its positives is 1.5"),
 }
 
@@ -316,7 +316,7 @@ def test_more_scores_than_approved_examples_are_refused(tmp_path):
     carrier = Judging(tmp_path / "second", ["scores"] * 4)
     carrier.spoil = lambda a: a._replace(tensors={key: t.repeat(100) for key, t in a.tensors.items()})
     found = deployed(tmp_path / "second", config("fedxl2", rounds=2), carrier, limits=limits, evaluate="sites")
-    assert f"its approved entry allows {limits['a']}" in found.history[0]["validation_by_site"]["a"]
+    assert f"it is approved for at most {limits['a']}" in found.history[0]["validation_by_site"]["a"]
 
 
 FORGED = "\x1b[2J\r\nround 9: all is well\u202e\u2028\x9b\x7f" + "x" * 1000
@@ -345,8 +345,10 @@ def test_a_servers_words_reach_no_sites_log_as_they_are(tmp_path, facts):
     told: list[str] = []
 
     class Hearing(InProcess):
-        def _ask(self, node, kind, letter):
-            answer = super()._ask(node, kind, Envelope({**letter.facts, **(facts if kind == "train" else {})}, {}))
+        def _handle(self, node, kind, request):
+            answer = super()._handle(
+                node, kind, Envelope({**request.facts, **(facts if kind == "train" else {})}, {})
+            )
             told.extend([answer.reason] if isinstance(answer, Failure) else [])
             return answer
 

@@ -28,7 +28,7 @@ def careful(folder: Path, **changes: Any) -> SiteFile:
     return site_file(folder, 0, **{"models": ("mlp",), "risks": ("auroc", "pauc"), **changes})
 
 
-def told(**changes: object) -> str:
+def tables(**changes: object) -> str:
     tables = {name: dict(table) for name, table in EXPERIMENT.items() if name != "data"}
     for path, value in changes.items():
         section, key = path.split("__")
@@ -37,7 +37,7 @@ def told(**changes: object) -> str:
 
 
 def test_an_experiment_within_the_sites_file_is_allowed(tmp_path):
-    found = permitted(careful(tmp_path), told(model__weights="/etc/passwd"))
+    found = permitted(careful(tmp_path), tables(model__weights="/etc/passwd"))
     assert (found.risk, found.run) == (EXPERIMENT["risk"], EXPERIMENT["run"])
     assert found.model == {"name": "mlp", "hidden": [8]}, "weights are no file of the site's"
 
@@ -45,10 +45,10 @@ def test_an_experiment_within_the_sites_file_is_allowed(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"model__name": "linear"}, "does not allow the model 'linear'; its file allows: mlp"),
+        ({"model__name": "linear"}, "does not allow the model 'linear'; its site.toml allows: mlp"),
         ({"model__name": "os:system"}, "does not allow the model 'os:system'"),
         ({"model__name": "\x1b[2Jmlp"}, r"does not allow the model '\\x1b\[2Jmlp'"),
-        ({"risk__name": "contrastive"}, "does not allow the risk 'contrastive'; its file allows: auroc, pauc"),
+        ({"risk__name": "contrastive"}, "does not allow the risk 'contrastive'; its site.toml allows: auroc, pauc"),
         ({"algorithm__name": "sgd"}, "does not allow the algorithm 'sgd'"),
         (
             {"run__metrics": ["os:system"]},
@@ -58,13 +58,13 @@ def test_an_experiment_within_the_sites_file_is_allowed(tmp_path):
         ({"run__metrics": "os:system"}, "does not allow the metric 'os:system'"),
         ({"run__metrics": [7]}, "the request's metrics are no names"),
         ({"run__local_steps": 1001}, "allows 1000 local steps a request, not 1001"),
-        ({"run__local_steps": "many"}, "local_steps is no whole number"),
-        ({"run__local_steps": True}, "local_steps is no whole number"),
+        ({"run__local_steps": "many"}, "local_steps is not an integer"),
+        ({"run__local_steps": True}, "local_steps is not an integer"),
     ],
 )
 def test_everything_else_is_refused(tmp_path, changes, why):
     with pytest.raises(UserError, match=why):
-        permitted(careful(tmp_path), told(**changes))
+        permitted(careful(tmp_path), tables(**changes))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"model": 7}', "[" * 100_000, "null", '{"run": [1]}'])
@@ -74,16 +74,16 @@ def test_an_experiment_that_is_none(tmp_path, text):
 
 
 def test_a_site_without_a_word_on_it_allows_nothing(tmp_path):
-    with pytest.raises(UserError, match="does not allow the model 'mlp'; its file allows: none"):
-        permitted(site_file(tmp_path, 0, models=()), told())
+    with pytest.raises(UserError, match=r"does not allow the model 'mlp'; its site\.toml allows: none"):
+        permitted(site_file(tmp_path, 0, models=()), tables())
 
 
 def test_a_pinned_experiment_is_the_only_one(tmp_path):
     pinned = site_file(tmp_path, 0, digest=digest(EXPERIMENT))
-    permitted(pinned, told())
+    permitted(pinned, tables())
     for changes in ({"run__seed": 6}, {"algorithm__lr": 0.3}, {"model__hidden": [9]}, {"risk__lam": 2.0}):
-        with pytest.raises(UserError, match="not the one that this site's file has pinned"):
-            permitted(pinned, told(**changes))
+        with pytest.raises(UserError, match="not the one that the site has pinned"):
+            permitted(pinned, tables(**changes))
 
 
 def test_the_digest_that_the_command_prints_is_the_one_that_sites_compute(tmp_path):
@@ -91,21 +91,21 @@ def test_the_digest_that_the_command_prints_is_the_one_that_sites_compute(tmp_pa
     file = tmp_path / "f" / "server" / "server.toml"
     command = [sys.executable, "-m", "fedxl", "deploy", "digest", str(file)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    assert permitted(site_file(tmp_path, 0, digest=printed), told())
+    assert permitted(site_file(tmp_path, 0, digest=printed), tables())
 
 
 def test_requests_are_counted_over_all_runs_and_restarts(tmp_path):
     mine = site_file(tmp_path, 0, rounds=3, evaluations=1)
     for _ in range(3):
         count(mine, "train")
-    with pytest.raises(UserError, match=r"answered 3 requests to train, as many as its file allows \(rounds\)"):
+    with pytest.raises(UserError, match=r"answered 3 requests to train, as many as its site.toml allows \(rounds\)"):
         count(mine, "train")
     count(mine, "evaluate")
     with pytest.raises(UserError, match="answered 1 requests to evaluate"):
         count(mine, "evaluate")
     count(replace(mine, settings=replace(mine.settings, rounds=4)), "train")  # its owner has allowed more
     (mine.state / COUNTS).write_text("[]")
-    with pytest.raises(UserError, match="its owner must set it right or remove it"):
+    with pytest.raises(UserError, match="its owner must correct or remove it"):
         count(mine, "train")
 
 

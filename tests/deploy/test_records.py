@@ -16,7 +16,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedxl.deploy.protocol.envelope import Envelope
-from fedxl.deploy.protocol.records import opened, pulled, sealed
+from fedxl.deploy.protocol.records import from_records, pull_message, to_records
 from fedxl.errors import RefusedError
 
 
@@ -48,29 +48,29 @@ def sent(content: RecordDict):
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
 )
 def test_what_goes_in_comes_out(tensor):
-    tree, objects = sent(sealed(Envelope({"round": 3}, {"x": tensor})))
-    letter = opened(pulled(tree, objects.__getitem__, 100).content, 100)
-    assert letter.facts == {"round": 3}
-    assert letter.tensors["x"].dtype == tensor.dtype
-    assert torch.equal(letter.tensors["x"], tensor)
+    tree, objects = sent(to_records(Envelope({"round": 3}, {"x": tensor})))
+    envelope = from_records(pull_message(tree, objects.__getitem__, 100).content, 100)
+    assert envelope.facts == {"round": 3}
+    assert envelope.tensors["x"].dtype == tensor.dtype
+    assert torch.equal(envelope.tensors["x"], tensor)
 
 
 def test_a_message_that_is_too_large_is_refused_while_it_comes():
-    tree, objects = sent(sealed(Envelope({}, {"x": torch.randn(10_000_000)})))
+    tree, objects = sent(to_records(Envelope({}, {"x": torch.randn(10_000_000)})))
     taken = []
 
     def pull(name: str) -> bytes:
         taken.append(name)
         return objects[name]
 
-    with pytest.raises(RefusedError, match=r"larger than what is taken here"):
-        pulled(tree, pull, 8)
+    with pytest.raises(RefusedError, match=r"over the limit of"):
+        pull_message(tree, pull, 8)
     assert len(taken) < len(objects), "the rest was left where it was"
 
 
 def test_a_small_piece_that_is_named_a_thousand_times_is_refused_before_it_is_put_together():
     """Zeros: one piece of 5 MiB stands for 4.5 GB. The process may not grow by as much as a tenth of that."""
-    whole, inflated = sent(sealed(Envelope({}, {"x": torch.zeros(4_000_000)})))
+    whole, inflated = sent(to_records(Envelope({}, {"x": torch.zeros(4_000_000)})))
     names = [name for name, content in inflated.items() if content.startswith(b"Array ")]
     assert len(names) == 1
     content = inflated[names[0]]
@@ -79,8 +79,8 @@ def test_a_small_piece_that_is_named_a_thousand_times_is_refused_before_it_is_pu
     head, body = many.split(b"\0", 1)
     inflated[names[0]] = b" ".join([*head.split(b" ")[:-1], str(len(body)).encode()]) + b"\0" + body
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(RefusedError, match=r"a message of 47\d\d MB is larger than what is taken here, 50 MB"):
-        pulled(whole, inflated.__getitem__, 50)
+    with pytest.raises(RefusedError, match=r"a message of 47\d\d MB is over the limit of 50 MB"):
+        pull_message(whole, inflated.__getitem__, 50)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 450_000  # kilobytes
 
 
@@ -113,15 +113,15 @@ SPOILT = {
 def test_only_plain_arrays_are_taken(kind):
     array = Array(dtype="float32", shape=(8,), stype="numpy.ndarray", data=SPOILT[kind])
     content = RecordDict({"tensors": ArrayRecord({"x": array}), "facts": ConfigRecord({})})
-    with pytest.raises(RefusedError, match="x is no array of numbers"):
-        opened(content, 1)
+    with pytest.raises(RefusedError, match="x is not an array of numbers"):
+        from_records(content, 1)
     other = Array(dtype="float32", shape=(8,), stype="pickle", data=GOOD)
-    with pytest.raises(RefusedError, match="x is no array of numbers"):
-        opened(RecordDict({"tensors": ArrayRecord({"x": other}), "facts": ConfigRecord({})}), 1)
+    with pytest.raises(RefusedError, match="x is not an array of numbers"):
+        from_records(RecordDict({"tensors": ArrayRecord({"x": other}), "facts": ConfigRecord({})}), 1)
 
 
 def test_one_array_under_many_names_counts_as_often(tmp_path):
     shared = Array(np.zeros(250_000, np.float32))
     content = RecordDict({"tensors": ArrayRecord({str(n): shared for n in range(100)}), "facts": ConfigRecord({})})
-    with pytest.raises(RefusedError, match="a message of 100 MB is larger than what is taken here, 50 MB"):
-        opened(content, 50)
+    with pytest.raises(RefusedError, match="a message of 100 MB is over the limit of 50 MB"):
+        from_records(content, 50)

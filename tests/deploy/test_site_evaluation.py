@@ -40,8 +40,8 @@ class Judging(InProcess):
         self.answered: list[tuple[str, Envelope]] = []
         self.spoil = lambda answer: answer
 
-    def _ask(self, node, kind, letter):
-        answer = super()._ask(node, kind, letter)
+    def _handle(self, node, kind, request):
+        answer = super()._handle(node, kind, request)
         if kind == "evaluate":
             answer = self.spoil(answer) if node == 100 else answer
             self.answered.append((SITES[node - 100], answer))
@@ -157,9 +157,9 @@ def test_rounds_that_different_sites_have_judged_are_compared_where_they_can_be(
     """In its first evaluation the run hears of one site alone, for which the model is perfect."""
 
     class Alone(Judging):
-        def _ask(self, node, kind, letter):
+        def _handle(self, node, kind, request):
             first = kind == "evaluate" and len(self.answered) < 4
-            answer = super()._ask(node, kind, letter)
+            answer = super()._handle(node, kind, request)
             if not first:
                 return answer
             lie = {**answer.facts, "kind": "metrics", "metrics": json.dumps(PERFECT)}
@@ -184,7 +184,7 @@ LIES = {
     "NaN": (lambda a: a._replace(tensors={**a.tensors, "scores": a.tensors["scores"] * math.nan}), "NaN or infinity"),
     "labels": (lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"] + 1}), "a label each"),
     "fewer labels": (lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"][1:]}), "a label each"),
-    "more": (lambda a: a._replace(tensors={**a.tensors, "x": torch.zeros(1)}), "nobody asked for"),
+    "more": (lambda a: a._replace(tensors={**a.tensors, "x": torch.zeros(1)}), "which is unexpected"),
     "no kind": (lambda a: Envelope({"site": "a", "split": a.facts["split"]}, {}), "kind"),
     "silence": (lambda a: Failure("the node has died"), "the node has died"),
     "beyond 1": (
@@ -330,7 +330,7 @@ def test_a_server_makes_a_site_import_nothing_that_its_file_does_not_allow(tmp_p
     letter = Envelope(
         {**facts, "config": json.dumps(tables), "split": "test"}, wire.flatten(weights_of(problem.model))
     )
-    cache.opened(mine)  # reading the data imports what it needs, which is the site's own affair
+    cache.training_data(mine)  # reading the data imports what it needs, which is the site's own affair
     imported: list[str] = []
     original = registry.importlib.import_module
     monkeypatch.setattr(

@@ -12,7 +12,7 @@ from fedxl import UserError
 from fedxl.deploy.site import cache, requests
 from fedxl.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.deploy.federated import site_file
-from tests.deploy.test_sites import letter
+from tests.deploy.test_sites import train_request
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.usefixtures("impatient")
     ("change", "reason"),
     [
         (lambda t: {**t, "states.0.u": t["states.0.u"][1:]}, "states.0.u is float64"),
-        (lambda t: {**t, "more": torch.ones(1)}, "it holds more, which nobody asked for"),
+        (lambda t: {**t, "more": torch.ones(1)}, "it holds more, which is unexpected"),
         (lambda t: {k: v for k, v in t.items() if k != "states.0.u"}, "it lacks states.0.u"),
     ],
     ids=["a shape", "a name too many", "a name too few"],
 )
 def test_a_whole_state_of_something_else_is_refused_in_one_line(tmp_path, change, reason):
-    _, good = letter(tmp_path)
+    _, good = train_request(tmp_path)
     mine, base = site_file(tmp_path, 0), good.facts["base"]
     folder = mine.state / good.facts["run"]
     kept = load_checkpoint(folder, base)

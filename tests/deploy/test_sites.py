@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedxl import UserError, tree, wire
-from fedxl.algorithms.codasca import CODASCA, Client, Server
+from fedxl.algorithms.codasca import CODASCA, CODASCAClient, CODASCAServer
 from fedxl.config.experiment import Config, load_data
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope, Failure
@@ -124,12 +124,12 @@ def test_too_few_for_too_long_is_an_error_that_says_what_to_do(tmp_path):
         deployed(tmp_path, config("local_sgd"), carrier, Hooks(say=lines.append), minimum=3, patience=1)
     assert any("nothing from" in line and line.endswith(": no") for line in lines)
     carrier.away = {100}
-    with pytest.raises(UserError, match=r"no word of a within 0\.1 s"):
+    with pytest.raises(UserError, match=r"no hello from a within 0\.1 s"):
         deployed(tmp_path / "other", config("local_sgd"), carrier, join=0.1)
 
 
 GARBAGE = {
-    "a name too many": (lambda t: {**t, "extra": torch.zeros(1)}, "it holds extra, which nobody asked for"),
+    "a name too many": (lambda t: {**t, "extra": torch.zeros(1)}, "it holds extra, which is unexpected"),
     "a name too few": (lambda t: {k: v for k, v in t.items() if k != "steps"}, "it lacks steps"),
     "a shape": (lambda t: {**t, "weights.params:float64": t["weights.params:float64"][:-1]}, "instead of float64"),
     "a type": (lambda t: {**t, "G:float64": t["G:float64"].float()}, "is float32"),
@@ -138,7 +138,7 @@ GARBAGE = {
     "a share": (lambda t: {**t, "share.model": t["share.model"] * 100}, "it counts itself differently"),
     "a pool": (lambda t: {**t, "first.weight": t["first.weight"] * 1e6}, "weights or ages of its scores"),
     "an old score": (lambda t: {**t, "second.age": t["second.age"] - 5}, "weights or ages of its scores"),
-    "too many scores": (lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)}, "1000 entries, between"),
+    "too many scores": (lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)}, "1000 entries; between"),
     "fewer scores": (lambda t: {**t, **{n: v[:5] for n, v in t.items() if n.startswith("first.")}}, "are not 12"),
     "mass": (lambda t: {**t, "first.weight": t["first.weight"] * 1.5}, "weights or ages of its scores"),
     "one score too many": (lambda t: {**t, "second.b": torch.zeros(3, dtype=torch.float64)}, "are not 15"),
@@ -157,14 +157,14 @@ def test_garbage_is_refused_with_a_reason(tmp_path, kind):
     assert reason in dropped["reason"]
 
 
-def letter(folder: Path, **facts) -> tuple[InProcess, Envelope]:
-    """The last letter of a run of one round to site a."""
+def train_request(folder: Path, **facts) -> tuple[InProcess, Envelope]:
+    """The last request of a run of one round to site a."""
     kept: list[Envelope] = []
 
     class Keeping(InProcess):
-        def send(self, letters, kind, seconds):
-            kept.extend(copied(letters[100]) for _ in [0] if kind == "train" and 100 in letters)
-            return super().send(letters, kind, seconds)
+        def send(self, envelopes, kind, seconds):
+            kept.extend(copied(envelopes[100]) for _ in [0] if kind == "train" and 100 in envelopes)
+            return super().send(envelopes, kind, seconds)
 
     carrier = Keeping(folder)
     deployed(folder, config("fedxl2", cohort=0, rounds=1), carrier)
@@ -172,7 +172,7 @@ def letter(folder: Path, **facts) -> tuple[InProcess, Envelope]:
 
 
 def test_a_site_takes_only_what_it_should(tmp_path):
-    _, good = letter(tmp_path)
+    _, good = train_request(tmp_path)
     mine = site_file(tmp_path, 0)
     before = sorted(path.name for path in (mine.state / good.facts["run"]).iterdir())
     for facts, reason in [
@@ -182,13 +182,13 @@ def test_a_site_takes_only_what_it_should(tmp_path):
     ]:
         with pytest.raises(UserError, match=reason):
             requests.train(mine, Envelope({**good.facts, **facts}, good.tensors))
-    with pytest.raises(wire.RefusedError, match="nobody asked for"):
+    with pytest.raises(wire.RefusedError, match="which is unexpected"):
         requests.train(mine, Envelope(good.facts, {**good.tensors, "more": torch.zeros(1)}))
     assert sorted(path.name for path in (mine.state / good.facts["run"]).iterdir()) == before
 
 
 def test_a_lost_state_is_said_and_the_run_goes_on(tmp_path):
-    _, good = letter(tmp_path)
+    _, good = train_request(tmp_path)
     mine = site_file(tmp_path, 0)
     answer = requests.train(mine, good)
     assert answer.facts["note"] == ""
@@ -199,10 +199,10 @@ def test_a_lost_state_is_said_and_the_run_goes_on(tmp_path):
 
 def test_a_codasca_site_that_lost_its_state_does_not_count_its_control_variate_twice(tmp_path, monkeypatch):
     """What it once told stays in the server's mean; begun anew at 0 it would be added a second time."""
-    begun: list[tuple[Server, Client]] = []
+    begun: list[tuple[CODASCAServer, CODASCAClient]] = []
     rejoin = CODASCA.rejoin
 
-    def noted(self: CODASCA, server: Server, rows: int) -> Client:
+    def noted(self: CODASCA, server: CODASCAServer, rows: int) -> CODASCAClient:
         begun.append((server, rejoin(self, server, rows)))
         return begun[-1][1]
 
@@ -221,7 +221,7 @@ def test_a_codasca_site_that_lost_its_state_does_not_count_its_control_variate_t
 
 
 def test_what_a_site_knew_of_other_data_is_left_behind(tmp_path, monkeypatch):
-    _, good = letter(tmp_path)
+    _, good = train_request(tmp_path)
     mine = site_file(tmp_path, 0)
     monkeypatch.setattr(cache, "identity", lambda site: "of others")
     assert "its data are others than in round" in requests.train(mine, good).facts["note"]
@@ -231,34 +231,34 @@ def test_an_answer_that_came_while_another_was_worked_on_is_not_too_late(impatie
     class Slow:
         here = (("one", Envelope({"n": 1}, {})),)
 
-        def send(self, letters, kind, seconds):
+        def send(self, envelopes, kind, seconds):
             return {"one": 1, "two": 2, "three": 3}
 
         def forget(self, tickets):
             assert tickets == ["three"]
 
-        def answers(self, tickets):
+        def replies(self, tickets):
             here, self.here = self.here, ()
             yield from here
 
     carrier, found = Slow(), []
-    for node, answer in envelope.asked(carrier, {1: None, 2: None, 3: None}, "train", 0.5):
+    for node, answer in envelope.exchange(carrier, {1: None, 2: None, 3: None}, "train", 0.5):
         found.append((node, answer))
         if node == 1:
             impatient.sleep(0.6)
             carrier.here = (("two", Envelope({"n": 2}, {})), ("three", Failure("the message has expired")))
     assert [node for node, _ in found] == [1, 2, 3]
     assert found[1][1].facts == {"n": 2}
-    assert found[2][1] == Failure("no answer within 0.5 s")
+    assert found[2][1] == Failure("no reply within 0.5 s")
 
 
 def test_a_site_opens_its_data_from_its_cache(tmp_path):
     mine = site_file(tmp_path, 2)
     count = cache.prepare(mine)
-    first = cache.opened(mine)
+    first = cache.training_data(mine)
     assert len(first.source.labels) == count
     written = (mine.cache / "x.npy").stat().st_mtime_ns
-    assert torch.equal(cache.opened(mine).source.x, first.source.x)
+    assert torch.equal(cache.training_data(mine).source.x, first.source.x)
     assert (mine.cache / "x.npy").stat().st_mtime_ns == written
     assert cache.held_back(mine, "train") is None
     whole = load_data(Config(data=dict(DATA), risk={}, algorithm={}, run={})).validation
@@ -266,10 +266,10 @@ def test_a_site_opens_its_data_from_its_cache(tmp_path):
     assert sum(len(part) for part in each) == len(whole.y), "parts of one data set share what is held back"
     assert torch.equal(each[2].x, whole.x[2::4])
     (mine.cache / "data.json").write_text("{")
-    assert torch.equal(cache.opened(mine).source.x, first.source.x)
+    assert torch.equal(cache.training_data(mine).source.x, first.source.x)
     assert (mine.cache / "x.npy").stat().st_mtime_ns > written, "a damaged cache is written anew"
     with pytest.raises(UserError, match="part is 7, but the data have 4 client"):
-        cache.opened(replace(mine, settings=replace(mine.settings, part=7)))
+        cache.training_data(replace(mine, settings=replace(mine.settings, part=7)))
 
 
 def test_half_precision_halves_what_networks_weigh_on_the_wire():
@@ -308,9 +308,9 @@ def test_normed_scores_need_both_classes_at_every_site(tmp_path):
 def test_a_node_must_be_who_its_key_says(tmp_path):
     lines: list[str] = []
     keys = {100: "a", 101: "b", 103: "c", 102: "d"}
-    with pytest.raises(UserError, match="no word of c, d"):
+    with pytest.raises(UserError, match="no hello from c, d"):
         deployed(tmp_path, config("local_sgd"), hooks=Hooks(say=lines.append), keys=keys, join=5)
-    assert any("it says it is 'c', but its key is that of 'd'" in line for line in lines)
+    assert any("it claims to be 'c', but its key belongs to 'd'" in line for line in lines)
 
 
 def test_a_server_that_dies_before_its_first_checkpoint_begins_anew(tmp_path):
@@ -326,10 +326,10 @@ def test_after_a_restart_a_round_waits_until_its_sites_are_met(tmp_path):
     class Slow(InProcess):
         calls = 0
 
-        def answers(self, tickets):
+        def replies(self, tickets):
             self.calls += 1
             ready = [t for t in tickets if not t.startswith("hello 103") or self.calls > 20]
-            return super().answers(ready)
+            return super().replies(ready)
 
     experiment = config("fedxl2", cohort=0, rounds=1)
     deployed(tmp_path, experiment)
@@ -344,7 +344,9 @@ def test_sites_and_server_draw_their_data_by_one_seed(tmp_path):
     folders.init(["a", "b", "c", "d"], tmp_path / "federation", config=experiment)
     mine = read_site(tmp_path / "federation" / "sites" / "b" / "site.toml")
     part = load_data(experiment).train.parts[1]
-    assert torch.equal(cache.opened(mine).source.x, load_data(experiment).train.source.x[torch.from_numpy(part)])
+    assert torch.equal(
+        cache.training_data(mine).source.x, load_data(experiment).train.source.x[torch.from_numpy(part)]
+    )
 
 
 def test_other_files_are_prepared_anew_and_missing_ones_are_not(tmp_path):
@@ -359,7 +361,7 @@ def test_other_files_are_prepared_anew_and_missing_ones_are_not(tmp_path):
     assert cache.count(mine) == 10
     assert cache.held_back(mine, "validation") is None
     write(12)
-    assert len(cache.opened(mine).source.labels) == 10, "not in the middle of a run"
+    assert len(cache.training_data(mine).source.labels) == 10, "not in the middle of a run"
     before = cache.identity(mine)
     assert cache.count(mine) == 12, "but when the site starts or says hello"
     assert cache.identity(mine) != before

@@ -44,9 +44,9 @@ COUNT = "import pathlib; f = pathlib.Path('count'); f.write_text(str(int(f.read_
 def test_whatever_dies_is_started_again_until_the_main_process_ends_well(tmp_path):
     lines: list[str] = []
     main = child(tmp_path, "app", COUNT + "raise SystemExit(0 if f.read_text() == '4' else 7)", main=True)
-    run([main], lines.append, most_deaths=10)
+    run([main], lines.append, max_crashes=10)
     assert (tmp_path / "count").read_text() == "4"
-    assert lines[0] == "the app has died (code 7); starting it again in 0.01 s"
+    assert lines[0] == "the app crashed (code 7); restarting it in 0.01 s"
     assert len(lines) == 3
 
 
@@ -57,8 +57,8 @@ def test_a_users_mistake_ends_it_with_the_childs_own_words(tmp_path):
 
 
 def test_a_process_that_gets_nowhere_is_given_up(tmp_path):
-    with pytest.raises(UserError, match=r"the app has died 4 times without any progress; see .*app.log"):
-        run([child(tmp_path, "app", COUNT + "raise SystemExit(1)", main=True)], most_deaths=3)
+    with pytest.raises(UserError, match=r"the app crashed 4 times without progress; see .*app.log"):
+        run([child(tmp_path, "app", COUNT + "raise SystemExit(1)", main=True)], max_crashes=3)
     assert (tmp_path / "count").read_text() == "4"
 
 
@@ -70,7 +70,7 @@ def test_deaths_are_forgotten_when_there_was_progress(tmp_path):
         file = tmp_path / "count"
         return int(file.read_text() or 0) // 3 if file.exists() else 0
 
-    run([child(tmp_path, "app", code, main=True)], progress=progress, most_deaths=4)
+    run([child(tmp_path, "app", code, main=True)], progress=progress, max_crashes=4)
     assert (tmp_path / "count").read_text() == "30"
 
 
@@ -92,7 +92,7 @@ def test_who_needs_another_is_started_anew_with_it(tmp_path):
     thread.start()
     run([link, app], lines.append)
     thread.join()
-    assert [line.partition(" has died")[0] for line in lines] == ["the superlink", "the app"]
+    assert [line.partition(" crashed")[0] for line in lines] == ["the superlink", "the app"]
 
 
 def test_lines_of_a_shown_child_are_passed_on_whole(tmp_path):

@@ -279,7 +279,7 @@ def test_every_example_of_a_source_of_ones_own_counts():
 
 STRANGE = {
     "a tensor too few": (lambda t, i: t.pop("server.step"), "it lacks server.step"),
-    "a tensor too many": (lambda t, i: t.update(more=torch.ones(1)), "it holds more, which nobody asked for"),
+    "a tensor too many": (lambda t, i: t.update(more=torch.ones(1)), "it holds more, which is unexpected"),
     "another shape": (lambda t, i: t.update({"best.params.0.bias": torch.ones(9).double()}), r"\[9\] instead of"),
     "another type": (lambda t, i: t.update({"server.step": torch.tensor(3.0)}), "float32 .* instead of int64"),
     "a pool of two lengths": (lambda t, i: t.update({"server.pool.first.age": torch.zeros(3).long()}), "pool.first"),

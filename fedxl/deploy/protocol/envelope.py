@@ -1,4 +1,4 @@
-"""What goes between server and sites, whatever carries it."""
+"""The messages between server and sites, independent of what transports them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedxl.errors import WORDS as WORDS  # part of what this module offers
 
 Kind = Literal["hello", "train", "evaluate"]
 POLL = 0.5  # seconds
-DIVERGED = "diverged: "  # what the failure of a site begins with whose numbers are of no use
+DIVERGED = "diverged: "  # prefix of a site's failure when its numbers are not finite or out of range
 
 
 class Envelope(NamedTuple):
-    """Plain facts, and named tensors."""
+    """A message: plain values and named tensors."""
 
     facts: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -28,74 +28,74 @@ class Envelope(NamedTuple):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
-class Letterhead(NamedTuple):
-    """What every letter of a run begins with."""
+class RunHeader(NamedTuple):
+    """What every request of a run contains."""
 
-    run: str  # its number, by which a site keeps its state
-    config: str  # what sites are told of the experiment
-    facts_of_all: str  # what an algorithm may know of all sites' data together
+    run: str  # the run id, under which a site stores its state
+    config: str  # the experiment, as far as sites need it, as JSON
+    facts_of_all: str  # what an algorithm may know about the data of all sites together, as JSON
 
     @property
     def facts(self) -> dict[str, Any]:
         return {"version": __version__, **self._asdict()}
 
 
-class Order(NamedTuple):
-    """The tensors of a round's letter."""
+class TrainRequest(NamedTuple):
+    """The tensors of a request to train."""
 
-    server: Any  # the state, without the pool
-    share: Share  # how much this site counts
-    passive: Any  # what this site reads of the pool
+    server: Any  # the server's state, without the score pool
+    share: Share  # the weight of this site
+    passive: Any  # what this site reads of the score pool
 
 
-class Scored(NamedTuple):
-    """The tensors of an evaluation's answer, where a site lets all of it go."""
+class ScoreReply(NamedTuple):
+    """The tensors of a reply to `evaluate`, if the site discloses its scores."""
 
-    scores: Tensor  # [n, *d], in no order that would tell one example from another
+    scores: Tensor  # [n, *d], sorted, so that the order identifies no example
     labels: Tensor  # [n], bytes
 
 
 class Failure(NamedTuple):
-    """Why there is no answer."""
+    """Why there is no reply."""
 
     reason: str
 
 
 class Carrier(Protocol):
-    """Brings envelopes to nodes and answers back; Flower's grid, or in tests a few lines of Python."""
+    """Transports requests to nodes and replies back: Flower's grid or, in tests, a few lines of Python."""
 
     def nodes(self) -> Sequence[int]:
-        """Those that can be reached now."""
+        """The nodes that are connected now."""
 
-    def send(self, letters: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
-        """Sends each node its envelope: tickets, and whose they are. Nothing is delivered after so many seconds."""
+    def send(self, requests: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
+        """Send each node its request. Returns the node of each ticket. Requests expire after so many seconds."""
 
-    def answers(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
-        """The answers that are here by now, by ticket; each is handed out once."""
+    def replies(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
+        """The replies that have arrived, by ticket. Each is returned once."""
 
     def forget(self, tickets: Sequence[str]) -> None:
-        """Nobody will ask for these answers any more: what there is of them need not be kept."""
+        """Discard the replies to these tickets, now and when they arrive."""
 
 
 def pause() -> None:
-    """Until it is worth looking again."""
+    """Wait before polling again."""
     time.sleep(POLL)
 
 
-def asked(
-    carrier: Carrier, letters: Mapping[int, Envelope], kind: Kind, seconds: float
+def exchange(
+    carrier: Carrier, requests: Mapping[int, Envelope], kind: Kind, seconds: float
 ) -> Iterator[tuple[int, Envelope | Failure]]:
-    """Each node with its answer, as answers come in; after so many seconds the others' is that there is none."""
+    """Send requests and yield each node with its reply as it arrives; at the deadline, a Failure for the others."""
     deadline = time.monotonic() + seconds
-    waiting = dict(carrier.send(letters, kind, seconds)) if letters else {}
+    waiting = dict(carrier.send(requests, kind, seconds)) if requests else {}
     late = False
     while waiting and not late:
-        late = time.monotonic() > deadline  # then this is a last look, for what came while an answer was worked on
-        for ticket, answer in carrier.answers(list(waiting)):
-            if not (late and isinstance(answer, Failure)):  # by now a message that nobody answered has expired
-                yield waiting.pop(ticket), answer
+        late = time.monotonic() > deadline  # then poll once more: replies may have arrived while we processed others
+        for ticket, reply in carrier.replies(list(waiting)):
+            if not (late and isinstance(reply, Failure)):  # past the deadline, Flower reports an expired request
+                yield waiting.pop(ticket), reply
         if waiting and not late:
             pause()
     carrier.forget(list(waiting))
     for node in waiting.values():
-        yield node, Failure(f"no answer within {seconds:g} s")
+        yield node, Failure(f"no reply within {seconds:g} s")

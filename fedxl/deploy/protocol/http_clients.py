@@ -1,4 +1,4 @@
-"""Flower's HTTP clients over transports of ours: a Unix socket at the server, TLS with a certificate at a site."""
+"""Flower's HTTP clients over our own transports: a Unix socket at the server, mutual TLS at a site."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import httpx
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.protobuf.client import ProtobufClient, ProtobufClientInterceptor
+
+from fedxl.deploy.flower.http import ProtobufClient, ProtobufClientInterceptor, RuntimeVersionHttpInterceptor
 
 C = TypeVar("C", bound=ProtobufClient)
-SECONDS = 60.0  # for one answer
+TIMEOUT = 60.0  # seconds for one response
 
 
 def client(
@@ -21,12 +21,12 @@ def client(
     url: str = "http://superlink",
     on_response: Callable[[httpx.Response], None] = lambda response: None,
 ) -> C:
-    """One of Flower's clients. It follows no redirection and heeds no proxy that the environment names."""
+    """One of Flower's clients. It follows no redirects and ignores proxies from the environment."""
     made = kind(url, interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *more])
     made._client.close()
     made._client = httpx.Client(
         transport=transport,
-        timeout=SECONDS,
+        timeout=TIMEOUT,
         trust_env=False,
         headers={"accept-encoding": "identity"},
         event_hooks={"response": [on_response]},

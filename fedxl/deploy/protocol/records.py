@@ -1,7 +1,7 @@
-"""Envelopes as Flower's records and back, and the pieces in which Flower moves them. Limits come before decoding.
+"""Envelopes as Flower's records and back, and the objects in which Flower sends them. Limits apply before decoding.
 
-An array travels as pieces of 5 MiB, and a list says which piece comes where. The list may name one piece a thousand
-times, so the size of a message is counted from the lists before anything is put together.
+Flower splits an array into objects of 5 MiB and a list of their ids. A hostile list may name one object a thousand
+times, so we compute the size of a message from these lists before we assemble it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-    iterate_object_tree,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from torch import Tensor
 
+from fedxl.deploy.flower.common import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    RecordDict,
+    get_object_body,
+    get_object_head_values_from_object_content,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    pull_objects,
+)
+from fedxl.deploy.flower.protobuf import ObjectTree
 from fedxl.deploy.protocol.envelope import Envelope, Kind
 from fedxl.errors import RefusedError, first_line
 
@@ -32,21 +38,21 @@ KINDS: Mapping[Kind, str] = {
     "evaluate": MessageType.EVALUATE,
 }
 NUMPY = "numpy.ndarray"
-MOST_HEADER = 4096  # bytes that say what an array is
+MAX_HEADER = 4096  # bytes of numpy's header
 
 
-def sealed(letter: Envelope, known: dict[int, Array] | None = None) -> RecordDict:
-    """An envelope as Flower's records. Tensors that several letters share are packed once, and noted in `known`."""
-    known = {} if known is None else known
-    for tensor in letter.tensors.values():
-        if id(tensor) not in known:
-            known[id(tensor)] = Array(tensor.numpy())
-    arrays = ArrayRecord({name: known[id(tensor)] for name, tensor in letter.tensors.items()})
-    return RecordDict({"tensors": arrays, "facts": ConfigRecord(dict(letter.facts))})
+def to_records(envelope: Envelope, packed: dict[int, Array] | None = None) -> RecordDict:
+    """An envelope as Flower's records. `packed` caches tensors by id, so that requests which share them pack once."""
+    packed = {} if packed is None else packed
+    for tensor in envelope.tensors.values():
+        if id(tensor) not in packed:
+            packed[id(tensor)] = Array(tensor.numpy())
+    arrays = ArrayRecord({name: packed[id(tensor)] for name, tensor in envelope.tensors.items()})
+    return RecordDict({"tensors": arrays, "facts": ConfigRecord(dict(envelope.facts))})
 
 
-def opened(content: RecordDict, megabytes: float) -> Envelope:
-    """An envelope out of Flower's records; only plain arrays are taken, and not too many bytes of them."""
+def from_records(content: RecordDict, megabytes: float) -> Envelope:
+    """An envelope from Flower's records. Refuses anything but plain arrays, and too many bytes."""
     arrays = content.array_records["tensors"]
     facts: dict[str, Any] = dict(content.config_records["facts"].items())
     size = sum(len(array.data) for array in arrays.values()) + sum(len(str(fact)) for fact in facts.values())
@@ -55,53 +61,53 @@ def opened(content: RecordDict, megabytes: float) -> Envelope:
 
 
 def _tensor(name: str, array: Array) -> Tensor:
-    """The numbers of an array in numpy's own format, whose head must tell exactly as many bytes as there are."""
+    """The numbers of an array in numpy's own format. Its header must match the number of bytes exactly."""
     if array.stype != NUMPY:
-        raise RefusedError(f"{name} is no array of numbers")
+        raise RefusedError(f"{name} is not an array of numbers")
     file = io.BytesIO(array.data)
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("not in numpy's format 1.0")
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MOST_HEADER)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_HEADER)
         numbers = np.frombuffer(array.data, dtype, offset=file.tell())
         if dtype.hasobject or (fortran and len(shape) > 1):
-            raise ValueError("not plain numbers in rows")
+            raise ValueError("not plain numbers in row-major order")
         return torch.from_numpy(numbers.reshape(shape).copy())
     except (TypeError, ValueError, OverflowError, MemoryError) as error:
-        raise RefusedError(f"{name} is no array of numbers: {first_line(error)}") from None
+        raise RefusedError(f"{name} is not an array of numbers: {first_line(error)}") from None
 
 
-def pulled(tree: ObjectTree, pull: Callable[[str], bytes], megabytes: float) -> Message:
-    """A message out of its objects. It is refused as soon as they are, or would become, too many bytes."""
-    taken = 0
+def pull_message(tree: ObjectTree, pull: Callable[[str], bytes], megabytes: float) -> Message:
+    """Download a message. Refuses it as soon as its objects have, or would expand to, too many bytes."""
+    received = 0
 
     def counted(name: str) -> bytes:
-        nonlocal taken
+        nonlocal received
         content = pull(name)
-        taken += len(content)
-        require_small(taken, megabytes * 1.1 + 1)  # heads and names are extra
+        received += len(content)
+        require_small(received, megabytes * 1.1 + 1)  # leaves room for headers and ids
         return content
 
-    return assembled(tree.object_id, pull_objects(named(tree), counted), megabytes)
+    return assemble(tree.object_id, pull_objects(object_ids(tree), counted), megabytes)
 
 
-def named(tree: ObjectTree) -> list[str]:
-    """The objects of a message."""
+def object_ids(tree: ObjectTree) -> list[str]:
+    """The ids of a message's objects."""
     return [each.object_id for each in iterate_object_tree(tree)]
 
 
-def assembled(root: str, contents: dict[str, bytes], megabytes: float) -> Message:
-    """A message out of all of its objects, unless it would become too large."""
-    require_small(_inflated(contents), megabytes)
+def assemble(root: str, contents: dict[str, bytes], megabytes: float) -> Message:
+    """A message from all of its objects. Refuses it if it would expand to too many bytes."""
+    require_small(_inflated_size(contents), megabytes)
     message = inflate_object_from_contents(root, contents)
     if not isinstance(message, Message):
-        raise RefusedError("it is no message")
-    message.metadata.__dict__["_message_id"] = root  # Flower's own way of saying which one it is
+        raise RefusedError("it is not a message")
+    message.metadata.__dict__["_message_id"] = root  # as Flower sets it
     return message
 
 
-def _inflated(contents: Mapping[str, bytes]) -> int:
-    """Bytes of all arrays once their pieces are put together, as often as the lists name them."""
+def _inflated_size(contents: Mapping[str, bytes]) -> int:
+    """Bytes of all arrays once assembled, counting each object as often as the lists name it."""
     total = 0
     for content in contents.values():
         kind, children, _ = get_object_head_values_from_object_content(content)
@@ -113,4 +119,4 @@ def _inflated(contents: Mapping[str, bytes]) -> int:
 
 def require_small(size: float, megabytes: float) -> None:
     if size > megabytes * 1e6:
-        raise RefusedError(f"a message of {size / 1e6:.0f} MB is larger than what is taken here, {megabytes:g} MB")
+        raise RefusedError(f"a message of {size / 1e6:.0f} MB is over the limit of {megabytes:g} MB")

@@ -1,9 +1,9 @@
-"""How a site becomes a member: it makes its key and asks, the server's operator approves by the key's fingerprint.
+"""How a site becomes a member: it makes a key and a request, and the server's operator approves it by fingerprint.
 
-fedxl deploy request FOLDER            at the site: a key that never leaves, and a request to send
-fedxl deploy approve OUT REQUEST       at the server: compare fingerprints, sign, and let the site in
-fedxl deploy accept FOLDER CERTIFICATE at the site: put the certificate in its place
-fedxl deploy revoke OUT SITE           at the server: the site is out at once
+fedxl deploy request FOLDER            at the site: make a key, which never leaves, and a request to send
+fedxl deploy approve OUT REQUEST       at the server: compare fingerprints, sign, and admit the site
+fedxl deploy accept FOLDER CERTIFICATE at the site: install the certificate
+fedxl deploy revoke OUT SITE           at the server: refuse the site from now on
 fedxl deploy renew OUT                 at the server: a new certificate for the server itself
 """
 
@@ -25,8 +25,8 @@ from fedxl.files import write_atomically
 KEY, CERTIFICATE, REQUEST = "site.key", "site.crt", "request.csr"
 
 
-class Approved(NamedTuple):
-    """What there is to tell of one approved certificate."""
+class ApprovedCertificate(NamedTuple):
+    """What `fedxl deploy list` shows of one certificate."""
 
     site: str
     fingerprint: str
@@ -35,9 +35,12 @@ class Approved(NamedTuple):
 
 
 def request(folder: Path) -> tuple[Path, str]:
-    """Make the site's key, if it has none, and a signing request: its file, and the key's fingerprint."""
+    """Make the site's key, if it has none, and a signing request. Returns its file and the key's fingerprint."""
     name = read_site(folder / "site.toml").settings.name
-    require(bool(keys.SITE_NAME.fullmatch(name)), f"'{name}' is no name of a site: small letters, digits and dashes")
+    require(
+        bool(keys.SITE_NAME.fullmatch(name)),
+        f"'{name}' is not a valid site name: use lower-case letters, digits and dashes",
+    )
     secret = folder / KEY
     if not secret.exists():
         keys.write_private(secret, keys.private_pem(keys.new_key()))
@@ -54,7 +57,7 @@ def approve(
     authority: Path | None = None,
     days: int = keys.DAYS,
 ) -> Path:
-    """Sign a site's request and let it in, if somebody agrees to its fingerprint: the certificate to send back."""
+    """Sign a site's request and admit the site, if `agreed` confirms its fingerprint. Returns the certificate."""
     server = _server(out)
     name, key = keys.read_request(file)
     sites = read_server(server / "server.toml").settings.sites
@@ -69,12 +72,12 @@ def approve(
     place = out / "approved" / f"{name}.crt"
     place.parent.mkdir(exist_ok=True)
     write_atomically(place, keys.certificate_pem(certificate))
-    members.admit(server, name, certificate, examples)
+    members.add(server, name, certificate, examples)
     return place
 
 
 def accept(folder: Path, file: Path) -> x509.Certificate:
-    """Put the certificate that came back into the site's folder, if it is this site's."""
+    """Install the certificate in the site's folder, if it belongs to this site."""
     certificate, key = keys.read_certificate(file), keys.read_key(folder / KEY)
     name = read_site(folder / "site.toml").settings.name
     mine = keys.public_key(certificate) == key.public_key() and keys.common_name(certificate.subject) == name
@@ -85,12 +88,12 @@ def accept(folder: Path, file: Path) -> x509.Certificate:
 
 
 def revoke(out: Path, site: str) -> None:
-    members.expel(_server(out), site)
+    members.remove(_server(out), site)
     (out / "approved" / f"{site}.crt").unlink(missing_ok=True)
 
 
 def renew(out: Path, authority: Path | None = None, days: int = keys.DAYS) -> x509.Certificate:
-    """A new certificate for the server's key. A gateway that runs uses it from the next connection on."""
+    """Make a new certificate for the server's key. A running gateway uses it for new connections."""
     server = _server(out)
     issuer_key, issuer = _authority(authority or out / "authority")
     host, _ = read_connection(server)
@@ -100,20 +103,20 @@ def renew(out: Path, authority: Path | None = None, days: int = keys.DAYS) -> x5
     return certificate
 
 
-def approved(out: Path) -> list[Approved]:
+def approved(out: Path) -> list[ApprovedCertificate]:
     known = members.Members(_server(out))
     known.refresh()
-    require(not known.complaints, "; ".join(known.complaints))
+    require(not known.problems, "; ".join(known.problems))
     return [
-        Approved(name, keys.fingerprint(keys.public_key(each)), member.examples, each.not_valid_after_utc)
-        for name, member in known.now.items()
+        ApprovedCertificate(name, keys.fingerprint(keys.public_key(each)), member.examples, each.not_valid_after_utc)
+        for name, member in known.approved.items()
         for each in member.certificates
     ]
 
 
 def _server(out: Path) -> Path:
     found = (out / "server" / "server.toml").exists()
-    require(found, f"there is no server/ in {out}; name the folder that `fedxl deploy init` has made")
+    require(found, f"there is no server/ in {out}; name the folder that `fedxl deploy init` created")
     return out / "server"
 
 
@@ -133,6 +136,6 @@ def _require_issued(certificate: x509.Certificate, authority: x509.Certificate, 
     try:
         certificate.verify_directly_issued_by(authority)
         issued = True
-    except Exception:  # of whatever kind: a signature that does not fit, another issuer
+    except Exception:  # of several kinds: a wrong signature, another issuer
         issued = False
-    require(issued, f"{file} was signed by another federation's authority than {keys.common_name(authority.subject)}")
+    require(issued, f"{file} was not signed by this federation's authority, {keys.common_name(authority.subject)}")

@@ -1,4 +1,4 @@
-"""Where a server is: the host and the port of its gateway, and the socket behind it."""
+"""The address of a server: host and port of its gateway, and the socket behind it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from fedxl.errors import UserError
 
-HOME_FOLDER = "flower"  # of a party: its socket and its logs; all of its processes have it in their environment
+HOME_FOLDER = "flower"  # in a party's folder: its socket and logs; all of its processes have it in their environment
 FILE = "connection.toml"
-LINK = Path(HOME_FOLDER) / "link.sock"  # SuperLink's, in the server's folder, which only its owner can enter
+LINK = Path(HOME_FOLDER) / "link.sock"  # SuperLink's socket, in the server's folder, which only its owner can enter
 
 
 def read_connection(folder: Path) -> tuple[str, int]:
@@ -23,7 +23,7 @@ def read_connection(folder: Path) -> tuple[str, int]:
 
 
 def read_server_key(folder: Path) -> str:
-    """The fingerprint of the one key that a site takes for the server's; "": any that the authority has signed."""
+    """The fingerprint of the server's key, which a site requires; "": any key that the authority has signed."""
     return str(_table(folder).get("server_key", ""))
 
 
@@ -32,6 +32,6 @@ def _table(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"there is no file {path}; `fedxl deploy init` makes it") from None
+        raise UserError(f"there is no file {path}; `fedxl deploy init` creates it") from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None

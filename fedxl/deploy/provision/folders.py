@@ -1,4 +1,4 @@
-"""`fedxl deploy init`: a folder for every party, with its keys, its settings, a start script and a page to read."""
+"""`fedxl deploy init`: a folder for each party, with its keys, settings, start script and README."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from fedxl import registry
 from fedxl.config.experiment import Config, dump
 from fedxl.data import DATASETS
-from fedxl.deploy.provision import approval, keys, pages
+from fedxl.deploy.provision import approval, folder_texts, keys
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import require
 from fedxl.options import accepted
 
 PORT = 18000
-EXAMPLES = 1_000_000  # that a site of a trial may say it has
-# The demo task, for a federation that has nothing else to do yet: handwritten digits, a part at each site.
+EXAMPLES = 1_000_000  # the most that a site may claim in a trial
+# The demo task, used if there is no other experiment: handwritten digits, a part at each site.
 DEMO = Config(
     data={"name": "digits"},
     model={"name": "mlp", "hidden": [64]},
@@ -27,8 +27,8 @@ DEMO = Config(
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What all parties' folders have in common."""
+class FederationPlan:
+    """What the folders of all parties have in common."""
 
     sites: Sequence[str]
     host: str
@@ -45,19 +45,19 @@ def init(
     keys_at_sites: bool = False,
     examples: int = EXAMPLES,
 ) -> None:
-    """server/, sites/NAME/ and authority/ under `out`, which must be new.
+    """Create server/, sites/NAME/ and authority/ in `out`, which must be new.
 
-    keys_at_sites: each site makes its own key and asks for approval, as it should be. Otherwise all keys are made
-    here and every site is approved for so many `examples`: for a trial on one machine.
+    keys_at_sites: each site makes its own key and requests approval, as real federations should. Otherwise all keys
+    are made here and every site is approved for so many `examples`: for a trial on one machine.
     """
     require(len(sites) > 0, "name at least one site, as in --sites a,b,c")
     for name in sites:
-        known = bool(keys.SITE_NAME.fullmatch(name))
-        require(known, f"'{name}' is no name for a site: small letters, digits and dashes only")
+        valid = bool(keys.SITE_NAME.fullmatch(name))
+        require(valid, f"'{name}' is not a valid site name: use lower-case letters, digits and dashes")
     require(len(set(sites)) == len(sites), "two sites have the same name")
     keys.check_host(host, port)
     require(not out.exists() or not any(out.iterdir()), f"{out} is not empty; name a new folder")
-    plan = Plan(sites, host, port, _completed(config, len(sites)))
+    plan = FederationPlan(sites, host, port, _completed(config, len(sites)))
     out.mkdir(parents=True, exist_ok=True)
     authority_key, authority = keys.authority()
     root = keys.certificate_pem(authority)
@@ -80,39 +80,44 @@ def _same(mine: str) -> Callable[[str, str], bool]:
 
 
 def _completed(config: Config, sites: int) -> Config:
-    """With as many parts of the demo's data as there are sites, and one seed for who holds which."""
+    """Split the demo's data into as many parts as there are sites, with one seed for all parties."""
     if config is DEMO:
         config = replace(DEMO, data={"name": "digits", "clients": sites})
     if config.data and "seed" in accepted(registry.find("data set", str(config.data["name"]), DATASETS)):
-        # Sites do not know the run's seed; what they hold and what the server validates on must not overlap.
+        # Sites do not know the run's seed. With the same seed, their data and the server's do not overlap.
         config = replace(config, data={"seed": config.run.get("seed", 0), **config.data})
     return config
 
 
-def _server(folder: Path, plan: Plan, certificates: dict[str, bytes], private: bytes) -> None:
+def _server(folder: Path, plan: FederationPlan, certificates: dict[str, bytes], private: bytes) -> None:
     settings = ServerSettings(tuple(plan.sites), minimum=max(1, (len(plan.sites) + 1) // 2))
     public = {
         **certificates,
-        "server.toml": pages.server_toml(settings, dump(plan.config)).encode(),
-        "connection.toml": pages.connection(plan.host, plan.port).encode(),
-        "start.sh": pages.SERVER_START.encode(),
-        "README.md": pages.server_readme(plan.sites, plan.host, plan.port).encode(),
-        "fedxl-server.service": pages.unit("server", folder.name).encode(),
+        "server.toml": folder_texts.server_toml(settings, dump(plan.config)).encode(),
+        "connection.toml": folder_texts.connection(plan.host, plan.port).encode(),
+        "start.sh": folder_texts.SERVER_START.encode(),
+        "README.md": folder_texts.server_readme(plan.sites, plan.host, plan.port).encode(),
+        "fedxl-server.service": folder_texts.unit("server", folder.name).encode(),
     }
     _folder(folder, public, {"server.key": private})
 
 
 def _site(
-    folder: Path, plan: Plan, name: str, certificates: dict[str, bytes], server_key: str, keys_at_sites: bool
+    folder: Path,
+    plan: FederationPlan,
+    name: str,
+    certificates: dict[str, bytes],
+    server_key: str,
+    keys_at_sites: bool,
 ) -> None:
     number = list(plan.sites).index(name)
     public = {
         **certificates,
-        "site.toml": pages.site_toml(name, number, plan.config).encode(),
-        "connection.toml": pages.connection(plan.host, plan.port, server_key).encode(),
-        "start.sh": pages.SITE_START.encode(),
-        "README.md": pages.site_readme(name, plan.host, plan.port, keys_at_sites).encode(),
-        "fedxl-site.service": pages.unit("site", name).encode(),
+        "site.toml": folder_texts.site_toml(name, number, plan.config).encode(),
+        "connection.toml": folder_texts.connection(plan.host, plan.port, server_key).encode(),
+        "start.sh": folder_texts.SITE_START.encode(),
+        "README.md": folder_texts.site_readme(name, plan.host, plan.port, keys_at_sites).encode(),
+        "fedxl-site.service": folder_texts.unit("site", name).encode(),
     }
     _folder(folder, public, {})
 

@@ -1,7 +1,7 @@
-"""Keys, certificates and signing requests. Private files can be read by their owner alone, from the first byte on.
+"""Keys, certificates and signing requests. Only their owner can read private files, from the moment they exist.
 
-Every party has one key on the curve P-384. A site's key does two jobs: TLS asks for it at the gateway, and Flower's
-node authentication checks signatures made with it. So one approval, by the key's fingerprint, covers both.
+Every party has one key on the curve P-384. A site's key has two uses: TLS at the gateway, and Flower's node
+authentication. So one approval, by the key's fingerprint, covers both.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedxl.errors import UserError, first_line, require
 
-DAYS = 365  # that a certificate of a server or of a site is good for
+DAYS = 365  # for which a certificate of a server or of a site is valid
 AUTHORITY_DAYS = 3650
-WARNING_DAYS = 30  # before its end, a certificate is warned about
+WARNING_DAYS = 30  # before a certificate expires, warn about it
 SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 HOST_NAME = re.compile(
     r"(?=.{1,64}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
 )
-MOST_BYTES = 65536  # of a file that somebody else has written: a request or a certificate
+MAX_BYTES = 65536  # of a request or a certificate, which another party has written
 Key = ec.EllipticCurvePrivateKey
 
 
@@ -45,7 +45,7 @@ def new_key() -> Key:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A new file that nobody else could ever read."""
+    """Create a file that only its owner can read, from the first moment."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
@@ -60,62 +60,62 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 
 def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
-    """As Flower knows a node's key."""
+    """The format in which Flower stores a node's key."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """What two people compare over the telephone: a SHA-256 of the public key, in groups of four."""
+    """What two people compare by telephone: the SHA-256 of the public key, in groups of four."""
     digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
     return ":".join(digest[i : i + 4] for i in range(0, 64, 4))
 
 
 def authority() -> tuple[Key, x509.Certificate]:
-    """A certificate authority of this federation's own."""
+    """A new certificate authority, for one federation."""
     key = new_key()
     name = _name("fedxl federation")
     builder = _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True).add_extension(usage, critical=True)
-    return key, _linked(builder, key.public_key(), key.public_key()).sign(key, hashes.SHA384())
+    return key, _with_key_ids(builder, key.public_key(), key.public_key()).sign(key, hashes.SHA384())
 
 
 def server_certificate(
     key: ec.EllipticCurvePublicKey, issuer_key: Key, issuer: x509.Certificate, hosts: Sequence[str], days: int = DAYS
 ) -> x509.Certificate:
-    """For a server that sites know by these names or addresses."""
+    """A certificate for a server that sites reach by these names or addresses."""
     builder = _certificate(_name(hosts[0]), issuer.subject, key, days)
     builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-    builder = _linked(builder, key, issuer_key.public_key())
+    builder = _with_key_ids(builder, key, issuer_key.public_key())
     return _for_one_purpose(builder, ExtendedKeyUsageOID.SERVER_AUTH).sign(issuer_key, hashes.SHA384())
 
 
 def site_certificate(
     name: str, key: ec.EllipticCurvePublicKey, issuer_key: Key, issuer: x509.Certificate, days: int = DAYS
 ) -> x509.Certificate:
-    """For a site: it opens connections with it and can never pose as a server."""
-    builder = _linked(_certificate(_name(name), issuer.subject, key, days), key, issuer_key.public_key())
+    """A certificate for a site: valid for a TLS client, never for a server."""
+    builder = _with_key_ids(_certificate(_name(name), issuer.subject, key, days), key, issuer_key.public_key())
     return _for_one_purpose(builder, ExtendedKeyUsageOID.CLIENT_AUTH).sign(issuer_key, hashes.SHA384())
 
 
 def signing_request(name: str, key: Key) -> bytes:
-    """What a site sends to the server's operator. It holds no secret."""
+    """A signing request, which a site sends to the server's operator. It holds no secret."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
     return builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM)
 
 
 def read_request(path: Path) -> tuple[str, ec.EllipticCurvePublicKey]:
-    """The site's name and its public key. Whoever made the request has the private key: it is signed with it."""
+    """The site's name and public key. The request's signature proves that its sender has the private key."""
     try:
         request = x509.load_pem_x509_csr(_small(path))
         key, name = request.public_key(), common_name(request.subject)
         valid = request.is_signature_valid
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
-        raise UserError(f"{path} is no signing request: {first_line(error)}") from None
+        raise UserError(f"{path} is not a signing request: {first_line(error)}") from None
     require(valid, f"{path} is not signed with its own key; ask the site for a new request")
-    require(_usable(key), f"{path} holds a key that is not on the curve P-384; `fedxl deploy request` makes one")
+    require(_usable(key), f"{path} holds a key that is not on the curve P-384; `fedxl deploy request` creates one")
     assert isinstance(key, ec.EllipticCurvePublicKey)
-    require(bool(SITE_NAME.fullmatch(name)), f"{path} names no site: small letters, digits and dashes only")
+    require(bool(SITE_NAME.fullmatch(name)), f"{path} has no valid site name: lower-case letters, digits and dashes")
     return name, key
 
 
@@ -123,8 +123,8 @@ def read_key(path: Path) -> Key:
     try:
         key = load_pem_private_key(_small(path), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UserError(f"{path} is no private key: {first_line(error)}") from None
-    require(isinstance(key, Key), f"{path} is no key on an elliptic curve")
+        raise UserError(f"{path} is not a private key: {first_line(error)}") from None
+    require(isinstance(key, Key), f"{path} is not an elliptic-curve key")
     assert isinstance(key, Key)
     return key
 
@@ -138,13 +138,13 @@ def parse_certificate(pem: bytes, where: str) -> x509.Certificate:
         certificate = x509.load_pem_x509_certificate(pem)
         usable = _usable(certificate.public_key())
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UserError(f"{where} is no certificate: {first_line(error)}") from None
+        raise UserError(f"{where} is not a certificate: {first_line(error)}") from None
     require(usable, f"{where} holds a key that is not on the curve P-384")
     return certificate
 
 
 def public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    """That of a certificate which `parse_certificate` has let through."""
+    """The key of a certificate that `parse_certificate` has accepted."""
     key = certificate.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
     return key
@@ -156,11 +156,13 @@ def common_name(subject: x509.Name) -> str:
 
 
 def check_dates(certificate: x509.Certificate, whose: str, remedy: str, now: datetime | None = None) -> str | None:
-    """A warning if a certificate ends within 30 days; an error if it has expired, or is not valid yet."""
+    """A warning if a certificate expires within 30 days; an error if it has expired or is not valid yet."""
     now = now or datetime.now(UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     require(now < end, f"the certificate of {whose} expired on {end:%Y-%m-%d}; {remedy}")
-    require(begin <= now, f"the certificate of {whose} is valid from {begin:%Y-%m-%d %H:%M} UTC only; set the clock")
+    require(
+        begin <= now, f"the certificate of {whose} is not valid before {begin:%Y-%m-%d %H:%M} UTC; check the clock"
+    )
     days = (end - now).days
     if days >= WARNING_DAYS:
         return None
@@ -168,12 +170,15 @@ def check_dates(certificate: x509.Certificate, whose: str, remedy: str, now: dat
 
 
 def check_host(host: str, port: int) -> None:
-    """A name or an address that a certificate can hold, and a port that can be listened on."""
+    """Check that the host is a name or address that a certificate can hold, and that the port exists."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
         valid = bool(HOST_NAME.fullmatch(host))
-        require(valid, f"{host[:80]!r} is no host: give a name such as fl.example.org (64 letters) or an IP address")
+        require(
+            valid,
+            f"{host[:80]!r} is not a host: give a name such as fl.example.org (up to 64 letters) or an IP address",
+        )
     require(1 <= port <= 65535, f"port must lie between 1 and 65535, got {port}")
 
 
@@ -192,10 +197,10 @@ def _certificate(
     )
 
 
-def _linked(
+def _with_key_ids(
     builder: x509.CertificateBuilder, key: ec.EllipticCurvePublicKey, issuer: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    """With the identifiers of both keys, which strict verification asks for."""
+    """Add the identifiers of both keys, which strict verification requires."""
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False).add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False
     )
@@ -217,10 +222,10 @@ def _usable(key: object) -> bool:
 def _small(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    require(len(content) <= MOST_BYTES, f"{path} is too large for a key or a certificate")
+    require(len(content) <= MAX_BYTES, f"{path} is too large for a key or a certificate")
     return content
 
 

@@ -1,7 +1,7 @@
-"""Who belongs to a federation: one file a site in the server's folder, written when its key is approved.
+"""The approved sites of a federation: one file per site in the server's folder, written when its key is approved.
 
-The gateway and the server's app read these files again whenever they change. So a site that is approved can come in
-at once, and one that is revoked is out at once, without a restart.
+The gateway and the server's app reload these files when they change, so approvals and revocations take effect at
+once, without a restart.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FOLDER = "members"
 
 @dataclass(frozen=True)
 class Member:
-    """A site as the server's operator has approved it."""
+    """A site that the server's operator has approved."""
 
     name: str
-    examples: int  # the most that it may say it has
-    certificates: tuple[x509.Certificate, ...]  # several while one replaces another
+    examples: int  # the most that it may claim
+    certificates: tuple[x509.Certificate, ...]  # several while a new one replaces an old one
 
     @property
     def public_keys(self) -> frozenset[bytes]:
@@ -35,44 +35,44 @@ class Member:
 
 
 class Members:
-    """The approved sites of a server's folder, as they are now."""
+    """The approved sites in a server's folder."""
 
     def __init__(self, server: Path) -> None:
         self.folder = server / FOLDER
         self._seen: tuple[tuple[str, int, int], ...] | None = None
-        self._now: dict[str, Member] = {}
+        self._approved: dict[str, Member] = {}
         self._by_key: dict[bytes, str] = {}
-        self.complaints: list[str] = []  # of the last reading
+        self.problems: list[str] = []  # files that could not be read
 
     def refresh(self) -> bool:
-        """Read the files again if any has changed; whether one had."""
+        """Reload the files if any has changed. Returns whether one had."""
         found = tuple((path.name, stat.st_mtime_ns, stat.st_size) for path, stat in _files(self.folder))
         if found == self._seen:
             return False
-        self._now, self.complaints = {}, []
+        self._approved, self.problems = {}, []
         for path, _ in _files(self.folder):
             try:
-                self._now[path.stem] = _read(path)
+                self._approved[path.stem] = _read(path)
             except FileNotFoundError:  # revoked at this moment
                 continue
-            except UserError as error:  # whoever cannot be read is not let in; the others are
-                self.complaints.append(str(error))
-        self._by_key = {key: name for name, member in self._now.items() for key in member.public_keys}
+            except UserError as error:  # a site whose file cannot be read is refused; the others are not affected
+                self.problems.append(str(error))
+        self._by_key = {key: name for name, member in self._approved.items() for key in member.public_keys}
         self._seen = found
         return True
 
     @property
-    def now(self) -> Mapping[str, Member]:
-        return self._now
+    def approved(self) -> Mapping[str, Member]:
+        return self._approved
 
     @property
     def by_key(self) -> Mapping[bytes, str]:
-        """Whose a public key is."""
+        """The site that owns each public key."""
         return self._by_key
 
 
-def admit(server: Path, name: str, certificate: x509.Certificate, examples: int) -> None:
-    """Add a certificate to a site's entry. It replaces those of the same key; others stay good until they expire."""
+def add(server: Path, name: str, certificate: x509.Certificate, examples: int) -> None:
+    """Add a certificate to a site's entry. It replaces those of the same key; others stay valid until they expire."""
     require(examples > 0, f"examples must be positive, got {examples}")
     path = _path(server, name)
     key = keys.public_key(certificate)
@@ -82,16 +82,16 @@ def admit(server: Path, name: str, certificate: x509.Certificate, examples: int)
     write_atomically(path, json.dumps({"examples": examples, "certificates": pems}, indent=1).encode())
 
 
-def expel(server: Path, name: str) -> None:
-    """Take a site's entry away: its keys are worth nothing from now on."""
+def remove(server: Path, name: str) -> None:
+    """Remove a site's entry. From now on its keys are refused."""
     path = _path(server, name)
-    known = ", ".join(sorted(file.stem for file in path.parent.glob("*.json"))) or "nobody"
+    known = ", ".join(sorted(file.stem for file in path.parent.glob("*.json"))) or "none"
     require(path.exists(), f"there is no approved site '{name}'; approved: {known}")
     path.unlink()
 
 
 def _path(server: Path, name: str) -> Path:
-    require(bool(keys.SITE_NAME.fullmatch(name)), f"'{name}' is no name of a site")
+    require(bool(keys.SITE_NAME.fullmatch(name)), f"'{name}' is not a valid site name")
     return server / FOLDER / f"{name}.json"
 
 

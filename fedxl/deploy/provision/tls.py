@@ -1,4 +1,4 @@
-"""TLS between gateway and sites: version 1.3, and both sides show a certificate of the federation's authority."""
+"""TLS 1.3 between gateway and sites. Both sides show a certificate of the federation's authority."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedxl.errors import UserError, first_line
 
 
 def for_server(folder: Path) -> ssl.SSLContext:
-    """Without session tickets, so that every connection shows its certificate anew."""
+    """Issues no session tickets, so that every connection shows its certificate."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, folder, "server")
     context.verify_mode = ssl.CERT_REQUIRED
     context.num_tickets = 0
@@ -17,7 +17,7 @@ def for_server(folder: Path) -> ssl.SSLContext:
 
 
 def for_site(folder: Path) -> ssl.SSLContext:
-    """The server must also have the name or address by which the site knows it: this protocol's default."""
+    """Also checks the server's name or address, which is this protocol's default."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, folder, "site")
 
 

@@ -1,4 +1,4 @@
-"""The server's app: a process that runs the training, beside SuperLink and the gateway."""
+"""The server's app: the process that runs the training. SuperLink and the gateway run beside it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import httpx
 import torch
-from flwr.supercore.control import ControlHttpClient
 
+from fedxl.deploy.flower.server import ControlHttpClient
+from fedxl.deploy.log import Say
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.protocol.http_clients import client
 from fedxl.deploy.provision.connection import LINK
 from fedxl.deploy.provision.members import Members
 from fedxl.deploy.provision.settings import read_server
 from fedxl.deploy.server.carrier import GridCarrier
-from fedxl.deploy.server.gateway import Say
 from fedxl.deploy.server.grid import LinkGrid, Registry, task
 from fedxl.deploy.server.serve import serve
 from fedxl.deploy.supervise import status
@@ -30,27 +30,27 @@ POLL = 0.2
 
 
 class MemberCarrier(GridCarrier):
-    """Reaches the nodes of sites that are approved at this moment."""
+    """Sends only to nodes of approved sites, and refuses replies of sites that have been revoked."""
 
     def __init__(self, grid: LinkGrid, megabytes: float, registry: Registry) -> None:
         super().__init__(grid, megabytes)
         self.link, self.registry = grid, registry
-        self.sent: dict[str, int] = {}  # whose each ticket is
+        self.sent: dict[str, int] = {}  # by ticket: the node
 
     def nodes(self) -> Sequence[int]:
         self.registry.refresh()
         return [node for node in super().nodes() if node in self.registry.names]
 
-    def send(self, letters: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
-        sent = super().send(letters, kind, seconds)
+    def send(self, requests: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
+        sent = super().send(requests, kind, seconds)
         self.sent.update(sent)
         return sent
 
-    def answers(self, tickets: Sequence[str]) -> Iterator[tuple[str, Envelope | Failure]]:
+    def replies(self, tickets: Sequence[str]) -> Iterator[tuple[str, Envelope | Failure]]:
         self.registry.refresh()
-        for ticket, answer in super().answers(tickets):
+        for ticket, reply in super().replies(tickets):
             member = self.sent.pop(ticket, 0) in self.registry.names
-            yield ticket, answer if member else Failure("it is no longer approved")
+            yield ticket, reply if member else Failure("it is no longer approved")
 
     def forget(self, tickets: Sequence[str]) -> None:
         for ticket in tickets:
@@ -59,13 +59,13 @@ class MemberCarrier(GridCarrier):
 
 
 def main(folder: Path, say: Say) -> None:
-    """A whole run; goes on from its last checkpoint if there is one."""
+    """Run the training, from the last checkpoint if there is one."""
     torch.set_num_threads(1)
-    os.chdir(folder)  # the whole path of the socket may be too long for the system
+    os.chdir(folder)  # then the socket's path is relative: an absolute one may exceed the system's limit
     status.write(folder, status.RUNNING)
     try:
         server = read_server(folder / "server.toml")
-        control = _connected()
+        control = _connect()
         registry = Registry(Members(folder), control)
         registry.refresh()
         with task(LINK, server.settings.megabytes) as grid:
@@ -75,8 +75,8 @@ def main(folder: Path, say: Say) -> None:
         status.write(folder, status.FAILED, str(error))
         raise
     except httpx.HTTPError as error:
-        say(f"SuperLink does not answer: {first_line(error)}")
-        sys.exit(1)  # to be started again, with it
+        say(f"SuperLink does not respond: {first_line(error)}")
+        sys.exit(1)  # the supervisor restarts both
     status.write(folder, status.FINISHED)
 
 
@@ -88,10 +88,10 @@ def _progress(say: Say) -> Callable[[Progress], None]:
     return show
 
 
-def _connected() -> ControlHttpClient:
-    """Wait for SuperLink, which is started at the same time."""
-    over = httpx.HTTPTransport(uds=str(LINK))
-    with httpx.Client(transport=over, timeout=30.0, trust_env=False) as probe:
+def _connect() -> ControlHttpClient:
+    """Wait for SuperLink, which starts at the same time."""
+    transport = httpx.HTTPTransport(uds=str(LINK))
+    with httpx.Client(transport=transport, timeout=30.0, trust_env=False) as probe:
         while True:
             try:
                 probe.get("http://superlink/health")

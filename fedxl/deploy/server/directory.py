@@ -1,4 +1,4 @@
-"""Who is who on the network: which node is which site, and what each site has said of itself."""
+"""Which node of the network is which site, and what each site reports about itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedxl.errors import first_line, printable, require
 from fedxl.risks import Side
 from fedxl.wire import RefusedError
 
-GRACE = 60.0  # seconds that a round waits for sites that are not connected, if others are
-AGAIN = 30.0  # seconds after which a node whose hello was refused is asked again
+GRACE = 60.0  # seconds that a round waits for missing sites once others are connected
+RETRY = 30.0  # seconds after a refused hello until the next one
 
 
-class Facts(NamedTuple):
-    """What a site has said of itself."""
+class SiteFacts(NamedTuple):
+    """What a site reports about its data."""
 
     positives: int
     negatives: int
@@ -32,48 +32,48 @@ class Facts(NamedTuple):
 
 @dataclass
 class Directory:
-    """Which node is which site, and what each holds. Facts are asked for once a run; nodes come and go."""
+    """Which node is which site, and what data each holds. Nodes come and go; a site's data stay the same in a run."""
 
     carrier: Carrier
     settings: ServerSettings
     say: Callable[[str], None]
-    facts: dict[str, Facts] = field(default_factory=dict)
+    facts: dict[str, SiteFacts] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)  # by node
-    asked: dict[str, int] = field(default_factory=dict)  # tickets of hellos on their way
-    refused: dict[int, float] = field(default_factory=dict)  # nodes, and when their hello was
-    heard: str = ""  # why a hello was refused, the last one
-    keys: Mapping[int, str] | None = None  # whose key a node has shown; None: nobody shows any
-    limits: Mapping[str, int] = field(default_factory=dict)  # the most examples that a site may claim; absent: any
+    pending: dict[str, int] = field(default_factory=dict)  # by ticket: nodes whose hello has not arrived
+    refused: dict[int, float] = field(default_factory=dict)  # by node: when we refused its hello
+    last_refusal: str = ""
+    keys: Mapping[int, str] | None = None  # by node: the site that owns its key; None: nodes have no keys
+    limits: Mapping[str, int] = field(default_factory=dict)  # by site: the most examples it may claim; absent: any
 
     def nodes(self) -> dict[str, int]:
-        """The sites that can be reached now. Says hello to nodes not met before, without waiting for them."""
-        here = set(self.carrier.nodes())
-        # Whoever was away is met anew: it may have come back with another version, or other data.
-        self.names = {node: name for node, name in self.names.items() if node in here}
-        self.refused = {node: since for node, since in self.refused.items() if time.monotonic() < since + AGAIN}
-        new = here - self.names.keys() - self.refused.keys() - set(self.asked.values())
+        """The sites that are connected now. Sends hello to new nodes, without waiting for their replies."""
+        connected = set(self.carrier.nodes())
+        # A node that was away says hello again: it may have come back with another version, or other data.
+        self.names = {node: name for node, name in self.names.items() if node in connected}
+        self.refused = {node: since for node, since in self.refused.items() if time.monotonic() < since + RETRY}
+        new = connected - self.names.keys() - self.refused.keys() - set(self.pending.values())
         if new:
-            letter = Envelope({"version": __version__}, {})
-            self.asked |= self.carrier.send(dict.fromkeys(new, letter), "hello", self.settings.join)
-        for ticket, answer in self.carrier.answers(list(self.asked)):
-            self._meet(self.asked.pop(ticket), answer)
-        return {name: node for node, name in self.names.items() if node in here}
+            hello = Envelope({"version": __version__}, {})
+            self.pending |= self.carrier.send(dict.fromkeys(new, hello), "hello", self.settings.join)
+        for ticket, reply in self.carrier.replies(list(self.pending)):
+            self._register(self.pending.pop(ticket), reply)
+        return {name: node for node, name in self.names.items() if node in connected}
 
     def wait_for_all(self) -> None:
-        """Until every site of the list has said hello: how much each counts depends on all of them."""
+        """Wait until every site of the list has said hello: the weight of each depends on all of them."""
         deadline = time.monotonic() + self.settings.join
-        while lacking := [name for name in self.settings.sites if name not in self.facts]:
+        while missing := [name for name in self.settings.sites if name not in self.facts]:
             self.nodes()
             late = time.monotonic() > deadline
-            why = f" (the last thing heard: {self.heard})" if self.heard else ""
-            missing = f"no word of {', '.join(lacking)} within {self.settings.join:g} s; are they running?{why}"
-            require(not late, missing)
+            why = f" (last: {self.last_refusal})" if self.last_refusal else ""
+            names = ", ".join(missing)
+            require(not late, f"no hello from {names} within {self.settings.join:g} s; are they running?{why}")
             pause()
 
     def gather(self, names: Collection[str]) -> dict[str, int]:
-        """Those of these sites that can be reached. Somebody must be; the others are given a while to come."""
+        """Those of these sites that are connected. Waits long for the first one, and briefly for the others."""
         deadline = time.monotonic() + self.settings.deadline
-        # After a restart nobody has been met yet.
+        # After a restart no site has said hello yet.
         enough = time.monotonic() + min(GRACE, self.settings.deadline / 2)
         while True:
             nodes = {name: node for name, node in self.nodes().items() if name in names}
@@ -81,46 +81,46 @@ class Directory:
                 return nodes
             pause()
 
-    def _meet(self, node: int, answer: Envelope | Failure) -> None:
+    def _register(self, node: int, reply: Envelope | Failure) -> None:
         try:
-            if isinstance(answer, Failure):
-                raise RefusedError(answer.reason)
-            name, found = self._read(node, answer)
+            if isinstance(reply, Failure):
+                raise RefusedError(reply.reason)
+            name, found = self._read(node, reply)
         except (RefusedError, KeyError, TypeError, ValueError, OverflowError) as error:
-            self.heard = f"a node's hello was refused: {printable(first_line(error))}"
-            self.say(self.heard)
+            self.last_refusal = f"refused a node's hello: {printable(first_line(error))}"
+            self.say(self.last_refusal)
             self.refused[node] = time.monotonic()
             return
         self.names = {n: other for n, other in self.names.items() if other != name} | {node: name}
         self.facts[name] = found
-        self.say(f"site {name} is here: {found.positives} positives, {found.negatives} negatives")
+        self.say(f"site {name} has joined: {found.positives} positives, {found.negatives} negatives")
 
-    def _read(self, node: int, answer: Envelope) -> tuple[str, Facts]:
-        facts = answer.facts
+    def _read(self, node: int, reply: Envelope) -> tuple[str, SiteFacts]:
+        facts = reply.facts
         name = printable(facts["site"])
         if self.keys is not None and self.keys.get(node) != name:
-            raise RefusedError(f"it says it is '{name}', but its key is that of '{self.keys.get(node)}'")
+            raise RefusedError(f"it claims to be '{name}', but its key belongs to '{self.keys.get(node)}'")
         if name not in self.settings.sites:
             raise RefusedError(f"'{name}' is not among the sites {', '.join(self.settings.sites)}")
         if facts["version"] != __version__:
             raise RefusedError(f"{name} runs fedxl {printable(facts['version'])}, the server {__version__}")
         shape = tuple(whole(n, "length") for n in facts["shape"])
-        found = Facts(whole(facts["positives"], "positives"), whole(facts["negatives"], "negatives"), shape)
+        found = SiteFacts(whole(facts["positives"], "positives"), whole(facts["negatives"], "negatives"), shape)
         if min(found.positives, found.negatives) < 0 or found.positives + found.negatives < 1:
-            raise RefusedError(f"{name} says it has {found.positives} positives and {found.negatives} negatives")
+            raise RefusedError(f"{name} reports {found.positives} positives and {found.negatives} negatives")
         self.require_within_limit(name, found.count("all"))
         if found != self.facts.get(name, found):
-            raise RefusedError(f"{name} had other data when this run began: {self.facts[name]}, now {found}")
+            raise RefusedError(f"{name} had other data when this run started: {self.facts[name]}, now {found}")
         return name, found
 
     def require_within_limit(self, name: str, examples: float) -> None:
-        """How much a site counts follows from its examples, so it may not claim more than were approved."""
+        """A site's weight follows from its number of examples, so it may not claim more than were approved."""
         limit = self.limits.get(name, examples)
         if examples > limit:
-            raise RefusedError(f"{name} says it has {examples:.15g} examples, its approved entry allows {limit}")
+            raise RefusedError(f"{name} reports {examples:.15g} examples; it is approved for at most {limit}")
 
     def positive_share(self, weighting: Weighting) -> float:
-        """How likely an example is positive where every client, or every example, counts the same."""
+        """The probability that an example is positive, if every client, or every example, has the same weight."""
         each = [self.facts[name] for name in self.settings.sites]
         if weighting == "samples":
             return sum(one.positives for one in each) / sum(one.count("all") for one in each)
@@ -128,7 +128,7 @@ class Directory:
 
 
 def whole(value: Any, what: str) -> int:
-    """A count that another party names. A number between two others would be a mistake or a trick."""
+    """A count that another party reports. A fraction would be a mistake or an attack."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RefusedError(f"it says that its {what} is {printable(value)}, which is no whole number")
+        raise RefusedError(f"its {what} is {printable(value)}, which is not an integer")
     return value

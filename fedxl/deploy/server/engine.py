@@ -12,7 +12,7 @@ from torch import Tensor
 from fedxl import tree, wire
 from fedxl.algorithms.protocol import AnyPhase, Share
 from fedxl.data.federation import shares
-from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, Letterhead, Order, asked
+from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
 from fedxl.deploy.server.influence import Influence, Sizes
 from fedxl.engine.drawing import PoolDraws, draw_lags
@@ -21,7 +21,7 @@ from fedxl.sampling import Indices
 from fedxl.training.problem import Problem
 
 
-class Rows:
+class UpdateStack:
     """Updates stacked, each put into its row as it arrives, so that none is held twice while others are awaited."""
 
     def __init__(self, count: int) -> None:
@@ -46,12 +46,12 @@ class Rows:
 class Replies(NamedTuple):
     """What came of asking a cohort once."""
 
-    rows: Rows
+    rows: UpdateStack
     sizes: dict[int, Sizes]  # of the updates that are well-formed, by row
     diverged: int  # how many sites say that they have
 
 
-class Standing(NamedTuple):
+class SiteHistory(NamedTuple):
     """What the server knows of its sites besides their facts; part of a checkpoint."""
 
     base: dict[str, Tensor]  # the last round of each site that was taken, -1: none
@@ -65,7 +65,7 @@ class GridEngine:
 
     directory: Directory
     problem: Problem
-    head: Letterhead
+    head: RunHeader
 
     def __post_init__(self) -> None:
         self.settings, self.say = self.directory.settings, self.directory.say
@@ -109,15 +109,15 @@ class GridEngine:
         numbers = {node: names[name] for name, node in self.directory.gather(names).items()}
         for number in set(cohort) - set(numbers.values()):
             self._drop(round, number, "it is not connected")
-        state = wire.flatten(Order(phase.downlink(server), self._share(0), ()), self.settings.wire)
+        state = wire.flatten(TrainRequest(phase.downlink(server), self._share(0), ()), self.settings.wire)
         weights = phase.pool_weights(server)
         pool = None if weights is None else PoolDraws.of(weights)
-        letters = {
-            node: self._letter({**state, **self._passive(phase, server, round, number, pool)}, round, number)
+        requests = {
+            node: self._request({**state, **self._passive(phase, server, round, number, pool)}, round, number)
             for node, number in numbers.items()
         }
-        rows, sizes, diverged = Rows(len(cohort)), dict[int, Sizes](), 0
-        for node, answer in asked(self.directory.carrier, letters, "train", self.settings.deadline):
+        rows, sizes, diverged = UpdateStack(len(cohort)), dict[int, Sizes](), 0
+        for node, answer in exchange(self.directory.carrier, requests, "train", self.settings.deadline):
             number = numbers[node]
             row = cohort.index(number)
             try:
@@ -151,7 +151,7 @@ class GridEngine:
                 "longer finite or in range; begin a new run with a lower learning rate (lr)"
             )
 
-    def _letter(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
+    def _request(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
         """The same tensors for everyone, held once, but for the share."""
         name = self.settings.sites[number]
         facts = {
@@ -217,10 +217,10 @@ class GridEngine:
         return {"dropped": dropped} if dropped else {}
 
     @property
-    def population(self) -> Standing:
+    def population(self) -> SiteHistory:
         base, visits = ({name: torch.tensor(n) for name, n in table.items()} for table in (self.base, self.visits))
         usual = {name: torch.tensor(each, dtype=torch.float64) for name, each in self.influence.usual.items()}
-        return Standing(base, visits, usual)
+        return SiteHistory(base, visits, usual)
 
     def restore(self, server: Any, tensors: dict[str, Tensor]) -> None:
         base, visits, _ = tree.unpack(self.population._replace(usual={}), tensors)

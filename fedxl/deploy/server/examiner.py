@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedxl import wire
-from fedxl.deploy.protocol.envelope import Envelope, Failure, Letterhead, Scored, asked
+from fedxl.deploy.protocol.envelope import Envelope, Failure, RunHeader, ScoreReply, exchange
 from fedxl.deploy.server.directory import Directory
 from fedxl.errors import first_line, printable
 from fedxl.metrics import COUNTS
@@ -37,7 +37,7 @@ class SiteExaminer:
     directory: Directory
     evaluator: Evaluator
     select: str
-    head: Letterhead
+    head: RunHeader
 
     @property
     def splits(self) -> Collection[str]:
@@ -47,9 +47,9 @@ class SiteExaminer:
         settings, carrier = self.directory.settings, self.directory.carrier
         nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
         # Never rounded: it is this model that is judged.
-        letter = Envelope({**self.head.facts, "split": split}, wire.flatten(weights))
+        request = Envelope({**self.head.facts, "split": split}, wire.flatten(weights))
         answers: dict[str, Answer] = dict.fromkeys(settings.sites, "it is not connected")
-        for node, answer in asked(carrier, dict.fromkeys(nodes, letter), "evaluate", settings.deadline):
+        for node, answer in exchange(carrier, dict.fromkeys(nodes, request), "evaluate", settings.deadline):
             try:
                 answers[nodes[node]] = self._read(nodes[node], split, answer)
             except Exception as error:  # whatever a damaged or hostile answer may raise
@@ -69,7 +69,7 @@ class SiteExaminer:
             self.directory.require_within_limit(name, sum(values.get(key, 0.0) for key in COUNTS))
             return Findings(values)
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
-        like = Scored(torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, dtype=torch.uint8))
+        like = ScoreReply(torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, dtype=torch.uint8))
         scores, labels = wire.restore(like, answer.tensors, MOST_SCORES)
         if len(scores) != len(labels) or bool((labels > 1).any()):
             raise RefusedError("its scores have not a label each, 0 or 1")

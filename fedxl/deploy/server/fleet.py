@@ -1,7 +1,7 @@
-"""What a site may ask of Flower's SuperLink: a list of paths, and for each site what it has been asked itself.
+"""Which requests of a site the gateway forwards to Flower's SuperLink: the paths, and what the site was sent.
 
-Flower checks who a node is. It does not check that a reply answers a message which this node was sent, nor how much
-a node stores. Both are checked here, on the few small messages that tell.
+Flower authenticates a node. It does not check that a reply belongs to a message which that node was sent, nor how
+much a node stores. We check both here, on the small messages that show it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from fedxl.deploy.flower.protobuf import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullMessagesResponse,
+    PullObjectRequest,
+    PushMessagesRequest,
+)
 
 PREFIX = "/v1/fleet/"
 SMALL = 2**16  # bytes of a request that names a node, a run or an object
-# Paths that a site needs, and the most bytes of a request. An object is a piece of 5 MiB at the most, and its name.
+# The paths that a site needs, and the largest request to each. An object has at most 5 MiB, and its id.
 ALLOWED = {
     f"{PREFIX}activate-node": SMALL,
     f"{PREFIX}deactivate-node": SMALL,
@@ -28,33 +34,33 @@ ALLOWED = {
     f"{PREFIX}push-object": 6 * 2**20,
     f"{PREFIX}confirm-message-received": SMALL,
 }
-# Paths of the same interface that no site of ours needs. Sites run no code that they are sent, so they fetch none.
+# Paths of the same interface that our sites do not need. Sites run no code that they receive, so they fetch none.
 WITHHELD = {f"{PREFIX}{name}" for name in ("register-node", "unregister-node", "get-run", "get-fab")}
-MOST_OBJECTS = 5_000  # that a reply may announce: a piece of 5 MiB each, or an array, or a record
-MOST_INNER = 100_000  # objects with parts that are remembered
-MOST_REPEATS = 5  # of one reply
-DEEPEST = 5  # a message, its records, their arrays, their pieces
-MOST_UNANSWERED = 64  # messages that a site has fetched and not answered
+MAX_OBJECTS = 5_000  # in one reply: chunks of 5 MiB, arrays and records
+MAX_PARENTS = 100_000  # ids of objects with children that we remember
+MAX_REPEATS = 5  # of one reply
+MAX_DEPTH = 5  # a message, its records, their arrays, their chunks
+MAX_UNANSWERED = 64  # messages that a site has fetched without replying
 
 
 class RefusedRequestError(ValueError):
-    """Why a request is not passed on, in one line."""
+    """Why the gateway does not forward a request, in one line."""
 
 
 @dataclass
 class Ledger:
-    """What one site has been sent, and how much it may still send in reply."""
+    """What one site was sent, and how much it may still send in reply."""
 
-    most_bytes: int  # of one reply
-    # By message: the digest of its reply, or "" as long as there is none.
+    reply_bytes: int  # the most of one reply
+    # By message: the digest of its reply, or "" while there is none.
     unanswered: OrderedDict[str, str] = field(default_factory=OrderedDict)
     objects: dict[str, frozenset[str]] = field(default_factory=dict)  # of each of these messages
-    left: int = 0  # bytes of objects that it may still store
+    bytes_left: int = 0  # of objects that it may still store
     repeats: int = 0  # of the last reply
-    inner: dict[str, None] = field(default_factory=dict)  # objects with parts; all sites share it
+    parents: dict[str, None] = field(default_factory=dict)  # objects with children; all sites share it
 
-    def before(self, path: str, body: bytes) -> None:
-        """Check a request; raises if it must not be passed on."""
+    def check_request(self, path: str, body: bytes) -> None:
+        """Raise if the gateway must not forward this request."""
         try:
             if path == f"{PREFIX}push-messages":
                 self._reply(PushMessagesRequest.FromString(body), body)
@@ -67,31 +73,31 @@ class Ledger:
         except DecodeError:
             raise RefusedRequestError("it cannot be read") from None
 
-    def after(self, path: str, body: bytes) -> None:
-        """Note which messages SuperLink has handed out."""
+    def note_response(self, path: str, body: bytes) -> None:
+        """Note which messages SuperLink has given to the site."""
         if path != f"{PREFIX}pull-messages":
             return
         try:
             found = PullMessagesResponse.FromString(body)
         except DecodeError:
-            raise RefusedRequestError("SuperLink's answer cannot be read") from None
+            raise RefusedRequestError("SuperLink's response cannot be read") from None
         for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             self.unanswered[message.metadata.message_id] = ""
             nodes = list(_nodes(tree))
             self.objects[message.metadata.message_id] = frozenset(node.object_id for node in nodes)
             self._remember(node.object_id for node in nodes if node.children)
-        while len(self.unanswered) > MOST_UNANSWERED:
+        while len(self.unanswered) > MAX_UNANSWERED:
             oldest, _ = self.unanswered.popitem(last=False)
             self.objects.pop(oldest, None)
 
     def _store(self, size: int) -> None:
-        self.left -= size
-        if self.left < 0:
-            raise RefusedRequestError(f"its reply is larger than {self.most_bytes / 1e6:g} MB")
+        self.bytes_left -= size
+        if self.bytes_left < 0:
+            raise RefusedRequestError(f"its reply is larger than {self.reply_bytes / 1e6:g} MB")
 
     def _fetch(self, name: str) -> None:
         if not any(name in names for names in self.objects.values()):
-            raise RefusedRequestError("it asks for a part of a message that it was not sent")
+            raise RefusedRequestError("it fetches an object of a message that it was not sent")
 
     def _confirm(self, name: str) -> None:
         if name not in self.unanswered:
@@ -104,46 +110,47 @@ class Ledger:
         if metadata.src_node_id != request.node.node_id:
             raise RefusedRequestError("it replies in the name of another node")
         digest, known = hashlib.sha256(body).hexdigest(), self.unanswered.get(metadata.reply_to_message_id)
-        if known == digest and self.repeats < MOST_REPEATS:
-            self.repeats += 1  # the same again, after a lost connection: it grants nothing more
+        if known == digest and self.repeats < MAX_REPEATS:
+            self.repeats += 1  # the same reply again, after a lost connection: it may not store more
             return
         if known != "":
-            raise RefusedRequestError("it replies to a message that it was not sent, or for a second time")
+            raise RefusedRequestError("it replies to a message that it was not sent, or replies twice")
         self._check_tree(tree, metadata.message_id)
         self.unanswered[metadata.reply_to_message_id], self.repeats = digest, 0
-        self.left = self.most_bytes + self.most_bytes // 10 + SMALL  # heads and names of objects are extra
+        self.bytes_left = self.reply_bytes + self.reply_bytes // 10 + SMALL  # leaves room for headers and ids
 
     def _check_tree(self, tree: ObjectTree, root: str) -> None:
-        """A reply's objects, as Flower lays them out.
+        """Check the tree of a reply's objects.
 
-        SuperLink keeps an object's parts by its name, and would multiply them wherever the name stands again. So only
-        an object without parts may be named twice, and one that has parts is never named without them.
+        SuperLink stores an object's children by the object's id, and repeats them wherever the id occurs. A hostile
+        tree could grow without bound. So only an object without children may occur twice, and an object with children
+        never occurs without them.
         """
         if tree.object_id != root:
-            raise RefusedRequestError("its objects are those of another reply")
-        inner, leaves, level = set[str](), set[str](), [tree]
-        for _ in range(DEEPEST):
+            raise RefusedRequestError("its objects belong to another reply")
+        parents, leaves, level = set[str](), set[str](), [tree]
+        for _ in range(MAX_DEPTH):
             for node in level:
-                if node.children and node.object_id in inner:
-                    raise RefusedRequestError("it names an object with its parts twice")
-                (inner if node.children else leaves).add(node.object_id)
+                if node.children and node.object_id in parents:
+                    raise RefusedRequestError("it names an object and its children twice")
+                (parents if node.children else leaves).add(node.object_id)
             level = [child for node in level for child in node.children]
-            if len(inner) + len(leaves) + len(level) > MOST_OBJECTS:
-                raise RefusedRequestError(f"its reply has more than {MOST_OBJECTS:,} objects")
+            if len(parents) + len(leaves) + len(level) > MAX_OBJECTS:
+                raise RefusedRequestError(f"its reply has more than {MAX_OBJECTS:,} objects")
         if level:
-            raise RefusedRequestError("its objects nest too deep")
-        if leaves & (inner | self.inner.keys()):
-            raise RefusedRequestError("it names an object that has parts without them")
-        self._remember(inner)
+            raise RefusedRequestError("its objects are nested too deeply")
+        if leaves & (parents | self.parents.keys()):
+            raise RefusedRequestError("it names an object without its children")
+        self._remember(parents)
 
-    def _remember(self, inner: Iterable[str]) -> None:
-        self.inner.update(dict.fromkeys(inner))
-        while len(self.inner) > MOST_INNER:
-            del self.inner[next(iter(self.inner))]
+    def _remember(self, parents: Iterable[str]) -> None:
+        self.parents.update(dict.fromkeys(parents))
+        while len(self.parents) > MAX_PARENTS:
+            del self.parents[next(iter(self.parents))]
 
 
 def _nodes(tree: ObjectTree) -> Iterator[ObjectTree]:
-    """A tree's nodes, one after the other."""
+    """All nodes of a tree."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()

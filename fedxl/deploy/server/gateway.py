@@ -1,9 +1,9 @@
-"""The one door of a server: TLS on both sides, a short list of requests, and limits on everything.
+"""The server's only open port: mutual TLS, a short list of allowed requests, and limits on everything.
 
-A connection is let in if it shows a certificate of the federation's authority whose key the server's operator has
-approved (`members.py`). A request is passed on to SuperLink, which listens on a Unix socket that only its owner can
-open, if its path is on the list (`fleet.py`) and it is signed with the same key. It is read whole before a byte of it
-is passed on, so that nothing malformed, slow or half sent ever reaches SuperLink.
+The gateway accepts a connection if it shows a certificate of the federation's authority, with a key that the server's
+operator has approved (`members.py`). It forwards a request to SuperLink's Unix socket if its path is allowed
+(`fleet.py`) and it is signed with the same key. It reads the whole request first, so that malformed, slow or
+incomplete requests never reach SuperLink.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ssl
 import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,32 +25,33 @@ from typing import NamedTuple
 import h11
 from cryptography import x509
 
+from fedxl.deploy.log import Say
 from fedxl.deploy.provision import keys
 from fedxl.deploy.provision.members import Members
 from fedxl.deploy.server.fleet import ALLOWED, Ledger, RefusedRequestError
 from fedxl.errors import first_line, printable
 
-Say = Callable[[str], None]
-PIECE = 2**18
-PASSED = re.compile(rb"flwr-[a-z0-9-]{1,40}")  # headers that are passed on; all others are dropped
-PLAIN = [(b"content-type", b"application/protobuf"), (b"accept", b"application/protobuf")]  # whatever a site says
+CHUNK = 2**18  # bytes
+FORWARDED = re.compile(rb"flwr-[a-z0-9-]{1,40}")  # headers that we forward; we drop all others
+# Sent to SuperLink in place of the site's own, which it would log.
+FIXED_HEADERS = [(b"content-type", b"application/protobuf"), (b"accept", b"application/protobuf")]
 PUBLIC_KEY = b"flwr-public-key"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one peer, and all of them together, may take. S2Scores, bytes and numbers of things."""
+    """What one peer, and all peers together, may use. Times are in seconds."""
 
-    connections: int = 512  # open at a time
+    connections: int = 512  # open at the same time
     of_an_address: int = 64
     of_a_site: int = 16
     handshake: float = 20.0  # until a peer has shown its certificate
-    head: float = 20.0  # from a request's first byte to the end of its head
+    head: float = 20.0  # from a request's first byte to the end of its headers
     idle: float = 120.0  # between two requests
-    slowest: float = 20_000.0  # bytes a second of a body, after the time for the head
-    answer: float = 120.0  # for SuperLink
+    slowest: float = 20_000.0  # bytes a second of a body, in addition to the time for the headers
+    response: float = 120.0  # for SuperLink
     head_bytes: int = 16_384
-    body_bytes: int = 2**28  # of all bodies that are being read or passed on
+    body_bytes: int = 2**28  # of all bodies in memory
     body_bytes_of_a_site: int = 2**26
     requests_a_second: float = 100.0  # of a site, on average
     burst: float = 1000.0
@@ -62,14 +63,14 @@ class Request(NamedTuple):
     length: int
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
 
 
-class Refused(Exception):  # noqa: N818
-    """An answer other than SuperLink's."""
+class HttpError(Exception):
+    """A response of the gateway itself, instead of SuperLink's."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -77,20 +78,20 @@ class Refused(Exception):  # noqa: N818
 
 
 @dataclass
-class Visitor:
-    """What is known of one approved site: its ledger, its open connections, and how much it has asked lately."""
+class SiteTraffic:
+    """What one approved site uses: its messages, its open connections, its memory and its request rate."""
 
     ledger: Ledger
     connections: int = 0
     bytes: int = 0  # of bodies in memory
-    tokens: float = 0.0
-    since: float = field(default_factory=time.monotonic)
+    tokens: float = 0.0  # requests that it may still make
+    refilled: float = field(default_factory=time.monotonic)
 
     def spend(self, limits: Limits) -> bool:
-        """One request, if there is any left."""
+        """Count one request; False if the site has made too many (token bucket)."""
         now = time.monotonic()
-        self.tokens = min(limits.burst, self.tokens + (now - self.since) * limits.requests_a_second)
-        self.since = now
+        self.tokens = min(limits.burst, self.tokens + (now - self.refilled) * limits.requests_a_second)
+        self.refilled = now
         if self.tokens < 1:
             return False
         self.tokens -= 1
@@ -98,21 +99,21 @@ class Visitor:
 
 
 class Gateway:
-    """Passes requests of approved sites on to the socket at `link`, and nothing else."""
+    """Forwards allowed requests of approved sites to the socket at `link`, and nothing else."""
 
     def __init__(
         self, members: Members, link: Path, reply_bytes: int, limits: Limits | None = None, say: Say = print
     ) -> None:
         self.members, self.link, self.reply_bytes, self.say = members, link, reply_bytes, say
         self.limits = limits or Limits()
-        self.visitors: dict[str, Visitor] = {}
-        self.addresses: Counter[str] = Counter()
-        self.inner: dict[str, None] = {}  # objects with parts that have been seen
-        self.bytes = 0
-        self._said: dict[str, float] = {}
+        self.traffic: dict[str, SiteTraffic] = {}  # by site
+        self.addresses: Counter[str] = Counter()  # connections by IP address
+        self.parents: dict[str, None] = {}  # ids of objects with children, see Ledger
+        self.bytes = 0  # of bodies in memory
+        self._logged: dict[str, float] = {}  # lines, and when they were logged
 
     async def serve(self, listener: socket.socket, context: ssl.SSLContext) -> None:
-        """Accept connections until cancelled. Too many are closed before they cost anything."""
+        """Accept connections until cancelled. Close excess connections before the TLS handshake."""
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
@@ -120,7 +121,7 @@ class Gateway:
             while True:
                 try:
                     peer, address = await loop.sock_accept(listener)
-                except OSError as error:  # no more files may be open, say
+                except OSError as error:  # too many open files, for example
                     self._log(f"cannot accept connections: {first_line(error)}")
                     await asyncio.sleep(0.5)
                     continue
@@ -139,50 +140,50 @@ class Gateway:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connection(self, peer: socket.socket, host: str, context: ssl.SSLContext) -> None:
-        """From the handshake to the end, whatever that is: nothing of a connection is left behind."""
+        """Handle one connection, and release everything it holds however it ends."""
         try:
-            reader, writer = await _shaken_hands(peer, context, self.limits.handshake)
+            reader, writer = await _handshake(peer, context, self.limits.handshake)
             try:
-                await self._visit(reader, writer, host)
+                await self._serve_requests(reader, writer, host)
             finally:
-                writer.transport.abort()  # an orderly farewell would wait for a peer who may never answer
+                writer.transport.abort()  # an orderly close would wait for a peer that may never respond
         except (OSError, ssl.SSLError, h11.ProtocolError, EOFError) as error:
-            self._log(f"connection of {host} closed: {printable(first_line(error))}")
-        except Exception as error:  # a fault of ours ends this connection, and no other
-            self._log(f"connection of {host} closed by an error of the program: {error!r}")
+            self._log(f"connection from {host} closed: {printable(first_line(error))}")
+        except Exception as error:  # a bug ends this connection only
+            self._log(f"connection from {host} closed by a bug: {error!r}")
         finally:
             peer.close()
             self.addresses[host] -= 1
             if not self.addresses[host]:
                 del self.addresses[host]
 
-    async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
-        """Requests of one connection, one after the other."""
+    async def _serve_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+        """Handle the requests of one connection, one after the other."""
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         certificate = x509.load_der_x509_certificate(shown)
-        name = self._known(certificate)
+        name = self._approved_site(certificate)
         if name is None:
             self._log(f"{host} shows a certificate that is not approved")
             return
-        visitor = self.visitors.setdefault(
-            name, Visitor(Ledger(self.reply_bytes, inner=self.inner), tokens=self.limits.burst)
+        site = self.traffic.setdefault(
+            name, SiteTraffic(Ledger(self.reply_bytes, parents=self.parents), tokens=self.limits.burst)
         )
-        if visitor.connections >= self.limits.of_a_site:
+        if site.connections >= self.limits.of_a_site:
             self._log(f"{name} has too many connections open")
             return
-        visitor.connections += 1
+        site.connections += 1
         try:
             peer = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head_bytes)
-            while await self._exchange(peer, reader, writer, certificate, visitor):
+            while await self._exchange(peer, reader, writer, certificate, site):
                 peer.start_next_cycle()
         finally:
-            visitor.connections -= 1
+            site.connections -= 1
 
-    def _known(self, certificate: x509.Certificate) -> str | None:
-        """The site whose key this is, if it is approved at this moment, and the certificate has not expired since."""
+    def _approved_site(self, certificate: x509.Certificate) -> str | None:
+        """The site that owns this key; None if it is not approved now, or its certificate has expired."""
         if self.members.refresh():
-            for complaint in self.members.complaints:
-                self._log(complaint)
+            for problem in self.members.problems:
+                self._log(problem)
         if certificate.not_valid_after_utc <= datetime.now(UTC):
             return None
         try:
@@ -191,8 +192,8 @@ class Gateway:
             return None
 
     def _require_approved(self, certificate: x509.Certificate) -> None:
-        if self._known(certificate) is None:
-            raise Refused(403, "this site is no longer approved")
+        if self._approved_site(certificate) is None:
+            raise HttpError(403, "this site is no longer approved")
 
     async def _exchange(
         self,
@@ -200,128 +201,130 @@ class Gateway:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         certificate: x509.Certificate,
-        visitor: Visitor,
+        site: SiteTraffic,
     ) -> bool:
-        """One request and its answer; whether another may follow on this connection."""
-        begun = await _event(peer, reader, self.limits.idle, self.limits.head)
-        if not isinstance(begun, h11.Request):
+        """Handle one request. Returns whether another may follow on this connection."""
+        head = await _event(peer, reader, self.limits.idle, self.limits.head)
+        if not isinstance(head, h11.Request):
             return False
         try:
-            request = self._checked(begun, certificate, visitor)
-            async with self._room(visitor, request.length):
+            request = self._checked(head, certificate, site)
+            async with self._memory(site, request.length):
                 body = await _body(peer, reader, request.length, self.limits)
-                self._require_approved(certificate)  # still: a body may take its time
-                visitor.ledger.before(request.path, body)
-                answer = await ask(self.link, request, body, self.limits.answer)
-                if answer.status == 200:
-                    visitor.ledger.after(request.path, answer.body)
+                self._require_approved(certificate)  # again: the site may have been revoked while it sent the body
+                site.ledger.check_request(request.path, body)
+                response = await forward(self.link, request, body, self.limits.response)
+                if response.status == 200:
+                    site.ledger.note_response(request.path, response.body)
         except RefusedRequestError as error:
-            answer = _refusal(403, str(error))
-            self._log(f"a request of {keys.common_name(certificate.subject)} is refused: {error}")
-        except Refused as error:
-            answer = _refusal(error.status, str(error))
-        # A body that was not read would be taken for the next request.
+            response = _refusal(403, str(error))
+            self._log(f"refused a request of {keys.common_name(certificate.subject)}: {error}")
+        except HttpError as error:
+            response = _refusal(error.status, str(error))
+        # Close the connection if we did not read the body: its bytes would look like the next request.
         last = peer.their_state is not h11.DONE
-        headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+        headers = [*response.headers, (b"content-length", str(len(response.body)).encode())]
         if last:
             headers.append((b"connection", b"close"))
-        head = peer.send(h11.Response(status_code=answer.status, headers=headers))
-        writer.write(head or b"")
-        writer.write(peer.send(h11.Data(data=answer.body)) or b"")
+        writer.write(peer.send(h11.Response(status_code=response.status, headers=headers)) or b"")
+        writer.write(peer.send(h11.Data(data=response.body)) or b"")
         writer.write(peer.send(h11.EndOfMessage()) or b"")
-        async with asyncio.timeout(self.limits.head + len(answer.body) / self.limits.slowest):
+        async with asyncio.timeout(self.limits.head + len(response.body) / self.limits.slowest):
             await writer.drain()
         return not last and peer.our_state is h11.DONE
 
-    def _checked(self, begun: h11.Request, certificate: x509.Certificate, visitor: Visitor) -> Request:
-        """A request by its head: approved still, on the list, signed with the key of the connection, not too long."""
+    def _checked(self, head: h11.Request, certificate: x509.Certificate, site: SiteTraffic) -> Request:
+        """Check a request's headers: site still approved, path allowed, signed with the connection's key, length."""
         self._require_approved(certificate)
-        if not visitor.spend(self.limits):
-            raise Refused(429, "too many requests")
-        path = begun.target.decode("ascii", "replace")
-        if begun.method != b"POST" or path not in ALLOWED:
-            raise Refused(404, "there is nothing here")
-        headers = [(bytes(name), bytes(value)) for name, value in begun.headers]
+        if not site.spend(self.limits):
+            raise HttpError(429, "too many requests")
+        path = head.target.decode("ascii", "replace")
+        if head.method != b"POST" or path not in ALLOWED:
+            raise HttpError(404, "not found")
+        headers = [(bytes(name), bytes(value)) for name, value in head.headers]
         if any(name in (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade") for name, _ in headers):
-            raise Refused(400, "only plain bodies of a known length are taken")
+            raise HttpError(400, "only plain bodies with a content-length are accepted")
         if sum(len(name) + len(value) for name, value in headers) > self.limits.head_bytes:
-            raise Refused(431, "its head is too large")  # one that comes all at once is not refused by the parser
+            raise HttpError(431, "the headers are too large")  # the parser accepts them if they arrive all at once
         lengths = [value for name, value in headers if name == b"content-length"]
         if len(lengths) != 1 or not lengths[0].isdigit():
-            raise Refused(411, "a request says how long it is")
+            raise HttpError(411, "a request needs one content-length")
         if int(lengths[0]) > ALLOWED[path]:
-            raise Refused(413, f"a request to {path} has at most {ALLOWED[path]} bytes")
+            raise HttpError(413, f"a request to {path} has at most {ALLOWED[path]} bytes")
         signed = [value for name, value in headers if name == PUBLIC_KEY]
         if len(signed) != 1 or not _same_key(signed[0], certificate):
-            raise Refused(401, "a request is signed with the key of its connection")
-        return Request(path, _passed(headers), int(lengths[0]))
+            raise HttpError(401, "a request must be signed with the key of its connection")
+        return Request(path, _forwarded(headers), int(lengths[0]))
 
     @contextlib.asynccontextmanager
-    async def _room(self, visitor: Visitor, length: int) -> AsyncIterator[None]:
-        """Memory for a body; whoever asks for more than there is has to ask again."""
+    async def _memory(self, site: SiteTraffic, length: int) -> AsyncIterator[None]:
+        """Reserve memory for a body. If there is too little, the site must retry."""
         full = self.bytes + length > self.limits.body_bytes
-        if full or visitor.bytes + length > self.limits.body_bytes_of_a_site:
-            raise Refused(503, "too much at once; try again")
+        if full or site.bytes + length > self.limits.body_bytes_of_a_site:
+            raise HttpError(503, "too much at once; try again")
         self.bytes += length
-        visitor.bytes += length
+        site.bytes += length
         try:
             yield
         finally:
             self.bytes -= length
-            visitor.bytes -= length
+            site.bytes -= length
 
     def _log(self, line: str) -> None:
-        """Each line at most once in a minute, and few of them: whoever knocks all night must not fill the disk."""
+        """Log each line at most once a minute, and at most 100 lines a minute: an attacker must not fill the disk."""
         now = time.monotonic()
-        self._said = {said: since for said, since in self._said.items() if now - since < 60.0}
-        if line not in self._said and len(self._said) < 100:
-            self._said[line] = now
+        self._logged = {logged: since for logged, since in self._logged.items() if now - since < 60.0}
+        if line not in self._logged and len(self._logged) < 100:
+            self._logged[line] = now
             self.say(line)
 
 
-async def ask(link: Path, request: Request, body: bytes, seconds: float) -> Answer:
-    """SuperLink's answer. Each request has a connection of its own: a Unix socket's costs next to nothing."""
+async def forward(link: Path, request: Request, body: bytes, seconds: float) -> Response:
+    """SuperLink's response. Each request opens its own connection, which is cheap for a Unix socket."""
     try:
         async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_unix_connection(str(link), limit=PIECE)
+            reader, writer = await asyncio.open_unix_connection(str(link), limit=CHUNK)
             try:
-                return await _asked(reader, writer, request, body)
+                return await _forward_on(reader, writer, request, body)
             finally:
                 writer.transport.abort()
     except (OSError, h11.ProtocolError, EOFError):
-        raise Refused(503, "the server is starting, or busy") from None
+        raise HttpError(503, "the server is starting, or busy") from None
 
 
-async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request, body: bytes) -> Answer:
+async def _forward_on(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request, body: bytes
+) -> Response:
     link = h11.Connection(h11.CLIENT)
-    headers = [(b"host", b"superlink"), (b"content-length", str(len(body)).encode()), *PLAIN, *request.headers]
+    length = (b"content-length", str(len(body)).encode())
+    headers = [(b"host", b"superlink"), length, *FIXED_HEADERS, *request.headers]
     writer.write(link.send(h11.Request(method="POST", target=request.path, headers=headers)) or b"")
     writer.write(link.send(h11.Data(data=body)) or b"")
     writer.write(link.send(h11.EndOfMessage()) or b"")
     await writer.drain()
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     response: h11.Response | None = None
     while True:
         event = link.next_event()
         if event is h11.NEED_DATA:
-            link.receive_data(await reader.read(PIECE))
+            link.receive_data(await reader.read(CHUNK))
         elif isinstance(event, h11.Response):
             response = event
         elif isinstance(event, h11.Data):
-            pieces.append(bytes(event.data))
+            chunks.append(bytes(event.data))
         elif isinstance(event, h11.EndOfMessage) and response is not None:
             kinds = [(bytes(name), bytes(value)) for name, value in response.headers if name == b"content-type"]
-            return Answer(response.status_code, [*kinds, *_passed(response.headers)], b"".join(pieces))
+            return Response(response.status_code, [*kinds, *_forwarded(response.headers)], b"".join(chunks))
         elif isinstance(event, h11.ConnectionClosed):
             raise EOFError("SuperLink has closed the connection")
 
 
-def _passed(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(bytes(name), bytes(value)) for name, value in headers if PASSED.fullmatch(bytes(name))]
+def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(bytes(name), bytes(value)) for name, value in headers if FORWARDED.fullmatch(bytes(name))]
 
 
-def _refusal(status: int, reason: str) -> Answer:
-    return Answer(status, [(b"content-type", b"text/plain; charset=utf-8")], f"fedxl: {reason}\n".encode())
+def _refusal(status: int, reason: str) -> Response:
+    return Response(status, [(b"content-type", b"text/plain; charset=utf-8")], f"fedxl: {reason}\n".encode())
 
 
 def _same_key(shown: bytes, certificate: x509.Certificate) -> bool:
@@ -331,12 +334,12 @@ def _same_key(shown: bytes, certificate: x509.Certificate) -> bool:
         return False
 
 
-async def _shaken_hands(
+async def _handshake(
     peer: socket.socket, context: ssl.SSLContext, seconds: float
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     loop = asyncio.get_running_loop()
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    reader = asyncio.StreamReader(limit=PIECE)
+    reader = asyncio.StreamReader(limit=CHUNK)
     protocol = asyncio.StreamReaderProtocol(reader)
     transport, _ = await loop.connect_accepted_socket(
         lambda: protocol, peer, ssl=context, ssl_handshake_timeout=seconds, ssl_shutdown_timeout=1.0
@@ -345,28 +348,28 @@ async def _shaken_hands(
 
 
 async def _event(peer: h11.Connection, reader: asyncio.StreamReader, idle: float, head: float) -> object:
-    """The next event of a peer: `idle` seconds until its first byte, then `head` seconds until it is whole."""
+    """The next event of a peer: `idle` seconds for its first byte, then `head` seconds for the rest."""
     event = peer.next_event()
     if event is not h11.NEED_DATA:
         return event
     async with asyncio.timeout(idle):
-        peer.receive_data(await reader.read(PIECE))
+        peer.receive_data(await reader.read(CHUNK))
     async with asyncio.timeout(head):
         while (event := peer.next_event()) is h11.NEED_DATA:
-            peer.receive_data(await reader.read(PIECE))
+            peer.receive_data(await reader.read(CHUNK))
     return event
 
 
 async def _body(peer: h11.Connection, reader: asyncio.StreamReader, length: int, limits: Limits) -> bytes:
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     async with asyncio.timeout(limits.head + length / limits.slowest):
         while True:
             event = peer.next_event()
             if event is h11.NEED_DATA:
-                peer.receive_data(await reader.read(PIECE))
+                peer.receive_data(await reader.read(CHUNK))
             elif isinstance(event, h11.Data):
-                pieces.append(bytes(event.data))
+                chunks.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
-                return b"".join(pieces)
+                return b"".join(chunks)
             else:
-                raise EOFError("the request ended before its body did")
+                raise EOFError("the request ended before its body was complete")

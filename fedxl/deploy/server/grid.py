@@ -1,7 +1,7 @@
-"""The server's connection to its own SuperLink, over the Unix socket: nodes, messages, and who may be one.
+"""The server's connection to its own SuperLink, over the Unix socket: nodes, messages and registered keys.
 
-Flower would install and run an app that somebody submits. Here the app is this process: it submits a run that holds
-no code, takes the run's task itself, and never loads anything that came over the wire.
+Flower would install and run an app that a user submits. Here the app is this process: it submits a run without code,
+takes the run's task itself, and never loads code from the network.
 """
 
 from __future__ import annotations
@@ -14,51 +14,54 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx
-from flwr.app import Error, Message
-from flwr.app.message import make_message
-from flwr.cli.build import build_fab_from_files
-from flwr.common.constant import Status, SubStatus
-from flwr.common.serde import run_from_proto
-from flwr.common.serde_utils import metadata_from_proto
-from flwr.proto.control_pb2 import (
+
+from fedxl.deploy.flower import protobuf
+from fedxl.deploy.flower.common import (
+    Error,
+    Message,
+    ObjectUnavailableError,
+    TaskIdentity,
+    make_message,
+    make_pull_object_fn_protobuf,
+    metadata_from_proto,
+    run_from_proto,
+)
+from fedxl.deploy.flower.protobuf import ConfirmMessageReceivedRequest
+from fedxl.deploy.flower.server import (
+    AcquireTaskRequest,
+    ControlHttpClient,
+    Fab,
+    HeartbeatSender,
+    HttpGrid,
     ListNodesRequest,
     ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-)
-from flwr.proto.fab_pb2 import Fab
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
     PullAppMessagesRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
+    RegisterNodeRequest,
+    RuntimeHttpClient,
+    RuntimeTokenHttpInterceptor,
+    StartRunRequest,
+    Status,
+    StopRunRequest,
+    SubStatus,
+    TaskType,
+    build_fab_from_files,
+    make_task_heartbeat_fn_http,
 )
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
-
 from fedxl.deploy.protocol.http_clients import client
-from fedxl.deploy.protocol.records import assembled, named, require_small
+from fedxl.deploy.protocol.records import assemble, object_ids, require_small
 from fedxl.deploy.provision.members import Members
 from fedxl.deploy.server.carrier import REFUSED
 from fedxl.errors import RefusedError, require
 
 K = TypeVar("K")
 V = TypeVar("V")
-# An app that is a name and nothing else; SuperLink wants one.
+# An app without code: SuperLink requires one.
 EMPTY_APP = b"""[project]
 name = "fedxl-run"
 version = "1.0.0"
-description = "fedxl runs the package that is installed; there is no code here"
+description = "fedxl runs the installed package; there is no code here"
 license = "Apache-2.0"
 dependencies = []
 
@@ -73,17 +76,17 @@ clientapp = "fedxl:installed"
 
 @dataclass
 class Arriving:
-    """A reply whose parts may still be on their way."""
+    """A reply of which some objects may not have arrived."""
 
-    message: ProtoMessage
+    message: protobuf.Message
     root: str
     missing: list[str]
-    parts: dict[str, bytes] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
     size: int = 0
 
 
 class LinkGrid(HttpGrid):
-    """Flower's grid over the socket. It waits for nobody, and refuses a reply that is too large before it is read."""
+    """Flower's grid over the socket. It never blocks, and refuses a reply that is too large before decoding it."""
 
     def __init__(self, runtime: RuntimeHttpClient, megabytes: float) -> None:
         super().__init__("superlink", insecure=True, token="in the client")
@@ -91,19 +94,19 @@ class LinkGrid(HttpGrid):
         self.arriving: dict[str, Arriving] = {}  # by ticket
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """The replies that are here in full. One that is refused comes as an error, which names its request."""
+        """The replies that have arrived completely. A refused reply is returned as an error, with its request."""
         for ticket in message_ids:
             if ticket not in self.arriving:
                 found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[ticket]))
                 for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-                    self.arriving[ticket] = Arriving(proto, tree.object_id, named(tree))
+                    self.arriving[ticket] = Arriving(proto, tree.object_id, object_ids(tree))
             reply = self.arriving.get(ticket)
             if reply is not None and (message := self._complete(reply)) is not None:
                 self.forget(ticket)
                 yield message
 
     def forget(self, ticket: str) -> None:
-        """Keep nothing of a reply, neither here nor at SuperLink."""
+        """Discard a reply, here and at SuperLink."""
         if (reply := self.arriving.pop(ticket, None)) is not None:
             done = ConfirmMessageReceivedRequest(
                 node=self.node, run_id=self.run.run_id, message_object_id=reply.message.metadata.message_id
@@ -111,40 +114,40 @@ class LinkGrid(HttpGrid):
             self._runtime_client.ConfirmMessageReceived(done)
 
     def _complete(self, reply: Arriving) -> Message | None:
-        """The reply, or why it is refused; None while parts of it are missing."""
+        """The reply, or the error for which we refuse it; None while objects are missing."""
         pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
         claimed = reply.message.metadata
         try:
             while reply.missing:
-                part = pull(reply.missing[-1])
-                reply.size += len(part)
-                require_small(reply.size, self.megabytes * 1.1 + 1)  # heads and names are extra
-                reply.parts[reply.missing.pop()] = part
-            message = assembled(reply.root, reply.parts, self.megabytes)
+                content = pull(reply.missing[-1])
+                reply.size += len(content)
+                require_small(reply.size, self.megabytes * 1.1 + 1)  # leaves room for headers and ids
+                reply.objects[reply.missing.pop()] = content
+            message = assemble(reply.root, reply.objects, self.megabytes)
             same = message.metadata.reply_to_message_id == claimed.reply_to_message_id
             if not same or message.metadata.src_node_id != claimed.src_node_id:
-                raise RefusedError("it says that it is another reply than it is")
+                raise RefusedError("its content belongs to another reply")
             return message
         except ObjectUnavailableError:
             return None
         except httpx.HTTPError:
             raise
-        except Exception as error:  # whatever a damaged or hostile reply may raise
+        except Exception as error:  # a damaged or hostile reply may raise anything
             reason = str(error) if isinstance(error, RefusedError) else type(error).__name__
             return make_message(metadata=metadata_from_proto(claimed), error=Error(REFUSED, reason))
 
 
 class Registry:
-    """Registers the keys of approved sites at SuperLink, and knows which node is whose.
+    """Registers the keys of approved sites at SuperLink, and maps nodes to sites.
 
-    A revoked site's node stays registered there, for SuperLink never takes a key twice. The gateway refuses it, and
-    here it is nobody's.
+    The node of a revoked site stays registered, because SuperLink never accepts the same key twice. The gateway
+    refuses it, and here it belongs to no site.
     """
 
     def __init__(self, members: Members, control: ControlHttpClient) -> None:
         self.members, self.control = members, control
         self.names: dict[int, str] = {}  # by node
-        self.limits: dict[str, int] = {}  # examples that a site may say it has, by its name
+        self.limits: dict[str, int] = {}  # by site: the most examples it may claim
 
     def refresh(self) -> None:
         if not self.members.refresh() and self.names:
@@ -156,30 +159,30 @@ class Registry:
         for key in wanted.keys() - known.keys():
             known[key] = self.control.RegisterNode(RegisterNodeRequest(public_key=key)).node_id
         _replace(self.names, {known[key]: name for key, name in wanted.items()})
-        _replace(self.limits, {name: member.examples for name, member in self.members.now.items()})
+        _replace(self.limits, {name: member.examples for name, member in self.members.approved.items()})
 
 
 def _replace(table: dict[K, V], content: Mapping[K, V]) -> None:
-    """In place: others hold it."""
+    """Replace the content in place: other objects hold the same table."""
     table.clear()
     table.update(content)
 
 
 @contextmanager
 def task(link: Path, megabytes: float) -> Iterator[LinkGrid]:
-    """A run of our own at SuperLink, and its task, for as long as this lasts."""
-    over = httpx.HTTPTransport(uds=str(link), retries=0)
+    """Start a run at SuperLink and take its task; end both on exit."""
+    transport = httpx.HTTPTransport(uds=str(link), retries=0)
     app, _ = build_fab_from_files({"pyproject.toml": EMPTY_APP})
     submitted = Fab(content=app, hash_str=hashlib.sha256(app).hexdigest())
-    control = client(ControlHttpClient, "flwr", over)
+    control = client(ControlHttpClient, "flwr", transport)
     for number, old in control.ListRuns(ListRunsRequest()).run_dict.items():
         if old.status.status != Status.FINISHED:
-            # Of an app that was killed. Sites would wait for the rest of its messages.
+            # The app of this run was killed. Sites would wait for the rest of its messages.
             control.StopRun(StopRunRequest(run_id=number))
     run = control.StartRun(StartRunRequest(fab=submitted)).run_id
-    asking = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-    acquired = client(RuntimeHttpClient, "SuperExec", over).AcquireTask(asking)
-    require(acquired.task.run_id == run and bool(acquired.token), "SuperLink hands out another task than ours")
+    request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+    acquired = client(RuntimeHttpClient, "SuperExec", transport).AcquireTask(request)
+    require(acquired.task.run_id == run and bool(acquired.token), "SuperLink returned a task of another run")
     token = RuntimeTokenHttpInterceptor(acquired.token)
     runtime = client(RuntimeHttpClient, "flwr-serverapp", httpx.HTTPTransport(uds=str(link)), token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(runtime))

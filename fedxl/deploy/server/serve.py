@@ -13,9 +13,9 @@ import torch
 
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.config.experiment import Config, build_problem, load_data
-from fedxl.deploy.protocol.envelope import Carrier, Letterhead
-from fedxl.deploy.provision.settings import Server
-from fedxl.deploy.server.directory import Directory, Facts
+from fedxl.deploy.protocol.envelope import Carrier, RunHeader
+from fedxl.deploy.provision.settings import ServerFile
+from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import GridEngine
 from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.errors import UserError, require
@@ -39,7 +39,7 @@ class ServerTask:
 
 
 def serve(
-    server: Server,
+    server: ServerFile,
     carrier: Carrier,
     hooks: Hooks | None = None,
     keys: Mapping[int, str] | None = None,
@@ -66,7 +66,7 @@ def serve(
     name = str(config.algorithm["name"])
     require(not problem.algorithm.centralized, f"{name} wants all data in one place; that is not what sites are for")
     told = {name: table for name, table in config.tables().items() if name != "data"}
-    engine = GridEngine(directory, problem, Letterhead(run_id, json.dumps(told), json.dumps(facts_of_all._asdict())))
+    engine = GridEngine(directory, problem, RunHeader(run_id, json.dumps(told), json.dumps(facts_of_all._asdict())))
     _begin(known, run_id, directory.facts)
     task = _task(engine, config, shape)
     begun = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
@@ -111,11 +111,11 @@ def _described(config: Config, engine: GridEngine) -> dict[str, Any]:
     return flattened({**config.tables(), "run": asdict(engine.problem.settings), "server": server})
 
 
-def _begun(path: Path) -> tuple[str, dict[str, Facts]]:
+def _begun(path: Path) -> tuple[str, dict[str, SiteFacts]]:
     """The number of the run in this folder and what its sites said of themselves, or those of a new one."""
     try:
         content = json.loads(path.read_text())
-        facts = {name: Facts(p, n, tuple(shape)) for name, (p, n, shape) in content["sites"].items()}
+        facts = {name: SiteFacts(p, n, tuple(shape)) for name, (p, n, shape) in content["sites"].items()}
         return str(content["run"]), facts
     except FileNotFoundError:
         return secrets.token_hex(8), {}
@@ -123,6 +123,6 @@ def _begun(path: Path) -> tuple[str, dict[str, Facts]]:
         raise UserError(f"cannot read {path}: {error}; remove the folder to begin anew") from None
 
 
-def _begin(path: Path, run_id: str, facts: Mapping[str, Facts]) -> None:
+def _begin(path: Path, run_id: str, facts: Mapping[str, SiteFacts]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps({"run": run_id, "sites": facts}, indent=1).encode())

@@ -1,6 +1,6 @@
-"""A site's data on its disk, ready to be mapped into memory: opened in no time, however large.
+"""A site's data as memory-mapped arrays on its disk: opening them takes no time, whatever their size.
 
-Flower starts a new process for every message. Reading images anew each time would take longer than training on them.
+Flower's own nodes start a new process for every message. Decoding images each time would take longer than training.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from fedxl.files import open_private, private_folder, read_bytes, write_atomical
 from fedxl.progress import progress
 
 SPLITS = ("validation", "test")
-FACTS = "data.json"  # written last: without it there is no cache
+FACTS = "data.json"  # written last: a cache without it is incomplete
 FILES = {FACTS, *(f"{name}.npy" for name in ("x", "y", "means", *(f"{s}_{k}" for s in SPLITS for k in "xy")))}
-PIECE = 1024  # examples that are written at a time
+CHUNK = 1024  # examples written at a time
 
 
 def refresh(site: SiteFile) -> None:
-    """Prepare the data if that has not been done, or if their files have changed since."""
-    _close(site.cache)
+    """Prepare the data if there is no cache, or if the data's files have changed since."""
+    _make_private(site.cache)
     facts = _facts(site)
-    # Data that are no longer there have not changed: a site may have nothing but its cache.
+    # Missing files do not count as changed: a site may keep nothing but the cache.
     if facts is None or any(facts["stamps"].get(name) != stamp for name, stamp in _stamps(site).items()):
         prepare(site)
 
 
 def identity(site: SiteFile) -> str:
-    """The same as long as the data are."""
+    """A hash that changes when the data change."""
     facts = _ready(site)
     return hashlib.sha256(json.dumps([facts["key"], facts["stamps"]]).encode()).hexdigest()
 
 
-def opened(site: SiteFile) -> Federation:
-    """The site's training data as a federation of one client; prepared first if that has not been done."""
+def training_data(site: SiteFile) -> Federation:
+    """The site's training data as a federation of one client. Prepares them first if there is no cache."""
     facts = _ready(site)
     x, y = (_mapped(site.cache / f"{name}.npy") for name in ("x", "y"))
     means = _mapped(site.cache / "means.npy") if facts["means"] else None
@@ -60,7 +60,7 @@ def opened(site: SiteFile) -> Federation:
 
 
 def held_back(site: SiteFile, split: str) -> TensorSource | None:
-    """What the site has to validate or to test on, if it has."""
+    """The site's validation or test data, if it has any."""
     if split not in _ready(site)["splits"]:
         return None
     x, y = (_mapped(site.cache / f"{split}_{name}.npy") for name in ("x", "y"))
@@ -68,13 +68,13 @@ def held_back(site: SiteFile, split: str) -> TensorSource | None:
 
 
 def count(site: SiteFile) -> int:
-    """How many examples the site has to train on, once they are prepared as they are now."""
+    """Prepare the data if needed; the number of training examples."""
     refresh(site)
-    return len(opened(site).source.labels)
+    return len(training_data(site).source.labels)
 
 
 def prepare(site: SiteFile) -> int:
-    """Write the cache anew; how many examples to train on it holds."""
+    """Write the cache; the number of training examples."""
     splits = load_data(Config(data=dict(site.data), risk={}, algorithm={}, run={}))
     own, source = _own(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
@@ -100,30 +100,32 @@ def prepare(site: SiteFile) -> int:
                 _write(site.cache / f"{name}.npy", tensor, rows, done)
         write_atomically(site.cache / FACTS, json.dumps(facts).encode(), private=True)
     except OSError as error:
-        raise UserError(f"cannot write to {site.cache}: {error.strerror}; make room and prepare again") from None
+        raise UserError(
+            f"cannot write to {site.cache}: {error.strerror}; free some space and prepare again"
+        ) from None
     return len(own)
 
 
 def _write(path: Path, tensor: Tensor, rows: Tensor, done: Callable[[int], None]) -> None:
-    """These rows as a file of numpy, under another name until it is whole: another process may have it mapped.
+    """Write these rows as an .npy file. Rename it when complete: another process may have the old one mapped.
 
-    Written, not mapped: on a full disk that is an error, and not the end of the process.
+    It writes instead of mapping: on a full disk, a write raises an error, and a mapping would kill the process.
     """
     partial = path.with_name(f".{path.name}")
     kind = np.lib.format.dtype_to_descr(tensor[:0].numpy().dtype)
     header = {"descr": kind, "fortran_order": False, "shape": (len(rows), *tensor.shape[1:])}
     with open_private(partial) as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for piece in rows.split(PIECE):
-            file.write(tensor[piece].numpy().tobytes())
-            done(len(piece))
+        for chunk in rows.split(CHUNK):
+            file.write(tensor[chunk].numpy().tobytes())
+            done(len(chunk))
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
 
 
 def key(site: SiteFile) -> str:
-    """Of everything that the cache depends on, but for the files themselves."""
+    """A hash of everything that the cache depends on, except for the data's files."""
     text = json.dumps([__version__, site.data, site.settings.part], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -135,7 +137,7 @@ def _own(site: SiteFile, splits: Splits) -> Tensor:
 
 
 def _held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """By split: examples, labels, and which of them are this site's. Parts of one data set share them evenly."""
+    """By split: examples, labels, and this site's rows. Sites with parts of one data set share its splits evenly."""
     found = {}
     for name, pair in zip(SPLITS, (splits.validation, splits.test), strict=True):
         if pair is not None:
@@ -145,7 +147,7 @@ def _held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor
 
 
 def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:
-    """Of every file or folder that the site's settings name: what tells that it has changed."""
+    """Names, sizes and times of all files that the site's settings name, to notice changes."""
     found: dict[str, list[list[Any]]] = {}
     for value in site.data.values():
         place = Path(value) if isinstance(value, str) and value else None
@@ -156,7 +158,7 @@ def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:
 
 
 def _ready(site: SiteFile) -> dict[str, Any]:
-    """What is known of the cache, which is written first if there is none, or one by other settings."""
+    """The description of the cache. Prepares the data first if there is none for these settings."""
     facts = _facts(site)
     if facts is None:
         prepare(site)
@@ -166,7 +168,7 @@ def _ready(site: SiteFile) -> dict[str, Any]:
 
 
 def _facts(site: SiteFile) -> dict[str, Any] | None:
-    """What is known of the cache, if there is one by these settings. A disk that does not answer has not lost it."""
+    """The description of the cache, or None if there is none for these settings. An unreadable disk is an error."""
     try:
         facts = json.loads(read_bytes(site.cache / FACTS))
     except UserError:
@@ -176,20 +178,20 @@ def _facts(site: SiteFile) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) and facts.get("key") == key(site) else None
 
 
-def _close(folder: Path) -> None:
-    """Patients' data are for this user alone, also where an older version has left them open.
+def _make_private(folder: Path) -> None:
+    """Allow only this user to read the data, also in a cache that an older version left open.
 
-    A folder that holds other things, too, stays as whoever made it wants it.
+    A folder that also holds other files keeps its permissions.
     """
     names = os.listdir(folder) if folder.is_dir() else []
     ours = [name for name in names if name.removeprefix(".") in FILES]
     whole = [folder] if ours and ours == names else []
     for path in [*(folder / name for name in ours), *whole]:
-        with suppress(OSError):  # somebody else has made it, or is just making it anew
+        with suppress(OSError):  # another user owns it, or another process is replacing it
             path.chmod(path.stat().st_mode & 0o700)
 
 
 def _mapped(path: Path) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of memory that cannot be written to: nobody does
+        warnings.simplefilter("ignore")  # torch warns that the memory is read-only; nothing writes to it
         return torch.from_numpy(np.load(path, mmap_mode="r"))

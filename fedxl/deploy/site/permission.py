@@ -1,7 +1,7 @@
-"""What a site lets a server ask for: its own file decides, whoever asks.
+"""Which requests a site permits: its own site.toml decides.
 
-A server chooses the network, the weights and the risk. With a network of its choice it can read examples out of
-scores or weights, so a site names the networks that it runs, counts requests, and may pin the whole experiment.
+A server chooses the network, the weights and the risk. With a network of its choice it could recover examples from
+scores or weights. So a site lists the networks that it runs, counts requests, and may pin the whole experiment.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from fedxl.files import open_private, private_folder, write_atomically
 
 TABLES = ("model", "risk", "algorithm", "run")
 COUNTS = "requests.json"
-COUNTED = {"train": "rounds", "evaluate": "evaluations"}  # requests, and the setting that limits them
+COUNTED = {"train": "rounds", "evaluate": "evaluations"}  # kind of request: the setting that limits it
 
 
 def permitted(site: SiteFile, text: str) -> Config:
-    """The experiment that a request names, if this site's file allows it."""
+    """The experiment of a request, if site.toml allows it."""
     tables = _tables(text)
     settings = site.settings
     for kind, allowed in (("model", settings.models), ("risk", settings.risks), ("algorithm", settings.algorithms)):
         name = str(tables[kind].get("name", "mlp" if kind == "model" else ""))
         listed = ", ".join(allowed) or "none"
         require(
-            name in allowed, f"this site does not allow the {kind} '{printable(name)}'; its file allows: {listed}"
+            name in allowed,
+            f"this site does not allow the {kind} '{printable(name)}'; its site.toml allows: {listed}",
         )
     require_metrics_allowed(site, _metrics(tables["run"]))
     steps = tables["run"].get("local_steps", 32)
-    require(isinstance(steps, int) and not isinstance(steps, bool), "local_steps is no whole number")
+    require(isinstance(steps, int) and not isinstance(steps, bool), "local_steps is not an integer")
     require(steps <= settings.steps, f"this site allows {settings.steps} local steps a request, not {steps}")
     if settings.digest:
         same = digest(tables) == settings.digest
-        require(same, "this experiment is not the one that this site's file has pinned by its digest")
-    model = {key: value for key, value in tables["model"].items() if key != "weights"}  # they come from the server
+        require(same, "this experiment is not the one that the site has pinned by its digest")
+    model = {key: value for key, value in tables["model"].items() if key != "weights"}  # the server sends them
     return Config(data={}, model=model, risk=tables["risk"], algorithm=tables["algorithm"], run=tables["run"])
 
 
@@ -63,13 +64,13 @@ def _metrics(run: Mapping[str, Any]) -> list[str]:
 
 
 def digest(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of everything in an experiment that a server tells sites."""
+    """A hash of everything in an experiment that a server sends to sites."""
     kept = {name: dict(tables.get(name, {})) for name in TABLES}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def count(site: SiteFile, kind: str) -> None:
-    """Note a request before it is answered, so that no crash undoes the count; refuse it if it is one too many."""
+    """Count a request before handling it, so that a crash cannot undo the count. Refuse it above the limit."""
     setting = COUNTED[kind]
     most = int(getattr(site.settings, setting))
     try:
@@ -78,7 +79,7 @@ def count(site: SiteFile, kind: str) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
             counts = _counts(site)
             done = counts.get(kind, 0) + 1
-            limit = f"this site has answered {most} requests to {kind}, as many as its file allows ({setting})"
+            limit = f"this site has answered {most} requests to {kind}, as many as its site.toml allows ({setting})"
             require(done <= most, limit)
             write_atomically(site.state / COUNTS, json.dumps({**counts, kind: done}).encode(), private=True)
     except OSError as error:
@@ -92,7 +93,7 @@ def _counts(site: SiteFile) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {error}; its owner must set it right or remove it") from None
+        raise UserError(f"cannot read {path}: {error}; its owner must correct or remove it") from None
 
 
 def _tables(text: str) -> dict[str, dict[str, Any]]:
@@ -100,5 +101,5 @@ def _tables(text: str) -> dict[str, dict[str, Any]]:
         found = json.loads(text)
         tables = {name: dict(found.get(name, {})) for name in TABLES}
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise UserError("the request's experiment cannot be read") from None
+        raise UserError("cannot read the request's experiment") from None
     return tables

@@ -6,16 +6,16 @@ import logging
 from collections.abc import Callable, Mapping
 
 import torch
-from flwr.app import Message, MessageType
 
+from fedxl.deploy.flower.common import Message, MessageType
 from fedxl.deploy.protocol.envelope import Envelope
-from fedxl.deploy.protocol.records import opened, sealed
+from fedxl.deploy.protocol.records import from_records, to_records
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import requests, slots
 from fedxl.errors import RefusedError, UserError, first_line, printable
 
-WORK: Mapping[str, Callable[[SiteFile, Envelope], Envelope]] = {
-    MessageType.QUERY: lambda mine, letter: requests.hello(mine),
+HANDLERS: Mapping[str, Callable[[SiteFile, Envelope], Envelope]] = {
+    MessageType.QUERY: lambda site, request: requests.hello(site),
     MessageType.TRAIN: requests.train,
     MessageType.EVALUATE: requests.evaluate,
 }
@@ -23,20 +23,20 @@ log = logging.getLogger("fedxl")
 
 
 def reply(message: Message, read: Callable[[], SiteFile]) -> Message:
-    """What the site says; a mistake or a refusal goes back in words instead of ending the process."""
+    """Handle a request. A refusal or an error becomes a reply that says why, and the process goes on."""
     torch.set_num_threads(1)
     try:
-        mine = read()
+        site = read()
         with slots.taken():
-            letter = opened(message.content, mine.settings.megabytes)
+            request = from_records(message.content, site.settings.megabytes)
             kind = message.metadata.message_type
-            if kind not in WORK:
-                raise RefusedError("it asks for something that sites do not do")
-            answer = WORK[kind](mine, letter)
+            if kind not in HANDLERS:
+                raise RefusedError("sites do not handle requests of this kind")
+            envelope = HANDLERS[kind](site, request)
     except (UserError, RefusedError) as error:
         log.error("refused: %s", printable(error))
-        answer = Envelope({"failure": first_line(error)}, {})
-    except Exception:  # whatever it says stays here: it may tell of the data
-        log.exception("an error of the program")
-        answer = Envelope({"failure": "an error of the program; the site's log has it"}, {})
-    return Message(sealed(answer), reply_to=message)
+        envelope = Envelope({"failure": first_line(error)}, {})
+    except Exception:  # the text stays in the site's own log: it may reveal data
+        log.exception("an internal error")
+        envelope = Envelope({"failure": "an internal error; see the site's log"}, {})
+    return Message(to_records(envelope), reply_to=message)

@@ -18,7 +18,7 @@ from fedxl import __version__, tree, wire
 from fedxl.algorithms.protocol import AnyPhase, DataFacts, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
-from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Order, Scored
+from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache
 from fedxl.deploy.site.permission import count, permitted, require_metrics_allowed
@@ -39,7 +39,7 @@ RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 def hello(site: SiteFile) -> Envelope:
     """Who this is, and how much it holds. Other data than were prepared are prepared now, and never during a run."""
     cache.refresh(site)
-    federation = cache.opened(site)
+    federation = cache.training_data(site)
     labels = federation.source.labels
     facts = {
         "site": site.settings.name,
@@ -51,17 +51,17 @@ def hello(site: SiteFile) -> Envelope:
     return Envelope(facts, {})
 
 
-def train(site: SiteFile, letter: Envelope) -> Envelope:
+def train(site: SiteFile, request: Envelope) -> Envelope:
     """One round: `local_round` on this site's data, from the state after the round that the server last took."""
-    facts = letter.facts
-    _require_acceptable(letter)
+    facts = request.facts
+    _require_acceptable(request)
     experiment = permitted(site, str(facts["config"]))
     count(site, "train")
-    federation = cache.opened(site)
-    problem = _problem(site, experiment, letter, federation)
+    federation = cache.training_data(site)
+    problem = _problem(site, experiment, request, federation)
     round = int(facts["round"])
     phase = problem.algorithm.phase(round)
-    order = tree.to(_received(problem, phase, letter), problem.device)
+    order = tree.to(_received(problem, phase, request), problem.device)
     engine = _engine(problem, federation, int(facts["number"]), order.share)
     base, data = int(facts["base"]), cache.identity(site)
     with _locked(site.state / str(facts["run"])) as folder:
@@ -79,21 +79,21 @@ def train(site: SiteFile, letter: Envelope) -> Envelope:
     return Envelope({"site": site.settings.name, "round": round, "note": note}, wire.flatten(update, precision))
 
 
-def evaluate(site: SiteFile, letter: Envelope) -> Envelope:
+def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     """How the server's model does on what this site has held back, as much of it as the site lets go."""
-    _require_acceptable(letter)
-    kind, split = site.settings.evaluate, str(letter.facts["split"])
+    _require_acceptable(request)
+    kind, split = site.settings.evaluate, str(request.facts["split"])
     told = {"site": site.settings.name, "split": split}
     if kind == "none":
         return Envelope({**told, "kind": "nothing", "why": "it lets no evaluation go"}, {})
     require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{printable(split)}'")
-    experiment = permitted(site, str(letter.facts["config"]))
+    experiment = permitted(site, str(request.facts["config"]))
     count(site, "evaluate")
     held = cache.held_back(site, split)
     if held is None:
         return Envelope({**told, "kind": "nothing", "why": f"it has no {split} data"}, {})
-    problem = _problem(site, experiment, letter, cache.opened(site))
-    weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), letter.tensors)
+    problem = _problem(site, experiment, request, cache.training_data(site))
+    weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), request.tensors)
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
     require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     judge, device = problem.evaluator, problem.device
@@ -106,23 +106,23 @@ def evaluate(site: SiteFile, letter: Envelope) -> Envelope:
     return Envelope({**told, "kind": kind, "metrics": json.dumps(judge.metrics_of(scores, held.labels))}, {})
 
 
-def _in_no_order(scores: Tensor, labels: Tensor) -> Scored:
+def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
     """Sorted by all there is, so that what leaves is a set: nothing tells which example is which."""
     columns = [*scores.flatten(1).T.numpy()] if scores.ndim > 1 else [scores.numpy()]
     order = torch.from_numpy(np.lexsort([labels.numpy(), *columns]))
-    return Scored(scores[order], labels[order].to(torch.uint8))
+    return ScoreReply(scores[order], labels[order].to(torch.uint8))
 
 
-def _require_acceptable(letter: Envelope) -> None:
-    theirs = printable(letter.facts["version"])
+def _require_acceptable(request: Envelope) -> None:
+    theirs = printable(request.facts["version"])
     require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
-    require(bool(RUN_ID.fullmatch(str(letter.facts["run"]))), "the run's number is not one")
+    require(bool(RUN_ID.fullmatch(str(request.facts["run"]))), "the run's number is not one")
 
 
-def _problem(site: SiteFile, experiment: Config, letter: Envelope, federation: Federation) -> Problem:
+def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: Federation) -> Problem:
     """What this site's share of the run is made of. Of all sites' data together the server tells what it must."""
     try:
-        facts = DataFacts(**{name: float(value) for name, value in json.loads(letter.facts["facts_of_all"]).items()})
+        facts = DataFacts(**{name: float(value) for name, value in json.loads(request.facts["facts_of_all"]).items()})
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         raise RefusedError("what it says of all sites' data cannot be read") from None
     device = pick_device(site.settings.device)
@@ -131,15 +131,15 @@ def _problem(site: SiteFile, experiment: Config, letter: Envelope, federation: F
     return problem
 
 
-def _received(problem: Problem, phase: AnyPhase, letter: Envelope) -> Order:
+def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequest:
     """The tensors of a request, if they are what this phase needs."""
-    server = tree.to(problem.algorithm.init(weights_of(problem.model)), "cpu")  # where letters arrive
+    server = tree.to(problem.algorithm.init(weights_of(problem.model)), "cpu")  # where requests arrive
     one = torch.zeros((), dtype=problem.dtype)
     (_, _, size1, size2, _), steps = problem.reading, problem.settings.local_steps
     lags = [torch.zeros(steps, size, dtype=torch.int64) for size in (size1, size2)]
     passive = () if phase.pool_weights(server) is None else phase.passive(server, *lags)
-    like = Order(phase.downlink(server), Share(one, one, one), passive)
-    order = wire.restore(like, letter.tensors, may_be_nan=problem.algorithm.may_be_nan)
+    like = TrainRequest(phase.downlink(server), Share(one, one, one), passive)
+    order = wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
     shapes = [[leaf.shape for leaf in tree.leaves(each)] for each in (order.passive, like.passive)]
     if shapes[0] != shapes[1]:
         raise RefusedError("it brings other numbers of pooled scores than this site reads")
@@ -198,7 +198,7 @@ def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str)
         raise UserError(f"cannot write to {folder}: {error.strerror}; what was saved before is whole") from None
 
 
-def _require_convergence(phase: AnyPhase, order: Order, update: Any, problem: Problem) -> None:
+def _require_convergence(phase: AnyPhase, order: TrainRequest, update: Any, problem: Problem) -> None:
     """The server would refuse such an update all the same; so it learns that training is to blame, not this site."""
     order, update = tree.to((order, update), "cpu")
     try:

@@ -1,6 +1,6 @@
-"""Sites that share one machine take turns, so that no more work at a time than the machine has processors for.
+"""Limits how many sites on one machine train at the same time, to as many as it has processors.
 
-Each would otherwise hold the network several times over, all of them at once.
+Each of them holds several copies of the network in memory while it trains.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-FOLDER = "FEDXL_TURNS"  # the environment's word for where the turns are; without it nobody waits
+FOLDER = "FEDXL_TURNS"  # environment variable: the folder of slots; without it there is no limit
 POLL = 0.05
 
 
 def offered(folder: Path, count: int) -> dict[str, str]:
-    """Make so many turns; what to add to the environment of those who shall take them."""
+    """Create so many slots. Returns the environment variable for the processes that share them."""
     folder.mkdir(exist_ok=True, mode=0o700)
-    for old in folder.iterdir():  # of a machine with more processors, perhaps
+    for old in folder.iterdir():  # there may be too many, from a machine with more processors
         old.unlink()
     for number in range(count):
         (folder / str(number)).touch()
@@ -29,24 +29,24 @@ def offered(folder: Path, count: int) -> dict[str, str]:
 
 @contextmanager
 def taken() -> Iterator[None]:
-    """Wait for a turn, if turns are to be taken, and give it back, even by dying."""
+    """Hold a slot, if slots are in use. The system releases it even if this process is killed."""
     folder = os.environ.get(FOLDER)
     if not folder:
         yield
         return
-    turns = [file.open("w") for file in sorted(Path(folder).iterdir())]
+    slots = [file.open("w") for file in sorted(Path(folder).iterdir())]
     try:
-        while not any(map(_locked, turns)):
+        while not any(map(_locked, slots)):
             time.sleep(POLL)
         yield
     finally:
-        for turn in turns:
-            turn.close()
+        for slot in slots:
+            slot.close()
 
 
-def _locked(turn: IO[str]) -> bool:
+def _locked(slot: IO[str]) -> bool:
     try:
-        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Processes that we start, and those that they start: none may outlive us."""
+"""Stops the processes that we start, and their descendants: none may outlive us."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-PATIENCE = 20.0  # seconds that processes have to end by themselves
-HOME = "FLWR_HOME"  # in the environment of all of Flower's processes: where a party's own files of it are
+PATIENCE = 20.0  # seconds from SIGTERM to SIGKILL
+HOME = "FLWR_HOME"  # environment variable of all of Flower's processes: the party's folder for Flower
 
 
 @contextmanager
 def stopping_all(homes: Sequence[Path] = ()) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Whatever happens, nothing that was started stays behind: neither these processes nor theirs.
+    """On exit, stop all processes that were appended to the list, and their descendants.
 
-    homes: of Flower's parties; whatever has one of them in its environment was started by us, or by who we started.
+    homes: the parties' folders for Flower. A process with one of them in its environment descends from ours.
     """
     started: list[subprocess.Popen[bytes]] = []
 
@@ -31,25 +31,25 @@ def stopping_all(homes: Sequence[Path] = ()) -> Iterator[list[subprocess.Popen[b
     try:
         yield started
     finally:
-        # Whoever asks a second time must not stop us from stopping the others.
+        # A second Ctrl-C must not interrupt the cleanup.
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _terminate(started)
-        sweep(homes)
+        kill_leftovers(homes)
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, before)
 
 
 def die_with_parent() -> None:
-    """In a child, before it becomes another program: SIGTERM when this process is gone, even by kill -9 (Linux)."""
+    """Called in a child before exec: it gets SIGTERM when its parent dies, even by kill -9 (Linux)."""
     set_parent_death_signal = 1
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask all of them, wait a while, then kill; and kill their descendants, who may not have been asked."""
-    relatives = [pid for process in processes for pid in descendants(process.pid)]
+    """Send SIGTERM, wait, then SIGKILL. Kill their descendants, which may not have received SIGTERM."""
+    orphans = [pid for process in processes for pid in descendants(process.pid)]
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + PATIENCE
@@ -59,27 +59,27 @@ def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    for pid in relatives:
+    for pid in orphans:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def sweep(homes: Sequence[Path]) -> None:
-    """Kill what lives on at these homes: children of whoever died before they were seen."""
+def kill_leftovers(homes: Sequence[Path]) -> None:
+    """Kill processes of these homes whose parents died before we saw them."""
     quiet = 0
-    while homes and quiet < 2:  # one that was just being started is seen the second time
-        left = living_at(homes)
-        quiet = 0 if left else quiet + 1
-        for pid in left:
+    while homes and quiet < 2:  # twice: a process that is just starting shows up the second time
+        leftovers = processes_of(homes)
+        quiet = 0 if leftovers else quiet + 1
+        for pid in leftovers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
 
 
-def living_at(homes: Sequence[Path]) -> list[int]:
-    """Processes of Flower's parties with these homes. Not we, nor who started us: they may have set it themselves."""
-    marks, us = {f"{HOME}={home}".encode() for home in homes}, _ancestors(os.getpid())
-    return [pid for pid in _pids() if pid not in us and marks & _environ(pid)]
+def processes_of(homes: Sequence[Path]) -> list[int]:
+    """Processes with these homes in their environment, except for ourselves and our ancestors, who may set it too."""
+    marks, ours = {f"{HOME}={home}".encode() for home in homes}, _ancestors(os.getpid())
+    return [pid for pid in _pids() if pid not in ours and marks & _environ(pid)]
 
 
 def _ancestors(pid: int) -> set[int]:
@@ -98,12 +98,12 @@ def _pids() -> list[int]:
 def _environ(pid: int) -> set[bytes]:
     try:
         return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    except OSError:  # it is gone, or not ours to look at
+    except OSError:  # it has ended, or belongs to another user
         return set()
 
 
 def _parents() -> dict[int, int]:
-    """Whose child each process is, by what /proc says."""
+    """The parent of each process, from /proc."""
     found = {}
     for pid in _pids():
         with suppress(OSError, ValueError, IndexError):
@@ -112,8 +112,8 @@ def _parents() -> dict[int, int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children and their children."""
+    """A process's children, their children, and so on."""
     parents, found = _parents(), [pid]
-    for each in found:  # which grows on the way
+    for each in found:  # the list grows during the loop
         found += [child for child, parent in parents.items() if parent == each]
     return found[1:]

@@ -1,4 +1,4 @@
-"""The processes of a party, started, watched and stopped: a server's, a site's, or all of them on one machine."""
+"""Starts, supervises and stops the processes of a server, of a site, or of a whole federation on one machine."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from pathlib import Path
 
 from cryptography import x509
 
+from fedxl.deploy.log import Say
 from fedxl.deploy.provision import keys
 from fedxl.deploy.provision.connection import HOME_FOLDER, read_connection
 from fedxl.deploy.provision.members import FOLDER, Members
-from fedxl.deploy.provision.settings import Server, read_server, read_site
+from fedxl.deploy.provision.settings import ServerFile, read_server, read_site
 from fedxl.deploy.site import cache, slots
 from fedxl.deploy.supervise import status
 from fedxl.deploy.supervise.children import HOME, die_with_parent, stopping_all
-from fedxl.deploy.supervise.supervisor import Child, Say, Supervisor, command, environment
+from fedxl.deploy.supervise.supervisor import Child, Supervisor, command, environment
 from fedxl.errors import UserError, printable, require
 
 POLL = 0.5
-MOST_DEATHS = 10  # of a server's app without a new checkpoint in between, then it is given up
+MAX_CRASHES = 10  # of a server's app without a new checkpoint in between, then it gives up
 RENEW_SERVER = "renew it: fedxl deploy renew"
-RENEW_SITE = "ask for a new one: fedxl deploy request"
+RENEW_SITE = "request a new one: fedxl deploy request"
 
 
-def serve(folder: Path, say: Say) -> Server:
-    """The server of a federation, until its run has finished; whatever dies meanwhile is started again."""
+def serve(folder: Path, say: Say) -> ServerFile:
+    """Run the server of a federation until its run has finished. Restarts processes that crash."""
     folder = folder.resolve()
     server = read_server(folder / "server.toml")
     host, port = read_connection(folder)
-    require_closed(folder, folder / FOLDER)
+    require_private(folder, folder / FOLDER)
     keys.check_dates(keys.read_certificate(folder / "server.crt"), "the server", RENEW_SERVER)
     home = private(folder / HOME_FOLDER)
     status.forget(folder)
@@ -48,7 +49,7 @@ def serve(folder: Path, say: Say) -> Server:
     def progress() -> object:
         return sorted(path.name for path in (server.out / "checkpoints").glob("round-*"))
 
-    with alone(home), stopping_all([home]) as started:
+    with locked(home), stopping_all([home]) as started:
         say(f"serving at {host}:{port} for {', '.join(server.settings.sites)}; logs are in {home}")
         Supervisor(
             children,
@@ -56,27 +57,27 @@ def serve(folder: Path, say: Say) -> Server:
             say,
             progress=progress,
             remind=lambda: server_reminders(folder),
-            most_deaths=MOST_DEATHS,
+            max_crashes=MAX_CRASHES,
         ).run(started)
     return server
 
 
 def server_reminders(folder: Path) -> Iterator[str]:
-    """Certificates that end soon, and approved sites that cannot be read."""
-    yield from _ending(keys.read_certificate(folder / "server.crt"), "the server", RENEW_SERVER)
+    """Lines about certificates that expire soon, and about sites that are not approved or cannot be read."""
+    yield from _expiring(keys.read_certificate(folder / "server.crt"), "the server", RENEW_SERVER)
     members = Members(folder)
     members.refresh()
-    yield from members.complaints
-    waited = [name for name in read_server(folder / "server.toml").settings.sites if name not in members.now]
-    if waited:
-        yield f"not approved yet: {', '.join(waited)} (fedxl deploy approve)"
-    for member in members.now.values():
+    yield from members.problems
+    missing = [name for name in read_server(folder / "server.toml").settings.sites if name not in members.approved]
+    if missing:
+        yield f"not approved yet: {', '.join(missing)} (fedxl deploy approve)"
+    for member in members.approved.values():
         newest = max(member.certificates, key=lambda each: each.not_valid_after_utc)
-        yield from _ending(newest, f"site {member.name}", f"the site can {RENEW_SITE}")
+        yield from _expiring(newest, f"site {member.name}", f"the site can {RENEW_SITE}")
 
 
-def _ending(certificate: x509.Certificate, whose: str, remedy: str) -> Iterator[str]:
-    """A line if a certificate has expired, or will soon."""
+def _expiring(certificate: x509.Certificate, whose: str, remedy: str) -> Iterator[str]:
+    """A line if a certificate has expired or expires soon."""
     try:
         warning = keys.check_dates(certificate, whose, remedy)
     except UserError as error:
@@ -86,46 +87,46 @@ def _ending(certificate: x509.Certificate, whose: str, remedy: str) -> Iterator[
 
 
 def join(folder: Path, say: Say) -> None:
-    """A site of a federation, until it is stopped."""
+    """Run a site of a federation until it is stopped."""
     folder = folder.resolve()
     file = read_site(folder / "site.toml")
     read_connection(folder)
     certificate = folder / "site.crt"
     name = file.settings.name
-    require_closed(folder)
-    asked = (folder / "request.csr").exists()
+    require_private(folder)
+    requested = (folder / "request.csr").exists()
     send = f"send request.csr to the server's operator, then fedxl deploy accept {folder} CERTIFICATE"
-    step = send if asked else f"fedxl deploy request {folder}"
+    step = send if requested else f"fedxl deploy request {folder}"
     require(certificate.exists(), f"{folder} has no certificate yet: {step}")
     shown = keys.read_certificate(certificate)
     keys.check_dates(shown, f"site {name}", RENEW_SITE)
-    whose = keys.common_name(shown.subject)
-    require(whose == name, f"site.toml says that this is '{name}', but site.crt is that of '{printable(whose)}'")
+    owner = keys.common_name(shown.subject)
+    require(owner == name, f"site.toml names this site '{name}', but site.crt belongs to '{printable(owner)}'")
     say(f"site {name}: {cache.count(file)} examples ready")
     home = private(folder / HOME_FOLDER)
 
     def remind() -> Iterator[str]:
-        return _ending(keys.read_certificate(certificate), f"site {name}", RENEW_SITE)
+        return _expiring(keys.read_certificate(certificate), f"site {name}", RENEW_SITE)
 
-    with alone(home), stopping_all([home]) as started:
+    with locked(home), stopping_all([home]) as started:
         node = Child("node", command("node", folder), home, shown=True)
         Supervisor([node], environment(home, HOME), say, remind=remind).run(started)
 
 
-def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: None) -> Server:
-    """The whole federation on this machine, each party a process of its own, until the run has finished."""
+def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: None) -> ServerFile:
+    """Run the whole federation on this machine, each party in its own process, until the run has finished."""
     folder = folder.resolve()
     server = read_server(folder / "server" / "server.toml")
     parties = [("serve", folder / "server"), *(("join", folder / "sites" / name) for name in server.settings.sites)]
-    everywhere = {**os.environ, **slots.offered(folder / "turns", os.cpu_count() or 1)}
+    shared = {**os.environ, **slots.offered(folder / "turns", os.cpu_count() or 1)}
     with stopping_all([place / HOME_FOLDER for _, place in parties]) as started:
         for role, place in parties:
-            require(place.is_dir(), f"there is no folder {place}; `fedxl deploy init` makes it")
+            require(place.is_dir(), f"there is no folder {place}; `fedxl deploy init` creates it")
             with (place / "fedxl.log").open("ab") as log:
                 started.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "fedxl", "deploy", role, str(place)],
-                        env=everywhere,
+                        env=shared,
                         stdout=log,
                         stderr=log,
                         preexec_fn=die_with_parent,
@@ -137,20 +138,20 @@ def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: No
             time.sleep(POLL)
         watch(server.out)
         if main.returncode:
-            said = (folder / "server" / "fedxl.log").read_text(errors="replace").strip().splitlines()
-            raise UserError(f"the server stopped: {said[-1] if said else 'it says nothing'}")
+            lines = (folder / "server" / "fedxl.log").read_text(errors="replace").strip().splitlines()
+            raise UserError(f"the server stopped: {lines[-1] if lines else 'its log is empty'}")
     return server
 
 
-def require_closed(*folders: Path) -> None:
-    """Folders that others cannot write to, with keys that others cannot read: copying them may have opened them."""
+def require_private(*folders: Path) -> None:
+    """Refuse folders that others can write to, and keys that others can read: copying may have changed the modes."""
     for folder in folders:
         if folder.exists():
             found = folder.stat()
             ours = found.st_uid == os.geteuid() and not found.st_mode & 0o022
-            require(ours, f"{folder} is not this user's alone: chown it, then chmod 700 {folder}")
+            require(ours, f"others can write to {folder}: chown it to this user, then chmod 700 {folder}")
         for key in folder.glob("*.key"):
-            require(not key.stat().st_mode & 0o077, f"{key} can be read by others: chmod 600 {key}")
+            require(not key.stat().st_mode & 0o077, f"others can read {key}: chmod 600 {key}")
 
 
 def private(folder: Path) -> Path:
@@ -161,13 +162,13 @@ def private(folder: Path) -> Path:
 
 
 @contextmanager
-def alone(home: Path) -> Iterator[None]:
-    """One server, or site, a folder: a second one would take its socket, or its place, away from the first."""
+def locked(home: Path) -> Iterator[None]:
+    """Allow one server or site per folder: a second one would take over the socket, or the node, of the first."""
     with (home / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{home.parent} is running already; stop it first") from None
+            raise UserError(f"{home.parent} is already running; stop it first") from None
         yield
 
 

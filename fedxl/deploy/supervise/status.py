@@ -1,4 +1,4 @@
-"""How a server's run stands, in a file that whoever watches over it reads."""
+"""The state of a server's run, in a file that its supervisor and operators can read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Status(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether the process that wrote it still runs. A dead one may stay in the table until it is noticed."""
+        """Whether the process that wrote it still runs. A zombie does not count."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
         except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,7 @@
-"""Keeps processes running: whatever dies is started again, after a pause that grows while it keeps dying.
+"""A process supervisor: it restarts processes that crash, after a pause that grows with each crash.
 
-A process that ends with code 2 has said what is wrong, in its last line: the user's mistake, which a restart would
-repeat. It ends the whole. Code 0 of the main process is the end of the work.
+A process that exits with code 2 reports a mistake of the user in its last line. A restart would only repeat it, so
+the supervisor stops with that line. When the main process exits with code 0, the work is done.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedxl.deploy.log import Say
 from fedxl.deploy.supervise.children import die_with_parent
 from fedxl.errors import UserError
 
-Say = Callable[[str], None]
 POLL = 0.2
 PAUSE = (0.5, 30.0)  # seconds before a restart: the first, and the longest
-CALM = 60.0  # seconds after which a process counts as well: earlier deaths are forgotten
+STABLE = 60.0  # seconds after which a process counts as stable: earlier crashes no longer count
 USER_ERROR = 2
 REMINDER = 12 * 3600.0  # seconds
 
@@ -30,17 +30,17 @@ REMINDER = 12 * 3600.0  # seconds
 class Child:
     """A process that should be running."""
 
-    name: str  # what to call it in a line for people
+    name: str
     command: Sequence[str]
-    folder: Path  # where it works, and where its log is
-    needs: str = ""  # the child whose death it cannot survive
-    main: bool = False  # whose end is the end of the work
-    shown: bool = False  # whether its lines are for people, too
+    folder: Path  # its working directory, which also holds its log
+    needs: str = ""  # the child without which it must be restarted
+    main: bool = False  # the supervisor stops when this child finishes
+    shown: bool = False  # whether to print the lines of its log
     process: subprocess.Popen[bytes] | None = None
-    deaths: int = 0  # since it was last well
-    begun: float = 0.0
-    due: float = 0.0  # when to start it again
-    read: int = 0  # bytes of its log that have been shown
+    crashes: int = 0  # since it was last stable
+    started: float = 0.0
+    restart_at: float = 0.0
+    printed: int = 0  # bytes of its log
 
     @property
     def log(self) -> Path:
@@ -56,23 +56,23 @@ class Child:
                 self.command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 preexec_fn=die_with_parent,
             )  # fmt: skip
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
         return self.process
 
     def new_lines(self) -> list[str]:
-        """Whole lines of its log that have not been shown."""
+        """Complete lines of its log that have not been printed."""
         if not self.shown or not self.log.exists():
             return []
         with self.log.open("rb") as log:
-            log.seek(self.read)
+            log.seek(self.printed)
             whole, newline, _ = log.read().rpartition(b"\n")
-        self.read += len(whole) + len(newline)
+        self.printed += len(whole) + len(newline)
         return whole.decode(errors="replace").splitlines()
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """The last line of its log."""
-        said = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-        return said[-1].removeprefix("fedxl: ") if said else "it says nothing"
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        return lines[-1].removeprefix("fedxl: ") if lines else "its log is empty"
 
 
 @dataclass
@@ -80,23 +80,23 @@ class Supervisor:
     children: Sequence[Child]
     environment: Mapping[str, str]
     say: Say
-    progress: Callable[[], object] = lambda: None  # what changes when the work gets on
-    remind: Callable[[], Iterable[str]] = tuple  # lines to say at the beginning, and twice a day
-    most_deaths: int = 0  # of the main process without any progress, then it is given up; 0: never
-    _seen: object = field(default=None, init=False)
+    progress: Callable[[], object] = lambda: None  # a value that changes when the work advances
+    remind: Callable[[], Iterable[str]] = tuple  # lines to print at the start, and twice a day
+    max_crashes: int = 0  # of the main process without progress, then the supervisor gives up; 0: no limit
+    _last_progress: object = field(default=None, init=False)
 
     def run(self, started: list[subprocess.Popen[bytes]]) -> None:
-        """Until the main process has ended well. `started` is told of every process, for whoever cleans up."""
-        self._seen, reminded = self.progress(), -math.inf
+        """Run until the main process finishes. Keeps the running processes in `started`, for cleanup."""
+        self._last_progress, reminded = self.progress(), -math.inf
         for child in self.children:
-            child.read = child.log.stat().st_size if child.log.exists() else 0
+            child.printed = child.log.stat().st_size if child.log.exists() else 0
         while True:
             if time.monotonic() - reminded > REMINDER:
                 reminded = time.monotonic()
                 for line in self.remind():
                     self.say(line)
             for child in self.children:
-                if child.process is None and time.monotonic() >= child.due:
+                if child.process is None and time.monotonic() >= child.restart_at:
                     started.append(child.start(self.environment))
                     continue
                 ended = child.process is not None and not child.alive
@@ -110,23 +110,23 @@ class Supervisor:
             time.sleep(POLL)
 
     def _ended(self, child: Child) -> bool:
-        """Whether the work is done; otherwise the child, and who needs it, will be started again."""
+        """Whether the work is done. If not, schedule a restart of the child and of those that need it."""
         assert child.process
         code, child.process = child.process.returncode, None
         if child.main and code == 0:
             return True
         if code == USER_ERROR:
-            raise UserError(child.last_words())
+            raise UserError(child.last_line())
         now = time.monotonic()
-        seen = self.progress()
-        calm = now - child.begun > CALM or seen != self._seen
-        self._seen = seen
-        child.deaths = 1 if calm else child.deaths + 1
-        if child.main and self.most_deaths and child.deaths > self.most_deaths:
-            raise UserError(f"the {child.name} has died {child.deaths} times without any progress; see {child.log}")
-        pause = min(PAUSE[0] * 2 ** (child.deaths - 1), PAUSE[1])
-        child.due = now + pause
-        self.say(f"the {child.name} has died (code {code}); starting it again in {pause:g} s")
+        progress = self.progress()
+        stable = now - child.started > STABLE or progress != self._last_progress
+        self._last_progress = progress
+        child.crashes = 1 if stable else child.crashes + 1
+        if child.main and self.max_crashes and child.crashes > self.max_crashes:
+            raise UserError(f"the {child.name} crashed {child.crashes} times without progress; see {child.log}")
+        pause = min(PAUSE[0] * 2 ** (child.crashes - 1), PAUSE[1])
+        child.restart_at = now + pause
+        self.say(f"the {child.name} crashed (code {code}); restarting it in {pause:g} s")
         for other in self.children:
             if other.needs == child.name and other.alive:
                 assert other.process
@@ -135,11 +135,14 @@ class Supervisor:
 
 
 def command(role: str, folder: Path, *more: str) -> list[str]:
-    """A process of ours: `python -m fedxl.deploy ROLE FOLDER ...`."""
+    """The command of one of our processes: `python -m fedxl.deploy ROLE FOLDER ...`."""
     return [sys.executable, "-m", "fedxl.deploy", role, str(folder), *more]
 
 
 def environment(home: Path, name: str) -> dict[str, str]:
-    """Without any of Flower's own settings, which could open ports or send reports; with a mark to find us by."""
+    """Our environment with the variable `name` set to `home`, by which `children.py` finds our processes.
+
+    It holds none of Flower's own settings, which could open ports or send reports.
+    """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
     return {**clean, name: str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}

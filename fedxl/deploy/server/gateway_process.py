@@ -1,4 +1,4 @@
-"""The gateway's process: its port, its certificate, and its renewal while it runs."""
+"""The gateway's process: it opens the port and reloads a renewed certificate."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import socket
 import ssl
 from pathlib import Path
 
+from fedxl.deploy.log import Say
 from fedxl.deploy.provision import tls
 from fedxl.deploy.provision.connection import LINK, read_connection
 from fedxl.deploy.provision.members import Members
-from fedxl.deploy.server.gateway import Gateway, Say
+from fedxl.deploy.server.gateway import Gateway
 from fedxl.errors import UserError
 
-WATCH = 5.0  # seconds between looks at the certificate's files
+WATCH = 5.0  # seconds between checks of the certificate's files
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """A socket that listens on all addresses, or on the loopback address for a federation on one machine."""
+    """A socket that listens on all addresses, or on the loopback address if all parties run on this machine."""
     local = host in ("127.0.0.1", "localhost")
     try:
         if not local and socket.has_dualstack_ipv6():
@@ -33,12 +34,12 @@ def listener(host: str, port: int) -> socket.socket:
         ) from None
 
 
-async def keep_open(gateway: Gateway, folder: Path, door: socket.socket) -> None:
-    """Serve until cancelled. A renewed certificate is used from the next connection on."""
+async def serve(gateway: Gateway, folder: Path, port: socket.socket) -> None:
+    """Serve until cancelled. New connections use a renewed certificate."""
     context = tls.for_server(folder)
     renewal = asyncio.create_task(_renew(context, folder, gateway.say))
     try:
-        await gateway.serve(door, context)
+        await gateway.serve(port, context)
     finally:
         renewal.cancel()
 
@@ -49,10 +50,10 @@ async def _renew(context: ssl.SSLContext, folder: Path, say: Say) -> None:
     while True:
         await asyncio.sleep(WATCH)
         if (now := _stamp(certificate)) != seen:
-            with contextlib.suppress(OSError, ssl.SSLError):  # half a pair: looked at again in a moment
+            with contextlib.suppress(OSError, ssl.SSLError):  # certificate and key do not match yet: retry
                 context.load_cert_chain(certificate, key)
                 seen = now
-                say("using the renewed certificate of the server")
+                say("using the server's renewed certificate")
 
 
 def _stamp(file: Path) -> int:
@@ -60,9 +61,9 @@ def _stamp(file: Path) -> int:
 
 
 def main(folder: Path, say: Say, megabytes: str) -> None:
-    """Until this process is told to stop. megabytes: the most that a site may send in reply."""
+    """Serve until this process receives SIGTERM or SIGINT. megabytes: the largest reply of a site."""
     host, port = read_connection(folder)
-    os.chdir(folder)  # the whole path of the socket may be too long for the system
+    os.chdir(folder)  # then the socket's path is relative: an absolute one may exceed the system's limit
     gateway = Gateway(Members(folder), LINK, int(float(megabytes) * 1e6), say=say)
 
     async def run() -> None:
@@ -70,8 +71,8 @@ def main(folder: Path, say: Say, megabytes: str) -> None:
         assert serving
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-        with listener(host, port) as door, contextlib.suppress(asyncio.CancelledError):
+        with listener(host, port) as listening, contextlib.suppress(asyncio.CancelledError):
             say(f"listening at {host}:{port}")
-            await keep_open(gateway, folder, door)
+            await serve(gateway, folder, listening)
 
     asyncio.run(run())

@@ -17,17 +17,18 @@ import h11
 
 from fedxl.deploy.provision import keys, tls
 from fedxl.deploy.provision.members import Members
-from fedxl.deploy.server import door
+from fedxl.deploy.server import gateway_process
 from fedxl.deploy.server.gateway import Gateway, Limits
 
 PULL = "/v1/fleet/pull-messages"
+CLOSED = (OSError, ssl.SSLError, http.client.HTTPException)
 
 
 @dataclass
 class FakeLink:
     """Answers every request with 200 and, by path, a body."""
 
-    answers: dict[str, bytes] = field(default_factory=dict)
+    responses: dict[str, bytes] = field(default_factory=dict)
     seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,7 +47,7 @@ class FakeLink:
         assert head is not None
         path = head.target.decode()
         self.seen.append((path, {n.decode(): v.decode() for n, v in head.headers}, body))
-        answer = self.answers.get(path, b"")
+        answer = self.responses.get(path, b"")
         headers = [("content-length", str(len(answer))), ("server", "uvicorn"), ("content-type", "application/x")]
         writer.write(link.send(h11.Response(status_code=200, headers=headers)) or b"")
         writer.write((link.send(h11.Data(data=answer)) or b"") + (link.send(h11.EndOfMessage()) or b""))
@@ -55,7 +56,7 @@ class FakeLink:
 
 
 @dataclass
-class Open:
+class OpenGateway:
     """An open gateway."""
 
     server: Path  # the server's folder
@@ -86,7 +87,7 @@ def signed(site: Path) -> dict[str, str]:
     return {"content-type": "application/protobuf", "flwr-public-key": b64encode(key).decode()}
 
 
-def asked(
+def send(
     connection: http.client.HTTPSConnection,
     path: str,
     headers: Mapping[str, str],
@@ -99,19 +100,19 @@ def asked(
 
 
 @contextmanager
-def opened(out: Path, limits: Limits | None = None, reply_bytes: int = 10**6) -> Iterator[Open]:
+def open_gateway(out: Path, limits: Limits | None = None, reply_bytes: int = 10**6) -> Iterator[OpenGateway]:
     """Of a federation in this folder, for as long as this lasts."""
     link, lines, ready = FakeLink(), list[str](), threading.Event()
     server, place = out / "server", out / "l.sock"
     gateway = Gateway(Members(server), place, reply_bytes, limits, lines.append)
-    listening = door.listener("127.0.0.1", 0)
+    listening = gateway_process.listener("127.0.0.1", 0)
     loop = asyncio.new_event_loop()
     tasks: list[asyncio.Task[None]] = []
 
     async def run() -> None:
         upstream = await asyncio.start_unix_server(link.serve, str(place))
         async with upstream:
-            tasks.append(asyncio.ensure_future(door.keep_open(gateway, server, listening)))
+            tasks.append(asyncio.ensure_future(gateway_process.serve(gateway, server, listening)))
             ready.set()
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -120,7 +121,7 @@ def opened(out: Path, limits: Limits | None = None, reply_bytes: int = 10**6) ->
     ready.wait()
     try:
         with ExitStack() as peers:
-            yield Open(server, listening.getsockname()[1], gateway, link, lines, peers)
+            yield OpenGateway(server, listening.getsockname()[1], gateway, link, lines, peers)
     finally:
         loop.call_soon_threadsafe(tasks[0].cancel)
         thread.join()

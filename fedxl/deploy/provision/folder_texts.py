@@ -1,0 +1,151 @@
+"""The text files in a party's folder: settings, start scripts, READMEs and systemd units."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from fedxl import metrics
+from fedxl.config.experiment import Config
+from fedxl.deploy.provision.settings import ServerSettings
+
+SERVER_START = """#!/bin/sh
+# Runs the server of this federation until its run is done. Started again, it resumes from its last checkpoint.
+cd "$(dirname "$0")" && exec fedxl deploy serve .
+"""
+SITE_START = """#!/bin/sh
+# Runs this site of the federation until it is stopped (Ctrl-C).
+cd "$(dirname "$0")" && exec fedxl deploy join .
+"""
+
+
+def server_toml(settings: ServerSettings, experiment: str) -> str:
+    return f"""# The experiment. Sites hold the training data; [data] here is the server's own, for validation.
+# Leave [data] out if the server has none.
+
+[server]
+sites = {json.dumps(list(settings.sites))}  # their order sets their numbers; do not change it during a run
+minimum = {settings.minimum}  # updates that a round needs
+deadline = {settings.deadline}  # seconds that a site has to reply
+wire = "{settings.wire}"  # bfloat16: half the bytes for weights
+evaluate = "{settings.evaluate}"  # "sites": on their own data, as far as each site discloses results
+
+{experiment}"""
+
+
+def site_toml(name: str, part: int, config: Config) -> str:
+    rounds = int(config.run.get("rounds", 100))
+    lines = [f"{key} = {json.dumps(value)}" for key, value in config.data.items()]
+    names = {key: json.dumps(str(table["name"])) for key, table in config.tables().items() if "name" in table}
+    named = [str(name) for name in (config.run.get("select", ""), *config.run.get("metrics", ()))]
+    return "\n".join(
+        [
+            "# This site. Name your own data in [data]: see `fedxl data list`. They never leave this machine.",
+            "",
+            "[site]",
+            f'name = "{name}"',
+            f"part = {part}  # the site's part of a shared data set; 0 if you use your own data",
+            "",
+            "# What a server may request. This site refuses everything else.",
+            f"models = [{names.get('model', json.dumps('mlp'))}]  # networks; a linear one reveals examples",
+            f"risks = [{names['risk']}]",
+            f"algorithms = [{names['algorithm']}]",
+            f"metrics = {json.dumps(sorted(metrics.own(named)))}  # of your own, package.module:function; "
+            "fedxl's are always allowed",
+            f"rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs",
+            f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",
+            'evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...) or all "scores"',
+            f"evaluations = {4 * rounds + 20}  # requests to evaluate that this site accepts, over all runs",
+            'digest = ""  # allow only the experiment with this digest (`fedxl deploy digest`); "": any',
+            "",
+            "[data]",
+            *lines,
+            "",
+        ]
+    )
+
+
+def connection(host: str, port: int, server_key: str = "") -> str:
+    pinned = f'server_key = "{server_key}"  # fingerprint of the server\'s key\n'
+    return f'host = "{host}"\nport = {port}\n' + (pinned if server_key else "")
+
+
+def server_readme(sites: Sequence[str], host: str, port: int) -> str:
+    return f"""# The server of this federation
+
+The server sends the model to the sites, averages their updates, and merges the scores that they pool. It never sees
+an example.
+
+1. Install: `pip install 'fedxl[flower]'`, the same version as at the sites.
+2. Set in `server.toml` what to train. Sites must be able to reach {host}, port {port}.
+3. Run `./start.sh`. It waits for {", ".join(sites)}, then trains. You can stop it with Ctrl-C: started again, it
+   resumes from its last checkpoint.
+
+The results are in `run/`: model.safetensors, metrics.jsonl, checkpoints/. Logs are in `flower/`. To start a new run,
+remove `run/`. Sites count requests over all runs, so they may have to raise their limits.
+
+Port {port} is the only open port. It accepts approved sites only, and forwards only the requests that sites need.
+`members/` holds the approved sites. OUT below is the folder that holds `server/` and `authority/`.
+
+- `fedxl deploy approve OUT REQUEST --examples N` admits a site. First compare the fingerprint of its key with the
+  site's staff. N is the most examples that it may claim.
+- `fedxl deploy list OUT` lists the approved sites; `fedxl deploy revoke OUT SITE` revokes a site at once.
+- `fedxl deploy renew OUT` renews the server's own certificate, which is valid for a year.
+
+None of them needs a restart. `server.key` is secret. `fedxl-server.service` is an example for systemd. The folder
+`authority/`, created with this one, signs certificates: keep it off this machine, and name it with `--authority`.
+"""
+
+
+KEY_STEPS = """3. `fedxl deploy request .` creates your key, `site.key`, which never leaves this machine, and a
+   request, `request.csr`. Send the request to the server's operator, and read the printed fingerprint to them by
+   telephone.
+4. Install the certificate that they send back: `fedxl deploy accept . CERTIFICATE`.
+5. """
+
+
+def site_readme(name: str, host: str, port: int, keys_at_sites: bool) -> str:
+    steps = KEY_STEPS if keys_at_sites else "3. "
+    return f"""# Site {name}
+
+1. Install: `pip install 'fedxl[flower]'`, the same version as at the server.
+2. Set in `site.toml`, under [data], where your examples are, and under [site] what a server may request. Examples
+   never leave this machine.
+{steps}Run `./start.sh`. It prepares your data once, connects to {host}, port {port} (outgoing only), and handles the
+   server's requests. It opens no port, and runs only the fedxl that is installed here.
+
+Logs are in `flower/`. `connection.toml` holds the server's address.
+
+What leaves this machine: the numbers of positive and negative examples, their shape, and in each round the trained
+weights and the scores of the examples that were used. docs/privacy.md describes what they reveal. Results on your
+validation and test data leave only if `evaluate` in `site.toml` allows it. `state/` holds what training remembers
+about your examples, and never leaves. `site.key` is secret: the server recognises you by it.
+The certificate `site.crt` is valid for a year. In its last 30 days `./start.sh` warns
+you: then make a new request, and accept the new certificate.
+`fedxl-site.service` is an example for systemd.
+"""
+
+
+def unit(role: str, name: str) -> str:
+    command = "serve" if role == "server" else "join"
+    return f"""[Unit]
+Description=fedxl {role} {name}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+# Change both: the path of this folder, and the user who owns it.
+WorkingDirectory=/srv/fedxl/{name}
+User=fedxl
+ExecStart=/srv/fedxl/venv/bin/fedxl deploy {command} .
+Restart=on-failure
+RestartSec=20
+UMask=0077
+NoNewPrivileges=true
+ProtectSystem=strict
+ReadWritePaths=/srv/fedxl/{name}
+PrivateTmp=true
+
+[Install]
+WantedBy=multi-user.target
+"""
