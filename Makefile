@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-deploy test-flower check format bench clean
+.PHONY: demo test test-deploy test-flower check format docs bench clean
 
 demo: $(READY)
 	$(BIN)/fedxl demo
@@ -32,6 +32,15 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The documentation site, in site/. Strict (not with --quiet, which hides warnings from it): a broken link, an unknown name or a page that no menu lists fails the build.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+.venv/docs: $(READY)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt \
+		$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[docs]"
+	@touch $@
+
 bench: $(READY)
 	$(BIN)/python benchmarks/executors.py
 	$(BIN)/python benchmarks/population.py
@@ -45,4 +54,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache site

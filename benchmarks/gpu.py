@@ -20,7 +20,7 @@ import torch
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import executor
-from fedxl.engine.cuda import capture as record
+from fedxl.engine.cuda import capture
 from fedxl.experiments import bench
 from fedxl.experiments.bench import Setting
 from fedxl.models import MODELS
@@ -41,7 +41,7 @@ def step(
 ) -> dict[str, Any]:
     """A step of all clients, whole rounds timed; with a number of streams other than the engine's, if named."""
     if streams:
-        record.STREAMS = record.STREAMS_OF_LARGE = streams  # of this process, which does nothing else
+        capture.STREAMS = capture.STREAMS_OF_LARGE = streams  # of this process, which does nothing else
     setting = Setting(**changes)
     built = network(model, setting.shape, **options)
     row = bench.measure(built, setting, algorithm, run, bench.images(setting), 4, begin)
@@ -135,11 +135,11 @@ def work(name: str, arrived: Any, turn: Any, parties: int, patience: float, out:
 def plot(figures: Path, target: Path) -> None:
     """Milliseconds a step against the number of clients, beside a line through N = 1."""
     plt = require_matplotlib()
-    records = [json.loads(line) for line in figures.read_text().splitlines()]
+    rows = [json.loads(line) for line in figures.read_text().splitlines()]
     points = sorted(
-        (record["clients"], record["ms_per_step"])
-        for record in records
-        if record.get("case", "").startswith("resnet18 7x7, fedxl2, graph") and "ms_per_step" in record
+        (row["clients"], row["ms_per_step"])
+        for row in rows
+        if row.get("case", "").startswith("resnet18 7x7, fedxl2, graph") and "ms_per_step" in row
     )
     clients, ms = zip(*points, strict=True)
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
@@ -150,7 +150,7 @@ def plot(figures: Path, target: Path) -> None:
     axes.set_xticks(clients, [str(n) for n in clients])
     axes.set_yticks([2.0**n for n in range(-1, 8)], [f"{2.0**n:g}" for n in range(-1, 8)])
     axes.set(xlabel="clients", ylabel="ms a step of all clients", ylim=(0.5 * min(ms), 1.5 * ms[0] * clients[-1]))
-    axes.set_title(f"FeDXL2, ResNet18 (7x7 stem), batch 32+32, {records[0]['machine']['device']}")
+    axes.set_title(f"FeDXL2, ResNet18 (7x7 stem), batch 32+32, {rows[0]['machine']['device']}")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     figure.savefig(target, dpi=130)

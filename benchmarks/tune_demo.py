@@ -19,7 +19,7 @@ import torch
 from fedxl import UserError
 from fedxl.config.experiment import execute
 from fedxl.experiments.demo import MAX_FPR, Entry, experiment
-from fedxl.training.run import Hooks
+from fedxl.training.trainer import Hooks
 
 SEEDS = (100, 101, 102)
 TRIALS = 16
@@ -39,7 +39,7 @@ def validation(entry: Entry) -> float:
         results = [execute(experiment(entry, seed), hooks=Hooks(say=lambda line: None)) for seed in SEEDS]
     except UserError:
         return -math.inf
-    return float(np.mean([result.validation.get(f"pauc@{MAX_FPR:g}", -math.inf) for result in results]))
+    return float(np.mean([result.metrics["validation"].get(f"pauc@{MAX_FPR:g}", -math.inf) for result in results]))
 
 
 def main() -> None:

@@ -7,7 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedxl.algorithms import ALGORITHMS, Method
+    from fedxl.algorithms import (
+        ALGORITHMS,
+        CODASCA,
+        SOX,
+        Algorithm,
+        CentralizedSGD,
+        FeDXL1,
+        FeDXL2,
+        LocalPair,
+        LocalSGD,
+    )
     from fedxl.data.augment import Augment
     from fedxl.errors import UserError
     from fedxl.metrics import METRICS, Metric
@@ -23,17 +33,25 @@ if TYPE_CHECKING:
         partial_auc,
         two_way_partial_auc,
     )
-    from fedxl.training.problem import Settings
-    from fedxl.training.run import Hooks, Result, fit
+    from fedxl.training.fit import fit
+    from fedxl.training.settings import Settings
+    from fedxl.training.trainer import Hooks, Result
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "ALGORITHMS",
+    "CODASCA",
     "METRICS",
     "RISKS",
+    "SOX",
+    "Algorithm",
     "Augment",
+    "CentralizedSGD",
+    "FeDXL1",
+    "FeDXL2",
     "Hooks",
-    "Method",
+    "LocalPair",
+    "LocalSGD",
     "Metric",
     "Result",
     "Settings",
@@ -51,7 +69,14 @@ __all__ = [
 ]
 _HOMES = {
     "ALGORITHMS": "fedxl.algorithms",
-    "Method": "fedxl.algorithms",
+    "Algorithm": "fedxl.algorithms",
+    "CODASCA": "fedxl.algorithms",
+    "CentralizedSGD": "fedxl.algorithms",
+    "FeDXL1": "fedxl.algorithms",
+    "FeDXL2": "fedxl.algorithms",
+    "LocalPair": "fedxl.algorithms",
+    "LocalSGD": "fedxl.algorithms",
+    "SOX": "fedxl.algorithms",
     "Augment": "fedxl.data.augment",
     "UserError": "fedxl.errors",
     "METRICS": "fedxl.metrics",
@@ -66,10 +91,10 @@ _HOMES = {
     "p_norm_push": "fedxl.risks",
     "partial_auc": "fedxl.risks",
     "two_way_partial_auc": "fedxl.risks",
-    "Hooks": "fedxl.training.run",
-    "Result": "fedxl.training.run",
-    "fit": "fedxl.training.run",
-    "Settings": "fedxl.training.problem",
+    "Hooks": "fedxl.training.trainer",
+    "Result": "fedxl.training.trainer",
+    "fit": "fedxl.training.fit",
+    "Settings": "fedxl.training.settings",
 }
 
 

@@ -36,16 +36,16 @@ def flatten(message: Any, precision: str = "float32") -> dict[str, Tensor]:
     return sent
 
 
-def restore(like: T, received: Mapping[str, Tensor], longest: int = 2**31, unknown: Collection[str] = ()) -> T:
+def restore(like: T, received: Mapping[str, Tensor], longest: int = 2**31, may_be_nan: Collection[str] = ()) -> T:
     """The tree that was sent, of `like`'s structure. Arrays outside a network may be of any length up to `longest`.
 
-    Everything must be a number, but for leaves with a name in `unknown`, which may be NaN.
+    Everything must be a number, except that leaves with a name in `may_be_nan` may hold NaN.
     """
     left = dict(received)
     leaves: dict[str, Tensor] = {}
     for path, part in _parts(like):
         if isinstance(part, Tensor):
-            leaves[path] = _checked(path, part, _take(left, path), longest, path.rpartition(".")[2] in unknown)
+            leaves[path] = _checked(path, part, _take(left, path), longest, path.rpartition(".")[2] in may_be_nan)
             continue
         for kind, group in _by_kind(part).items():
             leaves |= _split(path, group, left, kind)
@@ -88,7 +88,8 @@ def _parts(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(message, (Tensor, dict)):
         yield path, message
         return
-    for name, value in zip(message._fields, message, strict=True):
+    names = getattr(message, "_fields", None) or [str(i) for i in range(len(message))]
+    for name, value in zip(names, message, strict=True):
         yield from _parts(value, _joined(path, name))
 
 
@@ -130,12 +131,12 @@ def _split(path: str, group: Mapping[str, Tensor], left: dict[str, Tensor], kind
     }
 
 
-def _checked(path: str, like: Tensor, found: Tensor, longest: int, unknown: bool) -> Tensor:
+def _checked(path: str, like: Tensor, found: Tensor, longest: int, may_be_nan: bool) -> Tensor:
     shape = (len(found), *like.shape[1:]) if like.ndim and found.ndim else like.shape
     found = _like(path, found, like.dtype, tuple(shape))
     if like.ndim and not 1 <= len(found) <= longest:
         raise RefusedError(f"{path} has {len(found)} entries, between 1 and {longest} were expected")
-    if not unknown:
+    if not may_be_nan:
         _require_finite(path, found)
     return found
 

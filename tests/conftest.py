@@ -6,6 +6,7 @@ import os
 import pty
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.server import directory
+from fedxl.engine.choose import executor
 from fedxl.engine.cuda.capture import again
-from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import loop, vectorised
-from fedxl.engine.wave import Executor
+from fedxl.engine.group import Executor
 
 Clients = list[tuple[Tensor, Tensor]]
 PATIENCE = 1800.0  # seconds after which something hangs: far more than it takes on the busiest machine
@@ -55,14 +56,14 @@ def until(condition: Callable[[], bool], going_on: Callable[[], bool] = lambda: 
     return condition()
 
 
-def recorded_only(line: str) -> None:
+def never_falls_back(line: str) -> None:
     expected = ("executor: graph", "executor: compiling")
     assert line.startswith(expected), f"nothing may fall back here: {line}"
 
 
-def replaying(layout: str) -> GraphExecutor:
+def replaying(layout: str) -> Any:
     """The graph executor with its stand-in for CUDA: the same program in the same memory, called step by step."""
-    return GraphExecutor(record=again, compiled=False, layout=layout, say=recorded_only)
+    return executor("graph", compiled=False, say=never_falls_back, capture=again, layout=layout)
 
 
 EXECUTORS: dict[str, Callable[[], Executor]] = {

@@ -14,8 +14,9 @@ import fedxl
 from fedxl import METRICS, Metric, UserError, metrics
 from fedxl.deploy.server.examiner import ROUNDING
 from fedxl.training.evaluate import Evaluator, asked_for, check_selection, value_of
-from fedxl.training.problem import Task
+from fedxl.training.simulation import Simulation
 from tests.conftest import make_clients
+from tests.running import fit_named
 
 RNG = np.random.default_rng(0)
 KINDS = {
@@ -218,15 +219,15 @@ def data():
 
 def test_own_metrics_in_a_run_and_to_select_by():
     model, clients, risk, settings = data()
-    found = fedxl.fit(model, clients, risk, metrics=[share, f"{HERE}:less_is_better"], **settings)
-    assert {"auroc", "share", "less_is_better"} <= found.validation.keys()
+    found = fit_named(model, clients, risk, metrics=[share, f"{HERE}:less_is_better"], **settings)
+    assert {"auroc", "share", "less_is_better"} <= found.metrics["validation"].keys()
     for select, best in ((f"-{HERE}:less_is_better", min), (f"{HERE}:sensitivity_at@0.2", max), ("share", max)):
-        found = fedxl.fit(model, clients, risk, metrics=[share], select=select, **settings)
+        found = fit_named(model, clients, risk, metrics=[share], select=select, **settings)
         values = [record["validation"][metrics.key(select)] for record in found.history]
         assert found.best_round == 1 + values.index(best(values))
     for wrong in (f"{HERE}:less_is_better", "-share", "sensitivity_at@0.2", f"{HERE}:sensitivity_at"):
         with pytest.raises(UserError, match="unknown metric to select by"):
-            fedxl.fit(model, clients, risk, metrics=[share], select=wrong, **settings)
+            fit_named(model, clients, risk, metrics=[share], select=wrong, **settings)
 
 
 def test_vectors_have_no_metrics_of_scores():
@@ -237,15 +238,15 @@ def test_vectors_have_no_metrics_of_scores():
 
 def test_a_run_that_began_before_there_were_own_metrics_goes_on(tmp_path, monkeypatch):
     model, clients, risk, settings = data()
-    described = Task.description.func
+    described = Simulation.description.func
 
     def older(self):
         return {name: value for name, value in described(self).items() if name != "run.metrics"}
 
     with monkeypatch.context() as patch:
-        patch.setattr(Task, "description", property(older))
-        fedxl.fit(model, clients, risk, out=tmp_path, **settings)
-    later = fedxl.fit(model, clients, risk, out=tmp_path, resume=True, metrics=[share], **{**settings, "rounds": 4})
+        patch.setattr(Simulation, "description", property(older))
+        fit_named(model, clients, risk, out=tmp_path, **settings)
+    later = fit_named(model, clients, risk, out=tmp_path, resume=True, metrics=[share], **{**settings, "rounds": 4})
     assert [("share" in record["validation"]) for record in later.history] == [False, False, False, True]
 
 

@@ -10,16 +10,18 @@ Local steps are corrected by control variates, c - c_i, and pulled to a referenc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.protocol import Assignment, Batch, Descent, Share, average
+from fedxl.algorithms.descent import Descent, average
+from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Share
 from fedxl.errors import require
-from fedxl.models import Weights
+from fedxl.models import Score, Weights
+from fedxl.risks import XRisk, auroc
 
 
 class Scalars(NamedTuple):
@@ -43,7 +45,7 @@ class Point(NamedTuple):
         return Scalars(self.a, self.b, self.alpha)
 
 
-class Server(NamedTuple):
+class CODASCAServer(NamedTuple):
     weights: Weights
     scalars: Scalars
     reference: Point  # where this stage began
@@ -55,12 +57,12 @@ class Server(NamedTuple):
         return Point(self.weights.params, *self.scalars)
 
 
-class Client(NamedTuple):
+class CODASCAClient(NamedTuple):
     c: Point  # its mean direction in its last round
     buffers: dict[str, Tensor]
 
 
-class Work(NamedTuple):
+class CODASCAWork(NamedTuple):
     point: Point
     buffers: dict[str, Tensor]
     c: Point
@@ -68,11 +70,11 @@ class Work(NamedTuple):
     step: Tensor
 
 
-class Trace(NamedTuple):
-    """Nothing to tell."""
+class NoTrace(NamedTuple):
+    """A step emits nothing."""
 
 
-class Update(NamedTuple):
+class CODASCAUpdate(NamedTuple):
     weights: Weights
     scalars: Scalars
     change: Point  # of this client's control variate
@@ -81,9 +83,13 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CODASCA(Descent):
-    """Min-max AUC with control variates. The defaults are its authors' settings."""
+class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
+    """Min-max AUC with control variates.
 
+    The defaults are its authors' settings. The risk is reported, not optimised.
+    """
+
+    risk: XRisk = field(default_factory=auroc, kw_only=False)
     weight_decay: float = 1e-5
     positive_share: float = 0.0  # p of its objective; 0: taken from the data, as clients are weighted
     margin: float = 1.0
@@ -95,6 +101,7 @@ class CODASCA(Descent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(not self.risk.score_shape, "this algorithm needs one score an example, and the risk pairs vectors")
         require(0 <= self.positive_share < 1, f"positive_share must lie in [0, 1), got {self.positive_share}")
         require(self.margin > 0, f"margin must be positive, got {self.margin}")
         require(self.proximal > 0, f"proximal must be positive, got {self.proximal}")
@@ -102,28 +109,33 @@ class CODASCA(Descent):
         require(self.stage_steps > 0, f"stage_steps must be positive, got {self.stage_steps}")
         require(self.stage_decay >= 1, f"stage_decay must be at least 1, got {self.stage_decay}")
 
-    def init(self, weights: Weights) -> Server:
+    def with_facts(self, facts: DataFacts) -> CODASCA:
+        return self if self.positive_share else replace(self, positive_share=facts.positive_share)
+
+    def init(self, weights: Weights) -> CODASCAServer:
         like = next(iter(weights.params.values()))
         zero = like.new_zeros(())
         point = Point(weights.params, zero, zero, zero)
         still = tree.map(torch.zeros_like, point)
-        return Server(weights, point.scalars, point, still, torch.zeros_like(zero, dtype=torch.int64))
+        return CODASCAServer(weights, point.scalars, point, still, torch.zeros_like(zero, dtype=torch.int64))
 
-    def init_client(self, server: Server, num_rows: int) -> Client:
-        return Client(tree.map(torch.zeros_like, server.c), self.own_buffers(server.weights.buffers))
+    def init_client(self, server: CODASCAServer, num_rows: int) -> CODASCAClient:
+        return CODASCAClient(tree.map(torch.zeros_like, server.c), self.own_buffers(server.weights.buffers))
 
-    def rejoin(self, server: Server, num_rows: int) -> Client:
+    def rejoin(self, server: CODASCAServer, num_rows: int) -> CODASCAClient:
         # The mean still holds what this client once told; of what that may have been, the mean is the best guess.
         return self.init_client(server, num_rows)._replace(c=server.c)
 
-    def start(self, server: Server, client: Client, share: Share) -> Work:
+    def start(self, server: CODASCAServer, client: CODASCAClient, share: Share) -> CODASCAWork:
         buffers = client.buffers or server.weights.buffers
         total = tree.map(torch.zeros_like, client.c)
-        return Work(server.point, buffers, client.c, total, server.step)
+        return CODASCAWork(server.point, buffers, client.c, total, server.step)
 
-    def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
+    def step(
+        self, score: Score, server: CODASCAServer, work: CODASCAWork, batch: Batch
+    ) -> tuple[CODASCAWork, NoTrace]:
         def objective(point: Point) -> tuple[Tensor, dict[str, Tensor]]:
-            h, buffers = self.score(Weights(point.params, work.buffers), batch.x)
+            h, buffers = score(Weights(point.params, work.buffers), batch.x)
             return self.min_max(torch.sigmoid(h), batch.y, point), buffers
 
         gradient, buffers = torch.func.grad(objective, has_aux=True)(work.point)
@@ -132,7 +144,7 @@ class CODASCA(Descent):
         if self.control:
             direction = tree.map(lambda d, own, mean: d - own + mean, direction, work.c, server.c)
         point = self.move(work.point, direction, server.reference, work.step)
-        return work._replace(point=point, buffers=buffers, total=total, step=work.step + 1), Trace()
+        return work._replace(point=point, buffers=buffers, total=total, step=work.step + 1), NoTrace()
 
     def min_max(self, h: Tensor, y: Tensor, point: Point) -> Tensor:
         p, (_, a, b, alpha) = self.positive_share, point
@@ -162,15 +174,20 @@ class CODASCA(Descent):
         # The proximal term is for the primal variables; the dual one is held at or above 0.
         return pulled._replace(alpha=torch.relu(point.alpha - rate * direction.alpha))
 
-    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
+    def finish(
+        self, server: CODASCAServer, share: Share, work: CODASCAWork, trace: NoTrace
+    ) -> tuple[CODASCAClient, CODASCAUpdate]:
         steps = work.step - server.step
         c = tree.map(lambda total: total / steps, work.total)
-        client = Client(c, self.own_buffers(work.buffers))
+        client = CODASCAClient(c, self.own_buffers(work.buffers))
         change = tree.map(torch.sub, c, work.c)
         weights = Weights(work.point.params, work.buffers)
-        return client, Update(weights, work.point.scalars, change, share, steps)
+        return client, CODASCAUpdate(weights, work.point.scalars, change, share, steps)
 
-    def aggregate(self, server: Server, updates: Update) -> Server:
+    def update_like(self, server: CODASCAServer, assignment: Assignment) -> CODASCAUpdate:
+        return CODASCAUpdate(server.weights, server.scalars, server.c, assignment.share, server.step)
+
+    def aggregate(self, server: CODASCAServer, updates: CODASCAUpdate) -> CODASCAServer:
         shares = updates.share.model
         weights = average(updates.weights, shares, server.weights)
         scalars = average(updates.scalars, shares, server.scalars)
@@ -180,10 +197,10 @@ class CODASCA(Descent):
         new_stage = step // self.stage_steps > server.step // self.stage_steps
         point = Point(weights.params, *scalars)
         reference = tree.map(lambda old, new: torch.where(new_stage, new, old), server.reference, point)
-        return Server(weights, scalars, reference, c, step)
+        return CODASCAServer(weights, scalars, reference, c, step)
 
-    def check_update(self, server: Server, update: Update, asked: Assignment) -> dict[str, Tensor]:
-        return super().check_update(server, update, asked) | {
+    def check_update(self, server: CODASCAServer, update: CODASCAUpdate, assignment: Assignment) -> dict[str, Tensor]:
+        return super().check_update(server, update, assignment) | {
             "change of the control variate": tree.norm(update.change),
             "change of a, b and alpha": tree.norm(tree.map(torch.sub, update.scalars, server.scalars)),
         }

@@ -10,26 +10,30 @@ They differ in whom a client's examples are paired with, which is `pull`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.protocol import WEIGHTS, Assignment, Batch, Descent, Reading
+from fedxl.algorithms.descent import WEIGHTS, Descent
+from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Reading, ServerState
 from fedxl.errors import require
-from fedxl.models import Weights
-from fedxl.risks import XRisk
+from fedxl.models import Score, Weights
 
 WEIGHTS_AND_G = "change of weights and G"
 
 
-class Client(NamedTuple):
+class ClientEstimates(NamedTuple):
+    """What a client remembers of its examples."""
+
     u: Tensor  # [n1, *m] running inner estimates; NaN: never visited
     buffers: dict[str, Tensor]  # its own, where buffers stay local
 
 
-class Work(NamedTuple):
+class PairWork(NamedTuple):
+    """What moves from step to step."""
+
     weights: Weights
     G: dict[str, Tensor]
     u: Tensor
@@ -37,7 +41,7 @@ class Work(NamedTuple):
     factors: Tensor  # [2] of the gradients by S1 and by S2: 0 where there is nothing to pair
 
 
-class Trace(NamedTuple):
+class ScoreTrace(NamedTuple):
     """The scores of a step, with the estimates that belong to them."""
 
     a: Tensor  # [B1, *d]
@@ -52,11 +56,26 @@ def sides(h: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return h[:size1], h[size1:], y[size1:]
 
 
+class StateWithG(ServerState, Protocol):
+    @property
+    def G(self) -> dict[str, Tensor]: ...
+
+
+class UpdateWithG(ClientUpdate, Protocol):
+    @property
+    def G(self) -> dict[str, Tensor]: ...
+
+
+S = TypeVar("S", bound=StateWithG)
+U = TypeVar("U", bound=UpdateWithG)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Compositional(Descent):
+class Compositional(Descent[S, ClientEstimates, U]):
     """Descent on an X-risk by pairs of scores."""
 
-    risk: XRisk
+    may_be_nan: ClassVar[tuple[str, ...]] = ("u",)  # of an example that was never visited, or of a linear risk
+
     beta: float = 0.1  # weight of the new gradient in G
     gamma: float = 0.1  # weight of the new inner estimate in u
 
@@ -68,26 +87,34 @@ class Compositional(Descent):
     def reading(self, batch1: int, batch2: int) -> Reading:
         return Reading(*self.risk.sides, batch1, batch2)
 
-    def init_client(self, server: Any, num_rows: int) -> Client:
-        like: Tensor = next(iter(server.G.values()))
-        u = like.new_full((max(1, num_rows), *self.risk.inner_shape), float("nan"))
-        return Client(u, self.own_buffers(server.weights.buffers))
+    @property
+    def keeps_G(self) -> bool:
+        """With beta = 1 the gradient of a step is all there is to G: nothing needs to be kept or sent."""
+        return self.beta < 1
 
-    def check_update(self, server: Any, update: Any, asked: Assignment) -> dict[str, Tensor]:
+    def init_G(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        return tree.map(torch.zeros_like, params) if self.keeps_G else {}
+
+    def init_client(self, server: S, num_rows: int) -> ClientEstimates:
+        like: Tensor = next(iter(server.weights.params.values()))
+        u = like.new_full((max(1, num_rows), *self.risk.inner_shape), float("nan"))
+        return ClientEstimates(u, self.own_buffers(server.weights.buffers))
+
+    def check_update(self, server: S, update: U, assignment: Assignment) -> dict[str, Tensor]:
         """Weights and G have one size: how far both move the model until the end of the next round.
 
         The norm of G by itself says little. It is that of the last steps, and where most sites have nothing left to
         learn from their last batches, an honest G may be 100 times the median.
         """
-        sizes = super().check_update(server, update, asked)
+        sizes = super().check_update(server, update, assignment)
         kept = 1 - self.beta
-        steps = sum(kept**step for step in range(1, asked.steps + 1))  # for which G goes on, as it fades
+        steps = sum(kept**step for step in range(1, assignment.steps + 1))  # for which G goes on, as it fades
         ahead = self.rate(server.step, torch.float64) * steps * tree.norm(update.G)
         return sizes | {WEIGHTS_AND_G: sizes.pop(WEIGHTS) + ahead}
 
-    def begin(self, server: Any, client: Client, factors: Tensor) -> Work:
+    def begin(self, server: S, client: ClientEstimates, factors: Tensor) -> PairWork:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
-        return Work(weights, server.G, client.u, server.step, factors)
+        return PairWork(weights, server.G, client.u, server.step, factors)
 
     def pull(
         self, passive: Any, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
@@ -95,12 +122,12 @@ class Compositional(Descent):
         """The gradients by the scores a of S1 and b of S2, and the updated u of the former."""
         raise NotImplementedError
 
-    def advance(self, work: Work, batch: Batch) -> tuple[Work, Trace]:
+    def advance(self, score: Score, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         """One step: score, pull, estimate, descend."""
         before = work.u[batch.rows]
 
         def scores(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            h, buffers = self.score(work.weights._replace(params=params), batch.x)
+            h, buffers = score(work.weights._replace(params=params), batch.x)
             return self.risk.link(h), buffers
 
         scored: Any = torch.func.vjp(scores, work.weights.params, has_aux=True)
@@ -108,12 +135,18 @@ class Compositional(Descent):
         a, b, y = sides(h, batch.y, batch.rows)
         da, db, new = self.pull(batch.passive, work.factors, a, b, y, before)
         (gradient,) = back(torch.cat((da, db)))
-        G = tree.map(lambda old, new: torch.lerp(old, new, self.beta), work.G, gradient)
+        G = self.blended(work.G, gradient)
         params = self.descend(work.weights.params, G, work.step)
         u = work.u if self.risk.linear else self.remember(work, batch.rows, before, new)
-        work = work._replace(weights=Weights(params, buffers), G=G, u=u, step=work.step + 1)
-        return work, Trace(a, new, b, y)
+        after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1)
+        return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
 
-    def remember(self, work: Work, rows: Tensor, before: Tensor, new: Tensor) -> Tensor:
+    def blended(self, G: dict[str, Tensor], gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+        """(1 - beta) G + beta gradient."""
+        if not self.keeps_G:
+            return gradient
+        return tree.map(lambda old, new: torch.lerp(old, new, self.beta), G, gradient)
+
+    def remember(self, work: PairWork, rows: Tensor, before: Tensor, new: Tensor) -> Tensor:
         """u with the batch's new estimates, unless they are of stand-ins: no S1 here, or nothing to pair it with."""
         return work.u.index_put((rows,), torch.where(work.factors[0] > 0, new, before))

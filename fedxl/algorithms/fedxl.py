@@ -13,13 +13,14 @@ round (passive, numbers from the pool):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.compositional import WEIGHTS_AND_G, Client, Compositional, Trace, Work, sides
+from fedxl.algorithms.compositional import WEIGHTS_AND_G, ClientEstimates, Compositional, PairWork, ScoreTrace, sides
+from fedxl.algorithms.descent import average
 from fedxl.algorithms.pool import (
     Passive,
     Pool,
@@ -33,22 +34,22 @@ from fedxl.algorithms.pool import (
     spread,
     thin,
 )
-from fedxl.algorithms.protocol import Assignment, Batch, Fresh, PoolWeights, Reading, Share, average
+from fedxl.algorithms.protocol import Assignment, Batch, Fresh, PoolWeights, Reading, Share
 from fedxl.errors import RefusedError, require
-from fedxl.models import Weights
+from fedxl.models import Score, Weights
 
 # Against so many pooled b the first u of a pool are estimated; all pairs of a large pool would take for ever.
 FIRST_ESTIMATE = 1024
 
 
-class Server(NamedTuple):
+class FeDXLServer(NamedTuple):
     weights: Weights
     G: dict[str, Tensor]
     pool: Pool
     step: Tensor  # local steps since the beginning
 
 
-class Update(NamedTuple):
+class FeDXLUpdate(NamedTuple):
     weights: Weights
     G: dict[str, Tensor]
     first: S1Scores
@@ -58,8 +59,16 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FeDXL2(Compositional):
-    """FeDXL2, for any outer function f: pairs across all clients, through the pool."""
+class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
+    """FeDXL for any outer function (partial AUC, AP, ...), pairs across all clients.
+
+    >>> from fedxl import FeDXL2, partial_auc
+    >>> algorithm = FeDXL2(partial_auc(lam=0.5), lr=0.3)
+    >>> algorithm.risk, algorithm.lr, algorithm.beta
+    (partial_auc(lam=0.5), 0.3, 0.1)
+    """
+
+    first_round: ClassVar[int] = 0
 
     pool_rounds: int = 1  # how many rounds of scores the pool keeps
     uploads: int = 0  # scores a client uploads per side and round; 0: all K * B of them
@@ -70,31 +79,33 @@ class FeDXL2(Compositional):
         require(self.pool_rounds >= 1, f"pool_rounds must be at least 1, got {self.pool_rounds}")
         require(self.uploads >= 0, f"uploads must not be negative (0: all), got {self.uploads}")
 
-    @property
-    def prelude(self) -> FillPool:
-        return FillPool(self)
+    def phase(self, round: int) -> FeDXL2 | WarmUp:  # type: ignore[override]
+        return WarmUp(self) if round == 0 else self
 
     def reading(self, batch1: int, batch2: int) -> Reading:
         return super().reading(batch1, batch2)._replace(fresh=self.fresh)
 
-    def pool_weights(self, server: Server) -> PoolWeights:
+    def pool_weights(self, server: FeDXLServer) -> PoolWeights:
         return server.pool.weights()
 
-    def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> Passive:
+    def passive(self, server: FeDXLServer, lag1: Tensor, lag2: Tensor) -> Passive:
         return server.pool.take(lag1, lag2)
 
-    def init(self, weights: Weights) -> Server:
+    def downlink(self, server: FeDXLServer) -> FeDXLServer:
+        return server._replace(pool=server.pool.emptied())
+
+    def init(self, weights: Weights) -> FeDXLServer:
         like = next(iter(weights.params.values()))
         step = torch.zeros((), dtype=torch.int64, device=like.device)
-        return Server(weights, tree.map(torch.zeros_like, weights.params), empty(self.risk, like), step)
+        return FeDXLServer(weights, self.init_G(weights.params), empty(self.risk, like), step)
 
-    def start(self, server: Server, client: Client, share: Share) -> Work:
+    def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:
         some_a, some_b = server.pool.ready()
         return self.begin(server, client, torch.stack((share.first * some_b, share.second * some_a)))
 
-    def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
-        after, trace = self.advance(work, batch)
-        return after, self.score_fresh(work.weights, after.u, batch) if self.fresh else trace
+    def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
+        after, trace = self.advance(score, work, batch)
+        return after, self.score_fresh(score, work.weights, after.u, batch) if self.fresh else trace
 
     def pull(
         self, passive: Passive, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
@@ -111,24 +122,26 @@ class FeDXL2(Compositional):
         first, second = back(weights * factors.view(2, *[1] * (l.ndim - 1)))
         return first[0], second[1], u
 
-    def score_fresh(self, weights: Weights, u: Tensor, batch: Batch) -> Trace:
+    def score_fresh(self, score: Score, weights: Weights, u: Tensor, batch: Batch) -> ScoreTrace:
         """Scores of the fresh points, by the model before the step; u of one never visited is its first estimate."""
         assert isinstance(batch.fresh, Fresh)
         x, labels, rows = batch.fresh
-        h, _ = self.score(weights, x)
+        h, _ = score(weights, x)
         a, b, y = sides(self.risk.link(h), labels, rows)
         u = u[rows]
         if not self.risk.linear:
             first = self.risk.estimate(self.risk.pair(a, batch.passive.b, batch.passive.y))
             u = torch.where(u.isnan(), first, u)
-        return Trace(a, u, b, y)
+        return ScoreTrace(a, u, b, y)
 
-    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
-        client = Client(work.u, self.own_buffers(work.weights.buffers))
+    def finish(
+        self, server: FeDXLServer, share: Share, work: PairWork, trace: ScoreTrace
+    ) -> tuple[ClientEstimates, FeDXLUpdate]:
+        client = ClientEstimates(work.u, self.own_buffers(work.weights.buffers))
         first, second = self.upload(trace, share.model * work.factors[0], share.model * share.second)
-        return client, Update(work.weights, work.G, first, second, share, work.step - server.step)
+        return client, FeDXLUpdate(work.weights, work.G, first, second, share, work.step - server.step)
 
-    def upload(self, trace: Trace, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
+    def upload(self, trace: ScoreTrace, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
         a, u, b, y = (thin(scores, self.uploads) for scores in trace)
         ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
@@ -137,37 +150,47 @@ class FeDXL2(Compositional):
             S2Scores(b, y, (mass2 / len(b)).expand(len(b)), ages[1]),
         )
 
-    def aggregate(self, server: Server, updates: Update) -> Server:
+    def update_like(self, server: FeDXLServer, assignment: Assignment) -> FeDXLUpdate:
+        (_, _, size1, size2, _), steps = assignment.reading, assignment.steps
+        first = tree.map(
+            lambda leaf: leaf.new_zeros(self.uploaded(steps * size1), *leaf.shape[1:]), server.pool.first
+        )
+        second = tree.map(
+            lambda leaf: leaf.new_zeros(self.uploaded(steps * size2), *leaf.shape[1:]), server.pool.second
+        )
+        return FeDXLUpdate(server.weights, server.G, first, second, assignment.share, server.step)
+
+    def aggregate(self, server: FeDXLServer, updates: FeDXLUpdate) -> FeDXLServer:
         shares = updates.share.model
-        return Server(
+        return FeDXLServer(
             weights=average(updates.weights, shares, server.weights),
             G=average(updates.G, shares, server.G),
             pool=self.merge(server.pool, updates),
             step=server.step + updates.steps.max(),
         )
 
-    def merge(self, pool: Pool, updates: Update) -> Pool:
+    def merge(self, pool: Pool, updates: FeDXLUpdate) -> Pool:
         return Pool(
             merge(pool.first, updates.first, self.pool_rounds),
             merge(pool.second, updates.second, self.pool_rounds),
         )
 
-    def check_update(self, server: Server, update: Update, asked: Assignment) -> dict[str, Tensor]:
-        sizes = super().check_update(server, update, asked)
+    def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
+        sizes = super().check_update(server, update, assignment)
         # Who holds rare examples has its gradient multiplied by as much: that is no excess.
-        share = asked.share
+        share = assignment.share
         factor = torch.stack((share.first, share.second)).max().clamp(min=1).double()
         sizes |= {WEIGHTS_AND_G: sizes[WEIGHTS_AND_G] / factor}
-        return sizes | self.check_scores(update, asked, with_u=not self.risk.linear)
+        return sizes | self.check_scores(update, assignment, with_u=not self.risk.linear)
 
-    def check_scores(self, update: Update, asked: Assignment, with_u: bool) -> dict[str, Tensor]:
+    def check_scores(self, update: FeDXLUpdate, assignment: Assignment, with_u: bool) -> dict[str, Tensor]:
         """The size of its part of the pool, where nothing else bounds scores."""
-        share, (_, _, size1, size2, _) = asked.share, asked.reading
+        share, (_, _, size1, size2, _) = assignment.share, assignment.reading
         if not torch.equal(update.share.model, share.model):
             # Or it would be left out of the comparison of sizes, with its scores in the pool all the same.
             raise RefusedError("it counts itself differently than it was told")
-        check_upload("first", update.first, self.uploaded(asked.steps * size1), share.model * share.first)
-        check_upload("second", update.second, self.uploaded(asked.steps * size2), share.model * share.second)
+        check_upload("first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first)
+        check_upload("second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second)
         scores = Pool(update.first, update.second)
         check_values(self.risk, scores, with_u)
         # Squared, as the steepest surrogates are in the scores.
@@ -177,13 +200,13 @@ class FeDXL2(Compositional):
         """How many of a round's scores of a side a client uploads."""
         return self.uploads if 0 < self.uploads < total else total
 
-    def check_server(self, server: Server) -> None:
+    def check_server(self, server: FeDXLServer) -> None:
         check_values(self.risk, server.pool, with_u=not self.risk.linear)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FeDXL1(FeDXL2):
-    """FeDXL1, for linear f: FeDXL2 with beta = 1, whose u plays no part."""
+    """FeDXL for linear outer functions (AUROC), pairs across all clients: FeDXL2 with beta = 1."""
 
     beta: float = 1.0
 
@@ -193,35 +216,45 @@ class FeDXL1(FeDXL2):
         require(self.beta == 1, f"fedxl1 has no moving average: beta must be 1, got {self.beta}; use fedxl2")
 
 
-class FillPool:
-    """Round 0: clients score their batches with the initial weights, and the server pools the scores.
+class WarmUp:
+    """The warm-up round: clients score their batches with the initial weights, and the server pools the scores.
 
     The pool's first u are computed by the server from the pooled scores alone: so a client with one class has its
     part in the pool from the beginning.
     """
 
+    name = "warm-up"
+
     def __init__(self, algorithm: FeDXL2) -> None:
         self.of = algorithm
 
-    def pool_weights(self, server: Server) -> PoolWeights | None:
+    def pool_weights(self, server: FeDXLServer) -> PoolWeights | None:
         return None
 
-    def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> tuple[()]:
+    def passive(self, server: FeDXLServer, lag1: Tensor, lag2: Tensor) -> tuple[()]:
         return ()
 
-    def start(self, server: Server, client: Client, share: Share) -> Work:
+    def downlink(self, server: FeDXLServer) -> FeDXLServer:
+        return self.of.downlink(server)
+
+    def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:
         # The sides that the client holds count, whatever the pool holds: it is about to be filled.
         return self.of.begin(server, client, torch.stack((share.first, share.second)))
 
-    def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
-        h, _ = self.of.score(work.weights, batch.x)
+    def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
+        h, _ = score(work.weights, batch.x)
         a, b, y = sides(self.of.risk.link(h), batch.y, batch.rows)
-        return work, Trace(a, work.u[batch.rows], b, y)
+        return work, ScoreTrace(a, work.u[batch.rows], b, y)
 
-    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
+    def finish(
+        self, server: FeDXLServer, share: Share, work: PairWork, trace: ScoreTrace
+    ) -> tuple[ClientEstimates, FeDXLUpdate]:
         return self.of.finish(server, share, work, trace)
 
-    def aggregate(self, server: Server, updates: Update) -> Server:
+    def update_like(self, server: FeDXLServer, assignment: Assignment) -> FeDXLUpdate:
+        return self.of.update_like(server, assignment)
+
+    def aggregate(self, server: FeDXLServer, updates: FeDXLUpdate) -> FeDXLServer:
         first, second = self.of.merge(server.pool, updates)
         if not bool(second.weight.sum() > 0):
             # Without any b there is no u, and an a without its u is of no use.
@@ -231,12 +264,12 @@ class FillPool:
             first = first._replace(u=self.of.risk.inner(first.a, second.b[some], second.y[some]))
         return server._replace(pool=Pool(first, second))
 
-    def check_update(self, server: Server, update: Update, asked: Assignment) -> dict[str, Tensor]:
+    def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
         sent, mine = (tree.leaves((state.weights.params, state.G)) for state in (server, update))
         if not all(map(torch.equal, sent, mine)):
-            raise RefusedError("it changes weights or G in round 0, which only scores")
+            raise RefusedError("it changes weights or G in the warm-up round, which only scores")
         # Their u are still unknown: the server finds the first ones itself.
-        return self.of.check_scores(update, asked, with_u=False)
+        return self.of.check_scores(update, assignment, with_u=False)
 
-    def check_server(self, server: Server) -> None:
+    def check_server(self, server: FeDXLServer) -> None:
         self.of.check_server(server)

@@ -7,29 +7,29 @@ active. On a federation of one client this is mini-batch SGD (linear f) and SOX 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedxl import tree
-from fedxl.algorithms.compositional import Client, Compositional, Work
-from fedxl.algorithms.protocol import Batch, Share, average
+from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairWork
+from fedxl.algorithms.descent import average
+from fedxl.algorithms.protocol import Assignment, Batch, Share
 from fedxl.errors import require
-from fedxl.models import Weights
+from fedxl.models import Score, Weights
 
 
-class Server(NamedTuple):
+class LocalPairServer(NamedTuple):
     weights: Weights
     G: dict[str, Tensor]
     step: Tensor
 
 
-class Nothing(NamedTuple):
+class NoTrace(NamedTuple):
     """No score leaves the client."""
 
 
-class Update(NamedTuple):
+class LocalPairUpdate(NamedTuple):
     weights: Weights
     G: dict[str, Tensor]
     share: Share
@@ -37,21 +37,27 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LocalPair(Compositional):
-    """Pairs within a client only; a client with one class has no pair and is left out of the average."""
+class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
+    """The same risk over pairs within each client, models averaged.
 
-    def init(self, weights: Weights) -> Server:
+    A client with one class has no pair and is left out of the average.
+    """
+
+    local_pairs: ClassVar[bool] = True
+
+    def init(self, weights: Weights) -> LocalPairServer:
         device = next(iter(weights.params.values())).device
-        G = tree.map(torch.zeros_like, weights.params)
-        return Server(weights, G, torch.zeros((), dtype=torch.int64, device=device))
+        return LocalPairServer(
+            weights, self.init_G(weights.params), torch.zeros((), dtype=torch.int64, device=device)
+        )
 
-    def start(self, server: Server, client: Client, share: Share) -> Work:
+    def start(self, server: LocalPairServer, client: ClientEstimates, share: Share) -> PairWork:
         both = (share.first > 0) & (share.second > 0)
         return self.begin(server, client, both.to(share.first.dtype).expand(2))
 
-    def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Nothing]:
-        work, _ = self.advance(work, batch)
-        return work, Nothing()
+    def step(self, score: Score, server: LocalPairServer, work: PairWork, batch: Batch) -> tuple[PairWork, NoTrace]:
+        work, _ = self.advance(score, work, batch)
+        return work, NoTrace()
 
     def pull(
         self, passive: Any, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
@@ -61,20 +67,28 @@ class LocalPair(Compositional):
         da, db = back(self.risk.weights(l, u) * factors[0])
         return da, db, u
 
-    def finish(self, server: Server, share: Share, work: Work, trace: Nothing) -> tuple[Client, Update]:
-        client = Client(work.u, self.own_buffers(work.weights.buffers))
+    def finish(
+        self, server: LocalPairServer, share: Share, work: PairWork, trace: NoTrace
+    ) -> tuple[ClientEstimates, LocalPairUpdate]:
+        client = ClientEstimates(work.u, self.own_buffers(work.weights.buffers))
         share = share._replace(model=share.model * work.factors[0])
-        return client, Update(work.weights, work.G, share, work.step - server.step)
+        return client, LocalPairUpdate(work.weights, work.G, share, work.step - server.step)
 
-    def aggregate(self, server: Server, updates: Update) -> Server:
+    def update_like(self, server: LocalPairServer, assignment: Assignment) -> LocalPairUpdate:
+        return LocalPairUpdate(server.weights, server.G, assignment.share, server.step)
+
+    def aggregate(self, server: LocalPairServer, updates: LocalPairUpdate) -> LocalPairServer:
         shares = updates.share.model
         weights, G = average((updates.weights, updates.G), shares, (server.weights, server.G))
-        return Server(weights, G, server.step + updates.steps.max())
+        return LocalPairServer(weights, G, server.step + updates.steps.max())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CentralizedSGD(LocalPair):
-    """Mini-batch SGD on the pooled data, for linear f: Local Pair with one client and beta = 1."""
+    """Centralised mini-batch SGD for linear outer functions: Local Pair with one client and beta = 1."""
+
+    centralized: ClassVar[bool] = True
+    local_pairs: ClassVar[bool] = False
 
     beta: float = 1.0
 
@@ -85,4 +99,7 @@ class CentralizedSGD(LocalPair):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SOX(LocalPair):
-    """SOX on the pooled data: Local Pair with one client."""
+    """Centralised SOX for any outer function: Local Pair with one client."""
+
+    centralized: ClassVar[bool] = True
+    local_pairs: ClassVar[bool] = False

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from fedxl.algorithms.protocol import Batch, Descent, Share, average
-from fedxl.models import Weights
+from fedxl.algorithms.descent import Descent, average
+from fedxl.algorithms.protocol import Assignment, Batch, Share
+from fedxl.errors import require
+from fedxl.models import Score, Weights
+from fedxl.risks import XRisk, auroc
 
 
-class Server(NamedTuple):
+class LocalSGDServer(NamedTuple):
     weights: Weights
     step: Tensor
 
 
-class Client(NamedTuple):
+class LocalSGDClient(NamedTuple):
     buffers: dict[str, Tensor]
 
 
-class Work(NamedTuple):
+class LocalSGDWork(NamedTuple):
     weights: Weights
     step: Tensor
 
 
-class Trace(NamedTuple):
-    """Nothing to tell."""
+class NoTrace(NamedTuple):
+    """A step emits nothing."""
 
 
-class Update(NamedTuple):
+class LocalSGDUpdate(NamedTuple):
     weights: Weights
     share: Share
     steps: Tensor
@@ -43,33 +46,50 @@ def cross_entropy(h: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LocalSGD(Descent):
-    """Each client descends the cross entropy of its own examples, drawn regardless of label."""
+class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
+    """Cross entropy, models averaged (FedAvg).
 
-    def init(self, weights: Weights) -> Server:
+    Each client descends the cross entropy of its own examples, drawn regardless of label. The risk is reported, not
+    optimised.
+    """
+
+    risk: XRisk = field(default_factory=auroc, kw_only=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(not self.risk.score_shape, "this algorithm needs one score an example, and the risk pairs vectors")
+
+    def init(self, weights: Weights) -> LocalSGDServer:
         device = next(iter(weights.params.values())).device
-        return Server(weights, torch.zeros((), dtype=torch.int64, device=device))
+        return LocalSGDServer(weights, torch.zeros((), dtype=torch.int64, device=device))
 
-    def init_client(self, server: Server, num_rows: int) -> Client:
-        return Client(self.own_buffers(server.weights.buffers))
+    def init_client(self, server: LocalSGDServer, num_rows: int) -> LocalSGDClient:
+        return LocalSGDClient(self.own_buffers(server.weights.buffers))
 
-    def start(self, server: Server, client: Client, share: Share) -> Work:
+    def start(self, server: LocalSGDServer, client: LocalSGDClient, share: Share) -> LocalSGDWork:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
-        return Work(weights, server.step)
+        return LocalSGDWork(weights, server.step)
 
-    def step(self, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
+    def step(
+        self, score: Score, server: LocalSGDServer, work: LocalSGDWork, batch: Batch
+    ) -> tuple[LocalSGDWork, NoTrace]:
         def objective(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            h, buffers = self.score(work.weights._replace(params=params), batch.x)
+            h, buffers = score(work.weights._replace(params=params), batch.x)
             return cross_entropy(h, batch.y), buffers
 
         gradient, buffers = torch.func.grad(objective, has_aux=True)(work.weights.params)
         params = self.descend(work.weights.params, gradient, work.step)
-        return work._replace(weights=Weights(params, buffers), step=work.step + 1), Trace()
+        return work._replace(weights=Weights(params, buffers), step=work.step + 1), NoTrace()
 
-    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
-        client = Client(self.own_buffers(work.weights.buffers))
-        return client, Update(work.weights, share, work.step - server.step)
+    def finish(
+        self, server: LocalSGDServer, share: Share, work: LocalSGDWork, trace: NoTrace
+    ) -> tuple[LocalSGDClient, LocalSGDUpdate]:
+        client = LocalSGDClient(self.own_buffers(work.weights.buffers))
+        return client, LocalSGDUpdate(work.weights, share, work.step - server.step)
 
-    def aggregate(self, server: Server, updates: Update) -> Server:
+    def update_like(self, server: LocalSGDServer, assignment: Assignment) -> LocalSGDUpdate:
+        return LocalSGDUpdate(server.weights, assignment.share, server.step)
+
+    def aggregate(self, server: LocalSGDServer, updates: LocalSGDUpdate) -> LocalSGDServer:
         weights = average(updates.weights, updates.share.model, server.weights)
-        return Server(weights, server.step + updates.steps.max())
+        return LocalSGDServer(weights, server.step + updates.steps.max())

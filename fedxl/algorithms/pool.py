@@ -49,6 +49,15 @@ class Pool(NamedTuple):
     def take(self, lag1: Tensor, lag2: Tensor) -> Passive:
         return Passive(self.first.a[lag1], self.first.u[lag1], self.second.b[lag2], self.second.y[lag2])
 
+    def emptied(self) -> Pool:
+        """Without its scores: an entry a side, whose weight still says whether there is anything to take."""
+
+        def side(scores: S) -> S:
+            one = tree.map(lambda leaf: leaf.new_zeros(1, *leaf.shape[1:]), scores)
+            return one._replace(weight=(scores.weight.sum(0, keepdim=True) > 0).to(scores.weight.dtype))
+
+        return Pool(side(self.first), side(self.second))
+
     def weights(self) -> PoolWeights:
         return PoolWeights(self.first.weight, self.second.weight)
 

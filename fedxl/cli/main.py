@@ -26,8 +26,8 @@ from fedxl.metrics import METRICS
 from fedxl.progress import Pace, time_left
 from fedxl.reporting import report as reports
 from fedxl.risks import RISKS
-from fedxl.training.problem import pick_device
-from fedxl.training.run import Hooks, Progress, Result
+from fedxl.training.settings import pick_device
+from fedxl.training.trainer import Hooks, Progress, Result
 
 HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
@@ -159,7 +159,7 @@ def bench(
 @app.command()
 def algorithms() -> None:
     """What there is to train with, one line each."""
-    _list({name: method.summary for name, method in ALGORITHMS.items()})
+    _list({name: (inspect.getdoc(kind) or "").splitlines()[0] for name, kind in ALGORITHMS.items()})
 
 
 @app.command()
@@ -244,9 +244,10 @@ def _conclude(result: Result, folder: Path) -> None:
             markup=False,
         )
         sys.exit(130)
-    values = result.test or result.validation
+    tested = result.metrics["test"]
+    values = tested or result.metrics["validation"]
     shown = reports.in_words(values)
-    where = "test" if result.test else "validation"
+    where = "test" if tested else "validation"
     summary = f"{where}: {shown}" if values else "the last one, for there is no validation or test data"
     line = f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)"
     out.print(line, highlight=False, soft_wrap=True)

@@ -15,14 +15,17 @@ from torch import nn
 
 from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
+from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
 from fedxl.data import DATASETS
 from fedxl.data.federation import Splits
 from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
 from fedxl.options import accepted, call
 from fedxl.risks import RISKS, XRisk
-from fedxl.training.problem import Settings, Task
-from fedxl.training.run import Hooks, Result, train
+from fedxl.training.problem import Problem, assemble
+from fedxl.training.settings import Settings
+from fedxl.training.simulation import Simulation
+from fedxl.training.trainer import Hooks, Result, train
 
 SECTIONS = ("data", "model", "risk", "algorithm", "run")
 Table = toml.Table
@@ -157,26 +160,38 @@ def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callab
     return build
 
 
-def assemble(config: Config, announce: Callable[[str], None]) -> Task:
+def build_algorithm(config: Config) -> AnyAlgorithm:
+    """The algorithm that a config names, or a class of your own, with its risk and hyper-parameters."""
+    _, build, options = _named(config.algorithm, "algorithm", ALGORITHMS)
+    algorithm: AnyAlgorithm = call(build, options, "algorithm", ours={"risk": build_risk(config)})
+    return algorithm
+
+
+def build_problem(
+    config: Config, shape: tuple[int, ...], facts: DataFacts, device: torch.device | None = None
+) -> Problem:
+    """What server and sites build alike: a network for examples of this shape, and the algorithm that trains it."""
+    algorithm = build_algorithm(config)
+    model = build_model(config, shape, algorithm.risk)
+    return assemble(model, algorithm, call(Settings, config.run, "run"), facts, device)
+
+
+def simulate(config: Config, announce: Callable[[str], None]) -> Simulation:
     """All that a config names, put together and checked: nothing is begun yet, and nothing written."""
-    run = call(Settings, config.run, "run")
-    options = dict(config.algorithm)
-    algorithm = str(options.pop("name"))
-    if algorithm not in ALGORITHMS:
-        raise unknown("algorithm", algorithm, ALGORITHMS)
-    risk = build_risk(config)
+    settings = call(Settings, config.run, "run")
+    algorithm = build_algorithm(config)
     splits = load_data(config)
-    model = build_model(config, splits.train.example_shape, risk)
+    model = build_model(config, splits.train.example_shape, algorithm.risk)
     held_back = {"validation": splits.validation, "test": splits.test}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
-    return Task(model, splits.train, risk, algorithm, options, run, held_back, sections, announce)
+    return Simulation(model, splits.train, algorithm, settings, held_back, announce, sections)
 
 
 def execute(config: Config, out: Path | None = None, resume: bool = False, hooks: Hooks | None = None) -> Result:
     """Run a config from data to result."""
     hooks = hooks or Hooks()
-    task = assemble(config, hooks.say)
-    return train(task, hooks, out, resume, files={} if resume else {"config.toml": dump(config)})
+    simulation = simulate(config, hooks.say)
+    return train(simulation, hooks, out, resume, files={} if resume else {"config.toml": dump(config)})
 
 
 def _named(

@@ -20,6 +20,17 @@ from fedxl.sampling import Indices
 Weighting = Literal["clients", "samples"]
 
 
+class Holding(NamedTuple):
+    """How many examples one client holds."""
+
+    positives: int
+    negatives: int
+
+    def count(self, side: Side) -> int:
+        counts = {"positive": self.positives, "negative": self.negatives, "all": self.positives + self.negatives}
+        return counts.get(side, 0)
+
+
 @dataclass(frozen=True)
 class Federation:
     """Which examples of the source each client holds."""
@@ -58,6 +69,9 @@ class Federation:
         """Each client's examples of one side, as indices into the source."""
         member = belongs(self.source.labels.cpu(), side).numpy()
         return [part[member[part]] for part in self.parts]
+
+    def holdings(self) -> list[Holding]:
+        return [Holding(len(p), len(n)) for p, n in zip(self.side("positive"), self.side("negative"), strict=True)]
 
     def positive_share(self, weighting: Weighting) -> float:
         """How likely an example is positive where every client, or every example, counts the same."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from fedxl import tree
-from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import loop, seeded, vectorised
-from fedxl.engine.wave import Executor
+from fedxl.engine.group import Executor
 from fedxl.errors import first_line
 from fedxl.models import Score, weights_of
 
@@ -19,20 +19,26 @@ EXECUTORS = ("loop", "vmap", "graph")
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def executor(name: str, compiled: bool = True, say: Callable[[str], None] = lambda line: None) -> Executor:
-    """An executor; `graph` remembers what it has recorded, so each engine has its own."""
-    named: dict[str, Executor] = {
-        "loop": loop,
-        "vmap": vectorised,
-        "graph": GraphExecutor(compiled=compiled, say=say),
-    }
-    return named[name]
+def executor(
+    name: str, compiled: bool = True, say: Callable[[str], None] = lambda line: None, **graph: Any
+) -> Executor:
+    """An executor; `graph` (with options of its own) keeps the step it has captured, so each engine has its own."""
+    plain: dict[str, Executor] = {"loop": loop, "vmap": vectorised}
+    if name in plain:
+        return plain[name]
+    try:
+        # Not before it is needed: it builds on private modules of torch, which the next torch may not have.
+        from fedxl.engine.cuda.graph import GraphExecutor
+    except Exception as error:  # whatever a module raises that was written for another torch
+        say(f"executor: loop, because graph does not work with torch {torch.__version__}: {first_line(error)}")
+        return loop
+    return GraphExecutor(compiled=compiled, say=say, **graph)
 
 
 def choose(model: nn.Module, score: Score, probe: Tensor, clients_at_once: int) -> tuple[str, str]:
     """What `auto` runs, and why (measured in docs/benchmarks.md and docs/performance.md)."""
     if probe.is_cuda:
-        return "graph", f"steps of {clients_at_once} clients, recorded once and replayed on the GPU"
+        return "graph", f"steps of {clients_at_once} clients, captured once and replayed on the GPU"
     if clients_at_once < 2:
         return "loop", "one client at a time"
     if any(isinstance(module, CONVOLUTIONS) for module in model.modules()):

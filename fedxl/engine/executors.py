@@ -1,6 +1,6 @@
-"""How the simulator runs the clients of a wave: one after another, or all at once as one vectorised program.
+"""How the simulator runs the clients of a group: one after another, or all at once as one vectorised program.
 
-The third way, recorded once and replayed on a GPU, is in `graph.py`.
+The third way, captured once and replayed on a GPU, is in `cuda/graph.py`.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from torch.func import vmap
 
 from fedxl import tree
 from fedxl.algorithms.protocol import ClientRound, local_round
-from fedxl.engine.wave import Wave
+from fedxl.engine.group import Group
 
 
-def loop(algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+def loop(running: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
     """One client after another."""
     clients, updates = [], []
-    for i, client in enumerate(wave.clients):
-        share, feed = tree.map(lambda leaf, i=i: leaf[i], (wave.shares, wave.feed))
-        batches = (wave.batch(tree.map(lambda leaf, k=k: leaf[k], feed)) for k in range(wave.steps))
-        with seeded(wave.seed(i), wave.device):
-            client, update = local_round(algorithm, server, client, share, batches)
+    for i, client in enumerate(group.clients):
+        share, feed = tree.map(lambda leaf, i=i: leaf[i], (group.shares, group.feed))
+        batches = (group.batch(tree.map(lambda leaf, k=k: leaf[k], feed)) for k in range(group.steps))
+        with seeded(group.seed(i), group.device):
+            client, update = local_round(running, server, client, share, batches)
         clients.append(client)
         updates.append(update)
     return clients, tree.stack(updates)
 
 
-def vectorised(algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+def vectorised(running: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
     """All clients at once under `vmap`. Ragged states are padded; indices never reach the padding."""
-    steps = (wave.batch(tree.map(lambda leaf, k=k: leaf[:, k], wave.feed)) for k in range(wave.steps))
-    with seeded(wave.seed(0), wave.device):
-        stacked = tree.stack_ragged(wave.clients)
-        stacked, updates = local_round(Vectorised(algorithm), server, stacked, wave.shares, steps)
-    return tree.unstack_ragged(stacked, wave.clients), updates
+    steps = (group.batch(tree.map(lambda leaf, k=k: leaf[:, k], group.feed)) for k in range(group.steps))
+    with seeded(group.seed(0), group.device):
+        stacked = tree.stack_ragged(group.clients)
+        stacked, updates = local_round(Vectorised(running), server, stacked, group.shares, steps)
+    return tree.unstack_ragged(stacked, group.clients), updates
 
 
 class Vectorised:
-    """An algorithm's round for many clients: the server's state is shared, everything else has a row a client."""
+    """A round for many clients: the server's state is shared, everything else has a row a client."""
 
-    def __init__(self, algorithm: ClientRound) -> None:
-        self.start = vmap(algorithm.start, in_dims=(None, 0, 0))
-        self.step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
+    def __init__(self, running: ClientRound) -> None:
+        self.start = vmap(running.start, in_dims=(None, 0, 0))
+        self.step = vmap(running.step, in_dims=(None, 0, 0), randomness="different")
         # Traces arrive stacked over steps first, then over clients.
-        self.finish = vmap(algorithm.finish, in_dims=(None, 0, 0, 1))
+        self.finish = vmap(running.finish, in_dims=(None, 0, 0, 1))
 
 
 @contextmanager

@@ -6,198 +6,136 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedxl import sampling, tree
-from fedxl.algorithms.protocol import Algorithm, Batch, Fresh, PoolWeights, Reading, RoundOf, Share
-from fedxl.data.federation import Federation, Weighting, shares
+from fedxl.algorithms.protocol import AnyAlgorithm, AnyPhase, Batch, BoundRound, Fresh, Reading, Share
+from fedxl.data.federation import Federation
 from fedxl.data.source import Source, floats_as
-from fedxl.engine.wave import Draws, Executor, Feed, Wave
+from fedxl.engine.drawing import Drawing, PoolDraws, Schedule
+from fedxl.engine.group import Draws, Executor, Feed, Group
+from fedxl.engine.store import ClientStates, ClientStore
+from fedxl.models import Score
 from fedxl.models.precision import PRECISIONS, products
 from fedxl.sampling import Indices, Purpose
-from fedxl.wire import RefusedError, fitted
 
 CPU = torch.device("cpu")
 
 
-class Population(NamedTuple):
-    """The clients' private side of a run: what a checkpoint must hold besides the server."""
+class Placement(NamedTuple):
+    """Where clients run, in which numbers, and how many of them together."""
 
-    rounds: dict[str, Tensor]  # by client number: in how many rounds it took part
-    states: dict[str, Any]
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+    precision: str = "fp32"
+    clients_at_once: int = 0  # 0: the whole cohort
+
+
+ON_CPU = Placement()
 
 
 @dataclass
 class Simulator:
-    """Runs rounds of a federation in this process. Clients that never took part cost nothing but their data."""
+    """Runs rounds of a federation in this process."""
 
-    algorithm: Algorithm
+    algorithm: AnyAlgorithm
+    score: Score
     federation: Federation
     executor: Executor
-    local_steps: int
-    batch1: int
-    batch2: int
-    seed: int = 0
-    weighting: Weighting = "clients"
-    clients_at_once: int = 0  # 0: the whole cohort
-    device: torch.device = CPU
-    dtype: torch.dtype = torch.float32
-    precision: str = "fp32"
+    schedule: Schedule
+    shares: Share  # [clients] how much each counts
+    placement: Placement = ON_CPU
     first_number: int = 0  # of the first client: draws are those of its number, wherever it runs
-    told_shares: Share | None = None  # how much each client counts among others than these; None: see `weighting`
 
     def __post_init__(self) -> None:
-        self.reading: Reading = self.algorithm.reading(self.batch1, self.batch2)
-        self.source: Source = self.federation.source.to(self.device)
-        self.labels = self.source.labels.to(self.dtype)
-        self.first = self.federation.side(self.reading.first)
-        self.second = self.federation.side(self.reading.second)
-        first, second = ([len(part) for part in parts] for parts in (self.first, self.second))
-        counted = self.told_shares or shares(first, second, self.weighting)
-        self.shares: Share = tree.map(lambda leaf: leaf.to(self.device, self.dtype), counted)
-        self.largest_state = max(first)
-        self._rounds: dict[int, int] = {}
-        self._states: dict[int, Any] = {}
-        self._ahead = _Ahead({}, None, {})
+        device, dtype = self.placement[:2]
+        self.reading: Reading = self.algorithm.reading(self.schedule.batch1, self.schedule.batch2)
+        self.drawing = Drawing(self.federation, self.reading, self.schedule, self.first_number)
+        self.source: Source = self.federation.source.to(device)
+        self.labels = self.source.labels.to(dtype)
+        self.shares = tree.map(lambda leaf: leaf.to(device, dtype), self.shares)
+        self.most_rows = max(map(len, self.drawing.first))
+        self.store = ClientStore(len(self.federation.parts))
+        self._bound: dict[str, BoundRound] = {}
 
-    def run_round(self, algorithm: RoundOf, server: Any, round: int, cohort: Indices) -> Any:
-        """The cohort's updates, stacked in its order. Private states change only once all of them are done."""
-        size = self.clients_at_once or len(cohort)
-        pool = algorithm.pool_weights(server)
-        pool_draws = None if pool is None else _as_weights(pool)
+    def run_round(self, server: Any, round: int, cohort: Indices, passive: Any = None) -> Any:
+        """The cohort's updates, stacked in its order. Private states change only once all of them are done.
+
+        passive: what the clients read of the pool, [C, K, ...], where somebody else has drawn it.
+        """
+        phase, size = self.algorithm.phase(round), self.placement.clients_at_once or len(cohort)
+        weights = phase.pool_weights(server) if passive is None else None
+        pool = None if weights is None else PoolDraws.of(weights)
         states: dict[int, Any] = {}
         updates = []
         for begin in range(0, len(cohort), size):
             members = [int(client) for client in cohort[begin : begin + size]]
-            wave = self._wave(algorithm, server, round, members, pool_draws)
+            group = self._group(phase, server, round, members, pool, passive)
             # Of the steps alone: averages are always taken in full precision.
-            with products(PRECISIONS[self.precision]):
-                clients, update = self.executor(algorithm, server, wave)
+            with products(PRECISIONS[self.placement.precision]):
+                clients, update = self.executor(self._bind(phase), server, group)
             states |= zip(members, clients, strict=True)
             # An executor may use the memory of its last updates again.
             updates.append(update if size >= len(cohort) else tree.map(torch.clone, update))
-        self._rounds.update({client: self._rounds.get(client, 0) + 1 for client in map(int, cohort)})
-        self._states.update(states)
-        self._draw_ahead(round + 1, len(cohort), pool_draws)
+        self.store.put(states)
+        self._draw_ahead(round + 1, len(cohort), pool)
         return updates[0] if len(updates) == 1 else tree.concat(updates)
 
     def restore(self, server: Any, tensors: dict[str, Tensor]) -> None:
-        """Take the population back from a checkpoint; `wire.RefusedError` if it is not that of these clients."""
-        members = [name.removeprefix("rounds.") for name in tensors if name.startswith("rounds.")]
-        known = {str(client) for client in range(len(self.first))}
-        if not known.issuperset(members):
-            raise RefusedError(f"it holds clients that are not among these {len(known)}")
-        like = {name: self.algorithm.init_client(server, len(self.first[int(name)])) for name in members}
-        none = torch.zeros((), dtype=torch.int64)
-        rounds, states = fitted(Population(dict.fromkeys(members, none), like), tensors)
-        self._rounds = {int(name): int(number) for name, number in rounds.items()}
-        self._states = {int(name): tree.to(state, self.device) for name, state in states.items()}
+        """Take the clients' states back from a checkpoint; RefusedError if they are not those of these clients."""
+        self.store.restore(tensors, lambda client: self._init(server, client), self.placement.device)
 
     def remarks(self) -> dict[str, Any]:
-        """What there is to say about the rounds since it was last asked: nothing ever goes wrong in here."""
+        """What to add to the metrics row: nothing ever goes wrong in here."""
         return {}
 
     @property
-    def population(self) -> Population:
-        rounds = {str(client): torch.tensor(number) for client, number in self._rounds.items()}
-        return Population(rounds, {str(client): state for client, state in self._states.items()})
+    def population(self) -> ClientStates:
+        return self.store.packed
 
-    def _state(self, server: Any, client: int) -> Any:
-        state = self._states.get(client)
-        return self.algorithm.init_client(server, len(self.first[client])) if state is None else state
+    def _bind(self, phase: AnyPhase) -> BoundRound:
+        """The phase with our network; the same object each time, by which an executor knows its program again."""
+        return self._bound.setdefault(phase.name, BoundRound(phase, self.score))
 
-    def _wave(self, algorithm: RoundOf, server: Any, round: int, members: list[int], pool: _PoolDraws | None) -> Wave:
-        each, index = [self.draw(client, round, pool) for client in members], self._device(np.array(members))
+    def _init(self, server: Any, client: int) -> Any:
+        return self.algorithm.init_client(server, len(self.drawing.first[client]))
+
+    def _group(
+        self, phase: AnyPhase, server: Any, round: int, members: list[int], pool: PoolDraws | None, passive: Any
+    ) -> Group:
+        each = [self.drawing.draw(client, round, self.store.visits(client), pool) for client in members]
+        index = self._to_device(np.array(members))
         draws = self._upload([np.stack(arrays) for arrays in zip(*each, strict=True)])
         # All but the examples themselves is gathered for the whole round at once.
-        passive = algorithm.passive(server, draws.lag1, draws.lag2)
-        return Wave(
-            clients=[self._state(server, client) for client in members],
-            largest_state=lambda: self.algorithm.init_client(server, self.largest_state),
+        passive = phase.passive(server, draws.lag1, draws.lag2) if passive is None else passive
+        seed, first = self.schedule.seed, self.first_number
+        return Group(
+            clients=[self.store.state(client, lambda client: self._init(server, client)) for client in members],
+            largest_state=lambda: self.algorithm.init_client(server, self.most_rows),
             shares=tree.map(lambda leaf: leaf[index], self.shares),
             feed=Feed(draws, self.labels[draws.examples], passive),
             batch=self._batch,
-            seed=lambda i: sampling.torch_seed(self.seed, Purpose.LAYERS, self.first_number + members[i], round),
-            recurs=algorithm is self.algorithm,
+            seed=lambda i: sampling.torch_seed(seed, Purpose.LAYERS, first + members[i], round),
+            comes_again=self.algorithm.phase(round + 1).name == phase.name,
         )
 
     def _upload(self, arrays: list[Indices]) -> Draws[Tensor]:
-        """All draws of a wave in one transfer."""
-        flat = self._device(np.concatenate([array.ravel() for array in arrays]))
+        """All draws of a group in one transfer."""
+        flat = self._to_device(np.concatenate([array.ravel() for array in arrays]))
         pieces = flat.split([array.size for array in arrays])
         return Draws(*(piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)))
 
-    def _device(self, indices: Indices) -> Tensor:
-        tensor = torch.from_numpy(indices)
-        if self.device.type != "cuda":
-            return tensor.to(self.device)
+    def _to_device(self, indices: Indices) -> Tensor:
+        tensor, device = torch.from_numpy(indices), self.placement.device
+        if device.type != "cuda":
+            return tensor.to(device)
         # From pinned memory, so that the next round's draws are on their way while this one is still running.
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.pin_memory().to(device, non_blocking=True)
 
-    def draw(self, client: int, round: int, pool: _PoolDraws | None) -> Draws[Indices]:
-        """All of a client's draws for a round."""
-        key = (client, round, self._rounds.get(client, 0))
-        draws = self._ahead.own.pop(key, None) or self._draw_own(*key)
-        if pool is None:
-            return draws
-        ahead = self._ahead.lags.get((client, round)) if _even(pool) and self._ahead.pool == pool else None
-        lag1, lag2 = ahead or self._draw_lags(client, round, pool)
-        return draws._replace(lag1=lag1, lag2=lag2)
-
-    def _draw_lags(self, client: int, round: int, pool: _PoolDraws) -> tuple[Indices, Indices]:
-        """Which entries of the pool a client's steps read, S1's and S2's."""
-        rng, (size1, size2), steps = self._stream(Purpose.POOL, client, round), self.reading[2:4], self.local_steps
-        first = sampling.pooled(rng, steps * size1, pool.first).reshape(steps, size1)
-        return first, sampling.pooled(rng, steps * size2, pool.second).reshape(steps, size2)
-
-    def _stream(self, purpose: Purpose, client: int, round: int) -> np.random.Generator:
-        return sampling.generator(self.seed, purpose, self.first_number + client, round)
-
-    def _draw_own(self, client: int, round: int, visits: int) -> Draws[Indices]:
-        """Which of its own examples a client reads. A side without examples is filled with the other side's.
-
-        Stand-ins count for nothing in the gradient, but BatchNorm sees them: so they are the client's real examples.
-        """
-        steps, (_, _, size1, size2, fresh) = self.local_steps, self.reading
-
-        def read(purpose: Purpose, size: int, side: Indices) -> Indices:
-            count = steps * size
-            if not count or not len(side):
-                return np.zeros((steps, size), np.int64)
-            number, begin = self.first_number + client, visits * count
-            return sampling.epochs(self.seed, purpose, number, begin, count, len(side)).reshape(steps, size)
-
-        def locate(first: Indices, second: Indices) -> Indices:
-            held = self.federation.parts[client]
-            sides = ((self.first[client], first), (self.second[client], second))
-            located = [side[rows] if len(side) else np.resize(held, rows.shape) for side, rows in sides if rows.size]
-            return np.concatenate(located, axis=1) if len(located) > 1 else located[0]
-
-        rng = self._stream(Purpose.AUGMENT, client, round) if self.source.codes > 1 else None
-        rows = read(Purpose.FIRST, size1, self.first[client])
-        examples = locate(rows, read(Purpose.SECOND, size2, self.second[client]))
-        codes, none = sampling.codes(rng, examples.shape, self.source.codes), rows[:, :0]
-        draws = Draws(examples, codes, rows, none, none, none, none, none)
-        if not fresh:
-            return draws
-        rows = read(Purpose.FRESH_FIRST, size1, self.first[client])
-        examples = locate(rows, read(Purpose.FRESH_SECOND, size2, self.second[client]))
-        codes = sampling.codes(rng, examples.shape, self.source.codes)
-        return draws._replace(fresh=examples, fresh_codes=codes, fresh_rows=rows)
-
-    def _draw_ahead(self, round: int, size: int, pool: _PoolDraws | None) -> None:
-        """Draw for a round to come. A GPU is still at work on this one, and will not have to wait for the host.
-
-        What the pool will be is not known yet; if all its entries weigh the same, it will mostly be as it was.
-        """
-        members = [int(client) for client in sampling.cohort(self.seed, round, len(self.federation.parts), size)]
-        keys = [(client, round, self._rounds.get(client, 0)) for client in members]
-        own = {key: self._draw_own(*key) for key in keys}
-        likely = pool if pool is not None and _even(pool) else None
-        lags = {(client, round): self._draw_lags(client, round, likely) for client in members} if likely else {}
-        self._ahead = _Ahead(own, likely, lags)
+    def _draw_ahead(self, round: int, size: int, pool: PoolDraws | None) -> None:
+        members = sampling.cohort(self.schedule.seed, round, len(self.federation.parts), size)
+        self.drawing.draw_ahead(round, {int(client): self.store.visits(int(client)) for client in members}, pool)
 
     def _batch(self, now: Feed) -> Batch:
         """One step's examples, of a client [B, ...] or of several [C, B, ...]."""
@@ -208,33 +146,4 @@ class Simulator:
         return Batch(x, now.y, draws.rows, now.passive, fresh or ())
 
     def _fetch(self, indices: Tensor, codes: Tensor) -> Tensor:
-        return floats_as(self.source.fetch(indices, codes), self.dtype)
-
-
-class _PoolDraws(NamedTuple):
-    """The pool as `sampling.pooled` takes it: a size where all entries weigh the same, their weights otherwise."""
-
-    first: npt.NDArray[np.float64] | int
-    second: npt.NDArray[np.float64] | int
-
-
-def _as_weights(pool: PoolWeights) -> _PoolDraws:
-    def side(weights: Tensor) -> npt.NDArray[np.float64] | int:
-        host: npt.NDArray[np.float64] = weights.double().cpu().numpy()
-        # One entry of weight 0 stands for an empty pool: draw it, it counts for nothing.
-        return len(host) if float(np.ptp(host)) <= 1e-12 * float(host.max()) else host
-
-    return _PoolDraws(side(pool.first), side(pool.second))
-
-
-def _even(pool: _PoolDraws) -> bool:
-    """Whether all entries of either side weigh the same."""
-    return isinstance(pool.first, int) and isinstance(pool.second, int)
-
-
-class _Ahead(NamedTuple):
-    """What was drawn for the next round while this one was running."""
-
-    own: dict[tuple[int, int, int], Draws[Indices]]  # by client, round and how often the client took part
-    pool: _PoolDraws | None  # what the pool was taken for
-    lags: dict[tuple[int, int], tuple[Indices, Indices]]  # by client and round
+        return floats_as(self.source.fetch(indices, codes), self.placement.dtype)

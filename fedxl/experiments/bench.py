@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,22 +17,25 @@ from torch.nn import functional as nnf
 
 from fedxl import sampling
 from fedxl.algorithms import ALGORITHMS
-from fedxl.algorithms.protocol import RoundOf
+from fedxl.algorithms.protocol import DataFacts
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.sites import MEANS
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import executor
-from fedxl.engine.cuda.capture import Play, Recorder, cuda_graph
-from fedxl.engine.cuda.graph import GraphExecutor, searching
-from fedxl.engine.cuda.lanes import Layout
-from fedxl.engine.simulator import Simulator
-from fedxl.engine.wave import Executor
+from fedxl.engine.group import Executor
 from fedxl.errors import require, unknown
-from fedxl.models import scorer, weights_of
+from fedxl.models import weights_of
 from fedxl.models.precision import PRECISIONS, products
 from fedxl.risks import partial_auc
-from fedxl.training.problem import build_algorithm
+from fedxl.training.problem import assemble
+from fedxl.training.rounds import play_round
+from fedxl.training.settings import Settings
+from fedxl.training.simulation import simulator
+
+if TYPE_CHECKING:  # what a GPU needs is imported where it is used
+    from fedxl.engine.cuda.capture import Capture, Play
+    from fedxl.engine.cuda.lanes import Layout
 
 # What images undergo on their way, as in the paper's experiments on CIFAR.
 AUGMENT = Augment(crop=4, flip=True, noise=0.02)
@@ -89,32 +93,27 @@ class Job:
         device: str = "cpu",
         precision: str = "fp32",
     ) -> None:
-        where = torch.device(device)
-        model = model.to(where)
         self.cohort, self.clients = cohort, len(federation.parts)
-        self.algorithm = build_algorithm(
-            ALGORITHMS[algorithm], scorer(model, True, precision), partial_auc(), federation, {"lr": 0.01}
-        )
-        self.engine = Simulator(
-            self.algorithm, federation, run, local_steps, batch, batch, device=where, precision=precision
-        )
-        self.server = self.algorithm.init(weights_of(model))
-        self.number = 0
-        if self.algorithm.prelude:
-            self.round(self.algorithm.prelude)
+        settings = Settings(local_steps=local_steps, batch1=batch, batch2=batch, device=device, precision=precision)
+        facts = DataFacts(federation.positive_share(settings.weighting))
+        problem = assemble(model, ALGORITHMS[algorithm](risk=partial_auc(), lr=0.01), settings, facts)
+        self.algorithm = problem.algorithm
+        self.engine = simulator(problem, federation, run)
+        self.server = self.algorithm.init(weights_of(problem.model))
+        self.number = self.algorithm.first_round
+        if self.number == 0:
+            self.round()  # the warm-up
 
-    def round(self, algorithm: RoundOf | None = None) -> None:
-        running = algorithm or self.algorithm
+    def round(self) -> None:
         members = sampling.cohort(0, self.number, self.clients, self.cohort)
-        self.server = running.aggregate(
-            self.server, self.engine.run_round(running, self.server, self.number, members)
-        )
+        self.server, _ = play_round(self.algorithm, self.engine, self.server, self.number, members)
         self.number += 1
 
     def finish(self) -> None:
         """Wait until all that was asked for is done."""
-        if self.engine.device.type == "cuda":
-            torch.cuda.synchronize(self.engine.device)
+        device = self.engine.placement.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
 
 def timed(job: Job, rounds: int, warm_up: int = 2) -> float:
@@ -177,12 +176,11 @@ def measure(
     rounds: int = 3,
     begin: Callable[[], None] = lambda: None,
 ) -> Row:
-    """One line of the table. `begin` is called when all is compiled, before anything is recorded or timed."""
+    """One line of the table. `begin` is called when all is compiled, before anything is captured or timed."""
     steps, notes = min(LOOP_STEPS, setting.local_steps) if name == "loop" else setting.local_steps, [""]
     _forget_memory(setting)
-    run = executor(name, setting.compile, notes.append)
-    if isinstance(run, GraphExecutor):
-        run.record, run.layout = _after(begin), setting.layout
+    graph: dict[str, Any] = {"capture": _after(begin), "layout": setting.layout} if name == "graph" else {}
+    run = executor(name, setting.compile, notes.append, **graph)
     job = Job(model, federation, algorithm, run, steps, setting.batch, 0, setting.device, setting.precision)
     if name != "graph":
         begin()
@@ -193,19 +191,23 @@ def measure(
     return Row(algorithm, name, 1000 * seconds, shown / seconds, peak_memory_gb=memory, note=notes[-1][10:])
 
 
-def _after(begin: Callable[[], None]) -> Recorder:
-    def record(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
+def _after(begin: Callable[[], None]) -> Capture:
+    from fedxl.engine.cuda.capture import cuda_graph
+
+    def capture(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
         begin()
         return cuda_graph(lanes, repeats, large)
 
-    return record
+    return capture
 
 
 def joint_batch(model: nn.Module, setting: Setting, begin: Callable[[], None] = lambda: None) -> Row:
     """The bound: plain SGD of one model on a batch as large as all clients' together, written as anyone would.
 
-    Forward pass compiled and step recorded where there is a GPU; the batch is there already, and nothing is averaged.
+    Forward pass compiled and step captured where there is a GPU; the batch is there already, and nothing is averaged.
     """
+    from fedxl.engine.cuda.capture import cuda_graph, searching
+
     device, size = torch.device(setting.device), 2 * setting.batch * setting.clients
     exact, gpu = PRECISIONS[setting.precision], setting.device.startswith("cuda")
     _forget_memory(setting)
@@ -231,7 +233,7 @@ def joint_batch(model: nn.Module, setting: Setting, begin: Callable[[], None] = 
         run = cuda_graph([step], 1, large=True) if gpu else step
         begin()
         seconds = _repeated(run, 20 if gpu else 2, gpu)
-    note = "SGD, compiled and recorded" if gpu and setting.compile else "SGD"
+    note = "SGD, compiled and captured" if gpu and setting.compile else "SGD"
     return Row("one model", "joint batch", 1000 * seconds, size / seconds, 1.0, None, _peak_memory(setting), note)
 
 

@@ -16,7 +16,7 @@ from fedxl.config.experiment import Config, execute
 from fedxl.files import write_atomically, write_json
 from fedxl.reporting import plots
 from fedxl.reporting.report import as_markdown, as_text, over_seeds, within
-from fedxl.training.run import Hooks, Result
+from fedxl.training.trainer import Hooks, Result
 
 MAX_FPR = 0.3
 # Not those of the tuning (100 to 102), nor those on which the task was tried while it was written (0 to 2).
@@ -92,7 +92,7 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
 
 def row(label: str, runs: Sequence[Result]) -> list[str]:
     def spread(name: str) -> str:
-        return within([outcome.test[name] for outcome in runs])
+        return within([outcome.metrics["test"][name] for outcome in runs])
 
     seconds = np.mean([outcome.seconds for outcome in runs])
     return [label, spread("auroc"), spread(f"pauc@{MAX_FPR:g}"), f"{seconds:.1f}"]
@@ -112,7 +112,7 @@ def save(folder: Path, outcomes: Mapping[str, Sequence[Result]], rows: Sequence[
     )
     write_atomically(folder / "results.md", as_markdown(rows, COLUMNS).encode())
     content = {
-        label: [{"best_round": o.best_round, "test": o.test, "seconds": o.seconds} for o in runs]
+        label: [{"best_round": o.best_round, "test": o.metrics["test"], "seconds": o.seconds} for o in runs]
         for label, runs in outcomes.items()
     }
     write_json(folder / "results.json", content)

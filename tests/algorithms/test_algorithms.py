@@ -12,25 +12,26 @@ from torch.nn import functional as nnf
 
 from fedxl import tree
 from fedxl.algorithms import CODASCA, SOX, FeDXL2, LocalPair, LocalSGD
+from fedxl.algorithms.descent import Descent, average
 from fedxl.algorithms.pool import S2Scores, merge, spread, thin
-from fedxl.algorithms.protocol import Descent, average
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.data.source import TensorSource
 from fedxl.engine.executors import vectorised
 from fedxl.engine.simulator import Simulator
-from fedxl.models import scorer, weights_of
+from fedxl.models import weights_of
 from fedxl.risks import auroc, partial_auc
 from tests.conftest import RAGGED, make_clients
+from tests.running import engine_for, play
 
 K, BATCH = 3, 4
 
 
-def engine_for(algorithm, federation, **options) -> Simulator:
-    return Simulator(algorithm, federation, vectorised, K, BATCH, BATCH, dtype=torch.float64, **options)
+def engine_of(algorithm, model, federation, **options) -> Simulator:
+    return engine_for(algorithm, model, federation, vectorised, K, BATCH, BATCH, **options)
 
 
 def batches_of(engine: Simulator, client: int, r: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    indices = torch.from_numpy(engine.draw(client, r, None).examples)
+    indices = torch.from_numpy(engine.drawing.draw(client, r, engine.store.visits(client), None).examples)
     return [(engine.source.fetch(row), engine.source.labels[row]) for row in indices]
 
 
@@ -38,8 +39,8 @@ def batches_of(engine: Simulator, client: int, r: int) -> list[tuple[torch.Tenso
 def test_local_sgd_is_torch_sgd_and_an_average(network, weighting):
     """Against torch.optim.SGD run by hand on the same batches, with weight decay and a milestone inside a round."""
     federation = from_arrays(make_clients(RAGGED))
-    algorithm = LocalSGD(score=scorer(network(), True), lr=0.3, weight_decay=0.01, milestones=(4,), decay=0.1)
-    engine = engine_for(algorithm, federation, weighting=weighting)
+    algorithm = LocalSGD(lr=0.3, weight_decay=0.01, milestones=(4,), decay=0.1)
+    engine = engine_of(algorithm, network(), federation, weighting=weighting)
     server = algorithm.init(weights_of(network()))
     reference = network()
     sizes = [len(part) for part in federation.parts]
@@ -55,7 +56,7 @@ def test_local_sgd_is_torch_sgd_and_an_average(network, weighting):
                 nnf.binary_cross_entropy_with_logits(local(x).squeeze(-1), y.double()).backward()
                 optimiser.step()
             locals_.append(local)
-        server = algorithm.aggregate(server, engine.run_round(algorithm, server, r, np.arange(len(sizes))))
+        server = play(algorithm, engine, server, r, np.arange(len(sizes)))
         with torch.no_grad():
             for name, p in reference.named_parameters():
                 p.copy_(sum(s * dict(m.named_parameters())[name] for s, m in zip(shares, locals_, strict=True)))
@@ -72,10 +73,10 @@ def test_codasca_against_a_plain_transcription(control):
     nn.init.constant_(model.weight, 0.2)
     p, eta, gamma, wd, clip, T0 = federation.positive_share("clients"), 0.4, 20.0, 1e-2, 0.05, 6
     algorithm = CODASCA(
-        score=scorer(model, True), lr=eta, positive_share=p, proximal=gamma, weight_decay=wd, clip=clip,
+        lr=eta, positive_share=p, proximal=gamma, weight_decay=wd, clip=clip,
         stage_steps=T0, control=control,
     )  # fmt: skip
-    engine = engine_for(algorithm, federation)
+    engine = engine_of(algorithm, model, federation)
     server = algorithm.init(weights_of(model))
 
     v = {"w": np.full(5, 0.2), "a": 0.0, "b": 0.0, "alpha": 0.0}
@@ -119,7 +120,7 @@ def test_codasca_against_a_plain_transcription(control):
             ref = dict(v)
         done += K
 
-        server = algorithm.aggregate(server, engine.run_round(algorithm, server, r, np.array(cohort)))
+        server = play(algorithm, engine, server, r, np.array(cohort))
         np.testing.assert_allclose(server.point.params["weight"].numpy()[0], v["w"], rtol=0, atol=1e-12)
         for name in ("a", "b", "alpha"):
             assert float(getattr(server.point, name)) == pytest.approx(v[name], abs=1e-12)
@@ -130,12 +131,12 @@ def test_sox_is_local_pair_alone_and_follows_its_paper(network):
     """u from the batch itself, gradient with both sides active, moving average: against autograd by hand."""
     federation = from_arrays(make_clients([(12, 20)]))
     risk = partial_auc(lam=1.5, scores="raw")
-    algorithm = SOX(score=scorer(network(), True), risk=risk, lr=0.05, beta=0.3, gamma=0.4)
-    engine = engine_for(algorithm, federation)
+    algorithm = SOX(risk=risk, lr=0.05, beta=0.3, gamma=0.4)
+    engine = engine_of(algorithm, network(), federation)
     server = algorithm.init(weights_of(network()))
     model, u, G = network(), {}, None
     for r in (1, 2):
-        draws = engine.draw(0, r, None)
+        draws = engine.drawing.draw(0, r, engine.store.visits(0), None)
         for (x, _), rows in zip(batches_of(engine, 0, r), draws.rows, strict=True):
             h = model(x).squeeze(-1)
             l = torch.exp(torch.relu(1 - (h[:BATCH, None] - h[None, BATCH:])) ** 2 / 1.5)
@@ -152,7 +153,7 @@ def test_sox_is_local_pair_alone_and_follows_its_paper(network):
             with torch.no_grad():
                 for p, m in zip(model.parameters(), G, strict=True):
                     p -= 0.05 * m
-        server = algorithm.aggregate(server, engine.run_round(algorithm, server, r, np.array([0])))
+        server = play(algorithm, engine, server, r, np.array([0]))
         for name, p in model.named_parameters():
             torch.testing.assert_close(server.weights.params[name], p.data, rtol=0, atol=1e-11)
 
@@ -162,31 +163,31 @@ def test_local_pair_leaves_out_clients_without_pairs(network):
     results = []
     for sizes in ([(5, 8), (4, 6)], [(5, 8), (4, 6), (7, 0), (0, 9)]):
         federation = from_arrays(make_clients(sizes))
-        algorithm = LocalPair(score=scorer(network(), True), risk=partial_auc(), lr=0.1)
-        engine = engine_for(algorithm, federation)
+        algorithm = LocalPair(risk=partial_auc(), lr=0.1)
+        engine = engine_of(algorithm, network(), federation)
         server = algorithm.init(weights_of(network()))
-        results.append(algorithm.aggregate(server, engine.run_round(algorithm, server, 1, np.arange(len(sizes)))))
+        results.append(play(algorithm, engine, server, 1, np.arange(len(sizes))))
     for name, value in results[0].weights.params.items():
         torch.testing.assert_close(value, results[1].weights.params[name], rtol=0, atol=1e-12)
-    only = engine_for(algorithm, from_arrays(make_clients([(7, 0), (0, 9)])))
-    alone = algorithm.aggregate(server, only.run_round(algorithm, server, 1, np.arange(2)))
+    only = engine_of(algorithm, network(), from_arrays(make_clients([(7, 0), (0, 9)])))
+    alone = play(algorithm, only, server, 1, np.arange(2))
     assert torch.equal(alone.weights.params["0.weight"], server.weights.params["0.weight"]), "nobody moved the model"
 
 
 def test_a_cohort_without_negatives_waits_for_them(network):
     """Round 0 finds no S2 at all: nothing moves, no u is invented, and training starts once negatives come."""
     federation = from_arrays(make_clients([(5, 0), (6, 0), (4, 7)]))
-    algorithm = FeDXL2(score=scorer(network(), True), risk=partial_auc(), lr=0.1)
-    engine = engine_for(algorithm, federation)
+    algorithm = FeDXL2(risk=partial_auc(), lr=0.1)
+    engine = engine_of(algorithm, network(), federation)
     server = start = algorithm.init(weights_of(network()))
     one_class, all_clients = np.array([0, 1]), np.arange(3)
-    server = algorithm.prelude.aggregate(server, engine.run_round(algorithm.prelude, server, 0, one_class))
-    server = algorithm.aggregate(server, engine.run_round(algorithm, server, 1, one_class))
+    server = play(algorithm, engine, server, 0, one_class)
+    server = play(algorithm, engine, server, 1, one_class)
     assert torch.equal(server.weights.params["0.weight"], start.weights.params["0.weight"])
     assert engine.population.states["0"].u.isnan().all()
-    server = algorithm.aggregate(server, engine.run_round(algorithm, server, 2, all_clients))
+    server = play(algorithm, engine, server, 2, all_clients)
     assert server.pool.second.weight.sum() > 0, "client 2 has brought its negatives"
-    server = algorithm.aggregate(server, engine.run_round(algorithm, server, 3, all_clients))
+    server = play(algorithm, engine, server, 3, all_clients)
     assert not torch.equal(server.weights.params["0.weight"], start.weights.params["0.weight"])
     assert not engine.population.states["0"].u.isnan().all()
     assert tree.finite(server.weights)
@@ -194,13 +195,13 @@ def test_a_cohort_without_negatives_waits_for_them(network):
 
 def test_the_absent_keep_their_u(network):
     federation = from_arrays(make_clients(RAGGED))
-    algorithm = FeDXL2(score=scorer(network(), True), risk=partial_auc(), lr=0.1)
-    engine = engine_for(algorithm, federation)
+    algorithm = FeDXL2(risk=partial_auc(), lr=0.1)
+    engine = engine_of(algorithm, network(), federation)
     server = algorithm.init(weights_of(network()))
-    server = algorithm.prelude.aggregate(server, engine.run_round(algorithm.prelude, server, 0, np.arange(6)))
-    server = algorithm.aggregate(server, engine.run_round(algorithm, server, 1, np.arange(6)))
+    server = play(algorithm, engine, server, 0, np.arange(6))
+    server = play(algorithm, engine, server, 1, np.arange(6))
     before = engine.population.states["3"].u.clone()
-    server = algorithm.aggregate(server, engine.run_round(algorithm, server, 2, np.array([0, 1, 2])))
+    server = play(algorithm, engine, server, 2, np.array([0, 1, 2]))
     torch.testing.assert_close(engine.population.states["3"].u, before, rtol=0, atol=0, equal_nan=True)
 
 
@@ -228,7 +229,7 @@ def test_uploads_are_spread_over_the_steps():
 
 
 def test_the_rate_decays_at_its_milestones():
-    descent = Descent(score=scorer(nn.Linear(1, 1), True), lr=1.0, milestones=(5, 10), decay=0.1)
+    descent = Descent(auroc(), lr=1.0, milestones=(5, 10), decay=0.1)
     rates = [float(descent.rate(torch.tensor(step), torch.float64)) for step in (0, 4, 5, 9, 10, 50)]
     assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01], rel=1e-12)
 
@@ -248,11 +249,11 @@ def test_fresh_points_are_scored_by_the_model_and_not_trained_on(network):
     federation = from_arrays(make_clients([(9, 9), (8, 7)]))
     pools, params = [], []
     for fresh in (False, True):
-        algorithm = FeDXL2(score=scorer(network(), True), risk=auroc(), lr=0.1, fresh=fresh)
-        engine = engine_for(algorithm, federation)
+        algorithm = FeDXL2(risk=auroc(), lr=0.1, fresh=fresh)
+        engine = engine_of(algorithm, network(), federation)
         server = algorithm.init(weights_of(network()))
-        server = algorithm.prelude.aggregate(server, engine.run_round(algorithm.prelude, server, 0, np.arange(2)))
-        server = algorithm.aggregate(server, engine.run_round(algorithm, server, 1, np.arange(2)))
+        server = play(algorithm, engine, server, 0, np.arange(2))
+        server = play(algorithm, engine, server, 1, np.arange(2))
         pools.append(server.pool.first.a)
         params.append(server.weights.params["0.weight"])
     assert pools[0].shape == pools[1].shape
@@ -267,11 +268,11 @@ def test_stand_ins_leave_batch_statistics_alone():
         torch.manual_seed(0)
         model = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 1)).double()
     federation = from_arrays([(3 * x + 2, y), *make_clients([(8, 8)])])
-    algorithm = FeDXL2(score=scorer(model, True), risk=auroc(), lr=0.1, buffers="local")
-    engine = Simulator(algorithm, federation, vectorised, 60, 32, 8, dtype=torch.float64)
+    algorithm = FeDXL2(risk=auroc(), lr=0.1, buffers="local")
+    engine = engine_for(algorithm, model, federation, vectorised, 60, 32, 8)
     server = algorithm.init(weights_of(model))
-    server = algorithm.prelude.aggregate(server, engine.run_round(algorithm.prelude, server, 0, np.arange(2)))
-    engine.run_round(algorithm, server, 1, np.arange(2))
+    server = play(algorithm, engine, server, 0, np.arange(2))
+    engine.run_round(server, 1, np.arange(2))
     found = engine.population.states["0"].buffers
     torch.testing.assert_close(found["0.running_mean"], (3 * x + 2).mean(0), rtol=0.2, atol=0.3)
     torch.testing.assert_close(found["0.running_var"], (3 * x + 2).var(0), rtol=0.3, atol=0.5)
@@ -289,10 +290,10 @@ def test_local_sgd_with_several_classes_is_multinomial_cross_entropy():
     model = nn.Linear(5, 3).double()
     x, y = torch.randn(8, 5).double(), torch.tensor([0, 1, 2, 2, 1, 0, 1, 2])
     federation = Federation(TensorSource(x, y), [np.arange(8)])
-    algorithm = LocalSGD(score=scorer(model, True), lr=0.5)
-    engine = Simulator(algorithm, federation, vectorised, 1, 4, 4, dtype=torch.float64)
+    algorithm = LocalSGD(lr=0.5)
+    engine = engine_for(algorithm, model, federation, vectorised, 1, 4, 4)
     server = algorithm.init(weights_of(model))
-    after = algorithm.aggregate(server, engine.run_round(algorithm, server, 1, np.arange(1)))
+    after = play(algorithm, engine, server, 1, np.arange(1))
     gradients = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
     for (name, before), gradient in zip(model.named_parameters(), gradients, strict=True):
         torch.testing.assert_close(after.weights.params[name], before - 0.5 * gradient, rtol=0, atol=1e-12)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from fedxl.algorithms import FeDXL1, FeDXL2
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.engine.executors import vectorised
-from fedxl.engine.simulator import Simulator
-from fedxl.models import scorer, weights_of
+from fedxl.models import weights_of
 from fedxl.risks import XRisk, auroc, partial_auc
 from tests.conftest import make_clients
+from tests.running import engine_for, play
 
 EXAMPLES = 32  # of each class, over all clients
 
@@ -33,8 +33,8 @@ def squared_norms(
 ) -> Tensor:
     """|grad F|^2 at the averaged model after each round, F over all examples of all clients."""
     model, federation = problem(clients)
-    algorithm = algorithm_class(score=scorer(model, True), risk=risk, **options)
-    engine = Simulator(algorithm, federation, vectorised, steps, 1, 1, seed=seed, dtype=torch.float64)
+    algorithm = algorithm_class(risk=risk, **options)
+    engine = engine_for(algorithm, model, federation, vectorised, steps, 1, 1, seed=seed)
     server = algorithm.init(weights_of(model))
     x, y = federation.source.x, federation.source.labels
     everyone = torch.arange(clients).numpy()
@@ -44,8 +44,7 @@ def squared_norms(
 
     norms = []
     for r in range(rounds + 1):
-        running = algorithm.prelude if r == 0 else algorithm
-        server = running.aggregate(server, engine.run_round(running, server, r, everyone))
+        server = play(algorithm, engine, server, r, everyone)
         gradient = torch.func.grad(objective)(server.weights.params)
         norms.append(sum(g.square().sum() for g in gradient.values()))
     return torch.stack(norms)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import UserError, XRisk, auroc, fit, gap, identity, partial_auc
+from fedxl import SOX, FeDXL1, FeDXL2, LocalPair, UserError, XRisk, auroc, fit, gap, identity, partial_auc
 from fedxl.cli import main as cli
 from fedxl.data import digits
 from tests.conftest import make_clients
@@ -260,7 +260,7 @@ class TwoOutputs(nn.Module):
 )
 def test_a_model_of_the_wrong_shape(model, expected):
     def train():
-        return fit(model, make_clients([(4, 4)]), partial_auc(), rounds=1, local_steps=1)
+        return fit(model, make_clients([(4, 4)]), FeDXL2(partial_auc()), rounds=1, local_steps=1)
 
     if expected is None:
         train()
@@ -281,57 +281,62 @@ def test_a_model_of_the_wrong_shape(model, expected):
 )
 def test_a_risk_of_the_wrong_shape(pair, outer, expected):
     with pytest.raises(UserError, match=expected):
-        fit(nn.Linear(5, 1), make_clients([(4, 4)]), XRisk(pair=pair, outer=outer))
+        fit(nn.Linear(5, 1), make_clients([(4, 4)]), FeDXL2(XRisk(pair=pair, outer=outer)))
 
 
 def test_mistakes_in_the_library_call():
     clients = make_clients([(4, 4)])
-    with pytest.raises(UserError, match=r"unknown setting 'algorithm.rouns'; did you mean"):
-        fit(nn.Linear(5, 1), clients, auroc(), rouns=3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rouns'"):
+        fit(nn.Linear(5, 1), clients, FeDXL2(auroc()), rouns=3)
     with pytest.raises(UserError, match="at least one client"):
-        fit(nn.Linear(5, 1), [], auroc())
+        fit(nn.Linear(5, 1), [], FeDXL2(auroc()))
     with pytest.raises(UserError, match="client 1 has no examples"):
-        fit(nn.Linear(5, 1), [*clients, (torch.empty(0, 5), torch.empty(0))], auroc())
+        fit(nn.Linear(5, 1), [*clients, (torch.empty(0, 5), torch.empty(0))], FeDXL2(auroc()))
     with pytest.raises(UserError, match="different shapes"):
-        fit(nn.Linear(5, 1), [*clients, (torch.zeros(3, 4), torch.zeros(3))], auroc())
+        fit(nn.Linear(5, 1), [*clients, (torch.zeros(3, 4), torch.zeros(3))], FeDXL2(auroc()))
     with pytest.raises(UserError, match="different types"):
-        fit(nn.Linear(5, 1), [*clients, (torch.zeros(3, 5, dtype=torch.uint8), torch.zeros(3))], auroc())
+        fit(nn.Linear(5, 1), [*clients, (torch.zeros(3, 5, dtype=torch.uint8), torch.zeros(3))], FeDXL2(auroc()))
     with pytest.raises(UserError, match="must be a pair"):
-        fit(nn.Linear(5, 1), [torch.zeros(3, 5)], auroc())
+        fit(nn.Linear(5, 1), [torch.zeros(3, 5)], FeDXL2(auroc()))
     with pytest.raises(UserError, match="validation must be a pair"):
-        fit(nn.Linear(5, 1), clients, auroc(), validation=clients[0][0])
-    with pytest.raises(UserError, match="risk must be an XRisk"):
-        fit(nn.Linear(5, 1), clients, "auroc")
+        fit(nn.Linear(5, 1), clients, FeDXL2(auroc()), validation=clients[0][0])
+    for wrong in ("fedxl2", auroc(), FeDXL2):
+        with pytest.raises(UserError, match=r"algorithm must be an object such as fedxl.FeDXL2\(fedxl.auroc\(\)\)"):
+            fit(nn.Linear(5, 1), clients, wrong)
+    with pytest.raises(UserError, match="batch_size must be one number or two"):
+        fit(nn.Linear(5, 1), clients, FeDXL2(auroc()), batch_size=(1, 2, 3))
     with pytest.raises(UserError, match="no parameter to train"):
-        fit(nn.Flatten(0), clients, auroc())
+        fit(nn.Flatten(0), clients, FeDXL2(auroc()))
     with pytest.raises(UserError, match="nothing to train on"):
-        fit(nn.Linear(5, 1), make_clients([(4, 0), (0, 4)]), auroc(), "local_pair")
+        fit(nn.Linear(5, 1), make_clients([(4, 0), (0, 4)]), LocalPair(auroc()))
 
 
 def test_scores_that_overflow_are_told():
     x, y = make_clients([(9, 9)])[0]
     with pytest.raises(UserError, match="no longer finite"):
         fit(
-            nn.Linear(5, 1), [(x, y)], auroc(surrogate="square"), "fedxl1", lr=1e30, rounds=1, local_steps=1,
+            nn.Linear(5, 1), [(x, y)], FeDXL1(auroc(surrogate="square"), lr=1e30), rounds=1, local_steps=1,
             validation=(1e20 * x, y),
         )  # fmt: skip
 
 
 def test_a_centralised_method_takes_no_cohort():
-    fit(nn.Linear(5, 1), make_clients([(4, 4)] * 3), partial_auc(), "sox", cohort=2, rounds=1, local_steps=1)
+    fit(nn.Linear(5, 1), make_clients([(4, 4)] * 3), SOX(partial_auc()), cohort=2, rounds=1, local_steps=1)
 
 
 def test_the_risks_own_limit_is_always_there():
     x, y = make_clients([(9, 9)])[0]
-    result = fit(nn.Linear(5, 1), [(x, y)], partial_auc(), rounds=1, local_steps=1, fpr=(0.2,), validation=(x, y))
-    assert {"pauc@0.2", "pauc@0.3"} <= result.validation.keys()
+    result = fit(
+        nn.Linear(5, 1), [(x, y)], FeDXL2(partial_auc()), rounds=1, local_steps=1, fpr=(0.2,), validation=(x, y)
+    )
+    assert {"pauc@0.2", "pauc@0.3"} <= result.metrics["validation"].keys()
 
 
 def test_divergence_is_told_and_not_saved(tmp_path):
     with pytest.raises(UserError, match="no longer finite by round"):
         fit(
-            nn.Linear(5, 1), make_clients([(9, 9), (5, 5)]), auroc(surrogate="square"), "fedxl1",
-            lr=1e6, rounds=40, local_steps=8, out=tmp_path,
+            nn.Linear(5, 1), make_clients([(9, 9), (5, 5)]), FeDXL1(auroc(surrogate="square"), lr=1e6),
+            rounds=40, local_steps=8, out=tmp_path,
         )  # fmt: skip
     saved = [path.name for path in tmp_path.glob("checkpoints/*")]
     assert saved == ["round-00000000.safetensors"], "only what was still finite: round 0"

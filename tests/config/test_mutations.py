@@ -18,12 +18,12 @@ import pytest
 
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config import experiment as configs
-from fedxl.config.experiment import Config, assemble, read
+from fedxl.config.experiment import Config, read, simulate
 from fedxl.data import DATASETS, digits
 from fedxl.models import MODELS
 from fedxl.options import accepted
 from fedxl.risks import RISKS
-from fedxl.training.problem import Settings
+from fedxl.training.settings import Settings
 from tests.cli.test_errors import arrays
 from tests.config import mutations
 from tests.config.mutations import complaints, mutated_bytes
@@ -48,8 +48,7 @@ RAW = ["9" * 4401, "0x" + "f" * 5000, "[" * 2000, "{a." * 300, "1979-05-27", "07
 
 def known(section: str, name: str) -> dict[str, Any]:
     """The settings that a section takes by this name, with their types."""
-    algorithms = {name: method.build for name, method in ALGORITHMS.items()}
-    tables: dict[str, Any] = {"data": DATASETS, "model": MODELS, "risk": RISKS, "algorithm": algorithms}
+    tables: dict[str, Any] = {"data": DATASETS, "model": MODELS, "risk": RISKS, "algorithm": ALGORITHMS}
     options = accepted(Settings if section == "run" else tables[section][name])
     return {name: hint for name, hint in options.items() if name not in ("shape", "outputs", "score", "risk")}
 
@@ -117,7 +116,7 @@ def test_a_thousand_mutated_configs_are_one_line_each_or_could_begin(tmp_path, m
     def act(content: bytes) -> None:
         Path("c.toml").write_bytes(content)
         experiment = read(Path("c.toml"))
-        assemble(experiment, lambda line: None)
+        simulate(experiment, lambda line: None)
         Path("again.toml").write_text(configs.dump(experiment))
         assert read(Path("again.toml")) == experiment, "what a run writes down is what it was told"
         count(tmp_path / "begun")
@@ -145,7 +144,7 @@ def test_two_hundred_mutated_files_are_one_line_each_or_data(tmp_path):
     def act(content: bytes) -> None:
         (tmp_path / "d.npz").write_bytes(content)
         data = {"name": "npz", "path": str(tmp_path / "d.npz")}
-        task = assemble(Config(data, {"name": "auroc"}, {"name": "fedxl2"}), lambda line: None)
+        task = simulate(Config(data, {"name": "auroc"}, {"name": "fedxl2"}), lambda line: None)
         assert task.federation.source.labels.shape == (12,)
         count(tmp_path / "read")
 

@@ -40,7 +40,7 @@ class FakeRuntime:
         self.message.metadata.__dict__["_message_id"] = self.message.object_id
         self.objects = {name: each.deflate() for name, each in get_all_nested_objects(self.message).items()}
 
-    def PullMessages(self, request) -> PullAppMessagesResponse:  # noqa: N802
+    def PullMessages(self, request) -> PullAppMessagesResponse:
         proto = message_to_proto(Message(sealed(Envelope({}, {})), dst_node_id=1, message_type="train"))
         proto.ClearField("content")
         proto.metadata.message_id = self.message.object_id
@@ -48,12 +48,12 @@ class FakeRuntime:
         proto.metadata.src_node_id = self.message.metadata.src_node_id
         return PullAppMessagesResponse(messages_list=[proto], message_object_trees=[get_object_tree(self.message)])
 
-    def PullObject(self, request) -> PullObjectResponse:  # noqa: N802
+    def PullObject(self, request) -> PullObjectResponse:
         here = request.object_id not in self.missing
         content = self.objects[request.object_id] if here else b""
         return PullObjectResponse(object_found=True, object_available=here, object_content=content)
 
-    def ConfirmMessageReceived(self, request) -> ConfirmMessageReceivedResponse:  # noqa: N802
+    def ConfirmMessageReceived(self, request) -> ConfirmMessageReceivedResponse:
         self.confirmed.append(request.message_object_id)
         return ConfirmMessageReceivedResponse()
 
@@ -125,10 +125,10 @@ def test_a_site_whose_reply_comes_too_late_goes_on(reply, tmp_path, caplog):
     """The server has forgotten the round, and SuperLink stores nothing of it any more."""
 
     class Fleet:
-        def PushMessages(self, request) -> PushMessagesResponse:  # noqa: N802
+        def PushMessages(self, request) -> PushMessagesResponse:
             return PushMessagesResponse(objects_to_push=[reply.object_id], session_id="over")
 
-        def PushObject(self, request) -> PushObjectResponse:  # noqa: N802
+        def PushObject(self, request) -> PushObjectResponse:
             return PushObjectResponse(stored=False)
 
     Link(tmp_path, Fleet(), Node(node_id=7))._send(reply, 7)

@@ -18,7 +18,7 @@ from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.deploy.server import serve as server
 from fedxl.errors import DivergedError
 from fedxl.training.checkpoint import load_latest
-from fedxl.training.run import Hooks
+from fedxl.training.trainer import Hooks
 from tests.deploy.federated import SITES, InProcess, config, deployed
 from tests.deploy.test_site_evaluation import PERFECT, Judging
 from tests.deploy.test_sites import assert_same
@@ -126,7 +126,7 @@ def test_an_attack_is_refused_and_leaves_no_trace(tmp_path, without, attack):
 
     again = deployed(tmp_path, experiment(name), carrier)
     assert not any("dropped" in record for record in again.history if record["round"] > ATTACKED)
-    assert again.test["auroc"] == expected.test["auroc"]
+    assert again.metrics["test"]["auroc"] == expected.metrics["test"]["auroc"]
     assert_same(again, expected)
 
 
@@ -194,7 +194,7 @@ def test_a_run_from_before_sizes_were_compared_goes_on(tmp_path, monkeypatch):
     assert not any(path.startswith("population.usual") for path in kept.tensors)
     found = deployed(tmp_path, experiment("sigmoid"), carrier)
     whole = deployed(tmp_path / "whole", experiment("sigmoid"), InProcess(tmp_path / "whole"))
-    assert found.test == whole.test
+    assert found.metrics["test"] == whole.metrics["test"]
 
 
 def test_a_state_that_sites_could_not_use_is_never_saved(tmp_path, monkeypatch):
@@ -216,7 +216,7 @@ def test_a_state_that_sites_could_not_use_is_never_saved(tmp_path, monkeypatch):
         "round 3: no update is used, for sites could not go on from the new state: "
         "its scores (second) are not all within [0, 1], as this risk's are"
     ]
-    assert found.test == whole.test
+    assert found.metrics["test"] == whole.metrics["test"]
 
 
 def test_training_that_diverges_is_called_that(tmp_path):

@@ -11,7 +11,7 @@ from fedxl.config.experiment import Config, execute
 from fedxl.deploy.server.influence import REMEMBERED, Influence
 from fedxl.engine.simulator import Simulator
 from fedxl.experiments import demo
-from fedxl.training.run import Hooks
+from fedxl.training.trainer import Hooks
 
 
 def refused(influence: Influence, *sizes: float) -> list[int]:
@@ -69,7 +69,9 @@ class Measured:
                 tree.map(lambda leaf, i=i: leaf[i], stacked)
                 for stacked, i in ((updates, row), (engine.shares, int(number)))
             )
-            sizes = algorithm.check_update(server, update, Assignment(share, engine.local_steps, engine.reading))
+            sizes = algorithm.check_update(
+                server, update, Assignment(share, engine.schedule.local_steps, engine.reading)
+            )
             found[row] = {name: float(size) for name, size in sizes.items()} if update.share.model > 0 else {}
         algorithm.check_server(algorithm.aggregate(server, updates))
         self.refused += len(self.influence.excesses(found))
@@ -96,9 +98,9 @@ def test_honest_sites_are_never_refused(monkeypatch, case, seed):
     options, risk, run = HONEST[case]
     measured, run_round = Measured(), Simulator.run_round
 
-    def watched(self, algorithm, server, round, cohort):
-        updates = run_round(self, algorithm, server, round, cohort)
-        measured.round(self, algorithm, server, cohort, updates)
+    def watched(self, server, round, cohort):
+        updates = run_round(self, server, round, cohort)
+        measured.round(self, self.algorithm.phase(round), server, cohort, updates)
         return updates
 
     monkeypatch.setattr(Simulator, "run_round", watched)

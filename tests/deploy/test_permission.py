@@ -17,7 +17,7 @@ from fedxl import UserError
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import SiteFile, read_site
 from fedxl.deploy.site.permission import COUNTS, count, digest, permitted
-from fedxl.training.run import Hooks
+from fedxl.training.trainer import Hooks
 from tests.deploy.federated import InProcess, config, deployed, site_file
 
 EXPERIMENT = config("fedxl2").tables()
@@ -81,7 +81,6 @@ def test_a_site_without_a_word_on_it_allows_nothing(tmp_path):
 def test_a_pinned_experiment_is_the_only_one(tmp_path):
     pinned = site_file(tmp_path, 0, digest=digest(EXPERIMENT))
     permitted(pinned, told())
-    permitted(pinned, told(algorithm__positive_share=0.25))  # which follows from the sites' counts
     for changes in ({"run__seed": 6}, {"algorithm__lr": 0.3}, {"model__hidden": [9]}, {"risk__lam": 2.0}):
         with pytest.raises(UserError, match="not the one that this site's file has pinned"):
             permitted(pinned, told(**changes))

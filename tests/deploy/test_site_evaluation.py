@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fedxl import METRICS, Metric, UserError, auroc, metrics, partial_auc, registry, wire
-from fedxl.config.experiment import load_data
-from fedxl.deploy.parts import build
+from fedxl.algorithms.protocol import DataFacts
+from fedxl.config.experiment import build_problem, load_data
 from fedxl.deploy.protocol.envelope import Envelope, Failure
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.deploy.server.examiner import SiteExaminer
@@ -23,7 +23,7 @@ from fedxl.deploy.site import cache, requests
 from fedxl.errors import RefusedError
 from fedxl.models import weights_of
 from fedxl.training.evaluate import Evaluator, asked_for, better_at_common_sites
-from fedxl.training.run import Hooks
+from fedxl.training.trainer import Hooks
 from tests.deploy.federated import SITES, InProcess, config, deployed, simulated, site_file
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -58,13 +58,16 @@ def test_scores_of_all_sites_give_the_metrics_of_the_data_in_one_place(tmp_path)
     found, _ = judged(tmp_path, *["scores"] * 4)
     expected = simulated(config("fedxl2"))
     assert found.best_round == expected.best_round
-    for mine, theirs in [(found.test, expected.test), (found.validation, expected.validation)]:
+    for mine, theirs in [
+        (found.metrics["test"], expected.metrics["test"]),
+        (found.metrics["validation"], expected.metrics["validation"]),
+    ]:
         assert mine.keys() == theirs.keys()
         assert all(mine[name] == pytest.approx(theirs[name], abs=1e-12) for name in theirs)
     scores, labels = found.test_scores
-    assert metrics.auroc(scores, labels) == pytest.approx(expected.test["auroc"], abs=1e-12)
+    assert metrics.auroc(scores, labels) == pytest.approx(expected.metrics["test"]["auroc"], abs=1e-12)
     by_site = found.history[-1]["validation_by_site"]
-    assert sum(values["positives"] for values in by_site.values()) == found.validation["positives"]
+    assert sum(values["positives"] for values in by_site.values()) == found.metrics["validation"]["positives"]
 
 
 def test_metrics_alone_are_averaged_by_pairs_and_no_score_leaves(tmp_path):
@@ -88,7 +91,7 @@ def test_by_default_nothing_leaves_and_the_last_model_is_the_result(tmp_path):
     assert all(set(answer.facts) == {"site", "split", "kind", "why"} for _, answer in carrier.answered)
     assert not any(answer.tensors for _, answer in carrier.answered)
     assert found.best_round == 4
-    assert found.test == {}
+    assert found.metrics["test"] == {}
     assert found.history[0]["validation_by_site"] == dict.fromkeys(SITES, "it lets no evaluation go")
     assert any("nobody could evaluate" in line and "a: it lets no evaluation go" in line for line in lines)
 
@@ -98,7 +101,7 @@ def test_who_lets_nothing_go_is_left_out_and_the_rest_is_pooled(tmp_path):
     by_site = found.history[-1]["validation_by_site"]
     assert by_site["b"] == "it lets no evaluation go"
     told = [values["positives"] for values in by_site.values() if not isinstance(values, str)]
-    assert found.validation["positives"] == sum(told)
+    assert found.metrics["validation"]["positives"] == sum(told)
     assert found.test_scores is not None
 
 
@@ -137,7 +140,7 @@ def test_one_site_without_a_metric_does_not_silence_the_others(tmp_path):
     told = [by_site[name] for name in SITES[1:]]
     pairs = [values["positives"] * values["negatives"] for values in told]
     mean = sum(n * values["auroc"] for n, values in zip(pairs, told, strict=True)) / sum(pairs)
-    assert found.validation["auroc"] == pytest.approx(mean, abs=1e-12)
+    assert found.metrics["validation"]["auroc"] == pytest.approx(mean, abs=1e-12)
 
 
 def test_scores_beyond_the_risk_count_for_nothing(tmp_path):
@@ -225,7 +228,7 @@ def test_a_run_that_is_resumed_after_its_last_round_still_finds_its_sites(tmp_pa
     carrier = Judging(tmp_path, ["scores"] * 4)
     first = deployed(tmp_path, experiment, carrier, evaluate="sites")
     again = deployed(tmp_path, experiment, Judging(tmp_path, ["scores"] * 4), evaluate="sites")
-    assert again.test == first.test
+    assert again.metrics["test"] == first.metrics["test"]
 
 
 def test_a_model_is_judged_as_it_is_whatever_the_wire(tmp_path):
@@ -286,7 +289,9 @@ def test_a_metric_of_ones_own_at_sites(tmp_path):
         tmp_path / "b", experiment, Judging(tmp_path / "b", ["scores"] * 4, metrics=(OWN,)), evaluate="sites"
     )
     expected = simulated(experiment)
-    assert pooled.test["sensitivity_at@0.2"] == pytest.approx(expected.test["sensitivity_at@0.2"], abs=1e-12)
+    assert pooled.metrics["test"]["sensitivity_at@0.2"] == pytest.approx(
+        expected.metrics["test"]["sensitivity_at@0.2"], abs=1e-12
+    )
 
 
 EVIL = [
@@ -320,11 +325,12 @@ def test_a_server_makes_a_site_import_nothing_that_its_file_does_not_allow(tmp_p
     run = {**experiment.run, **{name: value for name, value in changes.items() if name != "risk"}}
     tables = {**experiment.tables(), "risk": risk, "run": run}
     mine = site_file(tmp_path, 0, evaluate=kind, risks=("pauc", f"{__name__}:naming"), metrics=("json:dumps",))
-    parts = build(replace(experiment, risk={"name": "pauc"}), (1, 8, 8), cache.opened(mine))
+    problem = build_problem(replace(experiment, risk={"name": "pauc"}), (1, 8, 8), DataFacts(0.5))
+    facts = {"version": requests.__version__, "run": "0123456789abcdef", "facts_of_all": '{"positive_share": 0.5}'}
     letter = Envelope(
-        {"version": requests.__version__, "run": "0123456789abcdef", "config": json.dumps(tables), "split": "test"},
-        wire.flatten(weights_of(parts.model)),
+        {**facts, "config": json.dumps(tables), "split": "test"}, wire.flatten(weights_of(problem.model))
     )
+    cache.opened(mine)  # reading the data imports what it needs, which is the site's own affair
     imported: list[str] = []
     original = registry.importlib.import_module
     monkeypatch.setattr(
@@ -340,10 +346,10 @@ def test_a_server_makes_a_site_import_nothing_that_its_file_does_not_allow(tmp_p
 def test_built_in_names_are_always_allowed_and_their_limits_counted(tmp_path):
     more = config("fedxl2", rounds=2, metrics=["pauc@0.2", "ap"])
     found, _ = judged(tmp_path / "a", *["metrics"] * 4, experiment=more)
-    assert "pauc@0.2" in found.validation
+    assert "pauc@0.2" in found.metrics["validation"]
     many = config("fedxl2", rounds=2, fpr=[0.1, 0.3], metrics=[f"pauc_raw@{n / 20}" for n in range(1, 6)])
     found, _ = judged(tmp_path / "b", *["metrics"] * 4, experiment=many)
-    assert "pauc_raw@0.05" in found.validation, "six limits"
+    assert "pauc_raw@0.05" in found.metrics["validation"], "six limits"
     many = config("fedxl2", rounds=2, fpr=[0.1, 0.3], metrics=[f"pauc@{n / 20}" for n in range(1, 6)] + ["pauc@0.7"])
     found, _ = judged(tmp_path / "c", *["metrics"] * 4, experiment=many)
     assert "7 false positive rates are more than this site lets go" in found.history[0]["validation_by_site"]["a"]

@@ -22,7 +22,7 @@ from fedxl.deploy.provision.settings import SiteFile, SiteSettings, read_site
 from fedxl.deploy.site import cache, requests
 from fedxl.models.layers import ScoreNorm
 from fedxl.training.checkpoint import load_latest
-from fedxl.training.run import Hooks
+from fedxl.training.trainer import Hooks
 from tests.deploy.federated import ALGORITHMS, DATA, InProcess, config, copied, deployed, simulated, site_file
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -41,7 +41,7 @@ def test_sites_and_simulator_come_to_the_same_bits(tmp_path, algorithm):
     experiment = config(algorithm)
     found, expected = deployed(tmp_path, experiment), simulated(experiment)
     assert_same(found, expected)
-    assert found.test == expected.test
+    assert found.metrics["test"] == expected.metrics["test"]
     assert found.best_round == expected.best_round
     assert len(found.history) == 2
 

@@ -15,11 +15,10 @@ from fedxl.algorithms import ALGORITHMS, FeDXL2
 from fedxl.data.federation import from_arrays
 from fedxl.engine.choose import choose
 from fedxl.engine.executors import vectorised
-from fedxl.engine.simulator import Simulator
 from fedxl.models import TwoViews, cnn, mlp, scorer, weights_of
 from fedxl.risks import RISKS, auroc, average_precision, contrastive, partial_auc
-from fedxl.training.problem import build_algorithm
 from tests.conftest import EXECUTORS, RAGGED, make_clients
+from tests.running import engine_for, play
 
 LINEAR_ONLY = {"fedxl1", "sgd"}
 
@@ -27,18 +26,15 @@ LINEAR_ONLY = {"fedxl1", "sgd"}
 def final_state(name: str, options: dict[str, Any], risk, model, clients, executor: str, **engine: Any) -> dict:
     """Server and population after several rounds, by name."""
     federation = from_arrays(clients)
-    method = ALGORITHMS[name]
-    federation = federation.pooled() if method.centralized else federation
-    algorithm = build_algorithm(method, scorer(model, True), risk, federation, options)
+    algorithm = ALGORITHMS[name](risk, **options)
+    federation = federation.pooled() if algorithm.centralized else federation
     cohort = engine.pop("cohort", 0)
-    simulator = Simulator(
-        algorithm, federation, EXECUTORS[executor](), 3, 4, 5, seed=1, dtype=torch.float64, **engine
-    )
+    simulator = engine_for(algorithm, model, federation, EXECUTORS[executor](), 3, 4, 5, seed=1, **engine)
+    algorithm = simulator.algorithm
     server = algorithm.init(weights_of(model))
-    for r in range(0 if algorithm.prelude else 1, 6):
-        running = algorithm.prelude if r == 0 else algorithm
+    for r in range(algorithm.first_round, 6):
         members = sampling.cohort(1, r, len(federation.parts), cohort)
-        server = running.aggregate(server, simulator.run_round(running, server, r, members))
+        server = play(algorithm, simulator, server, r, members)
     return tree.pack({"server": server, "population": simulator.population})
 
 
@@ -52,8 +48,8 @@ def assert_agree(first: dict, *others: dict, tolerance: float = 1e-9) -> None:
 SETTINGS = {
     "all clients": {},
     "cohort of 3": {"cohort": 3},
-    "waves of 2": {"clients_at_once": 2},
-    "waves of 4, the last one short": {"clients_at_once": 4},
+    "groups of 2": {"clients_at_once": 2},
+    "groups of 4, the last one short": {"clients_at_once": 4},
     "weighted by samples": {"weighting": "samples", "cohort": 4},
 }
 
@@ -199,15 +195,15 @@ def test_a_whole_gradient_from_one_class_clients(network):
     for risk in (auroc(), partial_auc()):
         model = network()
         federation = from_arrays(clients)
-        algorithm = FeDXL2(score=scorer(model, True), risk=risk, lr=1.0, beta=1.0, gamma=1.0, uploads=0)
-        engine = Simulator(algorithm, federation, vectorised, 1, 4, 4, dtype=torch.float64)
+        algorithm = FeDXL2(risk=risk, lr=1.0, beta=1.0, gamma=1.0, uploads=0)
+        engine = engine_for(algorithm, model, federation, vectorised, 1, 4, 4)
         server = algorithm.init(weights_of(model))
         everyone = np.arange(3)
-        server = algorithm.prelude.aggregate(server, engine.run_round(algorithm.prelude, server, 0, everyone))
+        server = play(algorithm, engine, server, 0, everyone)
         assert len(server.pool.first.a) == len(server.pool.second.b) == 8
         # Two copies of each score are in the pool; keep one, so that a draw of 4 takes each example once.
         server = server._replace(pool=tree.map(lambda leaf: leaf[:4], server.pool))
-        after = algorithm.aggregate(server, engine.run_round(algorithm, server, 1, everyone))
+        after = play(algorithm, engine, server, 1, everyone)
 
         leaves = {name: p.clone().requires_grad_() for name, p in weights_of(model).params.items()}
         h = torch.func.functional_call(model, leaves, (x,)).squeeze(-1)

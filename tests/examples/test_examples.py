@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import fedxl
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = sorted(path.stem for path in EXAMPLES.glob("own_*.py"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -70,7 +68,6 @@ def test_ones_own_metric_chooses_the_model_and_is_reported(folder):
     assert f"{last['test']['sensitivity']:.4f}" in report
 
 
-@pytest.mark.skipif(not hasattr(fedxl, "FeDXL2"), reason="fit takes no algorithm objects yet")
 @pytest.mark.parametrize("name", OWN)
 def test_from_python(folder, name):
     assert run(folder, f"{name}.py").strip()

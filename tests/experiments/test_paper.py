@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from fedxl import sampling
 from fedxl.algorithms import FeDXL1, FeDXL2
 from fedxl.data.federation import Federation, from_arrays
-from fedxl.engine.simulator import Simulator, _as_weights
-from fedxl.models import scorer, weights_of
+from fedxl.engine.drawing import PoolDraws
+from fedxl.models import weights_of
 from fedxl.risks import auroc, partial_auc
 from tests.conftest import EXECUTORS, make_clients
+from tests.running import engine_for, play
 
 K, B1, B2, ROUNDS, LR, LAM = 3, 2, 3, 5, 0.02, 1.5
 
@@ -135,17 +135,17 @@ def test_against_the_transcription(case, sizes, cohort, executor):
     federation = from_arrays(make_clients(SIZES[sizes], dim=4))
     model = nn.Linear(4, 1, bias=False).double()
     nn.init.constant_(model.weight, 0.1)
-    algorithm = algorithm_class(score=scorer(model, True), risk=risk, lr=LR, **options)
-    engine = Simulator(algorithm, federation, EXECUTORS[executor](), K, B1, B2, seed=3, dtype=torch.float64)
+    algorithm = algorithm_class(risk=risk, lr=LR, **options)
+    engine = engine_for(algorithm, model, federation, EXECUTORS[executor](), K, B1, B2, seed=3)
     server = algorithm.init(weights_of(model))
     cohorts = [sampling.cohort(3, r, 5, cohort) for r in range(ROUNDS + 1)]
 
     drawn, actual = {}, []
     for r, members in enumerate(cohorts):
-        running = algorithm.prelude if r == 0 else algorithm
         for client in members:
-            drawn[client, r] = engine.draw(client, r, _as_weights(running.pool_weights(server)) if r else None)
-        server = running.aggregate(server, engine.run_round(running, server, r, members))
+            pool = PoolDraws.of(algorithm.pool_weights(server)) if r else None
+            drawn[client, r] = engine.drawing.draw(client, r, engine.store.visits(client), pool)
+        server = play(algorithm, engine, server, r, members)
         actual.append(server.weights.params["weight"].numpy()[0])
 
     def draws(client, r, pool_sizes):

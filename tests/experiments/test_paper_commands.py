@@ -29,7 +29,7 @@ from fedxl.experiments.paper.study import TABLE1, TABLE2, Study, outline
 from fedxl.experiments.paper.tuning import SEED, Search, Trial, choose
 from fedxl.experiments.paper.workers import Crew, Worker, assign, tell
 from fedxl.reporting.report import within
-from fedxl.training.run import Hooks, Progress
+from fedxl.training.trainer import Hooks, Progress
 from tests.cli.test_errors import command
 from tests.conftest import PATIENCE, until
 

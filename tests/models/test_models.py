@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedxl import UserError, fit, partial_auc
+from fedxl import UserError, partial_auc
 from fedxl.models import MODELS, TwoViews, cnn, linear, load, mlp, scorer, weights_of
 from tests.conftest import make_clients
+from tests.running import fit_named
 
 
 class Tied(nn.Module):
@@ -31,7 +32,9 @@ class Tied(nn.Module):
 def test_tied_and_frozen_weights(tmp_path):
     torch.manual_seed(0)
     model = Tied()
-    result = fit(model, make_clients([(5, 6), (7, 8)]), partial_auc(), rounds=3, local_steps=3, lr=0.5, out=tmp_path)
+    result = fit_named(
+        model, make_clients([(5, 6), (7, 8)]), partial_auc(), rounds=3, local_steps=3, lr=0.5, out=tmp_path
+    )
     trained = result.model
     assert not trained.training, "ready to predict"
     assert torch.equal(trained.frozen.weight, model.frozen.weight), "what is frozen stays, to the bit"

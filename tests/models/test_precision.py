@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import UserError, fit, partial_auc
+from fedxl import UserError, partial_auc
 from fedxl.models import mlp, scorer, weights_of
 from fedxl.models.precision import PRECISIONS, products
 from tests.conftest import make_clients
+from tests.running import fit_named
 
 SETTINGS = {"rounds": 3, "local_steps": 3, "batch1": 4, "batch2": 4, "device": "cpu", "lr": 0.5}
 CLIENTS = [(x.float(), y) for x, y in make_clients([(6, 9), (5, 8)])]
@@ -46,7 +47,7 @@ def test_training_in_half_precision_keeps_single_precision_weights(executor):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
     results = {
-        precision: fit(model, CLIENTS, partial_auc(), executor=executor, precision=precision, **SETTINGS)
+        precision: fit_named(model, CLIENTS, partial_auc(), executor=executor, precision=precision, **SETTINGS)
         for precision in ("fp32", "bf16")
     }
     start = weights_of(model).params
@@ -61,6 +62,6 @@ def distance(left: dict, right: dict) -> float:
 
 def test_mistakes_are_one_line():
     with pytest.raises(UserError, match="unknown precision 'half'"):
-        fit(mlp((5,)), CLIENTS, partial_auc(), precision="half", **SETTINGS)
+        fit_named(mlp((5,)), CLIENTS, partial_auc(), precision="half", **SETTINGS)
     with pytest.raises(UserError, match="precision = bf16 is for dtype = float32, not for float64"):
-        fit(mlp((5,)), CLIENTS, partial_auc(), precision="bf16", dtype="float64", **SETTINGS)
+        fit_named(mlp((5,)), CLIENTS, partial_auc(), precision="bf16", dtype="float64", **SETTINGS)

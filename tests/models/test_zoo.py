@@ -10,11 +10,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedxl import UserError, auroc, fit, tree
+from fedxl import UserError, auroc, tree
 from fedxl.models import MODELS, Weights, densenet121, resnet18, resnet20, scorer, simple_cnn, weights_of
 from fedxl.models.densenet import DenseLayer, Halve
 from fedxl.models.layers import ScoreNorm
 from tests.conftest import make_clients
+from tests.running import fit_named
 
 COLOUR, GREY = (3, 32, 32), (1, 32, 32)
 IMAGE_NETWORKS = ["cnn", "simple_cnn", "resnet18", "resnet20", "densenet121"]
@@ -249,8 +250,8 @@ def test_normed_scores_need_both_classes_at_every_client():
     clients = make_clients([(4, 4), (3, 0)])
     network = nn.Sequential(nn.Linear(5, 1), ScoreNorm(1))
     with pytest.raises(UserError, match="needs both classes at every client"):
-        fit(network, clients, auroc(), rounds=1, device="cpu", dtype="float64")
-    fit(network, clients[:1] * 2, auroc(), rounds=1, local_steps=1, device="cpu", dtype="float64")
+        fit_named(network, clients, auroc(), rounds=1, device="cpu", dtype="float64")
+    fit_named(network, clients[:1] * 2, auroc(), rounds=1, local_steps=1, device="cpu", dtype="float64")
 
 
 def test_normed_scores_in_half_precision():

@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedxl import UserError, fit, partial_auc, tree
+from fedxl import UserError, partial_auc, tree
 from fedxl.deploy.site import cache, requests
 from fedxl.training.checkpoint import load_checkpoint, load_latest, save_checkpoint
-from fedxl.training.run import Hooks, Result
+from fedxl.training.trainer import Hooks, Result
 from tests.conftest import make_clients
 from tests.deploy.federated import site_file
 from tests.deploy.test_sites import letter
+from tests.running import fit_named
 from tests.training.faults import Disk, failing
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ def run(out: Path | None, resume: bool = False, rounds: int = ROUNDS, **hooks: A
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         model = nn.Linear(5, 1).double()
-    return fit(
+    return fit_named(
         model, make_clients([(3, 4), (2, 5)]), partial_auc(), "fedxl2", rounds=rounds, local_steps=1, batch1=2,
         batch2=2, eval_every=1, checkpoint_every=1, executor="loop", dtype="float64", validation=held, test=held,
         out=out, resume=resume, hooks=Hooks(**{"say": lambda line: None, **hooks}),
@@ -42,7 +43,7 @@ def outcome(result: Result, out: Path) -> tuple[dict[str, Tensor], Any, Any]:
     """All that a run came to, but for how long it took."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     records = [{key: value for key, value in line.items() if not key.endswith("seconds")} for line in lines]
-    return tree.pack(result.server), (result.best_round, result.test), records
+    return tree.pack(result.server), (result.best_round, result.metrics["test"]), records
 
 
 def assert_same(found: tuple[Any, ...], expected: tuple[Any, ...]) -> None:

@@ -15,11 +15,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import ALGORITHMS, UserError, auroc, digest, fit, partial_auc, tree
+from fedxl import ALGORITHMS, UserError, auroc, digest, partial_auc, tree
 from fedxl.data.source import fingerprint
 from fedxl.training.checkpoint import load_latest, save_checkpoint
-from fedxl.training.run import SINCE, Hooks
+from fedxl.training.trainer import SINCE, Hooks
 from tests.conftest import RAGGED, Clients, make_clients, until
+from tests.running import fit_named
 
 KILLS = 20
 ROUNDS = 400
@@ -27,7 +28,7 @@ ROUNDS = 400
 
 def settings() -> dict:
     return {
-        "algorithm": "fedxl2", "rounds": ROUNDS, "local_steps": 2, "batch1": 2, "batch2": 3, "cohort": 4, "lr": 0.05,
+        "rounds": ROUNDS, "local_steps": 2, "batch1": 2, "batch2": 3, "cohort": 4, "lr": 0.05,
         "eval_every": 20, "checkpoint_every": 3, "executor": "vmap", "dtype": "float64", "seed": 5,
         "pool_rounds": 2,
     }  # fmt: skip
@@ -43,7 +44,7 @@ def run(out: Path | None, resume: bool = False, **changes):
     torch.set_num_threads(1)
     validation = make_clients([(20, 30)], seed=9)[0]
     say = changes.pop("say", lambda line: None)
-    return fit(
+    return fit_named(
         model(), make_clients(RAGGED), partial_auc(), validation=validation, test=validation,
         out=out, resume=resume, hooks=Hooks(say=say), **{**settings(), **changes},
     )  # fmt: skip
@@ -84,7 +85,7 @@ def test_killed_at_random_moments_the_run_ends_with_the_same_bits(tmp_path):
         assert torch.equal(tree.pack(resumed.server)[name], expected), name
     assert all(torch.equal(resumed.weights.params[n], w) for n, w in whole.weights.params.items())
     assert resumed.best_round == whole.best_round
-    assert resumed.test == whole.test
+    assert resumed.metrics["test"] == whole.metrics["test"]
 
     def records(path: Path) -> list[dict]:
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -127,7 +128,7 @@ def test_with_no_whole_checkpoint_it_starts_again(tmp_path):
 def test_stopping_finishes_the_round_and_resuming_goes_on(tmp_path):
     expected = run(None, rounds=12)
     asked = iter([False, False, False, False, True])
-    stopped = fit(
+    stopped = fit_named(
         model(), make_clients(RAGGED), partial_auc(), validation=make_clients([(20, 30)], seed=9)[0], out=tmp_path,
         hooks=Hooks(should_stop=lambda: next(asked)), **{**settings(), "rounds": 12},
     )  # fmt: skip
@@ -153,9 +154,9 @@ def test_a_finished_run_can_be_extended(tmp_path, seed):
 def test_every_algorithm_takes_up_its_state(tmp_path, algorithm, buffers):
     parts = (model(), make_clients([(6, 14), (3, 9), (5, 7)]), auroc())
     options = {"local_steps": 2, "batch1": 2, "batch2": 3, "dtype": "float64", "buffers": buffers, "executor": "loop"}
-    fit(*parts, algorithm, rounds=2, out=tmp_path, **options)
-    resumed = fit(*parts, algorithm, rounds=5, out=tmp_path, resume=True, **options)
-    straight = fit(*parts, algorithm, rounds=5, **options)
+    fit_named(*parts, algorithm, rounds=2, out=tmp_path, **options)
+    resumed = fit_named(*parts, algorithm, rounds=5, out=tmp_path, resume=True, **options)
+    straight = fit_named(*parts, algorithm, rounds=5, **options)
     for name, expected in tree.pack(straight.server).items():
         found = tree.pack(resumed.server)[name]
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=name)
@@ -182,7 +183,7 @@ def test_another_task_is_refused(tmp_path, model_, clients, risk, named):
     options = {**settings(), "rounds": 6, "cohort": min(4, len(clients or RAGGED))}
     parts = (model_ or model(), clients or make_clients(RAGGED), risk or partial_auc())
     with pytest.raises(UserError, match=named):
-        fit(*parts, out=tmp_path, resume=True, **options)
+        fit_named(*parts, out=tmp_path, resume=True, **options)
 
 
 def turned(clients: Clients) -> Clients:
@@ -208,7 +209,7 @@ def test_one_number_that_has_changed_is_noticed(tmp_path, changes, named):
     data = {"clients": make_clients(RAGGED), "validation": held, "test": held, **changes}
 
     def again() -> None:
-        fit(model(), risk=partial_auc(), out=tmp_path, resume=True, **data, **{**settings(), "rounds": 4})
+        fit_named(model(), risk=partial_auc(), out=tmp_path, resume=True, **data, **{**settings(), "rounds": 4})
 
     if named:
         with pytest.raises(UserError, match=f"{named} was '[0-9a-f]+' and is now"):

@@ -33,6 +33,7 @@ class Letterhead(NamedTuple):
 
     run: str  # its number, by which a site keeps its state
     config: str  # what sites are told of the experiment
+    facts_of_all: str  # what an algorithm may know of all sites' data together
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -40,10 +41,11 @@ class Letterhead(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The tensors of a round's letter: the server's state, and how much this site counts."""
+    """The tensors of a round's letter."""
 
-    server: Any
-    share: Share
+    server: Any  # the state, without the pool
+    share: Share  # how much this site counts
+    passive: Any  # what this site reads of the pool
 
 
 class Scored(NamedTuple):

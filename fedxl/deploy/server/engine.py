@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from fedxl import tree, wire
-from fedxl.algorithms.protocol import Assignment, Batch, Fresh, RoundOf, Share, local_round
+from fedxl.algorithms.protocol import AnyPhase, Share
 from fedxl.data.federation import shares
-from fedxl.deploy.parts import Parts
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, Letterhead, Order, asked
 from fedxl.deploy.server.directory import Directory
 from fedxl.deploy.server.influence import Influence, Sizes
-from fedxl.engine.cuda.trace import outline
+from fedxl.engine.drawing import PoolDraws, draw_lags
 from fedxl.errors import DivergedError, RefusedError, UserError, printable
 from fedxl.sampling import Indices
-from fedxl.training.problem import DTYPES
+from fedxl.training.problem import Problem
 
 
 class Rows:
@@ -65,31 +64,30 @@ class GridEngine:
     """Runs rounds at sites. Whoever answers well and in time is aggregated; private states never come here."""
 
     directory: Directory
-    parts: Parts
+    problem: Problem
     head: Letterhead
 
     def __post_init__(self) -> None:
         self.settings, self.say = self.directory.settings, self.directory.say
-        sites, run = self.settings.sites, self.parts.run
-        self.reading = self.parts.algorithm.reading(run.batch1, run.batch2)
+        sites, self.reading = self.settings.sites, self.problem.reading
         each = [self.directory.facts[name] for name in sites]
         first, second = ([facts.count(side) for facts in each] for side in self.reading[:2])
-        dtype = DTYPES[run.dtype]
-        self.shares: Share = tree.map(lambda leaf: leaf.to(dtype), shares(first, second, run.weighting))
+        counted = shares(first, second, self.problem.settings.weighting)
+        self.shares: Share = tree.map(lambda leaf: leaf.to(self.problem.dtype), counted)
         self.base, self.visits = dict.fromkeys(sites, -1), dict.fromkeys(sites, 0)
         self.influence = Influence(self.settings.influence)
         self.dropped: list[dict[str, Any]] = []
-        self._like: dict[bool, Any] = {}
 
-    def run_round(self, algorithm: RoundOf, server: Any, round: int, cohort: Indices) -> Any:
-        """The updates of whoever answered, stacked in the order of the sites' numbers."""
+    def run_round(self, server: Any, round: int, cohort: Indices) -> Any:
+        """The updates of the sites that answered, stacked in the order of their numbers."""
+        phase = self.problem.algorithm.phase(round)
         numbers, least = sorted(int(number) for number in cohort), min(self.settings.minimum, len(cohort))
         for attempt in range(1, self.settings.patience + 1):
-            replies = self._attempt(algorithm, server, round, numbers)
+            replies = self._attempt(phase, server, round, numbers)
             accepted = sorted(replies.rows.filled)
             if len(accepted) >= least:
                 updates = replies.rows.stacked()
-                if self._usable(algorithm, server, round, updates):
+                if self._usable(phase, server, round, updates):
                     break
                 accepted = []
             self._require_convergence(round, replies.diverged, len(numbers))
@@ -106,20 +104,25 @@ class GridEngine:
             self.base[name], self.visits[name] = round, self.visits[name] + 1
         return updates
 
-    def _attempt(self, algorithm: RoundOf, server: Any, round: int, cohort: Sequence[int]) -> Replies:
+    def _attempt(self, phase: AnyPhase, server: Any, round: int, cohort: Sequence[int]) -> Replies:
         names = {self.settings.sites[number]: number for number in cohort}
         numbers = {node: names[name] for name, node in self.directory.gather(names).items()}
         for number in set(cohort) - set(numbers.values()):
             self._drop(round, number, "it is not connected")
-        state = wire.flatten(Order(server, tree.map(lambda leaf: leaf[0], self.shares)), self.settings.wire)
-        letters = {node: self._letter(state, round, number) for node, number in numbers.items()}
+        state = wire.flatten(Order(phase.downlink(server), self._share(0), ()), self.settings.wire)
+        weights = phase.pool_weights(server)
+        pool = None if weights is None else PoolDraws.of(weights)
+        letters = {
+            node: self._letter({**state, **self._passive(phase, server, round, number, pool)}, round, number)
+            for node, number in numbers.items()
+        }
         rows, sizes, diverged = Rows(len(cohort)), dict[int, Sizes](), 0
         for node, answer in asked(self.directory.carrier, letters, "train", self.settings.deadline):
             number = numbers[node]
             row = cohort.index(number)
             try:
-                update = self._checked(server, round, number, answer, self._template(algorithm, server))
-                sizes[row] = self._sizes(algorithm, server, number, update)
+                update = self._checked(phase, server, round, number, answer)
+                sizes[row] = self._sizes(phase, server, number, update)
                 rows.put(row, update)
             except RefusedError as error:
                 self._drop(round, number, printable(error))
@@ -129,12 +132,12 @@ class GridEngine:
             self._drop(round, cohort[row], reason)
         return Replies(rows, sizes, diverged)
 
-    def _usable(self, algorithm: RoundOf, server: Any, round: int, updates: Any) -> bool:
+    def _usable(self, phase: AnyPhase, server: Any, round: int, updates: Any) -> bool:
         """Whether sites can go on from what these updates come to: nothing else may be sent to them, or saved."""
-        state = algorithm.aggregate(server, updates)
+        state = phase.aggregate(server, updates)
         try:
-            wire.restore(state, wire.flatten(state, self.settings.wire), unknown=("u",))
-            algorithm.check_server(state)
+            wire.restore(state, wire.flatten(state, self.settings.wire), may_be_nan=self.problem.algorithm.may_be_nan)
+            phase.check_server(state)
         except RefusedError as error:
             self.say(f"round {round}: no update is used, for sites could not go on from the new state: {error}")
             return False
@@ -162,7 +165,16 @@ class GridEngine:
         share = {f"share.{key}": leaf[number] for key, leaf in self.shares._asdict().items()}
         return Envelope(facts, {**state, **share})
 
-    def _checked(self, server: Any, round: int, number: int, answer: Envelope | Failure, like: Any) -> Any:
+    def _passive(
+        self, phase: AnyPhase, server: Any, round: int, number: int, pool: PoolDraws | None
+    ) -> Mapping[str, Tensor]:
+        """What this site reads of the pool: drawn here as the simulator draws it, so that no site sees the rest."""
+        if pool is None:
+            return {}
+        lags = draw_lags(self.problem.schedule, self.reading, number, round, pool)
+        return tree.pack(phase.passive(server, *map(torch.from_numpy, lags)), "passive")
+
+    def _checked(self, phase: AnyPhase, server: Any, round: int, number: int, answer: Envelope | Failure) -> Any:
         """The update in an answer, if it is of the right form and of this site in this round."""
         if isinstance(answer, Failure):
             raise RefusedError(answer.reason)
@@ -170,13 +182,13 @@ class GridEngine:
             raise RefusedError("it answers something else than was asked")
         if note := answer.facts.get("note"):
             self.say(f"round {round}, {self.settings.sites[number]}: {printable(note)}")
-        steps = self.parts.run.local_steps
+        share, steps = self._share(number), self.problem.settings.local_steps
         longest = steps * max(self.reading.size1, self.reading.size2, 1)
-        update = wire.restore(like, answer.tensors, longest, unknown=("u",))
+        like = phase.update_like(server, self.problem.assignment(share))
+        update = wire.restore(like, answer.tensors, longest, may_be_nan=self.problem.algorithm.may_be_nan)
         if self.settings.wire == wire.HALF:
             params = wire.plus(server.weights.params, update.weights.params)
             update = update._replace(weights=update.weights._replace(params=params))
-        share = self._share(number)
         counted = [*zip(tree.leaves(update.share)[1:], tree.leaves(share)[1:], strict=True)]
         more = update.share.model > share.model * (1 + 1e-6) or update.share.model < 0
         if more or any(not torch.equal(found, told) for found, told in counted):
@@ -185,22 +197,14 @@ class GridEngine:
             raise RefusedError(f"it says it did {int(update.steps)} steps of {steps}")
         return update
 
-    def _sizes(self, algorithm: RoundOf, server: Any, number: int, update: Any) -> Sizes:
+    def _sizes(self, phase: AnyPhase, server: Any, number: int, update: Any) -> Sizes:
         """How large an update is, once its algorithm finds that this site can have come to it."""
-        told = Assignment(self._share(number), self.parts.run.local_steps, self.reading)
-        sizes = algorithm.check_update(server, update, told)
+        sizes = phase.check_update(server, update, self.problem.assignment(self._share(number)))
         # Who does not count in the average says nothing of what is usual there.
         return {name: float(size) for name, size in sizes.items()} if update.share.model > 0 else {}
 
     def _share(self, number: int) -> Share:
         return tree.map(lambda leaf: leaf[number], self.shares)
-
-    def _template(self, algorithm: RoundOf, server: Any) -> Any:
-        """What an update looks like, found by doing a step without numbers."""
-        prelude = algorithm is not self.parts.algorithm
-        if prelude not in self._like:
-            self._like[prelude] = _outline(self.parts, self.reading, algorithm, server, self.directory)
-        return self._like[prelude]
 
     def _drop(self, round: int, number: int, reason: str) -> None:
         name = self.settings.sites[number]
@@ -227,21 +231,3 @@ class GridEngine:
         self.influence.usual = {
             name.removeprefix(prefix): leaf.tolist() for name, leaf in tensors.items() if name.startswith(prefix)
         }
-
-
-def _outline(parts: Parts, reading: Any, algorithm: RoundOf, server: Any, directory: Directory) -> Any:
-    dtype = DTYPES[parts.run.dtype]
-    shape = next(iter(directory.facts.values())).shape
-    size1, size2 = reading.size1, reading.size2
-
-    def step() -> Any:
-        one, rows = torch.ones((), dtype=dtype), torch.zeros(size1, dtype=torch.int64)
-        x, y = torch.zeros(size1 + size2, *shape, dtype=dtype), torch.zeros(size1 + size2, dtype=dtype)
-        like = tree.map(torch.zeros_like, server)
-        lag1, lag2 = rows, torch.zeros(size2, dtype=torch.int64)
-        fresh = Fresh(x, y, rows) if reading.fresh else ()
-        batch = Batch(x, y, rows, algorithm.passive(like, lag1, lag2), fresh)
-        client = parts.algorithm.init_client(like, 1)
-        return local_round(algorithm, like, client, Share(one, one, one), [batch])[1]
-
-    return tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), outline(step, ()))

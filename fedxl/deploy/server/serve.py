@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from fedxl.algorithms.protocol import Algorithm
-from fedxl.config.experiment import Config, load_data
-from fedxl.deploy.parts import CPU, Parts, build
+from fedxl.algorithms.protocol import DataFacts
+from fedxl.config.experiment import Config, build_problem, load_data
 from fedxl.deploy.protocol.envelope import Carrier, Letterhead
 from fedxl.deploy.provision.settings import Server
 from fedxl.deploy.server.directory import Directory, Facts
@@ -22,26 +20,22 @@ from fedxl.deploy.server.engine import GridEngine
 from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
-from fedxl.models.layers import check_classes
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_back
-from fedxl.training.problem import DTYPES, Settings, evaluator, flattened
-from fedxl.training.run import Hooks, Result, train
+from fedxl.training.problem import Problem, check_data
+from fedxl.training.simulation import flattened
+from fedxl.training.trainer import Hooks, Result, train
 
 
 @dataclass
 class ServerTask:
     """The parts of a run whose clients are sites: there is no training data here."""
 
-    run: Settings
-    algorithm: Algorithm
-    model: nn.Module
+    problem: Problem
     engine: GridEngine
     examiner: Examiner
-    select: str
     num_clients: int
     cohort: int
     description: dict[str, Any]
-    device: torch.device = CPU
 
 
 def serve(
@@ -67,43 +61,38 @@ def serve(
     each = {facts.shape for facts in directory.facts.values()}
     require(len(each) == 1, f"sites hold examples of different shapes: {', '.join(map(str, sorted(each)))}")
     shape = each.pop()
-    parts = build(config, shape, directory)
+    facts_of_all = DataFacts(directory.positive_share(config.run.get("weighting", "clients")))
+    problem = build_problem(config, shape, facts_of_all, torch.device("cpu"))
+    name = str(config.algorithm["name"])
+    require(not problem.algorithm.centralized, f"{name} wants all data in one place; that is not what sites are for")
     told = {name: table for name, table in config.tables().items() if name != "data"}
-    if hasattr(parts.algorithm, "positive_share"):
-        # Sites know their own share of positives only.
-        told["algorithm"] = {**told["algorithm"], "positive_share": parts.algorithm.positive_share}
-    engine = GridEngine(directory, parts, Letterhead(run_id, json.dumps(told)))
+    engine = GridEngine(directory, problem, Letterhead(run_id, json.dumps(told), json.dumps(facts_of_all._asdict())))
     _begin(known, run_id, directory.facts)
-    task = _task(parts, engine, config, shape)
+    task = _task(engine, config, shape)
     begun = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
     return train(task, hooks, server.out, resume=begun)
 
 
-def _task(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int, ...]) -> ServerTask:
-    run, sites = parts.run, engine.settings.sites
-    require(not run.train_metrics, "train_metrics needs the training data, which the server does not have")
-    for side in engine.reading[:2]:
-        held = side == "none" or any(facts.count(side) for facts in engine.directory.facts.values())
-        require(held, f"the algorithm needs {side} examples, and no site holds any")
-    check_classes(parts.model, all(facts.positives and facts.negatives for facts in engine.directory.facts.values()))
-    require(run.cohort <= len(sites), f"cohort is {run.cohort}, but there are {len(sites)} sites")
+def _task(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> ServerTask:
+    problem, sites = engine.problem, engine.settings.sites
+    require(
+        not problem.settings.train_metrics, "train_metrics needs the training data, which the server does not have"
+    )
+    check_data(problem, [engine.directory.facts[name] for name in sites])
     return ServerTask(
-        run=run,
-        algorithm=parts.algorithm,
-        model=parts.model,
+        problem=problem,
         engine=engine,
-        examiner=_examiner(parts, engine, config, shape),
-        select=run.selects_by(parts.risk),
+        examiner=_examiner(engine, config, shape),
         num_clients=len(sites),
-        cohort=run.cohort,
-        description=_described(config, run, engine),
+        cohort=problem.settings.cohort,
+        description=_described(config, engine),
     )
 
 
-def _examiner(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int, ...]) -> Examiner:
+def _examiner(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> Examiner:
     """The server itself on its own data, if it has any, or the sites on theirs."""
-    found = evaluator(parts.model, parts.risk, parts.run)
-    select = parts.run.selects_by(parts.risk)
+    problem = engine.problem
+    found, select = problem.evaluator, problem.select
     if engine.settings.evaluate == "sites":
         check_selection(select, found)
         return SiteExaminer(engine.directory, found, select, engine.head)
@@ -111,15 +100,15 @@ def _examiner(parts: Parts, engine: GridEngine, config: Config, shape: tuple[int
         return HeldBack(found, {})
     splits = load_data(config)
     pairs = {"validation": splits.validation, "test": splits.test}
-    sources = held_back(pairs, torch.zeros(1, *shape, dtype=DTYPES[parts.run.dtype]))
+    sources = held_back(pairs, torch.zeros(1, *shape, dtype=problem.dtype))
     if "validation" in sources:
         check_selection(select, found, sources["validation"])
     return HeldBack(found, sources)
 
 
-def _described(config: Config, run: Settings, engine: GridEngine) -> dict[str, Any]:
+def _described(config: Config, engine: GridEngine) -> dict[str, Any]:
     server = {"sites": engine.settings.sites, "evaluate": engine.settings.evaluate}
-    return flattened({**config.tables(), "run": asdict(run), "server": server})
+    return flattened({**config.tables(), "run": asdict(engine.problem.settings), "server": server})
 
 
 def _begun(path: Path) -> tuple[str, dict[str, Facts]]:

@@ -63,9 +63,8 @@ def _metrics(run: Mapping[str, Any]) -> list[str]:
 
 
 def digest(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of everything in an experiment that a server tells sites. The share of positives follows from their counts."""
+    """Of everything in an experiment that a server tells sites."""
     kept = {name: dict(tables.get(name, {})) for name in TABLES}
-    kept["algorithm"].pop("positive_share", None)
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__, tree, wire
-from fedxl.algorithms.protocol import Assignment, RoundOf, Share
+from fedxl.algorithms.protocol import AnyPhase, DataFacts, Share
+from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
-from fedxl.deploy.parts import Parts, build
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Order, Scored
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache
@@ -28,7 +28,8 @@ from fedxl.errors import DivergedError, RefusedError, UserError, printable, requ
 from fedxl.files import open_private, private_folder
 from fedxl.models import weights_of
 from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedxl.training.problem import DTYPES, evaluator, pick_device
+from fedxl.training.problem import Problem
+from fedxl.training.settings import pick_device
 
 SPLITS = ("validation", "test")
 MOST_LIMITS = 6  # false positive rates at which a site tells its partial AUC
@@ -57,19 +58,18 @@ def train(site: SiteFile, letter: Envelope) -> Envelope:
     experiment = permitted(site, str(facts["config"]))
     count(site, "train")
     federation = cache.opened(site)
-    device = pick_device(site.settings.device)
-    parts = build(experiment, federation.example_shape, federation, device)
+    problem = _problem(site, experiment, letter, federation)
     round = int(facts["round"])
-    running = parts.algorithm.prelude if round == 0 and parts.algorithm.prelude else parts.algorithm
-    order = wire.restore(_order(parts), letter.tensors, unknown=("u",))
-    order = tree.to(order, device)
-    engine = _engine(parts, federation, int(facts["number"]), order.share, device)
+    phase = problem.algorithm.phase(round)
+    order = tree.to(_received(problem, phase, letter), problem.device)
+    engine = _engine(problem, federation, int(facts["number"]), order.share)
     base, data = int(facts["base"]), cache.identity(site)
     with _locked(site.state / str(facts["run"])) as folder:
         note = _recall(folder, engine, order.server, base, int(facts["visits"]), data)
-        update = engine.run_round(running, order.server, round, np.zeros(1, np.int64))
+        passive = tree.map(lambda leaf: leaf[None], order.passive)
+        update = engine.run_round(order.server, round, np.zeros(1, np.int64), passive)
         update = tree.map(lambda leaf: leaf[0], update)
-        _require_convergence(running, order, update, parts)
+        _require_convergence(phase, order, update, problem)
         _remember(folder, engine, round, base, data)
     precision = str(facts["wire"])
     if precision == wire.HALF:
@@ -92,12 +92,11 @@ def evaluate(site: SiteFile, letter: Envelope) -> Envelope:
     held = cache.held_back(site, split)
     if held is None:
         return Envelope({**told, "kind": "nothing", "why": f"it has no {split} data"}, {})
-    device, federation = pick_device(site.settings.device), cache.opened(site)
-    parts = build(experiment, federation.example_shape, federation, device)
-    weights = wire.restore(tree.to(weights_of(parts.model), "cpu"), letter.tensors)
+    problem = _problem(site, experiment, letter, cache.opened(site))
+    weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), letter.tensors)
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
-    require_metrics_allowed(site, [parts.run.selects_by(parts.risk), *map(str, parts.run.metrics)])
-    judge = evaluator(parts.model, parts.risk, parts.run)
+    require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
+    judge, device = problem.evaluator, problem.device
     scores = judge.scores(tree.to(weights, device), held.to(device)).cpu()
     if kind == "scores":
         return Envelope({**told, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
@@ -120,36 +119,51 @@ def _require_acceptable(letter: Envelope) -> None:
     require(bool(RUN_ID.fullmatch(str(letter.facts["run"]))), "the run's number is not one")
 
 
-def _order(parts: Parts) -> Order:
-    """What the tensors of a letter must look like."""
-    like = tree.to(parts.algorithm.init(weights_of(parts.model)), "cpu")  # where letters arrive
-    one = torch.zeros((), dtype=DTYPES[parts.run.dtype])
-    return Order(like, Share(one, one, one))
+def _problem(site: SiteFile, experiment: Config, letter: Envelope, federation: Federation) -> Problem:
+    """What this site's share of the run is made of. Of all sites' data together the server tells what it must."""
+    try:
+        facts = DataFacts(**{name: float(value) for name, value in json.loads(letter.facts["facts_of_all"]).items()})
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        raise RefusedError("what it says of all sites' data cannot be read") from None
+    device = pick_device(site.settings.device)
+    problem = build_problem(experiment, federation.example_shape, facts, device)
+    require(not problem.algorithm.centralized, "this algorithm wants all data in one place")
+    return problem
 
 
-def _engine(parts: Parts, federation: Federation, number: int, share: Share, device: torch.device) -> Simulator:
+def _received(problem: Problem, phase: AnyPhase, letter: Envelope) -> Order:
+    """The tensors of a request, if they are what this phase needs."""
+    server = tree.to(problem.algorithm.init(weights_of(problem.model)), "cpu")  # where letters arrive
+    one = torch.zeros((), dtype=problem.dtype)
+    (_, _, size1, size2, _), steps = problem.reading, problem.settings.local_steps
+    lags = [torch.zeros(steps, size, dtype=torch.int64) for size in (size1, size2)]
+    passive = () if phase.pool_weights(server) is None else phase.passive(server, *lags)
+    like = Order(phase.downlink(server), Share(one, one, one), passive)
+    order = wire.restore(like, letter.tensors, may_be_nan=problem.algorithm.may_be_nan)
+    shapes = [[leaf.shape for leaf in tree.leaves(each)] for each in (order.passive, like.passive)]
+    if shapes[0] != shapes[1]:
+        raise RefusedError("it brings other numbers of pooled scores than this site reads")
+    return order
+
+
+def _engine(problem: Problem, federation: Federation, number: int, share: Share) -> Simulator:
     """The simulator, with this site as its only client: it draws and does what it would among all the others."""
-    run = parts.run
     return Simulator(
-        algorithm=parts.algorithm,
+        algorithm=problem.algorithm,
+        score=problem.score,
         federation=federation,
         executor=executor("loop"),
-        local_steps=run.local_steps,
-        batch1=run.batch1,
-        batch2=run.batch2,
-        seed=run.seed,
-        device=device,
-        dtype=DTYPES[run.dtype],
-        precision=run.precision,
+        schedule=problem.schedule,
+        shares=tree.map(lambda leaf: leaf[None], share),
+        placement=problem.placement,
         first_number=number,
-        told_shares=tree.map(lambda leaf: leaf[None], share),
     )
 
 
 def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int, data: str) -> str:
     """Take up the state after round `base`. A site that has lost it begins anew, in the right place of its data."""
     algorithm, note = engine.algorithm, ""
-    begun = (algorithm.rejoin if visits else algorithm.init_client)(server, len(engine.first[0]))
+    begun = (algorithm.rejoin if visits else algorithm.init_client)(server, len(engine.drawing.first[0]))
     tensors = {"rounds.0": torch.tensor(visits), **tree.pack(begun, "states.0")}
     if base >= 0:
         found = load_checkpoint(folder, base)
@@ -184,13 +198,12 @@ def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str)
         raise UserError(f"cannot write to {folder}: {error.strerror}; what was saved before is whole") from None
 
 
-def _require_convergence(running: RoundOf, order: Order, update: Any, parts: Parts) -> None:
+def _require_convergence(phase: AnyPhase, order: Order, update: Any, problem: Problem) -> None:
     """The server would refuse such an update all the same; so it learns that training is to blame, not this site."""
     order, update = tree.to((order, update), "cpu")
-    told = Assignment(order.share, parts.run.local_steps, parts.algorithm.reading(parts.run.batch1, parts.run.batch2))
     try:
-        wire.restore(update, wire.flatten(update), unknown=("u",))
-        running.check_update(order.server, update, told)
+        wire.restore(update, wire.flatten(update), may_be_nan=problem.algorithm.may_be_nan)
+        phase.check_update(order.server, update, problem.assignment(order.share))
     except RefusedError as error:
         raise DivergedError(f"{DIVERGED}{error}; a lower learning rate would help") from None
 

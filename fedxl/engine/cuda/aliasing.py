@@ -1,4 +1,4 @@
-"""Who shares memory with whom in a record, and who writes to it."""
+"""Who shares memory with whom in a trace, and who writes to it."""
 
 from __future__ import annotations
 

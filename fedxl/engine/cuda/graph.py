@@ -1,16 +1,15 @@
-"""The executor for GPUs: a step of all clients is recorded once and replayed, so that no kernel waits for Python.
+"""The executor for GPUs: a step of all clients is captured once and replayed, so that no kernel waits for Python.
 
 A step launches hundreds of kernels for each client, most of them too small to fill a GPU, and Python cannot launch
-them fast enough. So the algorithm's own `step`, with the reading of its examples before it, is traced into one flat
-program, fused by a compiler and recorded as a CUDA graph, with the clients side by side (`lanes.py`). All that is
-read and written stays at its place in memory: a round is copy in, replay, copy out.
+them fast enough. So the algorithm's own `step`, with the reading of its examples before it, is *traced* into one flat
+list of operations, compiled into a *program* and *captured* as a CUDA graph, with the clients side by side
+(`lanes.py`). All that is read and written stays at its place in memory: a round is copy in, replay, copy out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,61 +19,59 @@ from torch.func import vmap
 
 from fedxl import tree
 from fedxl.algorithms.protocol import ClientRound
-from fedxl.engine.cuda.capture import Recorder, cuda_graph
+from fedxl.engine.cuda.capture import Capture, cuda_graph, searching
 from fedxl.engine.cuda.lanes import Layout, divisor, plan
-from fedxl.engine.cuda.trace import RecordingError, explained, fuse
+from fedxl.engine.cuda.trace import TraceError, explained, fuse
 from fedxl.engine.executors import loop, seeded
-from fedxl.engine.wave import Feed, Wave
+from fedxl.engine.group import Feed, Group
 
-# Operations in one recording: beyond, more steps in it save nothing and take long to record. Of a step that is not
+# Operations in one capture: beyond, more steps in it save nothing and take long to capture. Of a step that is not
 # compiled each is a call of Python's then.
 LONGEST, LONGEST_PLAIN = 400_000, 40_000
-# Of a convolution, to be timed. The library names the likeliest first; all hundred take minutes to build.
-MOST_ALGORITHMS = 10
 
 
 @dataclass
 class GraphExecutor:
-    """Records a step the first time it is called, and replays it from then on. Falls back to `loop`, saying why."""
+    """Captures a step the first time it is called, and replays it from then on. Falls back to `loop`, saying why."""
 
-    record: Recorder = cuda_graph
+    capture: Capture = cuda_graph
     compiled: bool = True
     layout: Layout = "auto"
     say: Callable[[str], None] = lambda line: None
-    program: Program | None = field(default=None, init=False)
-    at_once: int = field(default=0, init=False)  # how many clients the program holds
+    captured: CapturedStep | None = field(default=None, init=False)
+    at_once: int = field(default=0, init=False)  # how many clients the captured step holds
     broken: bool = field(default=False, init=False)
 
-    def __call__(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
-        if self.broken or not wave.recurs:
-            return loop(algorithm, server, wave)
-        with seeded(wave.seed(0), wave.device), torch.no_grad(), searching():
+    def __call__(self, running: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
+        if self.broken or not group.comes_again:
+            return loop(running, server, group)
+        with seeded(group.seed(0), group.device), torch.no_grad(), searching():
             try:
-                return self._shrinking(algorithm, server, wave)
-            except RecordingError as error:
-                self.say(f"executor: loop, because graph cannot record this step: {error}")
-                self.program, self.broken = None, True
-        return loop(algorithm, server, wave)
+                return self._shrinking(running, server, group)
+            except TraceError as error:
+                self.say(f"executor: loop, because graph cannot trace this step: {error}")
+                self.captured, self.broken = None, True
+        return loop(running, server, group)
 
-    def _shrinking(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+    def _shrinking(self, algorithm: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
         """The round with as many clients together as memory holds."""
-        self.at_once = self.at_once or len(wave.clients)
+        self.at_once = self.at_once or len(group.clients)
         while True:
             try:
-                return self._in_parts(algorithm, server, wave)
+                return self._in_parts(algorithm, server, group)
             except torch.OutOfMemoryError:
                 pass  # until here the error itself holds on to what was allocated
             self._shrink()
 
-    def _in_parts(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+    def _in_parts(self, algorithm: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
         """All clients together, or in parts that fit in memory; a short part is filled up with its last client."""
-        count, size = len(wave.clients), self.at_once
+        count, size = len(group.clients), self.at_once
         clients: list[Any] = []
         updates: list[Any] = []
         for begin in range(0, count, size):
             members = range(begin, min(begin + size, count))
             padded = [*members, *[members[-1]] * (size - len(members))]
-            states, update = self._part(algorithm, server, wave.take(padded))
+            states, update = self._part(algorithm, server, group.take(padded))
             clients += states[: len(members)]
             update = tree.map(lambda leaf, few=members: leaf[: len(few)], update)
             # The next part will be written over this one.
@@ -84,77 +81,79 @@ class GraphExecutor:
     def _shrink(self) -> None:
         size = self.at_once
         if size == 1:
-            raise RecordingError("the device's memory does not hold it, not even for one client at a time")
-        self.program, self.at_once = None, math.ceil(size / 2)
+            raise TraceError("the device's memory does not hold it, not even for one client at a time")
+        self.captured, self.at_once = None, math.ceil(size / 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self.say(f"executor: {size} clients do not fit in the device's memory together, trying {self.at_once}")
 
-    def _part(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
-        states = tree.stack_ragged(wave.clients, wave.largest_state())
+    def _part(self, algorithm: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
+        states = tree.stack_ragged(group.clients, group.largest_state())
         with explained():
-            works = vmap(algorithm.start, in_dims=(None, 0, 0))(server, states, wave.shares)
-        program = self.program
-        if program is None or not program.fits(algorithm, server, works, wave.feed):
-            program = self.program = None  # its memory goes to the next one
-            program = self.program = self._program(algorithm, server, works, wave)
-            self.say(f"executor: graph, {program.description}")
-        # Anew: a recording is warmed up, and a resumed run must draw what one without a stop would have drawn.
-        torch.manual_seed(wave.seed(0))
-        works, traces = program.run(server, works, wave.feed)
+            works = vmap(algorithm.start, in_dims=(None, 0, 0))(server, states, group.shares)
+        captured = self.captured
+        if captured is None or not captured.fits(algorithm, server, works, group.feed):
+            captured = self.captured = None  # its memory goes to the next one
+            captured = self.captured = self._captured(algorithm, server, works, group)
+            self.say(f"executor: graph, {captured.description}")
+        # Seed anew: a capture is warmed up, and a resumed run must draw what one without a stop would have drawn.
+        torch.manual_seed(group.seed(0))
+        works, traces = captured.run(server, works, group.feed)
         with explained():
-            states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, wave.shares, works, traces)
-        return tree.unstack_ragged(states, wave.clients), update
+            states, update = vmap(algorithm.finish, in_dims=(None, 0, 0, 0))(server, group.shares, works, traces)
+        return tree.unstack_ragged(states, group.clients), update
 
-    def _program(self, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> Program:
-        """A program, compiled if it can be; without, it is slower with the same numbers."""
+    def _captured(self, algorithm: ClientRound, server: Any, works: Any, group: Group) -> CapturedStep:
+        """A step, compiled if it can be; without, it is slower with the same numbers."""
         try:
-            return Program(self, algorithm, server, works, wave)
+            with explained():
+                return CapturedStep(self, algorithm, server, works, group)
         except CompilerError as error:
             reason = str(error)  # the error itself holds on to what was allocated
         self.say(f"executor: the step stays as it is, for it cannot be compiled: {reason}")
         self.compiled = False  # for good: a round of other sizes would fail alike, after minutes
-        return Program(self, algorithm, server, works, wave)
+        with explained():
+            return CapturedStep(self, algorithm, server, works, group)
 
 
-class CompilerError(RecordingError):
+class CompilerError(TraceError):
     """What the compiler does not make of a step."""
 
 
-class Program:
-    """A recorded step of a number of clients, and the memory that it reads and writes."""
+class CapturedStep:
+    """A captured step of a number of clients, and the memory that it reads and writes."""
 
-    def __init__(self, how: GraphExecutor, algorithm: ClientRound, server: Any, works: Any, wave: Wave) -> None:
-        self.plan = plan(algorithm, server, works, wave, how.layout, how.compiled, how.say)
-        self.algorithm, self.steps = algorithm, wave.steps
+    def __init__(self, how: GraphExecutor, algorithm: ClientRound, server: Any, works: Any, group: Group) -> None:
+        self.plan = plan(algorithm, server, works, group, how.layout, how.compiled, how.say)
+        self.algorithm, self.steps = algorithm, group.steps
         # Of the server's state only what a step reads: the pool, which it does not, changes its size.
         leaves, before = tree.leaves(server), len(tree.leaves(self.plan.everyone))
         read = [i - before for i in self.plan.traced.reads if i >= before]
         self.server = {i: leaves[i].clone() for i in read}
         inputs = [self._inputs(lane, leaves) for lane in self.plan.lanes]
-        self.replay = self._recorded(how, inputs)
+        self.replay = self._captured(how, inputs)
         together = "as one vectorised program" if self.plan.shared else "with a stream each"
         what = "compiled" if how.compiled else "not compiled"
         launch = self.repeats * self.plan.at_a_time
-        self.description = f"{len(wave.clients)} clients {together}, {what}, {launch} steps a launch"
+        self.description = f"{len(group.clients)} clients {together}, {what}, {launch} steps a launch"
 
     def _inputs(self, lane: Any, leaves: list[Tensor]) -> list[Tensor]:
         server = [self.server.get(i, leaf) for i, leaf in enumerate(leaves)]
         return self.plan.traced.inputs([*tree.leaves(lane), *server])
 
-    def _recorded(self, how: GraphExecutor, inputs: list[list[Tensor]]) -> Callable[[], None]:
+    def _captured(self, how: GraphExecutor, inputs: list[list[Tensor]]) -> Callable[[], None]:
         module = self.plan.traced.module
         if not how.compiled:
             with explained():
-                return self._record(how, module, inputs, LONGEST_PLAIN)
+                return self._capture(how, module, inputs, LONGEST_PLAIN)
         how.say("executor: compiling the step, up to a few minutes for a deep network ...")
         try:
             with explained():
-                return self._record(how, fuse(module, inputs[0]), inputs, LONGEST)
-        except RecordingError as error:
+                return self._capture(how, fuse(module, inputs[0]), inputs, LONGEST)
+        except TraceError as error:
             raise CompilerError(str(error)) from error
 
-    def _record(
+    def _capture(
         self, how: GraphExecutor, step: Callable[..., Any], inputs: list[list[Tensor]], longest: int
     ) -> Callable[[], None]:
         operations = len(self.plan.traced.module.graph.nodes) * len(self.plan.lanes)
@@ -163,10 +162,10 @@ class Program:
         def lane(mine: list[Tensor]) -> Callable[[], None]:
             return lambda: step(*mine) and None
 
-        return how.record([lane(mine) for mine in inputs], self.repeats, self.plan.large)
+        return how.capture([lane(mine) for mine in inputs], self.repeats, self.plan.large)
 
     def fits(self, algorithm: ClientRound, server: Any, works: Any, feed: Feed) -> bool:
-        """Whether this round's tensors are of the sizes that were recorded."""
+        """Whether this round's tensors are of the sizes that were captured."""
         leaves, everyone = tree.leaves(server), self.plan.everyone
         pairs = [(leaves[i], mine) for i, mine in self.server.items()]
         pairs += zip(tree.leaves((works, feed)), tree.leaves((everyone.work, everyone.feed)), strict=True)
@@ -181,15 +180,3 @@ class Program:
         for _ in range(self.steps // (self.repeats * self.plan.at_a_time)):
             self.replay()
         return everyone.work, everyone.slots
-
-
-@contextmanager
-def searching() -> Iterator[None]:
-    """Let the library time its convolutions and take the fastest, unless results must be the same bits each time."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark, cudnn.benchmark_limit = not torch.are_deterministic_algorithms_enabled(), MOST_ALGORITHMS
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before

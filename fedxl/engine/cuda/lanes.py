@@ -13,8 +13,8 @@ from torch.func import vmap
 from fedxl import tree
 from fedxl.algorithms.protocol import Batch, ClientRound
 from fedxl.engine.cuda.products import as_products
-from fedxl.engine.cuda.trace import Census, RecordingError, Traced, explained, outline, trace
-from fedxl.engine.wave import Feed, Wave
+from fedxl.engine.cuda.trace import Census, Traced, TraceError, explained, outline, trace
+from fedxl.engine.group import Feed, Group
 
 Layout = Literal["auto", "streams", "vectorised"]
 
@@ -78,7 +78,7 @@ def _refuse_crossed(old: Any, new: Any) -> None:
     for name, leaf in tree.pack(new).items():
         held = places.get(leaf.untyped_storage()._cdata, name)
         if held != name:
-            raise RecordingError(f"its new {name} is its old {held}; a copy of it (+ 0) would do")
+            raise TraceError(f"its new {name} is its old {held}; a copy of it (+ 0) would do")
 
 
 class Plan(NamedTuple):
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
     lanes: list[Lane]
     everyone: Lane
     shared: bool  # one lane for all clients
-    at_a_time: int  # steps that the record holds
+    at_a_time: int  # steps that the trace holds
     large: bool  # whether the kernels of one client nearly fill a GPU
 
 
@@ -96,49 +96,52 @@ def plan(
     algorithm: ClientRound,
     server: Any,
     works: Any,
-    wave: Wave,
+    group: Group,
     layout: Layout,
     compiled: bool,
     say: Callable[[str], None],
 ) -> Plan:
-    """Lanes for the clients of a wave, and the record of what happens in each."""
-    stepper = Stepper(algorithm.step, wave.batch, 0, wave.steps)
-    k = wave.feed.y.new_zeros((len(wave.clients), 1), dtype=torch.int64)
+    """Lanes for the clients of a group, and the trace of what happens in each."""
+    stepper = Stepper(algorithm.step, group.batch, 0, group.steps)
+    k = group.feed.y.new_zeros((len(group.clients), 1), dtype=torch.int64)
     with Census() as census:
-        slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, wave.feed)), server)
-    slots = tree.map(lambda leaf: leaf.expand(len(wave.clients), *leaf.shape), slots)
+        slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, group.feed)), server)
+    slots = tree.map(lambda leaf: leaf.expand(len(group.clients), *leaf.shape), slots)
+    reason = ""
     most = SHARED_WINDOWS if compiled else SHARED_WINDOWS_NOT_COMPILED
     if layout == "vectorised" or (layout == "auto" and census.windows <= most):
-        lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, wave.feed, slots)))
+        lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, group.feed, slots)))
         try:
-            return _shared(algorithm, server, lane, wave, compiled)
-        except RecordingError as error:
+            return _shared(algorithm, server, lane, group, compiled)
+        except TraceError as error:
             if layout == "vectorised":
                 raise
-            say(f"executor: a stream for each client, because {error}")
+            reason = str(error)
             del lane  # and its memory
-    everyone = Lane(*tree.map(_rows, (k, works, wave.feed, slots)))
-    lanes = tree.unstack(everyone, len(wave.clients))
+    everyone = Lane(*tree.map(_rows, (k, works, group.feed, slots)))
+    lanes = tree.unstack(everyone, len(group.clients))
     traced = _trace(stepper, lanes[0], server, vectorised=False, compiled=compiled)
+    if reason:
+        say(f"executor: a stream for each client, because {reason}")
     # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
     as_products(traced.module, 1, pixels=SMALLEST_MAPS)
     large = census.windows > LARGE_WINDOWS * census.convolutions
     return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=large)
 
 
-def _shared(algorithm: ClientRound, server: Any, lane: Lane, wave: Wave, compiled: bool) -> Plan:
+def _shared(algorithm: ClientRound, server: Any, lane: Lane, group: Group, compiled: bool) -> Plan:
     """One lane, in which a vectorised program moves all clients."""
     step = vmap(algorithm.step, in_dims=(None, 0, 0), randomness="different")
-    stepper = Stepper(step, wave.batch, 1, wave.steps)
+    stepper = Stepper(step, group.batch, 1, group.steps)
     try:
         traced = _trace(stepper, lane, server, vectorised=True, compiled=compiled)
         fitting = TOGETHER // len(traced.module.graph.nodes) if compiled else 1
-        stepper = stepper._replace(at_a_time=divisor(wave.steps, fitting))
+        stepper = stepper._replace(at_a_time=divisor(group.steps, fitting))
         if stepper.at_a_time > 1:
             traced = _trace(stepper, lane, server, vectorised=True, compiled=compiled)
-    except RecordingError as error:
-        raise RecordingError(f"the model cannot be vectorised: {error}") from error
-    as_products(traced.module, len(wave.clients))
+    except TraceError as error:
+        raise TraceError(f"the model cannot be vectorised: {error}") from error
+    as_products(traced.module, len(group.clients))
     return Plan(traced, [lane], lane, shared=True, at_a_time=stepper.at_a_time, large=False)
 
 
@@ -168,7 +171,7 @@ def _rows(stacked: Tensor, alignment: int = ALIGNMENT) -> Tensor:
 
 def _trace(stepper: Stepper, lane: Lane, server: Any, vectorised: bool, compiled: bool) -> Traced:
     # Told of channels that come last, some layers ask vmap for what it does only client by client, and others refuse
-    # to view their weights; so the record is made as if all were contiguous, and takes what comes. Each leaf is a
+    # to view their weights; so the trace is made as if all were contiguous, and takes what comes. Each leaf is a
     # tensor of its own: one that stood in two places (a first zero) would be one input, the other place never read.
     like = tree.map(lambda leaf: leaf.contiguous().detach(), (lane, server))
     return trace(lambda *leaves: stepper(*tree.rebuild(like, leaves)), tree.leaves(like), vectorised, compiled)

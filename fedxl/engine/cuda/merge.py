@@ -1,4 +1,4 @@
-"""Many small operations of one kind as one, in a record that no compiler will fuse.
+"""Many small operations of one kind as one, in a trace that no compiler will fuse.
 
 A step writes a thousand tensors of a DenseNet back to where the next one reads them, each in a kernel of its own.
 """

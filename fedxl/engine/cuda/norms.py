@@ -1,4 +1,4 @@
-"""BatchNorm of all clients in a few operations, for a step that is recorded as it is.
+"""BatchNorm of all clients in a few operations, for a step that is captured without being compiled.
 
 Vectorised, torch lays the clients' channels side by side, normalises, lays them out again and scales them apart, and
 each way takes a dozen small operations more: forty kernels for one layer, of which a DenseNet has 121. But channels
@@ -78,7 +78,7 @@ class Slopes(torch.autograd.Function):
 def norm_slopes(
     dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The library's kernel by a name of our own: by its own, a record of many clients has it taken to pieces."""
+    """The library's kernel by a name of our own: by its own, a trace of many clients has it taken to pieces."""
     wanted = [True, True, True]
     dx, by_weight, by_bias = aten.native_batch_norm_backward(dy, x, weight, None, None, mean, rstd, True, eps, wanted)
     return dx, by_weight, by_bias

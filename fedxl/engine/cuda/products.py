@@ -28,7 +28,7 @@ MOVES = {
 
 
 def as_products(module: fx.GraphModule, clients: int, pixels: float = math.inf) -> None:
-    """Replace a record's convolutions in `clients` groups, forward and backward, where the product says the same.
+    """Replace a trace's convolutions in `clients` groups, forward and backward, where the product says the same.
 
     The windows that the forward product reads are kept for the backward one. Maps of more pixels are left alone.
     """

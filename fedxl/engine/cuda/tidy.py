@@ -1,4 +1,4 @@
-"""Copies that nobody needs, in a record that no compiler will tidy.
+"""Copies that nobody needs, in a trace that no compiler will tidy.
 
 A model's statistics are cloned, because layers write to them, and vmap lays a tensor out anew for the backward pass.
 """

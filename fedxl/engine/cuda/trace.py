@@ -1,7 +1,7 @@
 """A step as one flat list of tensor operations, forward, backward and update together, for a compiler to fuse.
 
 `make_fx` runs the step on tensors without numbers and writes down what it does. Whatever `torch.func` had to do with
-it is gone from the record, which knows nothing of gradients any more.
+it is gone from the trace, which knows nothing of gradients any more.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ _compiled: dict[Any, Flat] = {}
 T = TypeVar("T")
 
 
-class RecordingError(Exception):
-    """Why a step cannot be recorded, in words for its author."""
+class TraceError(Exception):
+    """Why a step cannot be traced or captured, in words for its author."""
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """What goes wrong inside comes out as a RecordingError; a lack of memory, not the step's fault, as it is."""
+    """What goes wrong inside comes out as a TraceError; a lack of memory, not the step's fault, as it is."""
     try:
         yield
-    except (RecordingError, torch.OutOfMemoryError):
+    except (TraceError, torch.OutOfMemoryError):
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise RecordingError(f"what it does depends on the numbers it sees ({error})") from error
+        raise TraceError(f"what it does depends on the numbers it sees ({error})") from error
     except Exception as error:  # whatever a model of the user's may raise
         cause = error.__context__
-        if isinstance(cause, torch.OutOfMemoryError):  # of which the end of a recording made another error
+        if isinstance(cause, torch.OutOfMemoryError):  # of which the end of a capture made another error
             raise cause from None
-        raise RecordingError(first_line(error)) from error
+        raise TraceError(first_line(error)) from error
 
 
 class Traced(NamedTuple):
-    """A record, and the tensors that it reads besides its arguments (the data, frozen weights)."""
+    """A trace, and the tensors that it reads besides its arguments (the data, frozen weights)."""
 
     module: fx.GraphModule
     reads: list[int]  # which of the arguments it has any use for
@@ -84,7 +84,7 @@ class Traced(NamedTuple):
 def trace(
     function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False, compiled: bool = True
 ) -> Traced:
-    """The record of a function that writes its results into its arguments."""
+    """The trace of a function that writes its results into its arguments."""
     # Under vmap BatchNorm asks for kernels of mixed precision that the libraries lack; in small pieces it does not.
     pieces: Any = get_decompositions(BATCH_NORMS) if vectorised else None
 
@@ -165,7 +165,7 @@ def _allow_any_layout(module: fx.GraphModule) -> None:
 def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
     """Make inputs of learning rates, of when they fall and stages end, and of lam: runs that differ share a program.
 
-    Of all the numbers in a record these are the ones that a search changes; compiling it takes a minute.
+    Of all the numbers in a trace these are the ones that a search changes; compiling it takes a minute.
     """
     numbers: list[Tensor] = []
     writers = writers_of(module)  # what is written to would, as an input, keep that for the next step
@@ -235,7 +235,7 @@ def _drop_unread(module: fx.GraphModule, arguments: int) -> list[int]:
 
 
 def fuse(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
-    """The record compiled by Inductor, or what was compiled for the same record before: it took a minute then."""
+    """The program that Inductor makes of a trace, or the one it made of the same trace before: it takes a minute."""
     tensors = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in inputs)
     key = module.code, tensors, switched(), torch.are_deterministic_algorithms_enabled()
     if key not in _compiled:

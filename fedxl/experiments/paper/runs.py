@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
-from fedxl import __version__
 from fedxl.config.experiment import Config, execute
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.experiments import bench
@@ -24,10 +23,13 @@ from fedxl.files import write_atomically, write_json
 from fedxl.progress import progress
 from fedxl.reporting.report import in_words
 from fedxl.training.evaluate import value_of
-from fedxl.training.problem import pick_device
-from fedxl.training.run import Hooks, Progress
+from fedxl.training.settings import pick_device
+from fedxl.training.trainer import Hooks, Progress
 
 FORMAT = 3  # of a record, and of what its settings mean; another number, and all is run anew
+# Part of every key. It was fedxl's version when the stored runs were made. A new release alone does not change what a
+# run comes to, so it must not invalidate them: raise FORMAT when it does.
+KEYED_AS = "0.2.0"
 Floats = npt.NDArray[np.float64]
 # Settings that a compiled program reads as numbers, and those that it knows nothing of.
 READ_AS_NUMBERS = {"lam", "lr", "milestones", "stage_steps", "seed", "flipped"}
@@ -43,7 +45,7 @@ class Job(NamedTuple):
     @property
     def key(self) -> str:
         """The same for the same experiment, wherever its files lie and whatever it runs on."""
-        text = json.dumps([FORMAT, __version__, without_root(self.config.tables())], sort_keys=True)
+        text = json.dumps([FORMAT, KEYED_AS, without_root(self.config.tables())], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -186,10 +188,13 @@ def perform(job: Job, store: Store, device: str, side_by_side: int, advance: Cal
     except DivergedError as error:
         advance((job.rounds - rounds) * job.local_steps)  # which need not be done
         return store.save(job, {**content, "diverged": str(error)}, None)
-    require(bool(result.validation and result.test), f"{job.label} needs data to validate and to test on")
+    require(
+        bool(result.metrics["validation"] and result.metrics["test"]),
+        f"{job.label} needs data to validate and to test on",
+    )
     content |= {
-        "validation": result.validation,
-        "test": result.test,
+        "validation": result.metrics["validation"],
+        "test": result.metrics["test"],
         "best_round": result.best_round,
         "rounds": job.rounds,
         "seconds": result.seconds,

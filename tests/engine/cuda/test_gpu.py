@@ -1,4 +1,4 @@
-"""On a CUDA device: the same results as on the CPU, and of the recorded graph the same as of the loop."""
+"""On a CUDA device: the same results as on the CPU, and of the captured graph the same as of the loop."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import ALGORITHMS, auroc, fit, partial_auc, sampling, tree
+from fedxl import ALGORITHMS, auroc, partial_auc, sampling, tree
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import EXECUTORS
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import loop
-from fedxl.engine.simulator import Simulator
-from fedxl.models import cnn, scorer, simple_cnn, weights_of
-from fedxl.training.problem import build_algorithm
-from tests.conftest import RAGGED, make_clients, recorded_only
+from fedxl.models import cnn, simple_cnn, weights_of
+from tests.conftest import RAGGED, make_clients, never_falls_back
 from tests.engine.test_executors import Branches
+from tests.running import engine_for, fit_named, play
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what makes products the same bits each time
 
@@ -52,7 +51,9 @@ def test_cuda_and_cpu_agree(name, executor, network, tmp_path):
         "checkpoint_every": 2, "executor": executor, "compile": False, "dtype": "float64", "validation": validation,
     }  # fmt: skip
     results = [
-        fit(network(), make_clients(RAGGED), risk_for(name), name, device=device, out=tmp_path / device, **settings)
+        fit_named(
+            network(), make_clients(RAGGED), risk_for(name), name, device=device, out=tmp_path / device, **settings
+        )
         for device in ("cpu", "cuda")
     ]
     for parameter, expected in results[0].weights.params.items():
@@ -71,15 +72,13 @@ def images(clients: int = 4, each: int = 30) -> Federation:
 def trained(name: str, executor, model: nn.Module, rounds: int = 4, precision: str = "fp32") -> dict:
     """The server's and the clients' state after several rounds on images."""
     federation = images().pooled() if ALGORITHMS[name].centralized else images()
-    model = model.to(CUDA)
-    score = scorer(model, True, precision)
-    algorithm = build_algorithm(ALGORITHMS[name], score, risk_for(name), federation, {"lr": 0.05})
-    engine = Simulator(algorithm, federation, executor, 4, 6, 7, device=CUDA, precision=precision)
-    server = algorithm.init(weights_of(model))
-    for r in range(0 if algorithm.prelude else 1, rounds + 1):
-        running = algorithm.prelude if r == 0 else algorithm
+    algorithm, where = ALGORITHMS[name](risk_for(name), lr=0.05), {"device": "cuda", "dtype": "float32"}
+    engine = engine_for(algorithm, model, federation, executor, 4, 6, 7, precision=precision, **where)
+    algorithm = engine.algorithm
+    server = algorithm.init(weights_of(model.to(CUDA)))
+    for r in range(algorithm.first_round, rounds + 1):
         members = sampling.cohort(0, r, len(federation.parts), 3)
-        server = running.aggregate(server, engine.run_round(running, server, r, members))
+        server = play(algorithm, engine, server, r, members)
     return tree.pack({"server": server, "population": engine.population})
 
 
@@ -98,25 +97,25 @@ def assert_close(found: dict, expected: dict, tolerance: float) -> None:
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_graph_and_loop_agree(name, layout, deterministic):
     """In single precision, with BatchNorm, crops, flips and noise, three of four clients a round."""
-    executor = GraphExecutor(compiled=False, layout=layout, say=recorded_only)
+    executor = GraphExecutor(compiled=False, layout=layout, say=never_falls_back)
     found = trained(name, executor, network_of(cnn))
-    assert executor.program is not None
+    assert executor.captured is not None
     assert_close(found, trained(name, loop, network_of(cnn)), 1e-4)
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 @pytest.mark.parametrize("name", ["fedxl2"])
 def test_a_compiled_graph_and_loop_agree(name, layout):
-    executor = GraphExecutor(layout=layout, say=recorded_only)
+    executor = GraphExecutor(layout=layout, say=never_falls_back)
     found = trained(name, executor, network_of(cnn))
-    assert "not compiled" not in executor.program.description
+    assert "not compiled" not in executor.captured.description
     assert_close(found, trained(name, loop, network_of(cnn)), 1e-3)
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_lower_precision_is_close(precision, layout):
-    executor = GraphExecutor(compiled=False, layout=layout, say=recorded_only)
+    executor = GraphExecutor(compiled=False, layout=layout, say=never_falls_back)
     found = trained("fedxl2", executor, network_of(cnn), precision=precision)
     exact = trained("fedxl2", loop, network_of(cnn))
     params = [key for key in exact if key.startswith("server.weights.params")]
@@ -131,7 +130,7 @@ def test_dropout_in_a_graph_is_reproducible(layout, deterministic):
     model = network_of(simple_cnn)
 
     def once() -> dict:
-        return trained("local_sgd", GraphExecutor(compiled=False, layout=layout, say=recorded_only), model)
+        return trained("local_sgd", GraphExecutor(compiled=False, layout=layout, say=never_falls_back), model)
 
     torch.cuda.manual_seed(5)
     before, first = torch.cuda.get_rng_state(), once()
@@ -140,12 +139,12 @@ def test_dropout_in_a_graph_is_reproducible(layout, deterministic):
     assert_close(once(), first, 0)
 
 
-def test_a_model_that_cannot_be_recorded_is_looped_over():
+def test_a_model_that_cannot_be_traced_is_looped_over():
     lines: list[str] = []
     model = nn.Sequential(nn.Flatten(), nn.Linear(432, 5), Branches())
     trained("fedxl2", GraphExecutor(compiled=False, say=lines.append), model)
     assert len(lines) == 1
-    assert "loop, because graph cannot record" in lines[0]
+    assert "loop, because graph cannot trace" in lines[0]
     assert "depends on the numbers" in lines[0]
 
 
@@ -153,7 +152,7 @@ def test_a_run_on_cuda_is_resumed_from_disk(network, tmp_path):
     def run(out, resume=False, rounds=6):
         settings = {"rounds": rounds, "local_steps": 2, "batch1": 4, "batch2": 5, "lr": 0.1, "checkpoint_every": 3}
         device = {"device": "cuda", "dtype": "float64", "compile": False}
-        return fit(network(), make_clients(RAGGED), partial_auc(), out=out, resume=resume, **settings, **device)
+        return fit_named(network(), make_clients(RAGGED), partial_auc(), out=out, resume=resume, **settings, **device)
 
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", rounds=3)

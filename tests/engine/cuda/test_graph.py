@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import auroc, fit, partial_auc, sampling, tree
+from fedxl import auroc, partial_auc, sampling, tree
 from fedxl.algorithms import ALGORITHMS, LocalSGD
 from fedxl.data.federation import from_arrays
 from fedxl.engine.cuda import lanes
 from fedxl.engine.cuda.capture import Play, again
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.cuda.lanes import divisor
+from fedxl.engine.drawing import Drawing
 from fedxl.engine.executors import loop
-from fedxl.engine.simulator import Simulator
-from fedxl.engine.wave import Wave
-from fedxl.models import cnn, mlp, resnet18, scorer, weights_of
-from fedxl.training.problem import build_algorithm
+from fedxl.engine.group import Group
+from fedxl.models import cnn, mlp, resnet18, weights_of
 from tests.conftest import EXECUTORS, RAGGED, make_clients, replaying
 from tests.engine.test_executors import Branches, assert_agree
+from tests.running import engine_for, fit_named, play
 
 
 class Run:
@@ -36,19 +36,16 @@ class Run:
         federation = from_arrays(clients or make_clients(RAGGED))
         self.model, self.clients = model, len(federation.parts)
         method = ALGORITHMS[method] if isinstance(method, str) else method
-        score = scorer(model, True)
-        self.algorithm = build_algorithm(method, score, partial_auc(lam), federation, options or {"lr": 0.1})
-        settings = {"local_steps": 3, "batch1": 4, "batch2": 5, "dtype": torch.float64} | engine
-        self.engine = Simulator(self.algorithm, federation, executor, **settings)
+        algorithm = method(partial_auc(lam), **(options or {"lr": 0.1}))
+        settings = {"local_steps": 3, "batch1": 4, "batch2": 5} | engine
+        self.engine = engine_for(algorithm, model, federation, executor, **settings)
+        self.algorithm = self.engine.algorithm
         self.server = self.algorithm.init(weights_of(model))
         self.number = 0
 
     def round(self, cohort: int = 0) -> None:
-        running = self.algorithm.prelude if self.number == 0 and self.algorithm.prelude else self.algorithm
         members = sampling.cohort(0, self.number, self.clients, cohort)
-        self.server = running.aggregate(
-            self.server, self.engine.run_round(running, self.server, self.number, members)
-        )
+        self.server = play(self.algorithm, self.engine, self.server, self.number, members)
         self.number += 1
 
     def state(self, *cohorts: int) -> dict:
@@ -78,9 +75,9 @@ def test_draws_are_the_same_bits_in_every_executor(network):
         seen: list[dict] = []
         inner = EXECUTORS[name]()
 
-        def spy(algorithm, server, wave: Wave):
-            seen.append(tree.pack(tree.map(torch.clone, wave.feed.draws)))
-            return inner(algorithm, server, wave)
+        def spy(algorithm, server, group: Group):
+            seen.append(tree.pack(tree.map(torch.clone, group.feed.draws)))
+            return inner(algorithm, server, group)
 
         Run(spy, network()).state(0, 4, 4, 3)
         return seen
@@ -94,16 +91,16 @@ def test_draws_are_the_same_bits_in_every_executor(network):
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
-def test_a_step_is_recorded_once(layout, network):
+def test_a_step_is_captured_once(layout, network):
     executor = replaying(layout)
     run = Run(executor, network())
     run.state(0, 4)
-    program = executor.program
+    captured = executor.captured
     run.state(4, 3, 4)
-    assert executor.program is program, "a smaller cohort is filled up, not recorded anew"
+    assert executor.captured is captured, "a smaller cohort is filled up, not captured anew"
     run.state(5)
     assert executor.at_once == 4, "a larger one goes in parts"
-    assert executor.program is program
+    assert executor.captured is captured
     assert_agree(run.state(), Run(loop, network()).state(0, 4, 4, 3, 4, 5))
 
 
@@ -116,7 +113,7 @@ def test_any_number_of_steps(steps, layout, network):
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 def test_a_run_that_was_stopped_draws_the_same_dropout(layout):
-    """Recording draws, too; a round must not depend on whether it was the first after a start."""
+    """Capturing draws, too; a round must not depend on whether it was the first after a start."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
     whole, stopped = Run(replaying(layout), model), Run(replaying(layout), model)
@@ -133,7 +130,7 @@ def test_clients_that_do_not_fit_go_in_parts(network):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return again(work, repeats, large)
 
-    executor = GraphExecutor(record=small, compiled=False, layout="streams", say=lines.append)
+    executor = GraphExecutor(capture=small, compiled=False, layout="streams", say=lines.append)
     found = Run(executor, network()).state(0, 0, 0, 5)
     assert_agree(Run(loop, network()).state(0, 0, 0, 5), found)
     assert [line for line in lines if "do not fit" in line] == [
@@ -149,7 +146,7 @@ def test_memory_for_not_even_one_is_the_loop(network):
     def none(work, repeats, large):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    executor = GraphExecutor(record=none, compiled=False, layout="streams", say=lines.append)
+    executor = GraphExecutor(capture=none, compiled=False, layout="streams", say=lines.append)
     found = Run(executor, network()).state(0, 0, 3)
     assert_agree(Run(loop, network()).state(0, 0, 3), found)
     assert "not even for one client" in lines[-1]
@@ -167,15 +164,15 @@ class Counts(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Branches, Counts])
-def test_what_cannot_be_recorded_is_looped_over_and_says_why(model):
+def test_what_cannot_be_traced_is_looped_over_and_says_why(model):
     lines: list[str] = []
     torch.manual_seed(0)
     network = model().double()
-    executor = GraphExecutor(record=again, compiled=False, say=lines.append)
+    executor = GraphExecutor(capture=again, compiled=False, say=lines.append)
     found = Run(executor, network).state(0, 0, 4)
     assert_agree(Run(loop, network).state(0, 0, 4), found, tolerance=0)
     assert len(lines) == 1, "told once"
-    assert lines[0].startswith("executor: loop, because graph cannot record this step")
+    assert lines[0].startswith("executor: loop, because graph cannot trace this step")
     assert "depends on the numbers it sees" in lines[0]
 
 
@@ -184,15 +181,15 @@ def test_graph_on_a_cpu_is_the_loop_and_says_so(network):
     from fedxl import Hooks
 
     settings = {"rounds": 1, "local_steps": 2, "batch1": 2, "batch2": 2, "device": "cpu", "executor": "graph"}
-    fit(network(), make_clients(RAGGED), auroc(), dtype="float64", hooks=Hooks(say=lines.append), **settings)
+    fit_named(network(), make_clients(RAGGED), auroc(), dtype="float64", hooks=Hooks(say=lines.append), **settings)
     assert lines == ["executor: loop (graph needs a CUDA device, and this is cpu)"]
 
 
 def test_lanes_are_shared_where_maps_are_small(monkeypatch):
     def described(model: nn.Module, clients: list) -> str:
-        executor = GraphExecutor(record=again, compiled=False)
+        executor = GraphExecutor(capture=again, compiled=False)
         Run(executor, model.double(), clients).state(0, 0)
-        return executor.program.description
+        return executor.captured.description
 
     assert "one vectorised program" in described(mlp((5,)), make_clients(RAGGED))
     assert "one vectorised program" in described(cnn((3, 8, 8)), images())
@@ -206,7 +203,7 @@ def test_kernels_are_large_by_the_convolution_and_not_by_the_network(pictures, l
     """A deep network of small maps has as many windows as a flat one of large maps, in kernels that fill no GPU."""
     seen: list[bool] = []
 
-    def record(plays: Sequence[Play], repeats: int, large: bool) -> Play:
+    def capture(plays: Sequence[Play], repeats: int, large: bool) -> Play:
         seen.append(large)
         return again(plays, repeats, large)
 
@@ -214,7 +211,7 @@ def test_kernels_are_large_by_the_convolution_and_not_by_the_network(pictures, l
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(3 * 8 * 8, 1)).double()
     # A step's images are 4 and 5, of 8 x 8 pixels with windows of 27 numbers: more than 20 images in all layers.
     monkeypatch.setattr(lanes, "LARGE_WINDOWS", pictures * 64 * 27)
-    Run(GraphExecutor(record=record, compiled=False, layout="streams"), model, images()).state(0, 0)
+    Run(GraphExecutor(capture=capture, compiled=False, layout="streams"), model, images()).state(0, 0)
     assert set(seen) == {large}
 
 
@@ -244,7 +241,7 @@ def test_what_cannot_be_vectorised_has_streams():
     lines: list[str] = []
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), NoVmap(), nn.Linear(4, 1)).double()
-    executor = GraphExecutor(record=again, compiled=False, say=lines.append)
+    executor = GraphExecutor(capture=again, compiled=False, say=lines.append)
     found = Run(executor, model).state(0, 0, 4)
     assert_agree(Run(loop, model).state(0, 0, 4), found)
     assert lines[0].startswith("executor: a stream for each client, because the model cannot be vectorised:")
@@ -257,13 +254,13 @@ def test_what_cannot_be_vectorised_has_streams():
 def test_compiled_steps_are_the_same_steps(layout):
     """The compiler's own back end for CPUs stands in for that for GPUs: tracing, rewriting and writing in place."""
     lines: list[str] = []
-    executor = GraphExecutor(record=again, layout=layout, say=lines.append)
+    executor = GraphExecutor(capture=again, layout=layout, say=lines.append)
     settings = {"local_steps": 2, "batch1": 3, "batch2": 4}
     found = Run(executor, strided(), images(), **settings).state(0, 0, 0)
     assert_agree(Run(loop, strided(), images(), **settings).state(0, 0, 0), found)
     assert lines[-1].endswith("compiled, 2 steps a launch"), lines
     assert "not compiled" not in lines[-1]
-    assert executor.program.plan.at_a_time == (2 if layout == "vectorised" else 1)
+    assert executor.captured.plan.at_a_time == (2 if layout == "vectorised" else 1)
 
 
 @pytest.mark.slow
@@ -274,9 +271,9 @@ def test_compiled_updates_have_the_right_rate(name):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1)).double()
     options = {"lr": 0.1, "weight_decay": 0.03}
-    executor = GraphExecutor(record=again, layout="streams")
+    executor = GraphExecutor(capture=again, layout="streams")
     found = Run(executor, model, None, name, options).state(0, 0)
-    assert "not compiled" not in executor.program.description
+    assert "not compiled" not in executor.captured.description
     assert_agree(Run(loop, model, None, name, options).state(0, 0), found)
 
 
@@ -286,9 +283,9 @@ class HeavyBall(LocalSGD):
     def start(self, server, client, share):
         return super().start(server, client, share), server.weights.params
 
-    def step(self, server, work, batch):
+    def step(self, score, server, work, batch):
         now, last = work
-        after, trace = super().step(server, now, batch)
+        after, trace = super().step(score, server, now, batch)
         ahead = tree.map(
             lambda new, old, older: new + 0.5 * (old - older), after.weights.params, now.weights.params, last
         )
@@ -301,8 +298,8 @@ class HeavyBall(LocalSGD):
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 def test_a_state_that_crosses_over_is_looped_over(layout, network):
     lines: list[str] = []
-    method = ALGORITHMS["local_sgd"]._replace(build=HeavyBall)
-    executor = GraphExecutor(record=again, compiled=False, layout=layout, say=lines.append)
+    method = HeavyBall
+    executor = GraphExecutor(capture=again, compiled=False, layout=layout, say=lines.append)
     found = Run(executor, network(), None, method).state(0, 0)
     assert_agree(Run(loop, network(), None, method).state(0, 0), found)
     assert "its new 1.0.weight is its old 0.weights.params.0.weight" in lines[0]
@@ -353,10 +350,10 @@ def test_the_next_round_is_drawn_ahead(network, monkeypatch):
     run = Run(loop, network())
     run.state(0, 0)
     calls: list[int] = []
-    own = Simulator._draw_own
+    own = Drawing._own
     monkeypatch.setattr(
-        Simulator,
-        "_draw_own",
+        Drawing,
+        "_own",
         lambda self, client, round, visits: calls.append(round) or own(self, client, round, visits),
     )
     run.state(0)
@@ -375,14 +372,14 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch, network):
 
     monkeypatch.setattr("fedxl.engine.cuda.graph.fuse", broken)
     lines: list[str] = []
-    executor = GraphExecutor(record=again, say=lines.append)
+    executor = GraphExecutor(capture=again, say=lines.append)
     found = Run(executor, network()).state(0, 0, 4)
     assert_agree(Run(loop, network()).state(0, 0, 4), found)
     assert lines[1] == "executor: the step stays as it is, for it cannot be compiled: no compiler here"
     assert "not compiled" in lines[2]
-    assert executor.program is not None
-    targets = [node.target for node in executor.program.plan.traced.module.graph.nodes]
-    assert torch.ops.aten._foreach_copy_.default in targets, "recorded for replaying as it is, not for a compiler"
+    assert executor.captured is not None
+    targets = [node.target for node in executor.captured.plan.traced.module.graph.nodes]
+    assert torch.ops.aten._foreach_copy_.default in targets, "traced for a capture as it is, not for a compiler"
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
@@ -403,5 +400,5 @@ def test_divisors():
 
 def test_a_fallback_is_seen_by_whoever_calls_fit(network, capsys):
     settings = {"rounds": 1, "local_steps": 2, "batch1": 2, "batch2": 2, "device": "cpu", "executor": "graph"}
-    fit(network(), make_clients(RAGGED), auroc(), dtype="float64", **settings)
+    fit_named(network(), make_clients(RAGGED), auroc(), dtype="float64", **settings)
     assert capsys.readouterr().err == "executor: loop (graph needs a CUDA device, and this is cpu)\n"

@@ -95,6 +95,6 @@ def test_copies_of_several_types_are_merged_by_type():
     assert targets.count(aten._foreach_copy_.default) == 2
 
 
-def test_a_compiler_gets_the_record_as_it_is():
-    record = trace(averages, tensors(3) + tensors(3))
-    assert aten._foreach_copy_.default not in [node.target for node in record.module.graph.nodes]
+def test_a_compiler_gets_the_trace_as_it_is():
+    traced = trace(averages, tensors(3) + tensors(3))
+    assert aten._foreach_copy_.default not in [node.target for node in traced.module.graph.nodes]

@@ -142,7 +142,7 @@ def test_halves_can_be_differentiated_twice():
     ],
     ids=["of instances", "no weights", "half weights", "half statistics"],
 )
-def test_other_norms_of_halves_are_recorded(norm):
+def test_other_norms_of_halves_are_traced(norm):
     """The libraries lack kernels that vmap would ask for."""
     states = {name: leaf.expand(CLIENTS, *leaf.shape).clone() for name, leaf in norm.state_dict().items()}
     seen = torch.randn(CLIENTS, 6, 4, 5).bfloat16()
@@ -163,15 +163,15 @@ def test_other_norms_of_halves_are_recorded(norm):
     torch.testing.assert_close(seen.float(), wanted.float(), rtol=0.1, atol=0.1)
 
 
-def test_a_step_that_is_not_compiled_is_recorded_with_it():
+def test_a_step_that_is_not_compiled_is_traced_with_it():
     norm, seen = nn.BatchNorm1d(4, track_running_stats=False), torch.randn(CLIENTS, 6, 4)
 
     def targets(compiled: bool) -> list[str]:
         def function(x: Tensor) -> None:
             x.copy_(vmap(norm)(x))
 
-        record = trace(function, [seen], vectorised=True, compiled=compiled)
-        return [str(node.target) for node in record.module.graph.nodes]
+        traced = trace(function, [seen], vectorised=True, compiled=compiled)
+        return [str(node.target) for node in traced.module.graph.nodes]
 
     kernel = "aten._native_batch_norm_legit_functional.default"
     assert targets(compiled=False).count(kernel) == 1, "all clients in one"

@@ -32,9 +32,9 @@ def test_runs_that_differ_in_what_is_tuned_share_one_program(network, layout, me
     for lam, lr, step in settings:
         stages = {"stage_steps": step + 1} if method == "codasca" else {}
         tuned = {"lam": lam, "lr": lr, "milestones": (step,), **stages}
-        executor = GraphExecutor(record=again, compiled=False, layout=layout)
+        executor = GraphExecutor(capture=again, compiled=False, layout=layout)
         assert_agree(run(executor, **tuned), run(loop, **tuned))
-        code.add(executor.program.plan.traced.module.code)
+        code.add(executor.captured.plan.traced.module.code)
     assert len(code) == 1
 
 
@@ -44,7 +44,7 @@ def test_what_was_compiled_once_is_found_on_disk_by_a_run_tuned_otherwise(monkey
     counters["inductor"].clear()
     for lr, lam in ((0.1, 2.0), (0.3, 1.0)):
         monkeypatch.setattr("fedxl.engine.cuda.trace._compiled", {})  # as in another process
-        Run(GraphExecutor(record=again), network(), options={"lr": lr, "milestones": (4,)}, lam=lam).state(0, 0)
+        Run(GraphExecutor(capture=again), network(), options={"lr": lr, "milestones": (4,)}, lam=lam).state(0, 0)
     assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (1, 1)
 
 
@@ -56,11 +56,11 @@ def test_a_program_that_was_kept_serves_the_next_run_and_keeps_no_data(monkeypat
     data = []
     for seed, lr in ((0, 0.1), (1, 1.0)):
         options = {"clients": make_clients(RAGGED, seed=seed), "options": {"lr": lr, "milestones": (4,)}}
-        executor = GraphExecutor(record=again)
+        executor = GraphExecutor(capture=again)
         assert_agree(
             Run(executor, network(), **options).state(0, 0, 0), Run(loop, network(), **options).state(0, 0, 0)
         )
-        data.append(weakref.ref(max(executor.program.plan.traced.constants, key=torch.Tensor.numel)))
+        data.append(weakref.ref(max(executor.captured.plan.traced.constants, key=torch.Tensor.numel)))
     assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (1, 0)
     del executor, options
     gc.collect()
@@ -95,12 +95,12 @@ def test_a_process_keeps_what_it_has_compiled(monkeypatch, network, method):
         return Run(executor, network(), method=method, options=options, **settings).state(0, 0, 0)
 
     for lr in (0.1, 0.3, 1.0):  # the others with the first one's program, and their own rates
-        assert_agree(run(GraphExecutor(record=again), lr), run(loop, lr))
+        assert_agree(run(GraphExecutor(capture=again), lr), run(loop, lr))
     assert len(compiled) == 1
-    run(GraphExecutor(record=again), 0.1, clients_at_once=2)
-    run(GraphExecutor(record=again), 0.1, clients_at_once=3)
+    run(GraphExecutor(capture=again), 0.1, clients_at_once=2)
+    run(GraphExecutor(capture=again), 0.1, clients_at_once=3)
     assert len(compiled) == 3, "other sizes are other programs"
-    run(GraphExecutor(record=again), 0.1)
+    run(GraphExecutor(capture=again), 0.1)
     assert len(compiled) == 4, "the oldest had to go"
 
 

@@ -257,7 +257,7 @@ def test_what_is_laid_out_before_and_after_a_change_is_not_the_same():
     torch.testing.assert_close(found[1], torch.tensor([25.0, 16.0, 16.0, 16.0]).expand(3, 4))
 
 
-def test_a_model_that_keeps_statistics_is_recorded_without_copies_of_them():
+def test_a_model_that_keeps_statistics_is_traced_without_copies_of_them():
     norm = torch.nn.BatchNorm1d(3)
 
     def step(x: Tensor, mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Records of functions that write into their arguments, replayed."""
+"""Traces of functions that write into their arguments, replayed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fedxl.engine.cuda.trace import trace
 
 
 def replayed(function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False) -> list[Any]:
-    """Replay a record that is not compiled on the arguments themselves; its operations."""
-    record = trace(function, arguments, vectorised=vectorised, compiled=False)
+    """Replay a trace that is not compiled on the arguments themselves; its operations."""
+    traced = trace(function, arguments, vectorised=vectorised, compiled=False)
     with torch.no_grad():
-        record.module(*record.inputs(arguments))
-    return list(record.module.graph.nodes)
+        traced.module(*traced.inputs(arguments))
+    return list(traced.module.graph.nodes)
 
 
 def assert_same(function: Callable[..., None], examples: Sequence[Tensor]) -> list[Any]:
-    """Replayed, a function writes the numbers that it writes itself; the targets of its record."""
+    """Replayed, a function writes the numbers that it writes itself; the targets of its trace."""
     wanted, found = ([tensor.clone() for tensor in examples] for _ in range(2))
     function(*wanted)
     nodes = replayed(function, found)

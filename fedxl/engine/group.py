@@ -33,10 +33,10 @@ class Feed(NamedTuple):
 
     draws: Draws[Tensor]
     y: Tensor  # [.., B1 + B2]
-    passive: Any  # what the algorithm's `passive` took from the pool
+    passive: Any  # what the phase's `passive` took from the pool
 
 
-class Wave(NamedTuple):
+class Group(NamedTuple):
     """The clients that run together: everything an executor needs, already on the device."""
 
     clients: Sequence[Any]  # their private states
@@ -45,7 +45,7 @@ class Wave(NamedTuple):
     feed: Feed  # [C, K, ...]
     batch: Callable[[Feed], Batch]  # one step's feed, of one client or of several, to what the step reads
     seed: Callable[[int], int]  # of a client, for the layers that draw inside the model (dropout)
-    recurs: bool  # whether rounds like this one will come again, so that preparing for them pays
+    comes_again: bool  # whether the next round runs the same program, so that preparing it pays
 
     @property
     def steps(self) -> int:
@@ -55,7 +55,7 @@ class Wave(NamedTuple):
     def device(self) -> torch.device:
         return self.shares.model.device
 
-    def take(self, members: Sequence[int]) -> Wave:
+    def take(self, members: Sequence[int]) -> Group:
         """Some of the clients, in this order; one may be named more than once."""
         if list(members) == list(range(len(self.clients))):
             return self
@@ -66,5 +66,5 @@ class Wave(NamedTuple):
 
 
 class Executor(Protocol):
-    def __call__(self, algorithm: ClientRound, server: Any, wave: Wave) -> tuple[list[Any], Any]:
+    def __call__(self, running: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
         """(clients, stacked updates). Updates may lie in the executor's own memory until its next call."""

@@ -1,34 +1,30 @@
-"""`fit`: cohort -> engine round -> aggregate -> evaluate -> checkpoint, until the rounds are done."""
+"""The loop over rounds: cohort -> round -> evaluate -> checkpoint, until the rounds are done."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 
 from fedxl import sampling, tree
-from fedxl.algorithms import Method
-from fedxl.algorithms.protocol import Algorithm, RoundOf
-from fedxl.data.augment import Augment
-from fedxl.data.federation import Federation, from_arrays
+from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
-from fedxl.risks import XRisk
-from fedxl.sampling import Indices
 from fedxl.training.checkpoint import Checkpoint
 from fedxl.training.evaluate import Examiner, better_at_common_sites, value_of
-from fedxl.training.problem import Settings, Task
+from fedxl.training.problem import Problem
+from fedxl.training.rounds import Engine, Traffic, play_round, traffic
 from fedxl.training.rundir import RunDir
+from fedxl.training.simulation import plain
 from fedxl.wire import RefusedError, fitted
 
 Floats = npt.NDArray[np.float64]
@@ -40,13 +36,6 @@ FREE = {
 SINCE = {"task.examples", "task.validation"}  # what runs that were begun by an older version have not noted
 
 
-class Traffic(NamedTuple):
-    """Bytes that one client receives and sends in a round; what it sends as a mean over the clients of a round."""
-
-    down: int
-    up: int
-
-
 @dataclass
 class Result:
     """What a run came to: the chosen model, its metrics, and how it got there."""
@@ -54,8 +43,7 @@ class Result:
     model: nn.Module
     weights: Weights
     best_round: int
-    validation: dict[str, float]
-    test: dict[str, float]
+    metrics: dict[str, dict[str, float]]  # by split: validation (of the best round) and test
     history: list[dict[str, Any]]
     seconds: float
     test_scores: tuple[Floats, Floats] | None = field(default=None, repr=False)  # raw scores and labels
@@ -108,64 +96,12 @@ class Hooks:
     should_stop: Callable[[], bool] = lambda: False
 
 
-def fit(
-    model: nn.Module,
-    clients: Federation | Iterable[tuple[Tensor, Tensor]],
-    risk: XRisk,
-    algorithm: str | Method = "fedxl2",
-    *,
-    validation: tuple[Tensor, Tensor] | None = None,
-    test: tuple[Tensor, Tensor] | None = None,
-    augment: Augment | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    hooks: Hooks | None = None,
-    **settings: Any,
-) -> Result:
-    """Train `model` on the clients' data for an X-risk, and choose the best round on validation data.
-
-    clients: (x, y) for each, labels 0/1; images as bytes become floats in [0, 1]. algorithm: a name, or a `Method` of
-    your own. augment: what training images undergo each time they are read. out: a folder for metrics and checkpoints
-    (`resume` goes on from the last one). The model itself is left as it is: `Result.model` is a trained copy. Other
-    keywords are fields of `Settings` or of the algorithm.
-    """
-    names = {item.name for item in fields(Settings)}
-    run = call(Settings, {name: value for name, value in settings.items() if name in names}, "run")
-    options = {name: value for name, value in settings.items() if name not in names}
-    federation = clients if isinstance(clients, Federation) else from_arrays(clients)
-    federation = federation if augment is None else federation.augmented(augment)
-    require(out is not None or not resume, "resume=True needs out, the folder of the run to go on with")
-    hooks = hooks or Hooks()
-    held_back = {"validation": validation, "test": test}
-    task = Task(model, federation, risk, algorithm, options, run, held_back, {}, hooks.say)
-    return train(task, hooks, None if out is None else Path(out), resume)
-
-
-class Engine(Protocol):
-    """Where rounds run. What it must remember of its clients is its population, part of a checkpoint."""
-
-    def run_round(self, algorithm: RoundOf, server: Any, round: int, cohort: Indices) -> Any:
-        """The updates of the cohort, or of those who answered, stacked."""
-
-    def remarks(self) -> dict[str, Any]:
-        """What there is to record of the rounds since it was last asked."""
-
-    @property
-    def population(self) -> Any: ...
-
-    def restore(self, server: Any, tensors: dict[str, Tensor]) -> None: ...
-
-
 class Trainable(Protocol):
-    """What the loop over rounds needs: a `Task`, or a server whose clients are sites."""
+    """What the loop over rounds needs: a `Simulation`, or a server whose clients are sites."""
 
-    run: Settings
-    algorithm: Algorithm
-    model: nn.Module
+    problem: Problem
     num_clients: int
     cohort: int
-    select: str
-    device: torch.device
 
     @property
     def description(self) -> dict[str, Any]:
@@ -195,9 +131,9 @@ class Trainer:
 
     def __init__(self, task: Trainable, hooks: Hooks, folder: RunDir | None, resume: bool) -> None:
         self.task, self.hooks, self.folder = task, hooks, folder
-        self.run, self.algorithm = task.run, task.algorithm
-        self.server = self.algorithm.init(weights_of(task.model))
-        self.round = -1 if self.algorithm.prelude else 0  # the last round done
+        self.problem, self.run, self.algorithm = task.problem, task.problem.settings, task.problem.algorithm
+        self.server = self.algorithm.init(weights_of(task.problem.model))
+        self.round = self.algorithm.first_round - 1  # the last round done
         self.best, self.best_round, self.best_value = self.server.weights, -1, -math.inf
         self.seconds = 0.0
         self.evaluating = 0.0  # of these seconds
@@ -243,13 +179,12 @@ class Trainer:
         return round > 0 and round % self.run.eval_every == 0
 
     def _round(self) -> None:
-        prelude = self.algorithm.prelude if self.round == 0 else None
-        algorithm: RoundOf = prelude or self.algorithm
         cohort = sampling.cohort(self.run.seed, self.round, self.task.num_clients, self.task.cohort)
-        updates = self.task.engine.run_round(algorithm, self.server, self.round, cohort)
-        if self.round > 0:  # round 0, if there is one, only fills the pool
-            self.traffic = Traffic(tree.nbytes(self.server), tree.nbytes(updates) // len(updates.share.model))
-        self.server = algorithm.aggregate(self.server, updates)
+        before = self.server
+        self.server, updates = play_round(self.algorithm, self.task.engine, before, self.round, cohort)
+        if self.round > 0:  # the warm-up round only fills the pool
+            phase, steps = self.algorithm.phase(self.round), self.run.local_steps
+            self.traffic = traffic(phase, self.problem.reading, steps, before, updates)
 
     def _evaluate(self) -> None:
         self._require_finite()  # which waits for all that a GPU has still to do
@@ -276,7 +211,7 @@ class Trainer:
             return float(self.round)
         if "validation" not in record:
             return -math.inf
-        value = value_of(record["validation"], self.task.select)
+        value = value_of(record["validation"], self.problem.select)
         if math.isnan(value):
             raise self._diverged("scores")
         return value
@@ -285,7 +220,7 @@ class Trainer:
         best = next((each for each in self.history if each["round"] == self.best_round), None)
         if best and value > -math.inf and best.get("validation_from") != record.get("validation_from"):
             # Metrics of other sites' data, or of another kind, do not compare as they are.
-            return better_at_common_sites(record, best, self.task.select)
+            return better_at_common_sites(record, best, self.problem.select)
         return value > self.best_value
 
     def _require_finite(self) -> None:
@@ -313,7 +248,7 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
             standing = call(Standing, checkpoint.info, "checkpoint")
-            _require_same(standing.settings, self.task.description)
+            _require_same(standing.settings, self.task.description, self.algorithm)
             done, wanted = standing.round, self.run.rounds
             require(done <= wanted, f"this run is at round {done} already, beyond rounds = {wanted}")
             self._take_up(checkpoint.tensors)
@@ -326,8 +261,11 @@ class Trainer:
         """The state in a checkpoint, once it is one that this run can have come to."""
         prefix, engine = "population.", self.task.engine
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
-        state = fitted(State(self.server, self.best), own, ragged=True)
-        self.server, self.best = tree.to(state, self.task.device)
+        like = State(self.server, self.best)
+        # A run that version 0.2 began may hold a G that its algorithm never used.
+        own = {name: t for name, t in own.items() if not name.startswith("server.G.") or name in tree.pack(like)}
+        state = fitted(like, own, ragged=True)
+        self.server, self.best = tree.to(state, self.problem.device)
         population = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         # What an engine knows of its clients before the first round it must know now, too.
         begun = engine.population
@@ -341,7 +279,7 @@ class Trainer:
             (self.best, self.best_round) if self.best_round > 0 else (self.server.weights, self.round)
         )
         record = next((record for record in self.history if record["round"] == best_round), {})
-        model = load(task.model, chosen).eval()
+        model = load(self.problem.model, chosen).eval()
         test: dict[str, float] = {}
         test_scores = None
         if not interrupted:
@@ -358,8 +296,7 @@ class Trainer:
             model=model,
             weights=chosen,
             best_round=best_round,
-            validation=record.get("validation", {}),
-            test=test,
+            metrics={"validation": record.get("validation", {}), "test": test},
             history=self.history,
             seconds=self.seconds,
             test_scores=test_scores,
@@ -369,10 +306,18 @@ class Trainer:
         )
 
 
-def _require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: AnyAlgorithm) -> None:
+    before, now = (_without_defaults(settings, algorithm) for settings in (before, now))
     changed = [
         f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
         for key in sorted(before.keys() | now.keys())
         if key not in FREE and before.get(key) != now.get(key) and not (key in SINCE and key not in before)
     ]
     require(not changed, f"this run began with other settings: {'; '.join(changed)}")
+
+
+def _without_defaults(settings: Mapping[str, Any], algorithm: AnyAlgorithm) -> dict[str, Any]:
+    """Whether a hyper-parameter at its default was given or left out makes no difference."""
+    known: tuple[Field[Any], ...] = fields(algorithm) if is_dataclass(algorithm) else ()
+    defaults = plain({f"algorithm.{item.name}": item.default for item in known if item.default is not MISSING})
+    return {name: value for name, value in settings.items() if name not in defaults or value != defaults[name]}

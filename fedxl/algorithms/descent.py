@@ -1,0 +1,142 @@
+"""What all methods of the package share: descent with a learning rate that decays, and the weighted average."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedxl import tree
+from fedxl.algorithms.protocol import Assignment, Client, DataFacts, PoolWeights, Reading, Server, Update
+from fedxl.errors import require
+from fedxl.models import check_buffers
+from fedxl.risks import XRisk
+
+T = TypeVar("T")
+D = TypeVar("D", bound="Descent[Any, Any, Any]")
+WEIGHTS = "change of weights"  # the size that every update has
+
+
+@dataclass(frozen=True, eq=False)
+class Descent(Generic[Server, Client, Update]):
+    """A risk, a learning rate and its decay, and what becomes of buffers.
+
+    A method without pairs and pool inherits all of `Phase` and `Algorithm` from here, except for `init`,
+    `init_client`, `start`, `step`, `finish`, `aggregate` and `update_like`.
+    """
+
+    name: ClassVar[str] = "training"
+    centralized: ClassVar[bool] = False
+    local_pairs: ClassVar[bool] = False
+    may_be_nan: ClassVar[tuple[str, ...]] = ()
+    first_round: ClassVar[int] = 1
+
+    risk: XRisk
+    _: KW_ONLY
+    lr: float = 0.1
+    milestones: tuple[int, ...] = ()  # local steps at which the learning rate is multiplied by `decay`
+    decay: float = 0.1
+    weight_decay: float = 0.0
+    buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client's own
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        require(0 < self.decay <= 1, f"decay must lie in (0, 1], got {self.decay}")
+        require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
+        require(
+            all(step > 0 for step in self.milestones) and list(self.milestones) == sorted(set(self.milestones)),
+            f"milestones must be positive and ascending, got {list(self.milestones)}",
+        )
+
+    def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor | float:
+        """The learning rate at a step; a plain number while there is nothing to decay."""
+        if not self.milestones:
+            return float(self.lr)
+        rate = torch.full_like(step, self.lr, dtype=dtype)
+        for milestone in self.milestones:
+            rate = torch.where(step >= milestone, rate * self.decay, rate)
+        return rate
+
+    def descend(self, params: dict[str, Tensor], G: dict[str, Tensor], step: Tensor) -> dict[str, Tensor]:
+        """params - rate (G + weight_decay params)."""
+        if self.weight_decay:
+            G = tree.map(lambda g, w: torch.add(g, w, alpha=self.weight_decay), G, params)
+        rate = self.rate(step, next(iter(params.values())).dtype)
+        if isinstance(rate, float):
+            return tree.map(lambda w, g: torch.add(w, g, alpha=-rate), params, G)
+        back = -rate
+        return tree.map(lambda w, g: torch.addcmul(w, g, back), params, G)
+
+    # What a method without pairs and pool does; those with them say otherwise.
+
+    def phase(self: D, round: int) -> D:
+        return self
+
+    def with_facts(self: D, facts: DataFacts) -> D:
+        return self
+
+    def reading(self, batch1: int, batch2: int) -> Reading:
+        return Reading("all", "none", batch1 + batch2, 0)
+
+    def pool_weights(self, server: Server) -> PoolWeights | None:
+        return None
+
+    def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> Any:
+        return ()
+
+    def downlink(self, server: Server) -> Server:
+        return server
+
+    def init_client(self, server: Server, num_rows: int) -> Client:
+        raise NotImplementedError
+
+    def rejoin(self, server: Server, num_rows: int) -> Client:
+        return self.init_client(server, num_rows)
+
+    def check_update(self, server: Server, update: Update, assignment: Assignment) -> dict[str, Tensor]:
+        check_buffers(update.weights.buffers)
+        buffers = tree.map(lambda new, old: new.double() - old, update.weights.buffers, server.weights.buffers)
+        # Counters change by whole steps. In one norm with statistics they would drown these.
+        counts = {name for name, leaf in update.weights.buffers.items() if not leaf.is_floating_point()}
+        return {
+            WEIGHTS: _moved(update.weights.params, server.weights.params),
+            "change of buffers": tree.norm({name: leaf for name, leaf in buffers.items() if name not in counts}),
+            "change of counters": tree.norm({name: buffers[name] for name in counts}),
+        }
+
+    def check_server(self, server: Server) -> None:
+        pass  # weights are whatever they are, as long as they are finite
+
+    def own_buffers(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What of the buffers a client keeps to itself between its rounds."""
+        return buffers if self.buffers == "local" else {}
+
+
+def _moved(new: dict[str, Tensor], old: dict[str, Tensor]) -> Tensor:
+    """How far weights have moved; what lies beyond the origin, where they would be turned round, counts tenfold.
+
+    The distance alone does not tell weights times -3 from those of an honest client at a high learning rate, which
+    may move by more than their own length. But these hardly ever turn.
+    """
+    turned = -tree.inner(new, old) / tree.norm(old).clamp(min=torch.finfo(torch.float64).tiny)
+    return tree.norm(tree.map(torch.sub, new, old)) + 10 * turned.clamp(min=0)
+
+
+def average(stacked: T, shares: Tensor, otherwise: T) -> T:
+    """The weighted mean over clients, leaf by leaf; `otherwise` where no client counts.
+
+    Integer leaves (BatchNorm's counters) are averaged too, and rounded.
+    """
+    total = shares.sum()
+    some = total > 0
+    weights = shares / torch.where(some, total, torch.ones_like(total))
+
+    def mean(leaf: Tensor, fallback: Tensor) -> Tensor:
+        exact = leaf if leaf.is_floating_point() else leaf.double()
+        averaged = torch.tensordot(weights.to(exact.dtype), exact, 1)
+        averaged = averaged if leaf.is_floating_point() else averaged.round().to(leaf.dtype)
+        return torch.where(some, averaged, fallback)
+
+    return tree.map(mean, stacked, otherwise)

@@ -1,0 +1,140 @@
+"""What each client reads in a round: its own examples, and entries of the score pool; all of it from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from fedxl import sampling
+from fedxl.algorithms.protocol import PoolWeights, Reading
+from fedxl.data.federation import Federation
+from fedxl.engine.group import Draws
+from fedxl.sampling import Indices, Purpose
+
+
+class Schedule(NamedTuple):
+    """How much a client reads in a round."""
+
+    local_steps: int
+    batch1: int  # examples of S1 a step
+    batch2: int  # examples of S2
+    seed: int = 0
+
+
+class PoolDraws(NamedTuple):
+    """The pool as `sampling.pooled` takes it: a size where all entries weigh the same, their weights otherwise."""
+
+    first: npt.NDArray[np.float64] | int
+    second: npt.NDArray[np.float64] | int
+
+    @classmethod
+    def of(cls, pool: PoolWeights) -> PoolDraws:
+        def side(weights: Tensor) -> npt.NDArray[np.float64] | int:
+            host: npt.NDArray[np.float64] = weights.double().cpu().numpy()
+            # One entry of weight 0 stands for an empty pool: draw it, it counts for nothing.
+            return len(host) if float(np.ptp(host)) <= 1e-12 * float(host.max()) else host
+
+        return cls(side(pool.first), side(pool.second))
+
+    @property
+    def even(self) -> bool:
+        """Whether all entries of either side weigh the same."""
+        return isinstance(self.first, int) and isinstance(self.second, int)
+
+
+def draw_lags(
+    schedule: Schedule, reading: Reading, number: int, round: int, pool: PoolDraws
+) -> tuple[Indices, Indices]:
+    """Which entries of the pool a client's steps read, S1's [K, B1] and S2's [K, B2]."""
+    rng, steps = sampling.generator(schedule.seed, Purpose.POOL, number, round), schedule.local_steps
+    first = sampling.pooled(rng, steps * reading.size1, pool.first).reshape(steps, reading.size1)
+    return first, sampling.pooled(rng, steps * reading.size2, pool.second).reshape(steps, reading.size2)
+
+
+class _Ahead(NamedTuple):
+    """What was drawn for the next round while this one was running."""
+
+    own: dict[tuple[int, int, int], Draws[Indices]]  # by client, round and how often the client took part
+    pool: PoolDraws | None  # what the pool was taken for
+    lags: dict[tuple[int, int], tuple[Indices, Indices]]  # by client and round
+
+
+@dataclass
+class Drawing:
+    """Draws for the clients of a federation."""
+
+    federation: Federation
+    reading: Reading
+    schedule: Schedule
+    first_number: int = 0  # of the first client: draws are those of its number, wherever it runs
+
+    def __post_init__(self) -> None:
+        self.first = self.federation.side(self.reading.first)
+        self.second = self.federation.side(self.reading.second)
+        self._ahead = _Ahead({}, None, {})
+
+    def draw(self, client: int, round: int, visits: int, pool: PoolDraws | None) -> Draws[Indices]:
+        """All of a client's draws for a round."""
+        key = (client, round, visits)
+        draws = self._ahead.own.pop(key, None) or self._own(*key)
+        if pool is None:
+            return draws
+        ahead = self._ahead.lags.get((client, round)) if pool.even and self._ahead.pool == pool else None
+        lag1, lag2 = ahead or self._lags(client, round, pool)
+        return draws._replace(lag1=lag1, lag2=lag2)
+
+    def draw_ahead(self, round: int, visits: dict[int, int], pool: PoolDraws | None) -> None:
+        """Draw for a round to come. A GPU is still at work on this one, and will not have to wait for the host.
+
+        visits: the clients of that round, and how often each took part before. What the pool will be is not known
+        yet; if all its entries weigh the same, it will mostly be as it was.
+        """
+        keys = [(client, round, count) for client, count in visits.items()]
+        own = {key: self._own(*key) for key in keys}
+        likely = pool if pool is not None and pool.even else None
+        lags = {(client, round): self._lags(client, round, likely) for client in visits} if likely else {}
+        self._ahead = _Ahead(own, likely, lags)
+
+    def _lags(self, client: int, round: int, pool: PoolDraws) -> tuple[Indices, Indices]:
+        return draw_lags(self.schedule, self.reading, self.first_number + client, round, pool)
+
+    def _own(self, client: int, round: int, visits: int) -> Draws[Indices]:
+        """Which of its own examples a client reads. A side without examples is filled with the other side's.
+
+        Stand-ins count for nothing in the gradient, but BatchNorm sees them: so they are the client's real examples.
+        """
+        (_, _, size1, size2, fresh), codes = self.reading, self.federation.source.codes
+        number = self.first_number + client
+        rng = sampling.generator(self.schedule.seed, Purpose.AUGMENT, number, round) if codes > 1 else None
+        rows = self._read(client, visits, Purpose.FIRST, size1, self.first[client])
+        second = self._read(client, visits, Purpose.SECOND, size2, self.second[client])
+        examples = self._locate(client, rows, second)
+        drawn, none = sampling.codes(rng, examples.shape, codes), rows[:, :0]
+        draws = Draws(examples, drawn, rows, none, none, none, none, none)
+        if not fresh:
+            return draws
+        rows = self._read(client, visits, Purpose.FRESH_FIRST, size1, self.first[client])
+        second = self._read(client, visits, Purpose.FRESH_SECOND, size2, self.second[client])
+        examples = self._locate(client, rows, second)
+        drawn = sampling.codes(rng, examples.shape, codes)
+        return draws._replace(fresh=examples, fresh_codes=drawn, fresh_rows=rows)
+
+    def _read(self, client: int, visits: int, purpose: Purpose, size: int, side: Indices) -> Indices:
+        """Rows of one side, epoch after epoch, from where the client's last visit ended."""
+        steps, number = self.schedule.local_steps, self.first_number + client
+        count = steps * size
+        if not count or not len(side):
+            return np.zeros((steps, size), np.int64)
+        begin = visits * count
+        return sampling.epochs(self.schedule.seed, purpose, number, begin, count, len(side)).reshape(steps, size)
+
+    def _locate(self, client: int, first: Indices, second: Indices) -> Indices:
+        """Where rows of both sides lie in the source."""
+        held = self.federation.parts[client]
+        sides = ((self.first[client], first), (self.second[client], second))
+        located = [side[rows] if len(side) else np.resize(held, rows.shape) for side, rows in sides if rows.size]
+        return np.concatenate(located, axis=1) if len(located) > 1 else located[0]

@@ -1,0 +1,56 @@
+"""A round: the engine runs clients, the server aggregates. Training, benchmarks and tests all play it here."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedxl import tree
+from fedxl.algorithms.protocol import AnyAlgorithm, AnyPhase, Reading
+from fedxl.sampling import Indices
+
+
+class Engine(Protocol):
+    """Where rounds run. What it must remember of its clients is its population, part of a checkpoint."""
+
+    def run_round(self, server: Any, round: int, cohort: Indices) -> Any:
+        """The updates of the cohort, or of those who answered, stacked."""
+
+    def remarks(self) -> dict[str, Any]:
+        """What to add to the metrics row, about the rounds since the last call."""
+
+    @property
+    def population(self) -> Any: ...
+
+    def restore(self, server: Any, tensors: dict[str, Tensor]) -> None: ...
+
+
+class Traffic(NamedTuple):
+    """Bytes that one client receives and sends in a round; what it sends as a mean over the clients of a round."""
+
+    down: int
+    up: int
+
+
+class Played(NamedTuple):
+    """What came of a round."""
+
+    server: Any
+    updates: Any
+
+
+def play_round(algorithm: AnyAlgorithm, engine: Engine, server: Any, round: int, cohort: Indices) -> Played:
+    """One round of a cohort. Round 0 is the warm-up, for algorithms that have one."""
+    updates = engine.run_round(server, round, cohort)
+    return Played(algorithm.phase(round).aggregate(server, updates), updates)
+
+
+def traffic(phase: AnyPhase, reading: Reading, steps: int, server: Any, updates: Any) -> Traffic:
+    """What a round has cost: the state without the pool, what a client reads of the pool, and its update."""
+    device = server.step.device
+    lags = [torch.zeros(steps, size, dtype=torch.int64, device=device) for size in (reading.size1, reading.size2)]
+    passive = () if phase.pool_weights(server) is None else phase.passive(server, *lags)
+    down = tree.nbytes(phase.downlink(server)) + tree.nbytes(passive)
+    return Traffic(down, tree.nbytes(updates) // len(updates.share.model))

@@ -1,0 +1,87 @@
+"""How a run goes: every setting with its default, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedxl.data.federation import Weighting
+from fedxl.engine.choose import EXECUTORS
+from fedxl.errors import UserError, first_line, require, unknown
+from fedxl.metrics import Item
+from fedxl.models.precision import PRECISIONS
+from fedxl.risks import XRisk
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+# Beyond these a setting is a slip of the hand, and would take all memory before the first step.
+MOST = {
+    "rounds": 10**9, "local_steps": 10**6, "batch1": 10**6, "batch2": 10**6, "eval_every": 10**9,
+    "checkpoint_every": 10**9, "cohort": 10**9, "clients_at_once": 10**9,
+}  # fmt: skip
+MOST_READ = 10**8  # examples a client and round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to run; what to optimise and by which steps are the risk's and the algorithm's settings."""
+
+    rounds: int = 100
+    local_steps: int = 32  # K: steps between two communications
+    batch1: int = 32  # examples of S1 a step, and of S2; methods without pairs read batch1 + batch2 of any label
+    batch2: int = 32
+    cohort: int = 0  # clients a round, drawn anew each time; 0: all
+    weighting: Weighting = "clients"  # every client counts the same, or "samples": by its examples
+    seed: int = 0
+    eval_every: int = 10  # rounds
+    checkpoint_every: int = 10
+    fpr: tuple[float, ...] = (0.1, 0.3, 0.5)  # limits at which partial AUC is reported
+    metrics: tuple[Item, ...] = ()  # more of them: "package.module:function"; in Python also functions or Metrics
+    select: str = ""  # the validation metric by which the best model is chosen; empty: the risk's own
+    train_metrics: bool = False  # evaluate on the training data, too
+    executor: str = "auto"  # loop, vmap, or graph on a GPU
+    compile: bool = True  # whether graph fuses the step, which takes a while before the first round
+    precision: str = "fp32"  # of the network in training; tf32 or bf16 are faster on a GPU
+    clients_at_once: int = 0  # how many the executor runs together; 0: the whole cohort
+    device: str = "auto"  # cpu, cuda, ...
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "local_steps", "batch1", "batch2", "eval_every", "checkpoint_every"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("cohort", "seed", "clients_at_once"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        for name, most in MOST.items():
+            require(getattr(self, name) <= most, f"{name} must be at most {most:,}, got {getattr(self, name)}")
+        reads = self.local_steps * (self.batch1 + self.batch2)
+        require(
+            reads <= MOST_READ, f"local_steps * (batch1 + batch2) must be at most {MOST_READ:,} a round, got {reads}"
+        )
+        require(all(0 < limit <= 1 for limit in self.fpr), f"fpr must lie in (0, 1], got {list(self.fpr)}")
+        if self.executor not in ("auto", *EXECUTORS):
+            raise unknown("executor", self.executor, ("auto", *EXECUTORS))
+        if self.dtype not in DTYPES:
+            raise unknown("dtype", self.dtype, DTYPES)
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+        require(
+            self.dtype == "float32" or self.precision == "fp32",
+            f"precision = {self.precision} is for dtype = float32, not for {self.dtype}",
+        )
+
+    def selects_by(self, risk: XRisk) -> str:
+        """The metric that the best model is chosen by."""
+        return self.select or risk.metric
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this name; auto: a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        require(device.type != "meta", "the device 'meta' holds no numbers; use cpu or cuda")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"cannot use device '{name}': {first_line(error)}") from None
+    return device

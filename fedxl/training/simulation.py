@@ -1,0 +1,141 @@
+"""A run in this process: a problem, the clients' data, and the engine that runs them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedxl.algorithms import ALGORITHMS
+from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
+from fedxl.data.federation import Federation, shares
+from fedxl.data.source import fingerprint, floats_as
+from fedxl.digest import add_tensor
+from fedxl.engine.choose import choose, executor, possible
+from fedxl.engine.group import Executor
+from fedxl.engine.simulator import Simulator
+from fedxl.models import check_output, weights_of
+from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back
+from fedxl.training.problem import Problem, assemble, check_data
+from fedxl.training.settings import Settings
+
+
+class Simulation:
+    """What the loop over rounds needs. `announce` gets a line on which executor was chosen and why."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        federation: Federation,
+        algorithm: AnyAlgorithm,
+        settings: Settings,
+        pairs: Mapping[str, Pair | None],
+        announce: Callable[[str], None],
+        sections: Mapping[str, Any] | None = None,
+    ) -> None:
+        """pairs: validation and test data. sections: the tables of a config, which a resumed run must match."""
+        centralized = bool(getattr(algorithm, "centralized", False))
+        self.federation = federation.pooled() if centralized else federation
+        facts = DataFacts(self.federation.positive_share(settings.weighting))
+        self.problem = assemble(model, algorithm, settings, facts)
+        check_data(self.problem, self.federation.holdings())
+        self.given, self.announce, self.sections = algorithm, announce, sections or {}
+        self.num_clients = len(self.federation.parts)
+        self.cohort = 0 if centralized else settings.cohort
+        self.probe = self._probe()
+        check_output(self.problem.model, self.probe, self.problem.risk.score_shape)
+        self.engine = simulator(self.problem, self.federation, self._executor())
+        self.examiner = self._examiner(pairs)
+
+    def _probe(self) -> Tensor:
+        x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
+        return floats_as(x.to(self.problem.device), self.problem.dtype)
+
+    def _executor(self) -> Executor:
+        run, cohort = self.problem.settings, self.cohort or self.num_clients
+        at_once = min(cohort, run.clients_at_once or cohort)
+        if run.executor == "auto":
+            name, why = choose(self.problem.model, self.problem.score, self.probe, at_once)
+        else:
+            name, why = possible(run.executor, self.problem.device)
+        if why:
+            self.announce(f"executor: {name} ({why})")
+        return executor(name, run.compile, self.announce)
+
+    def _examiner(self, pairs: Mapping[str, Pair | None]) -> HeldBack:
+        found, sources = self.problem.evaluator, held_back(pairs, self.probe)
+        if "validation" in sources:
+            check_selection(self.problem.select, found, sources["validation"])
+        train = {"train": self.engine.source} if self.problem.settings.train_metrics else {}
+        return HeldBack(found, sources | train)
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What must be the same when a run is resumed, by dotted names, as plain JSON. All data are read for it."""
+        weights, risk = weights_of(self.problem.model), self.problem.risk
+        shapes = {name: list(tensor.shape) for name, tensor in {**weights.params, **weights.buffers}.items()}
+        parts = [len(part) for part in self.federation.parts]
+        source, validation = self.federation.source, self.examiner.sources.get("validation")
+        tables = {
+            **self.sections,
+            "algorithm": describe_algorithm(self.given),
+            "run": asdict(self.problem.settings),
+            "task": {
+                "model": f"{len(shapes)} tensors, {_digest(shapes)}",
+                "clients": f"{len(parts)} with {sum(parts)} examples, {_digest(parts)}",
+                "augment": str(getattr(source, "augment", "")),
+                # A glance at the data, which runs of older versions have noted; then all of them.
+                "data": _digest([source.labels.tolist(), self.probe.flatten().tolist()]),
+                "examples": self._examples(),
+                "validation": fingerprint(validation)[:12] if validation is not None else "",
+                "risk": f"{risk.sides}, lam {risk.lam}, {risk.score_shape} {risk.inner_shape}",
+            },
+        }
+        return flattened(tables)
+
+    def _examples(self) -> str:
+        """Of all that is trained on, and who holds it."""
+        digest = hashlib.sha256(fingerprint(self.federation.source).encode())
+        for part in self.federation.parts:
+            add_tensor(digest, "part", torch.as_tensor(part))
+        return digest.hexdigest()[:12]
+
+
+def simulator(problem: Problem, federation: Federation, run: Executor) -> Simulator:
+    """The engine for a problem and all of its clients."""
+    first, second = (list(map(len, federation.side(side))) for side in problem.reading[:2])
+    counted = shares(first, second, problem.settings.weighting)
+    return Simulator(problem.algorithm, problem.score, federation, run, problem.schedule, counted, problem.placement)
+
+
+def describe_algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
+    """Its name, and the hyper-parameters that are not at their defaults."""
+    kind = type(algorithm)
+    name = next((name for name, known in ALGORITHMS.items() if known is kind), f"{kind.__module__}:{kind.__name__}")
+    chosen = {
+        item.name: getattr(algorithm, item.name)
+        for item in fields(algorithm)  # type: ignore[arg-type]
+        if item.name != "risk" and getattr(algorithm, item.name) != item.default
+    }
+    return {"name": name, **chosen}
+
+
+def flattened(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings by dotted names, as plain JSON."""
+    return plain({f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()})
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back."""
+    found: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
+    return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
