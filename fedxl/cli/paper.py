@@ -14,7 +14,7 @@ from rich.markdown import Markdown
 
 from fedxl.errors import require, unknown
 from fedxl.experiments.paper import ablation, runtime, setup, tables
-from fedxl.experiments.paper.runs import Runner, Store
+from fedxl.experiments.paper.runs import Runner, RunStore
 from fedxl.experiments.paper.study import TABLE1, TABLE2, Study
 from fedxl.reporting.plots import require_matplotlib
 
@@ -28,24 +28,26 @@ Data = Annotated[
         help="cifar10, cifar100, chexpert, chestmnist or digits; repeatable, with options of the data after a colon.",
     ),
 ]  # fmt: skip
-Root = Annotated[Path, typer.Option(help="The folder of the published files.")]
-Seeds = Annotated[int, typer.Option(help="Runs of each method to average.")]
+Root = Annotated[Path, typer.Option(help="The folder with the published data files.")]
+Seeds = Annotated[int, typer.Option(help="Number of runs of each method to average.")]
 Network = Annotated[
     list[str] | None,
     typer.Option("--model", metavar="KEY=VALUE", help="An option of the network, as score_norm=true; repeatable."),
 ]
 BudgetName = Annotated[str, typer.Option("--budget", help=f"{', '.join(setup.BUDGETS)}: how long to train and tune.")]
-Iterations = Annotated[int, typer.Option(help="Another number of iterations than the budget's; 0: the budget's.")]
-Trials = Annotated[int, typer.Option(help="Iterations of a trial; 0: the budget's share of a run.")]
-Jobs = Annotated[int, typer.Option(help="Runs at once, each in a process; on a GPU one compiles while another runs.")]
+Iterations = Annotated[int, typer.Option(help="Number of iterations; 0: the budget's.")]
+Trials = Annotated[int, typer.Option(help="Iterations of a tuning trial; 0: the budget's share of a run.")]
+Jobs = Annotated[
+    int, typer.Option(help="Runs in parallel, each in a process; on a GPU one compiles while another runs.")
+]
 Compile = Annotated[
     bool,
     typer.Option(
-        "--compile/--no-compile", help="Whether a GPU fuses the step: minutes that short runs do not repay."
+        "--compile/--no-compile", help="Whether a GPU compiles the step: it takes minutes, too long for short runs."
     ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
-Folder = Annotated[Path, typer.Option("--out", help="Where results go, and what is done is found again.")]
+Folder = Annotated[Path, typer.Option("--out", help="Folder for results; finished runs in it are not repeated.")]
 
 
 def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
@@ -78,14 +80,14 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
             spent = replace(spent, run=(*spent.run, ("compile", False)))
         if spent.trial_iterations <= spent.local_steps:
             _say(
-                f"trials of {spent.trial_iterations} iterations are one round, where all that FeDXL has of other "
-                f"sites are scores of the untrained network; more than {spent.local_steps} are two"
+                f"trials of {spent.trial_iterations} iterations are one round, in which FeDXL knows other sites "
+                f"only by scores of the untrained network; use more than {spent.local_steps} for two rounds"
             )
-        names = data or (["digits"] if budget == "quick" else list(setup.PAPERS))
+        names = data or (["digits"] if budget == "quick" else list(setup.PAPER_TASKS))
         network = setup.assignments(model or [], "--model score_norm=true")
-        runner = Runner(Store(folder / "runs"), jobs, device, _say)
+        runner = Runner(RunStore(folder / "runs"), jobs, device, _say)
         study = Study(
-            [setup.subject(text, str(root)).with_network(network) for text in names],
+            [setup.task(text, str(root)).with_network(network) for text in names],
             spent,
             seeds,
             runner,
@@ -95,10 +97,10 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
         try:
             text = work(study)
         except KeyboardInterrupt:
-            _say("stopped; what is done is kept, and the same command goes on from there")
+            _say("stopped; finished runs are kept, and the same command continues from there")
             sys.exit(130)
         finally:
-            runner.dismiss()
+            runner.stop_workers()
         out.print(Markdown(text)) if out.is_terminal else print(text)
         _say(f"in {folder}: {name}.md, {name}.json, {name}.png; every run in {folder / 'runs'}")
 
@@ -115,5 +117,5 @@ _command(
 )
 _command("table2", "AUC with one in five labels flipped: the same with FeDXL1.", lambda s: tables.run(s, TABLE2))
 _command("runtime", "Rounds, seconds and bytes until training is near its best.", runtime.run)
-_command("ablation-k", "Other numbers of local steps.", lambda s: ablation.run(s, ablation.VARY_K))
-_command("ablation-n", "Fewer of the sites.", lambda s: ablation.run(s, ablation.VARY_N))
+_command("ablation-k", "FeDXL2 with different numbers of local steps.", lambda s: ablation.run(s, ablation.VARY_K))
+_command("ablation-n", "FeDXL2 with fewer sites.", lambda s: ablation.run(s, ablation.VARY_N))

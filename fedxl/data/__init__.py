@@ -1,4 +1,4 @@
-"""Data sets by name: each a function from its settings to `Splits`."""
+"""Data sets by name. Each is a function of its settings that returns `Splits`."""
 
 from __future__ import annotations
 

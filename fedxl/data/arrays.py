@@ -16,7 +16,7 @@ ARRAYS = ("x", "y", "client", "x_validation", "y_validation", "x_test", "y_test"
 
 
 def npz(path: str) -> Splits:
-    """Arrays x, y and client, one row an example; optionally x_validation, y_validation, x_test and y_test."""
+    """Arrays x, y and client, one row per example; optionally x_validation, y_validation, x_test and y_test."""
     arrays = read(Path(path), f"there is no file {path}; data.path must name an .npz file")
     missing = [name for name in ("x", "y", "client") if name not in arrays]
     require(not missing, f"{path} lacks the array(s) {', '.join(missing)}; it must hold x, y and client")
@@ -27,9 +27,9 @@ def npz(path: str) -> Splits:
     client = arrays["client"]
     require(
         client.shape == (len(source),) and np.issubdtype(client.dtype, np.integer),
-        f"{path}: client must be one whole number for each of the {len(source)} examples",
+        f"{path}: client must hold one integer for each of the {len(source)} examples",
     )
-    # Whatever numbers were given, clients are counted from 0 in their order.
+    # Clients are renumbered from 0, in the order of the given numbers.
     order = np.argsort(client, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
     return Splits(Federation(source, parts), *(_split(arrays, name, path) for name in ("validation", "test")))
@@ -53,10 +53,10 @@ def _checked(arrays: dict[str, np.ndarray], x: str, y: str, path: str) -> Tensor
 def _floats(array: np.ndarray) -> torch.Tensor:
     if array.dtype == np.uint8:
         return torch.from_numpy(array)
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is told as that
+    with np.errstate(over="ignore"):  # values that are too large become infinite, and are reported as such
         return torch.from_numpy(array.astype(np.float32))
 
 
 def _labels(array: np.ndarray) -> torch.Tensor:
-    """As types that torch knows, and in which no strange label becomes a good one."""
+    """Labels in types that torch has, without turning an invalid label into a valid one."""
     return torch.from_numpy(array.astype(np.int64 if np.can_cast(array.dtype, np.int64) else np.float64))

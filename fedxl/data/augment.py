@@ -1,4 +1,4 @@
-"""What training images undergo each time they are read: everything random about it is one whole number, the code."""
+"""Augmentation of training images as they are read. One integer, the code, determines all random choices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from fedxl.errors import require
 from fedxl.sampling import Purpose, generator
 
-# Noise is read from a bank drawn once, from a place that the code names: the same bits on every device and in every
-# executor, at the price of a gather. Two readings of a 32 x 32 colour image overlap once in about 170 pairs.
+# Noise is read from a bank that is drawn once, at an offset that the code gives: the same bits on every device and in
+# every executor, at the cost of a gather. Two reads for a 32 x 32 colour image overlap in about one of 170 pairs.
 BANK = 2**20
-MOST_CROP = 2**16  # so that there are no more codes than a whole number of 64 bits can tell
+MOST_CROP = 2**16  # so that a 64-bit integer can hold every code
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Augment:
     162
     """
 
-    crop: int = 0  # pad with so many black pixels on each side, and cut back at a random place
-    flip: bool = False  # left to right, every second time
-    noise: float = 0.0  # standard deviation of the Gaussian noise that is added to pixels in [0, 1]
+    crop: int = 0  # pad with so many black pixels on each side, then crop at a random place
+    flip: bool = False  # horizontally, with probability 1/2
+    noise: float = 0.0  # standard deviation of Gaussian noise, added to pixels in [0, 1]
     site_means: tuple[float, ...] = ()  # the mean of that noise at each client; empty: 0 everywhere
 
     def __post_init__(self) -> None:
@@ -38,16 +38,16 @@ class Augment:
 
     @property
     def codes(self) -> int:
-        """How many codes there are; 1 says that nothing is random."""
+        """The number of codes; 1: nothing is random."""
         return (2 * self.crop + 1) ** 2 * (2 if self.flip else 1) * (BANK if self.noise else 1)
 
     def bank(self) -> Tensor:
-        """Standard normal numbers, or none where no noise is wanted."""
+        """Standard normal numbers, or none if there is no noise."""
         size = BANK if self.noise else 0
         return torch.from_numpy(generator(0, Purpose.NOISE).standard_normal(size, "f4"))
 
     def read(self, images: Tensor, indices: Tensor, codes: Tensor, bank: Tensor) -> Tensor:
-        """Of `images` [n, C, H, W] those asked for, [*indices.shape, C, H, W] in [0, 1], as their codes have them."""
+        """The images [n, C, H, W] at `indices`, [*indices.shape, C, H, W] in [0, 1], augmented by their codes."""
         channels, height, width = images.shape[1:]
         side = 2 * self.crop + 1
 
@@ -75,5 +75,5 @@ NOTHING = Augment()
 
 
 def scaled(x: Tensor) -> Tensor:
-    """Bytes as floats in [0, 1]; whatever else as it is."""
+    """Bytes as floats in [0, 1]; other types unchanged."""
     return x.float() / 255 if x.dtype == torch.uint8 else x

@@ -1,4 +1,4 @@
-"""From a labelled set to an imbalanced binary task: hold back, thin out, corrupt; pure functions of a generator."""
+"""Makes an imbalanced binary task of a labelled set: split, subsample, flip labels. Pure functions of a generator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedxl.sampling import Indices
 
 
 def hold_back(labels: Indices, count: int, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """(the rest, `count` examples to validate on), both with the same share of positives; in ascending order."""
+    """(training, `count` validation examples), both with the same share of positives, in ascending order."""
     require(0 <= count < len(labels), f"validation must lie in [0, {len(labels)}), got {count}")
     positives, negatives = (rng.permutation(np.flatnonzero(labels == label)) for label in (1, 0))
     of_positives = round(count * len(positives) / len(labels))
@@ -19,7 +19,7 @@ def hold_back(labels: Indices, count: int, rng: np.random.Generator) -> tuple[In
 
 
 def imbalance(indices: Indices, labels: Indices, ratio: float, rng: np.random.Generator) -> Indices:
-    """Of `indices` as many as can stay for `ratio` positives to a negative; 0 leaves all. In ascending order.
+    """As many of `indices` as `ratio` positives per negative allow; 0: all. In ascending order.
 
     >>> labels = np.array([1, 1, 1, 1, 0, 0, 0, 0])
     >>> kept = imbalance(np.arange(8), labels, 0.25, np.random.default_rng(0))
@@ -36,7 +36,7 @@ def imbalance(indices: Indices, labels: Indices, ratio: float, rng: np.random.Ge
 
 
 def at_most(count: int, wanted: float) -> int:
-    """How many of `count` are kept if so many are wanted: at least one, where there is one.
+    """How many of `count` to keep if `wanted` are wanted: at least one, if there is one.
 
     >>> at_most(10, 3.6), at_most(10, 0.2), at_most(10, float("inf")), at_most(0, 3.0)
     (4, 1, 10, 0)
@@ -45,7 +45,7 @@ def at_most(count: int, wanted: float) -> int:
 
 
 def corrupt(labels: Indices, share: float, rng: np.random.Generator) -> Indices:
-    """The labels, with this share of the positives and the same share of the negatives flipped.
+    """The labels, with this share of the positives and of the negatives flipped.
 
     >>> corrupt(np.array([1, 1, 0, 0, 0, 0]), 0.5, np.random.default_rng(0)).sum()
     np.int64(3)

@@ -17,12 +17,12 @@ from fedxl.errors import UserError, require, unknown
 from fedxl.sampling import Indices
 
 FOLDERS = ("CheXpert-v1.0-small", "CheXpert-v1.0")
-DETAILS = ("Path", "Sex", "Age", "Frontal/Lateral", "AP/PA")  # the columns that are no labels
+DETAILS = ("Path", "Sex", "Age", "Frontal/Lateral", "AP/PA")  # the columns that are not labels
 UNSURE = -1
 
 
 class _Table(NamedTuple):
-    paths: list[str]  # below the folder of the csv file
+    paths: list[str]  # relative to the folder of the csv file
     labels: Indices  # 0, 1, or UNSURE
 
 
@@ -36,7 +36,7 @@ def chexpert(
     cache: str = "",
     sites: Sites = Sites(),  # noqa: B008 (frozen)
 ) -> Splits:
-    """CheXpert, one finding: the last training images validate, its own validation set tests, as in the FeDXL paper.
+    """CheXpert, one finding. As in the FeDXL paper, the last training images validate and its validation set tests.
 
     label: a column of train.csv; what it does not mention is negative; uncertain: whether training images whose
     label is uncertain (-1) are negatives, positives or left out; frontal: leave lateral views out;
@@ -50,7 +50,7 @@ def chexpert(
     require(size <= 4096, f"size must be at most 4096 pixels, got {size}")
     folder = _folder(Path(root))
     train, test = (_read(folder / name, label, frontal) for name in ("train.csv", "valid.csv"))
-    require(not (test.labels == UNSURE).any(), f"{folder / 'valid.csv'}: a label to test on cannot be uncertain")
+    require(not (test.labels == UNSURE).any(), f"{folder / 'valid.csv'}: a test label cannot be uncertain")
     require(0 <= validation < len(train.labels), f"validation must lie in [0, {len(train.labels)}), got {validation}")
     images, tested = (
         resized(folder, table.paths, size, Path(cache or folder), f"chexpert-{name}")
@@ -64,7 +64,7 @@ def chexpert(
 
 
 def _settled(images: np.ndarray, labels: Indices, uncertain: str) -> tuple[np.ndarray, Indices]:
-    """The images and labels once none is uncertain."""
+    """The images and labels, without uncertain ones."""
     unsure = labels == UNSURE
     if uncertain == "ignore" and unsure.any():
         return images[~unsure], labels[~unsure]
@@ -96,13 +96,13 @@ def _read(path: Path, label: str, frontal: bool) -> _Table:
         raise UserError(f"cannot read {path}: {error}") from None
     require(len(rows) > 0, f"{path} has no {'frontal ' if frontal else ''}images")
     labels = np.array([_label(row[label], path) for row in rows], np.int64)
-    # A path begins with the name of the release, by whatever name its folder goes here.
+    # A path starts with the name of the release, whatever the folder is called here.
     return _Table([row["Path"].partition("/")[2] for row in rows], labels)
 
 
 def _label(text: str | None, path: Path) -> int:
     known = {"": 0, "0": 0, "0.0": 0, "1": 1, "1.0": 1, "-1": UNSURE, "-1.0": UNSURE}
     value = known.get((text or "").strip())
-    require(value is not None, f"{path}: a label must be 1, 0, -1 or nothing, not '{text}'")
+    require(value is not None, f"{path}: a label must be 1, 0, -1 or empty, not '{text}'")
     assert value is not None
     return value

@@ -25,7 +25,7 @@ LARGEST = 2**28  # bytes of a published file; the largest, CIFAR-100's train, ha
 
 @dataclass(frozen=True)
 class _Release:
-    """What is in the published archive."""
+    """The files of the published archive."""
 
     name: str
     folder: str
@@ -102,18 +102,18 @@ def _join(release: _Release, batches: dict[str, bytes], names: tuple[str, ...]) 
 def _checked(content: dict[str, Any], release: _Release, name: str) -> tuple[np.ndarray, Indices]:
     images, labels = content.get("data"), content.get(release.labels)
     pixels = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape[1:] == (3072,)
-    require(pixels, f"{name} is no batch of {release.name}: its data are not rows of 3072 bytes")
+    require(pixels, f"{name} is not a batch of {release.name}: its data are not rows of 3072 bytes")
     assert isinstance(images, np.ndarray)
     plain = isinstance(labels, list) and all(type(label) is int and 0 <= label < release.classes for label in labels)
     require(
         plain and len(labels or ()) == len(images),
-        f"{name} is no batch of {release.name}: {release.labels} must hold a class below {release.classes} an image",
+        f"{name} is not a batch of {release.name}: {release.labels} must hold one of {release.classes} classes each",
     )
     return images, np.array(labels, np.int64)
 
 
 def _batches(release: _Release, root: Path) -> dict[str, bytes]:
-    """The content of the published files, wherever they are: unpacked in or above `root`, or still in the archive."""
+    """The content of the published files: unpacked in or above `root`, or still in the archive."""
     wanted = {*release.train, *release.test}
     advice = how_to_get(release.name, root)
     archive = root / FILES[release.name].file
@@ -127,16 +127,16 @@ def _batches(release: _Release, root: Path) -> dict[str, bytes]:
             except OSError as error:
                 raise UserError(f"cannot read {folder}: {error}") from None
         lacking = ", ".join(sorted(wanted - found))
-        # CIFAR-100's names are common ones: some of them alone in a folder of another name say nothing.
+        # CIFAR-100's file names are common: a few of them in a folder of another name prove nothing.
         require(folder.name != release.folder or not folder.is_dir(), f"{folder} lacks {lacking}; {advice}")
     require(archive.is_file(), f"there is no {release.folder} in {root}; {advice}")
     found_in = dict(_members(archive, {f"{release.folder}/{name}": name for name in wanted}))
-    require(found_in.keys() == wanted, f"{archive} does not hold {release.folder} whole; {advice}")
+    require(found_in.keys() == wanted, f"{archive} does not hold all of {release.folder}; {advice}")
     return found_in
 
 
 def _members(archive: Path, wanted: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-    """Of an archive the plain files wanted, as (their short name, content), read in one go and never unpacked."""
+    """(short name, content) of the wanted files of an archive, read in one pass without unpacking."""
     try:
         with tarfile.open(archive, "r|gz") as tar:
             for member in tar:

@@ -1,4 +1,4 @@
-"""Handwritten digits (8x8 pixels, inside scikit-learn) as a federation of sites that see the world differently."""
+"""Handwritten digits (8x8 pixels, from scikit-learn) as a federation of sites whose images differ."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def digits(
     present: int = 0,
     seed: int = 0,
 ) -> Splits:
-    """Is it one of these digits? Positives are rare, sites differ, and some have never seen one.
+    """Is it one of these digits? Positives are rare, sites differ, and some hold none.
 
     clients: sites; one_class: how many of them hold no positive (three in eight, unless said); skew: how many times
     as many negatives these hold; ratio: positives to negatives in training;
@@ -59,7 +59,7 @@ def digits(
     bundle = load_digits()
     images = (bundle.images / 16).astype(np.float32)
     labels = np.isin(bundle.target, positive).astype(np.int64)
-    # The test images are the same whatever the seed: what was tuned with one seed has not seen another's test data.
+    # The test images are the same for every seed, so that tuning with one seed never sees the test data of another.
     rest, test = _stratified(np.arange(len(labels)), labels, 0.75, generator(0, Purpose.DATA))
     rng = generator(seed, Purpose.DATA, 0, 1)
     train, validation = _stratified(rest, labels, 2 / 3, rng)
@@ -82,7 +82,7 @@ def digits(
 
 
 def _stratified(indices: Indices, labels: Indices, share: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """The indices in two parts, the first of this share, both with the same share of positives."""
+    """The indices in two parts, the first with this share of them, both with the same share of positives."""
     halves = [
         np.split(order, [int(share * len(order))])
         for order in (rng.permutation(indices[labels[indices] == label]) for label in (0, 1))
@@ -92,14 +92,14 @@ def _stratified(indices: Indices, labels: Indices, share: float, rng: np.random.
 
 
 def _imbalanced(indices: Indices, labels: Indices, ratio: float, rng: np.random.Generator) -> Indices:
-    """All negatives, and positives down to `ratio` times as many."""
+    """All negatives, and `ratio` times as many positives at most."""
     positives, negatives = (indices[labels[indices] == label] for label in (1, 0))
     kept = at_most(len(positives), ratio * len(negatives))
     return np.concatenate([rng.permutation(positives)[:kept], negatives])
 
 
 def _assign(labels: Indices, clients: int, one_class: int, skew: float, rng: np.random.Generator) -> Indices:
-    """A site for every example: positives at the first sites only, negatives mostly at the others."""
+    """The site of every example: positives at the first sites only, negatives mostly at the others."""
     sees_positives = np.arange(clients) < clients - one_class
     shares = {0: np.where(sees_positives, 1.0, skew), 1: sees_positives.astype(float)}
     sites = np.empty(len(labels), np.int64)
@@ -111,7 +111,7 @@ def _assign(labels: Indices, clients: int, one_class: int, skew: float, rng: np.
 
 
 def _lenses(clients: int, shift: float, rng: np.random.Generator) -> Images:
-    """Each site's (brightness, contrast), in random order so that they do not go with who has positives."""
+    """The (brightness, contrast) of each site, in random order, independent of which sites hold positives."""
     spread = np.linspace(-shift, shift, clients) if clients > 1 else np.zeros(1)
     brightness, contrast = rng.permutation(spread), np.exp(rng.permutation(spread))
     return np.stack([brightness, contrast], 1).astype(np.float32)
@@ -120,5 +120,5 @@ def _lenses(clients: int, shift: float, rng: np.random.Generator) -> Images:
 def _through(images: Images, lens: Images, noise: float, rng: np.random.Generator) -> Images:
     """Images as their sites see them."""
     brightness, contrast = lens[:, 0, None, None], lens[:, 1, None, None]
-    grain = rng.normal(0, abs(noise), images.shape).astype(np.float32)  # of -0.0 numpy thinks that it is negative
+    grain = rng.normal(0, abs(noise), images.shape).astype(np.float32)  # numpy refuses -0.0 as negative
     return images * contrast + brightness + grain

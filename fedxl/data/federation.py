@@ -1,4 +1,4 @@
-"""A federation's data: one source, split over clients, and how much each client counts."""
+"""The data of a federation: one source, split over clients, and the weight of each client."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Federation:
         return Federation(self.source, [np.concatenate(self.parts)])
 
     def augmented(self, augment: Augment) -> Federation:
-        """The same data, read in training as `augment` says."""
+        """The same data, augmented in training."""
         source, means = self.source, augment.site_means
         require(isinstance(source, TensorSource), "only data held in memory can be augmented")
         assert isinstance(source, TensorSource)
@@ -74,7 +74,7 @@ class Federation:
         return [Holding(len(p), len(n)) for p, n in zip(self.side("positive"), self.side("negative"), strict=True)]
 
     def positive_share(self, weighting: Weighting) -> float:
-        """How likely an example is positive where every client, or every example, counts the same."""
+        """The probability that an example is positive, if every client, or every example, has the same weight."""
         labels = self.source.labels.cpu().numpy()
         if weighting == "samples":
             return float(labels[np.concatenate(self.parts)].mean())
@@ -114,7 +114,7 @@ def from_arrays(clients: Iterable[tuple[Tensor, Tensor]]) -> Federation:
 
 
 def shares(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting) -> Share:
-    """How much each client counts, stacked over clients; model * first (or second) is its part of S1 (or S2).
+    """The weight of each client, stacked over clients; model * first (or second) is its part of S1 (or S2).
 
     `clients` is the paper's objective: every client that holds a side counts the same on it. `samples` is the
     objective of the pooled data: a client counts by its examples. Either way a client without S1 has first = 0, and

@@ -42,12 +42,12 @@ def medmnist(
     if family not in FAMILIES:
         raise unknown("MedMNIST set", set, MEDMNIST)
     path = Path(root) if root.endswith(".npz") else Path(root, f"{set}.npz")
-    # A name that is not MedMNIST's own has no address: then its family's is the nearest to it.
+    # A name outside MedMNIST has no address of its own: advise on the whole family.
     advice = how_to_get(set if set in MEDMNIST else family, path.parent)
     content = archive.read(path, f"there is no file {path}; {advice}")
     names = [f"{part}_{kind}" for part in PARTS for kind in ("images", "labels")]
     missing = [name for name in names if name not in content]
-    require(not missing, f"{path} is no MedMNIST file: it lacks {', '.join(missing)}")
+    require(not missing, f"{path} is not a MedMNIST file: it lacks {', '.join(missing)}")
     column = _column(family, label, content["train_labels"], path)
     train, validation, test = (
         Split(
@@ -60,7 +60,7 @@ def medmnist(
 
 
 def _column(family: str, label: int | str | None, labels: np.ndarray, path: Path) -> int:
-    """The number of the label, or of the class, that is positive."""
+    """The index of the label, or of the class, that is positive."""
     require(labels.ndim == 2 and labels.size > 0, f"{path}: train_labels must be [examples, labels]")
     known = CHEST if family == "chestmnist" else ()
     count = labels.shape[1] if labels.shape[1] > 1 else int(labels.max()) + 1
@@ -68,7 +68,7 @@ def _column(family: str, label: int | str | None, labels: np.ndarray, path: Path
         require(bool(known) or count == 2, f"label must name which of the {count} classes in {path} is positive")
         return known.index("mass") if known else 1
     if isinstance(label, str):
-        require(bool(known), f"{path.stem} knows its classes by number, 0 to {count - 1}, not as '{label}'")
+        require(bool(known), f"{path.stem} numbers its classes 0 to {count - 1}; there is no '{label}'")
         if label.lower() not in known:
             raise unknown("label", label, known)
         return known.index(label.lower())
@@ -77,7 +77,7 @@ def _column(family: str, label: int | str | None, labels: np.ndarray, path: Path
 
 
 def _images(images: np.ndarray, where: str) -> torch.Tensor:
-    """[n, 1, H, W] of grey images, [n, 3, H, W] of coloured ones."""
+    """Grey images as [n, 1, H, W], colour images as [n, 3, H, W]."""
     require(images.dtype == np.uint8, f"{where} must hold bytes, not {images.dtype}")
     if images.ndim == 3:
         return torch.from_numpy(images[:, None])
@@ -88,9 +88,9 @@ def _images(images: np.ndarray, where: str) -> torch.Tensor:
 
 def _labels(labels: np.ndarray, column: int, count: int, where: str) -> torch.Tensor:
     require(labels.ndim == 2 and len(labels) == count, f"{where} has shape {list(labels.shape)} for {count} images")
-    require(np.issubdtype(labels.dtype, np.integer), f"{where} must hold whole numbers, not {labels.dtype}")
+    require(np.issubdtype(labels.dtype, np.integer), f"{where} must hold integers, not {labels.dtype}")
     if labels.shape[1] == 1:
         return torch.from_numpy((labels[:, 0] == column).astype(np.int64))
-    require(column < labels.shape[1], f"{where} has {labels.shape[1]} columns, label {column} is not among them")
+    require(column < labels.shape[1], f"{where} has {labels.shape[1]} columns, so there is no label {column}")
     require(bool(np.isin(labels[:, column], (0, 1)).all()), f"{where}: a label must be 0 or 1")
     return torch.from_numpy(labels[:, column].astype(np.int64))

@@ -1,4 +1,4 @@
-"""Who holds which examples: pure functions of labels and a generator."""
+"""Which client holds which examples: pure functions of labels and a generator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Parts = list[Indices]
 
 
 def equal(labels: Indices, clients: int, rng: np.random.Generator, alpha: float) -> Parts:
-    """Shuffled shards of the same size, as the FeDXL paper has them; `alpha` plays no part."""
+    """Shuffled shards of equal size, as in the FeDXL paper; `alpha` is not used."""
     return np.array_split(rng.permutation(len(labels)), clients)
 
 
 def dirichlet(labels: Indices, clients: int, rng: np.random.Generator, alpha: float) -> Parts:
-    """Label skew: of each class, clients hold shares drawn from Dirichlet(alpha).
+    """Label skew: clients hold shares of each class that are drawn from Dirichlet(alpha).
 
     Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification
     (2019), in the form of Yurochkin et al. (ICML 2019), which hands out every example. A small alpha leaves clients
@@ -30,13 +30,13 @@ def dirichlet(labels: Indices, clients: int, rng: np.random.Generator, alpha: fl
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         ends = np.rint(np.cumsum(rng.dirichlet(np.full(clients, alpha))) * len(members))
-        ends[-1] = len(members)  # whatever the rounding of the sum
+        ends[-1] = len(members)  # exact, despite rounding of the sum
         owner[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
     return _nobody_empty([rng.permutation(np.flatnonzero(owner == client)) for client in range(clients)])
 
 
 def quantity(labels: Indices, clients: int, rng: np.random.Generator, alpha: float) -> Parts:
-    """Quantity skew: the sizes of clients are drawn from Dirichlet(alpha), their classes are not looked at.
+    """Quantity skew: the sizes of clients are drawn from Dirichlet(alpha), regardless of class.
 
     Li et al., Federated Learning on Non-IID Data Silos (ICDE 2022).
     """
@@ -45,7 +45,7 @@ def quantity(labels: Indices, clients: int, rng: np.random.Generator, alpha: flo
 
 
 def _nobody_empty(parts: Parts) -> Parts:
-    """Whoever came away with nothing gets one example of whoever then holds the most."""
+    """Give each empty client one example of the client that holds the most."""
     parts = list(parts)
     for client, part in enumerate(parts):
         if not len(part):
@@ -62,7 +62,7 @@ PARTITIONS: Mapping[str, Callable[[Indices, int, np.random.Generator, float], Pa
 
 
 def partition(name: str, labels: Indices, clients: int, rng: np.random.Generator, alpha: float) -> Parts:
-    """Each example at exactly one of the clients, and at least one example at each.
+    """Assign each example to exactly one client, and at least one example to each client.
 
     >>> labels = np.array([0, 0, 0, 0, 1, 1])
     >>> [len(part) for part in partition("equal", labels, 3, np.random.default_rng(0), alpha=1.0)]
@@ -75,7 +75,7 @@ def partition(name: str, labels: Indices, clients: int, rng: np.random.Generator
 
 
 def only_first(present: int, examples: Sequence[Tensor], parts: Parts) -> tuple[list[Tensor], Parts]:
-    """What is left if only the first clients take part (0: all do): their examples alone, and who holds which."""
+    """Keep only the first `present` clients (0: all): their examples, renumbered, and which client holds which."""
     require(
         0 <= present <= len(parts),
         f"present must lie between 0 (all) and the number of clients, {len(parts)}, got {present}",

@@ -1,4 +1,4 @@
-"""Files as their owners publish them: where they are, what they must hash to, and how to get one here whole."""
+"""Published data files: their addresses, their checksums, and how to download one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Published:
 
     @property
     def file(self) -> str:
-        """The name it has here.
+        """The file's name on disk.
 
         >>> Published("https://example.org/sets/some.npz?download=1", "").file
         'some.npz'
@@ -36,7 +36,7 @@ def _cifar(file: str, md5: str) -> Published:
     return Published(f"https://www.cs.toronto.edu/~kriz/{file}", md5)
 
 
-# MedMNIST 3.0's own list (medmnist/info.py): of every 2D set the 28 pixels, of the paper's the others, too.
+# From MedMNIST 3.0 (medmnist/info.py): every 2D set at 28 pixels, and the paper's set at all sizes.
 MEDMNIST = {
     "pathmnist": "a8b06965200029087d5bd730944a56c1",
     "chestmnist": "02c8a6516a18b556561a56cbdd36c4a8",
@@ -64,12 +64,12 @@ FILES: Mapping[str, Published] = {
     },
 }
 
-# What cannot be fetched by a program, for whoever wants it must agree to its terms.
+# Sets that a program cannot download, because users must agree to their terms.
 ON_REQUEST: Mapping[str, str] = {"chexpert": "https://stanfordmlgroup.github.io/competitions/chexpert/"}
 
 
 def how_to_get(name: str, root: Path) -> str:
-    """What a user is told who lacks a file."""
+    """How a user can get a missing file."""
     if name in ON_REQUEST:
         return f"ask for it at {ON_REQUEST[name]} and unpack it in {root}"
     url = FILES[name].url
@@ -77,7 +77,7 @@ def how_to_get(name: str, root: Path) -> str:
 
 
 def fetch(name: str, root: Path, files: Mapping[str, Published] | None = None) -> Path:
-    """Download a file into `root`: it is there under its own name only once its checksum is right."""
+    """Download a file into `root`. It gets its final name only after its checksum was verified."""
     files = FILES if files is None else files
     if name in ON_REQUEST:
         raise UserError(f"{name} cannot be fetched by a program; {how_to_get(name, root)}")
@@ -87,7 +87,7 @@ def fetch(name: str, root: Path, files: Mapping[str, Published] | None = None) -
     wanted, target = files[name], root / files[name].file
     if target.exists():
         right = target.is_file() and md5_of(target) == wanted.md5
-        require(right, f"{target} is there, but it is not the published file; remove it to fetch it again")
+        require(right, f"{target} exists, but it is not the published file; remove it to fetch it again")
         return target
     partial = root / f"{target.name}.{os.getpid()}.partial"
     try:
@@ -112,7 +112,7 @@ def md5_of(path: Path) -> str:
 
 
 def _download(url: str, target: Path) -> str:
-    """Write what the address sends, and say its md5."""
+    """Write what the address sends. Returns its md5."""
     request = urllib.request.Request(url, headers={"User-Agent": "fedxl"})
     digest = _md5()
     with urllib.request.urlopen(request, timeout=60) as answer, target.open("wb") as file:
@@ -126,4 +126,4 @@ def _download(url: str, target: Path) -> str:
 
 
 def _md5() -> hashlib._Hash:
-    return hashlib.md5(usedforsecurity=False)  # against damage: it is what the owners publish
+    return hashlib.md5(usedforsecurity=False)  # against damaged downloads only: the owners publish md5 sums

@@ -1,4 +1,4 @@
-"""Folders of images, resized and kept in one file: decoding a few hundred thousand of them is for once only."""
+"""Folders of images, resized and cached in one file: a few hundred thousand images are decoded only once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy as np
 from fedxl.errors import UserError, require
 from fedxl.progress import progress
 
-FORM = 1  # of what is done to an image; another number leaves caches of the former behind
-BLOCK = 256  # images handed to the workers at a time
+FORM = 1  # version of the image processing; a new number makes old caches invalid
+BLOCK = 256  # images per batch for the worker threads
 
 
 def resized(folder: Path, paths: Sequence[str], size: int, cache: Path, name: str) -> np.ndarray:
-    """Images, by their paths below `folder`, as grey squares [n, size, size] of bytes, from the cache if it has them.
+    """The images at these paths in `folder`, as grey squares [n, size, size] of bytes, from the cache if possible.
 
     The cache's name is a digest of everything here but the images themselves. It is mapped into memory, and private:
     what is not read costs nothing, and what is written to the array does not reach the file.
@@ -37,7 +37,7 @@ def resized(folder: Path, paths: Sequence[str], size: int, cache: Path, name: st
 
 
 def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The array in a file, unless there is none, or it is not what it must be."""
+    """The array in a file; None if the file is missing or does not match."""
     try:
         kept = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -46,7 +46,7 @@ def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _write(folder: Path, paths: Sequence[str], size: int, target: Path) -> None:
-    """Make the file: under another name until it is whole."""
+    """Write the file, under a temporary name until it is complete."""
     _require_pillow()
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
@@ -67,7 +67,7 @@ def _write(folder: Path, paths: Sequence[str], size: int, target: Path) -> None:
 
 
 def _images(folder: Path, paths: Sequence[str], size: int) -> Iterator[np.ndarray]:
-    """All images in order, decoded by a few threads, a block at a time."""
+    """All images in order, decoded by a few threads in blocks."""
     with progress("resizing images", len(paths)) as advance, ThreadPoolExecutor(os.cpu_count()) as workers:
         for start in range(0, len(paths), BLOCK):
             for image in workers.map(lambda path: _image(folder / path, size), paths[start : start + BLOCK]):
@@ -87,9 +87,9 @@ def _image(path: Path, size: int) -> np.ndarray:
 
     try:
         with Image.open(path) as image:
-            image.draft("L", (size, size))  # a JPEG is decoded no finer than is needed
+            image.draft("L", (size, size))  # decode a JPEG at reduced size
             return np.asarray(image.convert("L").resize((size, size), Image.Resampling.BILINEAR))
     except FileNotFoundError:
-        raise UserError(f"there is no image {path}, though the list of images names it") from None
+        raise UserError(f"there is no image {path}, but the list of images names it") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"cannot read the image {path}: {error}") from None

@@ -1,4 +1,4 @@
-"""The sites of a simulated federation: how many, what each holds, and how they differ; for all image sets."""
+"""The sites of a simulated federation of images: how many there are, what each holds, and how they differ."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedxl.data.source import TensorSource
 from fedxl.errors import require, unknown
 from fedxl.sampling import Purpose, generator
 
-# The paper's noise is for pixels in [-1, 1], to which its authors' script normalises them; ours lie in [0, 1].
+# The paper's noise is for pixels in [-1, 1], as its authors' script normalises them; ours are in [0, 1].
 HALF = 0.5
-# The means of its site noise, -0.08 to 0.08 by 0.01. It has 16 sites; the 18th begins again.
+# The means of its site noise, -0.08 to 0.08 by 0.01. The paper has 16 sites; from the 18th on they repeat.
 MEANS = tuple(round(HALF * (-0.08 + 0.01 * step), 3) for step in range(17))
 
 
 class Stream(IntEnum):
-    """The choices made of one seed, each from its own stream: one setting does not move what another draws."""
+    """The random choices, each with its own stream, so that one setting does not change the draws of another."""
 
     HOLD_BACK = 2
     IMBALANCE = 3
@@ -42,13 +42,13 @@ class Sites:
     """
 
     clients: int = 16
-    present: int = 0  # only the first so many of them take part, the others' images are left out; 0: all
+    present: int = 0  # use only the first so many clients and their images; 0: all
     partition: str = "equal"  # or dirichlet (label skew), quantity (sizes differ)
-    alpha: float = 0.5  # of these two; the smaller, the more clients differ
-    flipped: float = 0.0  # the share of labels of both classes that is wrong in training; the paper's table 2: 0.2
+    alpha: float = 0.5  # for dirichlet and quantity; the smaller, the more clients differ
+    flipped: float = 0.0  # share of wrong training labels in each class; the paper's table 2: 0.2
     site_noise: float = 0.0  # standard deviation, of pixels in [-1, 1]
-    crop: int = 0  # pad with so many black pixels in training, and cut back at a random place
-    flip: bool = False  # left to right, every second time, in training
+    crop: int = 0  # in training, pad with so many black pixels, then crop at a random place
+    flip: bool = False  # in training, horizontally, with probability 1/2
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -65,15 +65,15 @@ class Sites:
         require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
 
     def augment(self) -> Augment:
-        """What these settings do to a training image each time it is read."""
+        """The augmentation of training images that these settings describe."""
         sites = range(self.present or self.clients)
         means = tuple(MEANS[site % len(MEANS)] for site in sites) if self.site_noise else ()
         return Augment(self.crop, self.flip, HALF * self.site_noise, means)
 
     def share_out(self, train: Split, validation: Split | None, test: Split | None) -> Splits:
-        """The training examples at their sites, with what happens to them there."""
+        """The training examples, split over the sites, with each site's augmentation and label noise."""
         labels = train.y.numpy()
-        # By the true labels, and before any is corrupted: corrupted or not, a site holds the same images.
+        # Split by the true labels: a site holds the same images whether labels are flipped or not.
         stream = generator(self.seed, Purpose.DATA, 0, Stream.PARTITION)
         parts = partition(self.partition, labels, self.clients, stream, self.alpha)
         given = corrupt(labels, self.flipped, generator(self.seed, Purpose.DATA, 0, Stream.CORRUPT))

@@ -13,7 +13,7 @@ from fedxl.data.augment import NOTHING, Augment, scaled
 from fedxl.digest import add_tensor
 from fedxl.errors import UserError, require
 
-BLOCK = 1024  # examples that are read at a time
+BLOCK = 1024  # examples read at a time
 
 
 class Source(Protocol):
@@ -23,22 +23,22 @@ class Source(Protocol):
 
     @property
     def codes(self) -> int:
-        """From how many codes one is drawn each time an example is read in training; 1: nothing is random."""
+        """The number of codes; one is drawn each time training reads an example. 1: nothing is random."""
 
     def fetch(self, indices: Tensor, codes: Tensor | None = None) -> Tensor:
-        """Examples for indices of any shape, [*indices.shape, ...]; as they are, or as their codes have them."""
+        """The examples at indices of any shape, [*indices.shape, ...]: unchanged, or augmented by their codes."""
 
     def to(self, device: torch.device) -> Source: ...
 
 
 @dataclass(frozen=True, eq=False)
 class TensorSource:
-    """Examples held in memory. Images of bytes stay so, and become floats in [0, 1] as they are fetched."""
+    """Examples in memory. Images of bytes stay bytes, and become floats in [0, 1] when fetched."""
 
     x: Tensor
     labels: Tensor
     augment: Augment = NOTHING
-    means: Tensor | None = None  # [n] what is added to each example in training, where sites differ
+    means: Tensor | None = None  # [n] added to each example in training, if sites differ
     bank: Tensor | None = None  # the augmentation's noise
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class TensorSource:
 
     def _plain(self, indices: Tensor) -> Tensor:
         x = self.x[indices]
-        pixels = self.x.ndim >= 3  # features of bytes are no pixels
+        pixels = self.x.ndim >= 3  # byte features are not pixels
         return scaled(x) if pixels else x.float() if x.dtype == torch.uint8 else x
 
     def to(self, device: torch.device) -> TensorSource:
@@ -81,11 +81,11 @@ class TensorSource:
 
 
 def fingerprint(source: Source) -> str:
-    """Of every number in a source, read a piece at a time."""
+    """A hash of all numbers in a source, read in blocks."""
     digest = hashlib.sha256()
     add_tensor(digest, "labels", source.labels)
     if isinstance(source, TensorSource):
-        # As they lie there: bytes are a quarter of the floats that are fetched.
+        # Without fetching: bytes take a quarter of the memory of floats.
         add_tensor(digest, "x", source.x)
         if source.means is not None:
             add_tensor(digest, "means", source.means)
@@ -96,7 +96,7 @@ def fingerprint(source: Source) -> str:
 
 
 def floats_as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Examples in the precision of a run; whole numbers (tokens) stay what they are."""
+    """Examples in the precision of a run; integers (tokens) keep their type."""
     return x.to(dtype) if x.is_floating_point() else x
 
 
@@ -106,7 +106,7 @@ def checked(x: Tensor, y: Tensor, where: str) -> TensorSource:
         x, y = torch.as_tensor(x), torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError):
         raise UserError(f"{where}: examples and labels must be arrays of numbers") from None
-    require(y.ndim == 1, f"{where}: labels must be one number an example, got shape {list(y.shape)}")
+    require(y.ndim == 1, f"{where}: labels must be one number per example, got shape {list(y.shape)}")
     require(x.ndim >= 2, f"{where}: examples must be rows of features or images, got shape {list(x.shape)}")
     require(len(x) == len(y), f"{where}: {len(x)} examples but {len(y)} labels")
     require(len(x) > 0, f"{where} has no examples; leave it out or give it some")

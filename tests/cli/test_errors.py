@@ -197,7 +197,7 @@ def arrays() -> dict:
 
 DATA = {
     "NaN in data": (lambda a: a["x"].__setitem__((3, 2), np.nan), "1 of 12 examples hold NaN or infinity"),
-    "clients that are no numbers": (lambda a: a.update(client=a["client"] * 1.5), "client must be one whole number"),
+    "clients that are no numbers": (lambda a: a.update(client=a["client"] * 1.5), "client must hold one integer"),
     "texts": (lambda a: a.update(x=np.full((12, 5), "a")), "x must hold numbers"),
     "a single feature": (lambda a: a.update(x=a["x"][:, 0]), "examples must be rows of features"),
     "other features": (

@@ -64,17 +64,17 @@ FILES = {
     "half of it": (lambda p: written(p, packed(p).read_bytes()[:-200]), "cannot read"),
     "no array in it": (lambda p: packed(p, x=b"rubbish"), "cannot read"),
     "nothing in it": (lambda p: packed(p, x=b""), "cannot read"),
-    "a shape without end": (lambda p: packed(p, x=npy(X, shape=(2**40, 2**20))), "is not what its header says"),
-    "a shape that overflows": (lambda p: packed(p, x=npy(X, shape=(2**63, 2))), "is not what its header says"),
-    "a negative shape": (lambda p: packed(p, x=npy(X, shape=(-12, -5))), "is not what its header says"),
-    "too many dimensions": (lambda p: packed(p, x=npy(X, shape=(12, 5, *[1] * 40))), "is not what its header says"),
+    "a shape without end": (lambda p: packed(p, x=npy(X, shape=(2**40, 2**20))), "does not match its header"),
+    "a shape that overflows": (lambda p: packed(p, x=npy(X, shape=(2**63, 2))), "does not match its header"),
+    "a negative shape": (lambda p: packed(p, x=npy(X, shape=(-12, -5))), "does not match its header"),
+    "too many dimensions": (lambda p: packed(p, x=npy(X, shape=(12, 5, *[1] * 40))), "does not match its header"),
     "a shape that is none": (lambda p: packed(p, x=npy(X, shape="wide")), "cannot read"),
     "a header without end": (lambda p: packed(p, x=LONG_HEADER), "cannot read"),
     "a header too deep": (lambda p: packed(p, x=npy(X, shape=[[[[[[1]]]]]])), "cannot read"),
-    "a size that is none": (lambda p: claiming(p, 2**31), "is not what its header says"),
-    "objects": (lambda p: packed(p, x=npy(X, descr="|O")), "neither numbers nor texts"),
-    "a record": (lambda p: packed(p, x=npy(X, descr=[("a", "<f8")])), "neither numbers nor texts"),
-    "dates": (lambda p: packed(p, x=npy(X, descr="<M8[s]")), "neither numbers nor texts"),
+    "a size that is none": (lambda p: claiming(p, 2**31), "does not match its header"),
+    "objects": (lambda p: packed(p, x=npy(X, descr="|O")), "neither numbers nor strings"),
+    "a record": (lambda p: packed(p, x=npy(X, descr=[("a", "<f8")])), "neither numbers nor strings"),
+    "dates": (lambda p: packed(p, x=npy(X, descr="<M8[s]")), "neither numbers nor strings"),
     "complex numbers": (lambda p: packed(p, x=npy(X.astype(complex))), "x must hold numbers"),
     "no features": (lambda p: packed(p, x=npy(X[:, :0])), "hold no numbers"),
     "numbers too large": (lambda p: packed(p, x=npy(1e300 * X)), "NaN or infinity"),
@@ -108,7 +108,7 @@ def test_more_than_memory_holds_is_told_before_it_is_read(tmp_path, monkeypatch)
     assert path.stat().st_size < 2**14
     monkeypatch.setattr(archive, "_room", lambda: 2**20)
     monkeypatch.setattr(archive, "_array", lambda *ignored: pytest.fail("it was read"))
-    with pytest.raises(UserError, match=r"holds 0\.0 GB of arrays, and 0\.0 GB of memory are free here"):
+    with pytest.raises(UserError, match=r"holds 0\.0 GB of arrays, but only 0\.0 GB of memory are free"):
         npz(str(path))
 
 
@@ -120,7 +120,7 @@ def test_two_arrays_of_one_name(tmp_path):
     path = packed(tmp_path / "d.npz")
     with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(path, "a") as file:
         file.writestr("x.npy", npy(X))
-    with pytest.raises(UserError, match="two arrays of one name"):
+    with pytest.raises(UserError, match="two arrays of the same name"):
         npz(str(path))
 
 

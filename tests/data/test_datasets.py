@@ -134,8 +134,8 @@ def test_cifar_that_is_damaged(cifar, tmp_path):
     good = batch.read_bytes()
     wrong = {
         "are not rows of 3072 bytes": {"labels": [1], "data": np.zeros((1, 10), np.uint8)},
-        "must hold a class below 10 an image": {"labels": [10], "data": images(1)},
-        "data_batch_3 is no batch of cifar10": {"labels": [1, 2], "data": images(1)},
+        "labels must hold one of 10 classes each": {"labels": [10], "data": images(1)},
+        "data_batch_3 is not a batch of cifar10": {"labels": [1, 2], "data": images(1)},
     }
     for expected, content in wrong.items():
         batch.write_bytes(python2(content))
@@ -216,9 +216,9 @@ def test_medmnist_mistakes(tmp_path):
         ("chestmnist", "mas"): "unknown label 'mas'; did you mean 'mass'?",
         ("chestmnist", 14): r"label must lie in \[0, 14\), got 14",
         ("pathmnist", None): "label must name which of the 9 classes",
-        ("pathmnist", "mucus"): "knows its classes by number, 0 to 8, not as 'mucus'",
+        ("pathmnist", "mucus"): "numbers its classes 0 to 8; there is no 'mucus'",
         ("organamnist", 0): r"must be \[n, H, W\] or \[n, H, W, 3\], not \[60, 28, 28, 28\]",
-        ("breastmnist", None): "is no MedMNIST file: it lacks train_images, train_labels",
+        ("breastmnist", None): "is not a MedMNIST file: it lacks train_images, train_labels",
         ("octmnist", 1): "cannot read .*octmnist.npz as an .npz file",
         (
             "bloodmnist",
@@ -345,7 +345,7 @@ def test_chexpert_mistakes(tmp_path, monkeypatch):
         load_chexpert(folder, size=20)
     text = (folder / "valid.csv").read_text()
     for wrong, expected in (
-        ("2.0", "a label must be 1, 0, -1 or nothing, not '2.0'"),
+        ("2.0", "a label must be 1, 0, -1 or empty, not '2.0'"),
         ("-1.0", "cannot be uncertain"),
     ):
         (folder / "valid.csv").write_text(text.replace("AP,,1.0", f"AP,,{wrong}"))

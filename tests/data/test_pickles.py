@@ -167,5 +167,5 @@ def test_the_refusals_are_not_for_nothing():
 
 
 def test_what_is_asked_for_is_named():
-    with pytest.raises(UserError, match=r"it asks for (posix|nt)\.system, which is no array of numbers"):
+    with pytest.raises(UserError, match=r"it asks for (posix|nt)\.system, which is not an array of numbers"):
         loads(EVIL["a command"], "here")

@@ -49,7 +49,7 @@ def test_a_file_is_fetched_once(served, tmp_path):
     nowhere = {"set": Published("http://127.0.0.1:1/set.npz", MD5)}
     assert fetch("set", root, nowhere) == path, "what is there is not fetched again"
     path.write_bytes(b"mine")
-    with pytest.raises(UserError, match="is there, but it is not the published file; remove it"):
+    with pytest.raises(UserError, match="exists, but it is not the published file; remove it"):
         fetch("set", root, files)
     assert path.read_bytes() == b"mine"
 

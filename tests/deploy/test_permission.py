@@ -52,11 +52,11 @@ def test_an_experiment_within_the_sites_file_is_allowed(tmp_path):
         ({"algorithm__name": "sgd"}, "does not allow the algorithm 'sgd'"),
         (
             {"run__metrics": ["os:system"]},
-            "does not allow the metric 'os:system'; its file allows: fedxl's own alone",
+            "does not allow the metric 'os:system'; its site.toml allows: only fedxl's own",
         ),
         ({"run__select": "-os:\x1b[2J@0.3"}, r"does not allow the metric 'os:\\x1b\[2J'"),
         ({"run__metrics": "os:system"}, "does not allow the metric 'os:system'"),
-        ({"run__metrics": [7]}, "the request's metrics are no names"),
+        ({"run__metrics": [7]}, "the request's metrics are not names"),
         ({"run__local_steps": 1001}, "allows 1000 local steps a request, not 1001"),
         ({"run__local_steps": "many"}, "local_steps is not an integer"),
         ({"run__local_steps": True}, "local_steps is not an integer"),

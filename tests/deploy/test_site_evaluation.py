@@ -327,7 +327,7 @@ def test_a_server_makes_a_site_import_nothing_that_its_file_does_not_allow(tmp_p
     mine = site_file(tmp_path, 0, evaluate=kind, risks=("pauc", f"{__name__}:naming"), metrics=("json:dumps",))
     problem = build_problem(replace(experiment, risk={"name": "pauc"}), (1, 8, 8), DataFacts(0.5))
     facts = {"version": requests.__version__, "run": "0123456789abcdef", "facts_of_all": '{"positive_share": 0.5}'}
-    letter = Envelope(
+    request = Envelope(
         {**facts, "config": json.dumps(tables), "split": "test"}, wire.flatten(weights_of(problem.model))
     )
     cache.training_data(mine)  # reading the data imports what it needs, which is the site's own affair
@@ -337,7 +337,7 @@ def test_a_server_makes_a_site_import_nothing_that_its_file_does_not_allow(tmp_p
         registry.importlib, "import_module", lambda name, *rest: imported.append(name) or original(name, *rest)
     )
     with pytest.raises((UserError, TypeError)) as error:
-        requests.evaluate(mine, letter)
+        requests.evaluate(mine, request)
     assert isinstance(error.value, UserError)
     assert set(imported) <= {__name__}, "the risk's module alone"
     assert "this" not in sys.modules

@@ -23,11 +23,11 @@ from fedxl.experiments.paper import ablation, runs, runtime, setup, tables
 from fedxl.experiments.paper.published import METHODS
 from fedxl.experiments.paper.published import TABLE1 as PUBLISHED1
 from fedxl.experiments.paper.published import TABLE2 as PUBLISHED2
-from fedxl.experiments.paper.runs import Job, Record, Runner, Store
-from fedxl.experiments.paper.setup import BUDGETS, Budget, Choice, experiment, subject
+from fedxl.experiments.paper.runs import PlannedRun, Runner, RunRecord, RunStore
+from fedxl.experiments.paper.setup import BUDGETS, Budget, HyperParameters, experiment, task
 from fedxl.experiments.paper.study import TABLE1, TABLE2, Study, outline
-from fedxl.experiments.paper.tuning import SEED, Search, Trial, choose
-from fedxl.experiments.paper.workers import Crew, Worker, assign, tell
+from fedxl.experiments.paper.tuning import SEED, Trial, TuningSearch, choose
+from fedxl.experiments.paper.workers import Worker, WorkerPool, assign, report_progress
 from fedxl.reporting.report import within
 from fedxl.training.trainer import Hooks, Progress
 from tests.cli.test_errors import command
@@ -40,19 +40,19 @@ TINY = Budget(
 
 
 def study(folder: Path, budget: Budget = TINY, seeds: int = 2) -> Study:
-    runner = Runner(Store(folder / "runs"), 1, "cpu")
-    return Study([subject("digits", "data")], budget, seeds, runner, folder, lambda line: None)
+    runner = Runner(RunStore(folder / "runs"), 1, "cpu")
+    return Study([task("digits", "data")], budget, seeds, runner, folder, lambda line: None)
 
 
 def records(folder: Path) -> dict[str, float]:
     return {path.name: path.stat().st_mtime_ns for path in (folder / "runs").glob("*.json")}
 
 
-@pytest.mark.parametrize("contest", [TABLE1, TABLE2], ids=lambda contest: contest.name)
-def test_a_table_holds_every_method_and_is_not_run_twice(tmp_path, contest):
-    text = tables.run(study(tmp_path), contest)
-    content = json.loads((tmp_path / f"{contest.name}.json").read_text())
-    assert [row["figure"] for row in content["rows"]] == list(contest.metrics)
+@pytest.mark.parametrize("comparison", [TABLE1, TABLE2], ids=lambda comparison: comparison.name)
+def test_a_table_holds_every_method_and_is_not_run_twice(tmp_path, comparison):
+    text = tables.run(study(tmp_path), comparison)
+    content = json.loads((tmp_path / f"{comparison.name}.json").read_text())
+    assert [row["figure"] for row in content["rows"]] == list(comparison.metrics)
     assert list(content["rows"][0]["ours"]) == list(METHODS)
     assert all(len(values) == 2 for values in content["rows"][0]["ours"].values())
     for method in content["methods"]:
@@ -63,23 +63,23 @@ def test_a_table_holds_every_method_and_is_not_run_twice(tmp_path, contest):
         assert {run["experiment"]["run"]["seed"] for run in method["runs"]} == {0, 1}
         for run in method["runs"]:
             top, value = max(run["curve"], key=lambda point: point[1])
-            assert (top, value) == (run["best_round"], round(run["validation"][next(iter(contest.metrics))], 5))
+            assert (top, value) == (run["best_round"], round(run["validation"][next(iter(comparison.metrics))], 5))
         assert all(run["experiment"]["algorithm"]["lr"] == best["lr"] for run in method["runs"])
         assert all(
-            run["experiment"]["data"].get("flipped", 0) == contest.data.get("flipped", 0) for run in method["runs"]
+            run["experiment"]["data"].get("flipped", 0) == comparison.data.get("flipped", 0) for run in method["runs"]
         )
     assert SEED > 1
-    assert (tmp_path / f"{contest.name}.png").stat().st_size > 10_000
-    assert (tmp_path / f"{contest.name}.md").read_text() == text
+    assert (tmp_path / f"{comparison.name}.png").stat().st_size > 10_000
+    assert (tmp_path / f"{comparison.name}.md").read_text() == text
     for row in content["rows"]:
         for name, (low, high) in row["intervals"].items():
             assert low < sum(row["ours"][name]) / 2 < high
 
     before = records(tmp_path)
     assert len(before) == 5 * (3 + 2)
-    assert tables.run(study(tmp_path), contest) == text
+    assert tables.run(study(tmp_path), comparison) == text
     assert records(tmp_path) == before
-    tables.run(study(tmp_path, seeds=3), contest)
+    tables.run(study(tmp_path, seeds=3), comparison)
     after = records(tmp_path)
     assert len(after) == len(before) + 5, "another seed is five more runs"
     assert {name: after[name] for name in before} == before
@@ -129,23 +129,25 @@ def test_a_diverged_trial_loses_and_if_all_do_it_is_said(monkeypatch, tmp_path):
         raise DivergedError("the weights were no longer finite")
 
     monkeypatch.setattr(runs, "execute", explode)
-    with pytest.raises(UserError, match="every rate that was tried diverged"):
+    with pytest.raises(UserError, match="every learning rate that was tried diverged"):
         tables.run(study(tmp_path), TABLE1)
-    assert choose([Trial(Choice(1.0), float("-inf")), Trial(Choice(0.1), 0.6)]) == Choice(0.1)
+    assert choose([Trial(HyperParameters(1.0), float("-inf")), Trial(HyperParameters(0.1), 0.6)]) == HyperParameters(
+        0.1
+    )
 
 
 def test_a_diverged_run_is_shown_as_such(tmp_path):
-    store = Store(tmp_path / "runs")
-    wild = Record("wild", {"diverged": "at round 3", "machine": {}})
+    store = RunStore(tmp_path / "runs")
+    wild = RunRecord("wild", {"diverged": "at round 3", "machine": {}})
     entries = {("digits", name): tables.Entry(None, [wild]) for name in METHODS}
-    row = tables.row(store, TABLE2, entries, subject("digits", ""), "auroc")
+    row = tables.row(store, TABLE2, entries, task("digits", ""), "auroc")
     assert row.drawn == {}
     assert within(row.ours["FeDXL"]) == "diverged"
 
 
 def test_the_search_tries_as_many_rates_where_there_is_no_lam():
     for budget in BUDGETS.values():
-        search = Search(budget, None, "", {})
+        search = TuningSearch(budget, None, "", {})
         for method in TABLE1.methods:
             tried = search.rates(method) + search.refine(method, search.rates(method)[1])
             assert len(set(tried)) == len(budget.rates) + len(budget.lams) - 1
@@ -153,26 +155,26 @@ def test_the_search_tries_as_many_rates_where_there_is_no_lam():
 
 def test_a_run_is_known_by_what_it_is_not_by_where(tmp_path):
     def key(root: str, **changes: Any) -> str:
-        return Job(
-            "", experiment(subject("cifar10", root), TABLE1.methods[1], TINY, Choice(0.1), 0, 16, **changes)
+        return PlannedRun(
+            "", experiment(task("cifar10", root), TABLE1.methods[1], TINY, HyperParameters(0.1), 0, 16, **changes)
         ).key
 
     assert key("here") == key("there")
     assert key("here") != key("here", compile=False), "its seconds are others"
     assert key("here") != key("here", data={"flipped": 0.2})
     run = {"experiment": {"data": {"name": "cifar10", "root": "/home/me"}, "run": {}}, "test": {}}
-    assert "/home/me" not in str(outline(Record("key", run))), "nor do tables tell where their data lay"
+    assert "/home/me" not in str(outline(RunRecord("key", run))), "tables do not reveal the data's folder"
 
 
 def test_a_damaged_record_is_named(tmp_path):
-    job = Job("", experiment(subject("digits", ""), TABLE1.methods[1], TINY, Choice(0.1), 0, 16))
+    job = PlannedRun("", experiment(task("digits", ""), TABLE1.methods[1], TINY, HyperParameters(0.1), 0, 16))
     (tmp_path / f"{job.key}.json").write_text("{")
-    with pytest.raises(UserError, match="remove it, and it is run again"):
-        Store(tmp_path).find(job)
+    with pytest.raises(UserError, match="remove it to repeat the run"):
+        RunStore(tmp_path).find(job)
 
 
 def test_data_sets_take_options():
-    found = subject("chestmnist:set=chestmnist_64,label=infiltration,clients=4", "somewhere")
+    found = task("chestmnist:set=chestmnist_64,label=infiltration,clients=4", "somewhere")
     assert found.data == {
         "name": "medmnist", "set": "chestmnist_64", "label": "infiltration", "crop": 2, "flip": True,
         "site_noise": 0.04, "root": "somewhere", "clients": 4,
@@ -180,19 +182,19 @@ def test_data_sets_take_options():
     other = found.with_network({"score_norm": True})
     assert other.title == f"{found.title}, score_norm = True"
     for budget, name in (("full", "densenet121"), ("quick", "cnn")):
-        config = experiment(other, TABLE1.methods[0], BUDGETS[budget], Choice(0.1, 2.0), 0, 100)
+        config = experiment(other, TABLE1.methods[0], BUDGETS[budget], HyperParameters(0.1, 2.0), 0, 100)
         assert config.model == {"name": name, "score_norm": True}
-    joint = experiment(found, TABLE1.methods[0], BUDGETS["full"], Choice(0.1, 2.0), 0, 100)
+    joint = experiment(found, TABLE1.methods[0], BUDGETS["full"], HyperParameters(0.1, 2.0), 0, 100)
     assert joint.run["batch1"] == 4 * 32, "all clients' images in a step"
     with pytest.raises(UserError, match="must read key=value"):
-        subject("cifar10:crop", "")
+        task("cifar10:crop", "")
     with pytest.raises(UserError, match="did you mean 'cifar10'"):
-        subject("cifar1", "")
+        task("cifar1", "")
 
 
 def test_the_full_budget_is_the_papers():
     full = BUDGETS["full"]
-    config = experiment(subject("cifar10", ""), TABLE1.methods[-1], full, Choice(0.1, 2.0), 0, full.iterations)
+    config = experiment(task("cifar10", ""), TABLE1.methods[-1], full, HyperParameters(0.1, 2.0), 0, full.iterations)
     assert (config.run["rounds"], config.run["local_steps"]) == (625, 32)
     assert (config.run["batch1"], config.run["batch2"]) == (32, 32)
     assert config.algorithm["milestones"] == [5000, 10_000, 15_000]
@@ -209,7 +211,7 @@ def test_the_papers_results_are_copied_right():
     for rows in (PUBLISHED1, PUBLISHED2):
         for row in rows.values():
             assert max(METHODS[1:], key=lambda name: row[name].mean) == "FeDXL"
-    assert {name for name, _ in PUBLISHED1} == set(setup.PAPERS)
+    assert {name for name, _ in PUBLISHED1} == set(setup.PAPER_TASKS)
 
 
 @pytest.mark.parametrize(("iterations", "said"), [(7, True), (8, True), (9, False)])
@@ -217,7 +219,7 @@ def test_trials_of_one_round_are_warned_of(iterations, said, tmp_path, monkeypat
     trials, data = ("--trial-iterations", str(iterations)), ("--data", "cifar10", "--root", str(tmp_path))
     code, _, told = command(monkeypatch, capsys, "paper", "table2", "--budget", "quick", *trials, *data)
     assert code == 2, "there are no files"
-    assert ("more than 8 are two" in told) == said
+    assert ("use more than 8 for two rounds" in told) == said
 
 
 def test_trials_stay_the_share_of_a_run_that_they_are():
@@ -279,43 +281,45 @@ def fail_at_one(piece: Piece) -> int:
     return piece.number
 
 
-def test_what_a_worker_meets_with_is_told():
-    crew = Crew(1, perish)
+def test_errors_of_workers_are_reported():
+    pool = WorkerPool(1, perish)
     with pytest.raises(UserError, match="a worker was killed"):
-        list(crew([Piece("a", 0)]))
-    crew.stop()
-    crew = Crew(1, fail_at_one)
-    assert [result for _, result in crew([Piece("a", 0), Piece("a", 2)])] == [0, 2]
+        list(pool([Piece("a", 0)]))
+    pool.stop()
+    pool = WorkerPool(1, fail_at_one)
+    assert [result for _, result in pool([Piece("a", 0), Piece("a", 2)])] == [0, 2]
     with pytest.raises(UserError, match="this one cannot be done"):
-        list(crew([Piece("a", 1)]))
-    (process,) = crew.workers[0].process._processes.values()
-    crew.stop()
-    # Its pool waits for it, too, and whoever comes second cannot tell at once that it has ended.
+        list(pool([Piece("a", 1)]))
+    (process,) = pool.workers[0].process._processes.values()
+    pool.stop()
+    # Its executor waits for it, too, and may notice its end a little later.
     assert until(lambda: not process.is_alive())
 
 
-def tell_of_it(piece: Piece) -> int:
-    tell(piece.number)
+def report_number(piece: Piece) -> int:
+    report_progress(piece.number)
     return piece.number
 
 
-def test_what_workers_tell_of_adds_up():
+def test_the_progress_of_workers_adds_up():
     told: list[int] = []
-    crew = Crew(2, tell_of_it)
+    pool = WorkerPool(2, report_number)
     for _ in range(2):
-        list(crew([Piece("a", 3), Piece("b", 4), Piece("a", 5)], told.append))
-    crew.stop()
+        list(pool([Piece("a", 3), Piece("b", 4), Piece("a", 5)], told.append))
+    pool.stop()
     assert sum(told) == 24
 
 
-def two_jobs() -> list[Job]:
-    configs = [experiment(subject("digits", ""), TABLE2.methods[4], TINY, Choice(lr), 0, 16) for lr in (0.1, 0.3)]
-    return [Job(f"lr {config.algorithm['lr']}", config) for config in configs]
+def two_jobs() -> list[PlannedRun]:
+    configs = [
+        experiment(task("digits", ""), TABLE2.methods[4], TINY, HyperParameters(lr), 0, 16) for lr in (0.1, 0.3)
+    ]
+    return [PlannedRun(f"lr {config.algorithm['lr']}", config) for config in configs]
 
 
 def test_a_log_says_how_much_of_all_runs_is_done(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
-    runner = Runner(Store(tmp_path), 1, "cpu")
+    runner = Runner(RunStore(tmp_path), 1, "cpu")
     runner(two_jobs()[:1])
     assert "one run, iterations: 12 of 16, about" in capsys.readouterr().err
     runner(two_jobs())
@@ -334,9 +338,9 @@ def test_workers_say_how_much_of_their_runs_is_done(tmp_path, monkeypatch):
         yield told.append
 
     monkeypatch.setattr(runs, "progress", collected)
-    runner = Runner(Store(tmp_path), 2, "cpu")
+    runner = Runner(RunStore(tmp_path), 2, "cpu")
     runner(two_jobs())
-    runner.dismiss()
+    runner.stop_workers()
     assert sum(told) == 32
 
 
@@ -346,16 +350,16 @@ def test_what_a_diverged_run_need_not_do_counts_as_done(tmp_path, monkeypatch):
         raise DivergedError("at round 2")
 
     monkeypatch.setattr(runs, "execute", diverge)
-    job = Job("wild", experiment(subject("digits", ""), TABLE2.methods[4], TINY, Choice(9.0), 0, 16))
+    job = PlannedRun("wild", experiment(task("digits", ""), TABLE2.methods[4], TINY, HyperParameters(9.0), 0, 16))
     told: list[int] = []
-    assert runs.perform(job, Store(tmp_path), "cpu", 1, told.append).diverged
+    assert runs.perform(job, RunStore(tmp_path), "cpu", 1, told.append).diverged
     assert told == [4, 12]
 
 
 def test_kinds_of_runs_are_programs():
     def kind(data: str = "cifar10", method: int = 4, lr: float = 0.1, **run: Any) -> str:
-        return Job(
-            "", experiment(subject(data, ""), TABLE1.methods[method], TINY, Choice(lr, 2.0), 0, 16, **run)
+        return PlannedRun(
+            "", experiment(task(data, ""), TABLE1.methods[method], TINY, HyperParameters(lr, 2.0), 0, 16, **run)
         ).kind
 
     assert kind() == kind(lr=1.0) == kind(rounds=7)

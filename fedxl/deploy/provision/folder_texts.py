@@ -50,7 +50,7 @@ def site_toml(name: str, part: int, config: Config) -> str:
             f"models = [{names.get('model', json.dumps('mlp'))}]  # networks; a linear one reveals examples",
             f"risks = [{names['risk']}]",
             f"algorithms = [{names['algorithm']}]",
-            f"metrics = {json.dumps(sorted(metrics.own(named)))}  # of your own, package.module:function; "
+            f"metrics = {json.dumps(sorted(metrics.own(named)))}  # your own, as package.module:function; "
             "fedxl's are always allowed",
             f"rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs",
             f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",

@@ -46,20 +46,21 @@ def permitted(site: SiteFile, text: str) -> Config:
 
 
 def require_metrics_allowed(site: SiteFile, names: Iterable[str]) -> None:
-    """That all of these metrics are fedxl's own or in the site's file: others would run code that a server names."""
+    """Refuse metrics that are neither fedxl's own nor in site.toml: they would run code that a server names."""
     allowed = site.settings.metrics
     for name in sorted(metrics.own(names)):
-        listed = ", ".join(allowed) or "fedxl's own alone"
+        listed = ", ".join(allowed) or "only fedxl's own"
         require(
-            name in allowed, f"this site does not allow the metric '{printable(name)}'; its file allows: {listed}"
+            name in allowed,
+            f"this site does not allow the metric '{printable(name)}'; its site.toml allows: {listed}",
         )
 
 
 def _metrics(run: Mapping[str, Any]) -> list[str]:
-    """The metrics that a request names, besides the usual ones."""
+    """The metrics that a request names in addition to the default ones."""
     more, select = run.get("metrics", []), run.get("select", "")
     names = [select, *more] if isinstance(more, list) else [more]
-    require(all(isinstance(name, str) for name in names), "the request's metrics are no names")
+    require(all(isinstance(name, str) for name in names), "the request's metrics are not names")
     return names
 
 

@@ -1,4 +1,4 @@
-"""The appendix' ablations: FeDXL2 with other numbers of local steps, and with fewer of the sites."""
+"""The appendix's ablations: FeDXL2 with different numbers of local steps, and with fewer sites."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from fedxl.config.experiment import Table
 from fedxl.experiments.paper import pictures
-from fedxl.experiments.paper.runs import Job, Record
+from fedxl.experiments.paper.runs import PlannedRun, RunRecord
 from fedxl.experiments.paper.setup import FPRS
-from fedxl.experiments.paper.study import OURS, TABLE1, Study, machines, method_named, outline
+from fedxl.experiments.paper.study import OURS, TABLE1, Study, column_named, machines, outline
 from fedxl.reporting.report import as_markdown, over_seeds, within
 
-Runs = Mapping[tuple[str, int], Sequence[Record]]  # by data set and value, one a seed
-LOOKS = 40  # at validation data, in a run
+Runs = Mapping[tuple[str, int], Sequence[RunRecord]]  # by data set and value: one run record per seed
+EVALUATIONS = 40  # on validation data in one run
 
 
 @dataclass(frozen=True)
@@ -23,39 +23,39 @@ class Ablation:
     title: str
     letter: str
     values: Sequence[int]
-    data: str = ""  # the setting of the data that it varies, or
-    run: str = ""  # the setting of the run
+    data: str = ""  # the setting of the data that it varies,
+    run: str = ""  # or the setting of the run
 
 
 VARY_K = Ablation("ablation-k", "N fixed, K varied", "K", (1, 8, 32, 128), run="local_steps")
-# Each site holds a sixteenth of the data: fewer sites, less to learn from.
+# Each site holds a sixteenth of the data, so fewer sites have fewer examples.
 VARY_N = Ablation("ablation-n", "K fixed, N varied", "N", (1, 4, 8, 16), data="present")
 
 
 def run(study: Study, ablation: Ablation) -> str:
-    """FeDXL2, tuned as for table 1, once for each value; returns what to print."""
+    """Run FeDXL2, tuned as for table 1, with each value. Returns the text to print."""
     study.check_data()
-    method = method_named(TABLE1, OURS)
+    method = column_named(TABLE1, OURS)
     tuned = study.tune(TABLE1, [method])
-    jobs: dict[tuple[str, int], list[Job]] = {}
-    for subject in study.subjects:
+    jobs: dict[tuple[str, int], list[PlannedRun]] = {}
+    for task in study.tasks:
         for value in ablation.values:
             data: Table = {ablation.data: value} if ablation.data else {}
             steps = value if ablation.run == "local_steps" else study.budget.local_steps
-            looks = max(1, study.budget.iterations // steps // LOOKS)
-            choice = tuned[subject.name, OURS].choice
-            jobs[subject.name, value] = study.jobs(
-                TABLE1, subject, method, choice, data, local_steps=steps, eval_every=looks
+            eval_every = max(1, study.budget.iterations // steps // EVALUATIONS)
+            choice = tuned[task.name, OURS].choice
+            jobs[task.name, value] = study.jobs(
+                TABLE1, task, method, choice, data, local_steps=steps, eval_every=eval_every
             )
     runs = study.perform(jobs)
     text = _markdown(study, ablation, runs)
     study.write(ablation.name, text, {**study.how(), "varied": ablation.letter, "rows": _content(runs)})
     panels = {
-        f"{subject.title}, FPR ≤ {limit:g}": {
-            f"{ablation.letter} = {value}": [_curve(record, limit) for record in runs[subject.name, value]]
+        f"{task.title}, FPR ≤ {limit:g}": {
+            f"{ablation.letter} = {value}": [_curve(record, limit) for record in runs[task.name, value]]
             for value in ablation.values
         }
-        for subject in study.subjects
+        for task in study.tasks
         for limit in FPRS
     }
     pictures.curves(study.folder / f"{ablation.name}.png", panels, "iteration", "validation partial AUC")
@@ -65,11 +65,11 @@ def run(study: Study, ablation: Ablation) -> str:
 def _markdown(study: Study, ablation: Ablation, runs: Runs) -> str:
     rows = [
         [
-            study.titles[subject],
+            study.titles[task],
             str(value),
             *(within([record.test(f"pauc@{limit:g}") for record in found]) for limit in FPRS),
         ]
-        for (subject, value), found in runs.items()
+        for (task, value), found in runs.items()
     ]
     return "\n".join(
         [
@@ -83,11 +83,11 @@ def _markdown(study: Study, ablation: Ablation, runs: Runs) -> str:
 
 def _content(runs: Runs) -> list[dict[str, Any]]:
     return [
-        {"data": subject, "value": value, "runs": [outline(record) for record in found]}
-        for (subject, value), found in runs.items()
+        {"data": task, "value": value, "runs": [outline(record) for record in found]}
+        for (task, value), found in runs.items()
     ]
 
 
-def _curve(record: Record, limit: float) -> pictures.Curve:
-    looks = record.content.get("history", [])
-    return [(look["steps"], look["validation"][f"pauc@{limit:g}"]) for look in looks]
+def _curve(record: RunRecord, limit: float) -> pictures.Curve:
+    rows = record.content.get("history", [])
+    return [(row["steps"], row["validation"][f"pauc@{limit:g}"]) for row in rows]

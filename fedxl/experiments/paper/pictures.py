@@ -1,4 +1,4 @@
-"""The tables and curves of the paper, drawn."""
+"""Plots of the paper's tables and curves."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 from fedxl.reporting.plots import STYLES, require_matplotlib
 
 Curve = list[tuple[float, float]]
-PANEL_LETTERS = 46  # of a title, side by side
+PANEL_LETTERS = 46  # that fit on a line of a panel's title
 
 
 class Bar(NamedTuple):
     mean: float
     spread: float
     paper: float | None
-    interval: tuple[float, float] | None  # of bootstrapped test sets
+    interval: tuple[float, float] | None  # over bootstrapped test sets
 
 
 def bars(path: Path, title: str, methods: Sequence[str], panels: Mapping[str, Sequence[Bar]]) -> None:
-    """A panel for each metric: bars ours, thick lines seeds, thin lines test sets, diamonds the paper's."""
+    """One panel per metric. Bars: ours; thick lines: seeds; thin lines: test sets; diamonds: the paper."""
     plt = require_matplotlib()
     columns = min(len(panels), 4)
     lines = -(-len(panels) // columns)
@@ -57,19 +57,19 @@ def bars(path: Path, title: str, methods: Sequence[str], panels: Mapping[str, Se
 
 
 def _reach(found: Sequence[Bar]) -> tuple[float, float]:
-    """From the lowest to the highest point that is drawn; a bar's foot is none."""
+    """The lowest and the highest point that is drawn, without the feet of the bars."""
     seen = [value for bar in found for value in (bar.paper, *(bar.interval or ())) if value is not None]
     seen += [bar.mean + sign * bar.spread for bar in found for sign in (-1, 1)]
     return float(np.nanmin(seen)), float(np.nanmax(seen))
 
 
 def _wrapped(name: str) -> str:
-    """A title in lines as long as a panel is wide, at its own line breaks, too."""
+    """A title, wrapped to the width of a panel; its own line breaks stay."""
     return "\n".join(line for part in name.splitlines() for line in wrap(part, PANEL_LETTERS))
 
 
 def curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]], along: str, up: str) -> None:
-    """A panel each, with a line for each name: the mean over runs."""
+    """One panel per title, with one line per name: the mean over runs."""
     plt = require_matplotlib()
     figure, grid = plt.subplots(
         1, len(panels), figsize=(1 + 4.6 * len(panels), 4.2), squeeze=False, layout="constrained"

@@ -1,4 +1,4 @@
-"""Runs that are done once: each is known by its config, and its record on disk is taken for it from then on."""
+"""Runs that are done only once. A run is identified by its config; later, its run record on disk replaces it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save
 from fedxl.config.experiment import Config, execute
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.experiments import bench
-from fedxl.experiments.paper.workers import Crew, tell
+from fedxl.experiments.paper.workers import WorkerPool, report_progress
 from fedxl.files import write_atomically, write_json
 from fedxl.progress import progress
 from fedxl.reporting.report import in_words
@@ -26,25 +26,25 @@ from fedxl.training.evaluate import value_of
 from fedxl.training.settings import pick_device
 from fedxl.training.trainer import Hooks, Progress
 
-FORMAT = 3  # of a record, and of what its settings mean; another number, and all is run anew
+FORMAT = 3  # of run records and of the meaning of settings; a new number makes all runs be done again
 # Part of every key. It was fedxl's version when the stored runs were made. A new release alone does not change what a
 # run comes to, so it must not invalidate them: raise FORMAT when it does.
 KEYED_AS = "0.2.0"
 Floats = npt.NDArray[np.float64]
-# Settings that a compiled program reads as numbers, and those that it knows nothing of.
+# Settings that are inputs of a compiled program, and those that it does not depend on.
 READ_AS_NUMBERS = {"lam", "lr", "milestones", "stage_steps", "seed", "flipped"}
 UNREAD = {"root", "rounds", "eval_every", "select"}
 
 
-class Job(NamedTuple):
-    """A run to be done, and what it is called on the way."""
+class PlannedRun(NamedTuple):
+    """A run to do, and its label."""
 
     label: str
     config: Config
 
     @property
     def key(self) -> str:
-        """The same for the same experiment, wherever its files lie and whatever it runs on."""
+        """The same for the same experiment, whatever its folder and machine."""
         text = json.dumps([FORMAT, KEYED_AS, without_root(self.config.tables())], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -58,7 +58,7 @@ class Job(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The same for runs that one compiled program does."""
+        """The same for runs that share a compiled program."""
         rest = {
             section: {name: value for name, value in table.items() if name not in READ_AS_NUMBERS | UNREAD}
             for section, table in self.config.tables().items()
@@ -67,12 +67,12 @@ class Job(NamedTuple):
 
 
 def without_root(tables: dict[str, Any]) -> dict[str, Any]:
-    """The settings of an experiment but for where its files lie, which is nobody else's business."""
+    """The settings of an experiment without the folder of its data, which is private."""
     return {**tables, "data": {name: value for name, value in tables["data"].items() if name != "root"}}
 
 
-class Record(NamedTuple):
-    """What a run came to, as its file says it."""
+class RunRecord(NamedTuple):
+    """The outcome of a run, as stored on disk."""
 
     key: str
     content: dict[str, Any]
@@ -90,46 +90,48 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Store:
-    """A folder of records; safe to share between processes, since each file is written whole or not at all."""
+class RunStore:
+    """A folder of run records. Processes can share it, because each file is written atomically."""
 
     folder: Path
 
-    def find(self, job: Job) -> Record | None:
+    def find(self, job: PlannedRun) -> RunRecord | None:
         path = self.folder / f"{job.key}.json"
         try:
-            return Record(job.key, json.loads(path.read_text()))
+            return RunRecord(job.key, json.loads(path.read_text()))
         except FileNotFoundError:
             return None
         except (ValueError, OSError) as error:
-            raise UserError(f"cannot read {path}: {error}; remove it, and it is run again") from None
+            raise UserError(f"cannot read {path}: {error}; remove it to repeat the run") from None
 
-    def scores(self, record: Record) -> tuple[Floats, Floats]:
-        """A run's scores of its test data, and their labels."""
+    def scores(self, record: RunRecord) -> tuple[Floats, Floats]:
+        """The scores of a run on its test data, and their labels."""
         tensors = load_file(self.folder / f"{record.key}.safetensors")
         return tensors["scores"].astype(np.float64), tensors["labels"].astype(np.float64)
 
-    def save(self, job: Job, content: dict[str, Any], scores: tuple[Floats, Floats] | None) -> Record:
+    def save(self, job: PlannedRun, content: dict[str, Any], scores: tuple[Floats, Floats] | None) -> RunRecord:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if scores:  # first, so that whoever finds the record finds them, too
+        if scores:  # first, so that a run record always has its scores
             values, labels = (array.astype(np.float32) for array in scores)
             write_atomically(self.folder / f"{job.key}.safetensors", save({"scores": values, "labels": labels}))
         write_json(self.folder / f"{job.key}.json", content)
-        return Record(job.key, content)
+        return RunRecord(job.key, content)
 
 
 @dataclass
 class Runner:
-    """Does what has not been done yet, some of it side by side."""
+    """Does the runs that have no run record yet, several in parallel if asked."""
 
-    store: Store
+    store: RunStore
     at_once: int = 1
     device: str = "auto"
     say: Callable[[str], None] = lambda line: None
-    crew: Crew[Job, Record] | None = field(default=None, init=False)  # once there is work for more than one
+    pool: WorkerPool[PlannedRun, RunRecord] | None = field(
+        default=None, init=False
+    )  # created when there is work for several
 
-    def __call__(self, jobs: Sequence[Job], at_once: int | None = None) -> list[Record]:
-        """The records of all jobs, in their order."""
+    def __call__(self, jobs: Sequence[PlannedRun], at_once: int | None = None) -> list[RunRecord]:
+        """The run records of all jobs, in order."""
         found = {job.key: record for job in jobs if (record := self.store.find(job))}
         todo = list({job.key: job for job in jobs if job.key not in found}.values())
         if not todo:
@@ -143,28 +145,32 @@ class Runner:
                 self.say(_line(job, record))
         return [found[job.key] for job in jobs]
 
-    def _run(self, jobs: Sequence[Job], at_once: int, advance: Callable[[int], None]) -> Iterator[tuple[Job, Record]]:
+    def _run(
+        self, jobs: Sequence[PlannedRun], at_once: int, advance: Callable[[int], None]
+    ) -> Iterator[tuple[PlannedRun, RunRecord]]:
         task = partial(perform, store=self.store, device=self.device)
-        if at_once == 1 or (len(jobs) <= 1 and self.crew is None):
-            self.dismiss()  # alone means alone: a crew would hold memory, also when it does nothing
+        if at_once == 1 or (len(jobs) <= 1 and self.pool is None):
+            self.stop_workers()  # idle workers would still hold memory
             yield from ((job, task(job, side_by_side=1, advance=advance)) for job in jobs)
             return
-        self.crew = self.crew or Crew(at_once, partial(task, side_by_side=at_once, advance=tell))
+        self.pool = self.pool or WorkerPool(at_once, partial(task, side_by_side=at_once, advance=report_progress))
         try:
-            yield from self.crew(jobs, advance)
+            yield from self.pool(jobs, advance)
         except BaseException:
-            self.dismiss()
+            self.stop_workers()
             raise
 
-    def dismiss(self) -> None:
-        """Whoever works for us goes. Whoever is done with a runner sees to it."""
-        if self.crew:
-            self.crew.stop()
-        self.crew = None
+    def stop_workers(self) -> None:
+        """Stop the worker processes, if there are any. Call this when done with a runner."""
+        if self.pool:
+            self.pool.stop()
+        self.pool = None
 
 
-def perform(job: Job, store: Store, device: str, side_by_side: int, advance: Callable[[int], None]) -> Record:
-    """One run, from data to record. A rate too high is an outcome; anything else that goes wrong is an error."""
+def perform(
+    job: PlannedRun, store: RunStore, device: str, side_by_side: int, advance: Callable[[int], None]
+) -> RunRecord:
+    """Do one run and store its run record. Divergence is an outcome; anything else that fails is an error."""
     began = time.time()
     notes: list[str] = []
     rounds = 0  # done
@@ -181,16 +187,16 @@ def perform(job: Job, store: Store, device: str, side_by_side: int, advance: Cal
         "experiment": tables,
         "machine": bench.machine(where),
         "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
-        "side_by_side": side_by_side,  # runs that shared the machine: then seconds say little
+        "side_by_side": side_by_side,  # runs that shared the machine; with several, seconds mean little
     }
     try:
         result = execute(config, hooks=Hooks(on_progress, say=notes.append))
     except DivergedError as error:
-        advance((job.rounds - rounds) * job.local_steps)  # which need not be done
+        advance((job.rounds - rounds) * job.local_steps)  # the remaining rounds need not be done
         return store.save(job, {**content, "diverged": str(error)}, None)
     require(
         bool(result.metrics["validation"] and result.metrics["test"]),
-        f"{job.label} needs data to validate and to test on",
+        f"{job.label} needs validation and test data",
     )
     content |= {
         "validation": result.metrics["validation"],
@@ -205,7 +211,7 @@ def perform(job: Job, store: Store, device: str, side_by_side: int, advance: Cal
     return store.save(job, content, result.test_scores)
 
 
-def _line(job: Job, record: Record) -> str:
+def _line(job: PlannedRun, record: RunRecord) -> str:
     if record.diverged:
         return f"{job.label}: diverged"
     shown = in_words(record.content["validation"])

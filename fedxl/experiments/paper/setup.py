@@ -1,4 +1,4 @@
-"""What the paper trains on, with what, and for how long; and what we chose where it does not say."""
+"""The paper's data sets, networks, methods and budgets, and our choices where the paper does not say."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FPRS = (0.3, 0.5)
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A data set and its network, as a section of a table."""
+class Task:
+    """A data set and its network: a section of a table."""
 
     name: str  # what it is called on the command line and in the paper's tables
     title: str
@@ -23,40 +23,40 @@ class Subject:
     model: Table
     network: Table = field(default_factory=dict)  # options of the network, whichever is used
 
-    def with_network(self, options: Table) -> Subject:
-        """With other options of its network, of which the title tells."""
-        told = "".join(f", {name} = {value}" for name, value in options.items())
-        return replace(self, title=self.title + told, network=options)
+    def with_network(self, options: Table) -> Task:
+        """The same with other options of its network, which the title shows."""
+        options_shown = "".join(f", {name} = {value}" for name, value in options.items())
+        return replace(self, title=self.title + options_shown, network=options)
 
 
-# Crops and flips are ours: the paper does not say what it does to images besides the noise. Its authors' script, made
-# for ChestMNIST, moves images by up to two pixels and flips them, too.
+# Crops and flips are our choice: the paper does not mention augmentation besides the noise. Its authors' script for
+# ChestMNIST moves images by up to two pixels and flips them.
 PHOTOS = {"crop": 4, "flip": True}
 RADIOGRAPHS = {"crop": 2, "flip": True, "site_noise": 0.04}
-SUBJECTS: Mapping[str, Subject] = {
-    subject.name: subject
-    for subject in (
-        Subject("cifar10", "CIFAR-10", {"name": "cifar10", **PHOTOS}, {"name": "resnet18", "stem": "7x7"}),
-        Subject("cifar100", "CIFAR-100", {"name": "cifar100", **PHOTOS}, {"name": "resnet18", "stem": "7x7"}),
-        Subject("chexpert", "CheXpert", {"name": "chexpert", **RADIOGRAPHS}, {"name": "densenet121"}),
-        Subject(
+TASKS: Mapping[str, Task] = {
+    task.name: task
+    for task in (
+        Task("cifar10", "CIFAR-10", {"name": "cifar10", **PHOTOS}, {"name": "resnet18", "stem": "7x7"}),
+        Task("cifar100", "CIFAR-100", {"name": "cifar100", **PHOTOS}, {"name": "resnet18", "stem": "7x7"}),
+        Task("chexpert", "CheXpert", {"name": "chexpert", **RADIOGRAPHS}, {"name": "densenet121"}),
+        Task(
             "chestmnist",
             "ChestMNIST",
             {"name": "medmnist", "set": "chestmnist", "label": "mass", **RADIOGRAPHS},
             {"name": "densenet121"},
         ),
-        Subject("digits", "digits", {"name": "digits"}, {"name": "mlp", "hidden": [64]}),
+        Task("digits", "digits", {"name": "digits"}, {"name": "mlp", "hidden": [64]}),
     )
 }
-PAPERS = ("cifar10", "cifar100", "chexpert", "chestmnist")  # those of the paper's tables
+PAPER_TASKS = ("cifar10", "cifar100", "chexpert", "chestmnist")  # the data sets of the paper's tables
 
 
-def subject(text: str, root: str) -> Subject:
-    """A data set by name, perhaps with other options: `chestmnist:set=chestmnist_64,label=infiltration`."""
+def task(text: str, root: str) -> Task:
+    """A data set by name, with options after a colon: `chestmnist:set=chestmnist_64,label=infiltration`."""
     name, _, options = text.partition(":")
-    if name not in SUBJECTS:
-        raise unknown("data set", name, SUBJECTS)
-    known = SUBJECTS[name]
+    if name not in TASKS:
+        raise unknown("data set", name, TASKS)
+    known = TASKS[name]
     changes: Table = {} if name == "digits" else {"root": root}
     changes |= assignments(filter(None, options.split(",")), "chestmnist:label=infiltration")
     title = f"{known.title} ({options.replace(',', ', ')})" if options else known.title
@@ -64,60 +64,61 @@ def subject(text: str, root: str) -> Subject:
 
 
 def assignments(texts: Iterable[str], example: str) -> Table:
-    """`key=value`, several times."""
+    """Several `key=value` as a table."""
     return dict(parse_assignment(text, f"key=value, as in {example}") for text in texts)
 
 
 @dataclass(frozen=True)
-class Method:
-    """A column of a table: an algorithm, what it optimises, and whether the risk's lam is tuned for it."""
+class TableColumn:
+    """A column of a table: an algorithm, its risk, and whether the risk's lam is tuned."""
 
     label: str
     algorithm: Table
     risk: Table
     tunes_lam: bool = False
-    joint: bool = False  # all data in one place, a step reads as many images as all clients' together
+    joint: bool = False  # all data in one place; a step reads as many images as all clients together
 
 
-# Of the moving averages the paper sets beta; gamma is ours.
+# The paper sets beta; gamma is our choice.
 AVERAGES = {"gamma": 0.1, "beta": 0.1}
 PAUC, PSM = {"name": "pauc"}, {"name": "auroc", "surrogate": "psm"}
 TABLE1 = (
-    Method("Centralized", {"name": "sox", **AVERAGES}, PAUC, tunes_lam=True, joint=True),
-    Method("Local SGD", {"name": "local_sgd"}, PAUC),
-    Method("CODASCA", {"name": "codasca"}, PAUC),
-    Method("Local Pair", {"name": "local_pair", **AVERAGES}, PAUC, tunes_lam=True),
-    Method("FeDXL", {"name": "fedxl2", **AVERAGES}, PAUC, tunes_lam=True),
+    TableColumn("Centralized", {"name": "sox", **AVERAGES}, PAUC, tunes_lam=True, joint=True),
+    TableColumn("Local SGD", {"name": "local_sgd"}, PAUC),
+    TableColumn("CODASCA", {"name": "codasca"}, PAUC),
+    TableColumn("Local Pair", {"name": "local_pair", **AVERAGES}, PAUC, tunes_lam=True),
+    TableColumn("FeDXL", {"name": "fedxl2", **AVERAGES}, PAUC, tunes_lam=True),
 )
 TABLE2 = (
-    Method("Centralized", {"name": "sgd"}, PSM, joint=True),
-    Method("Local SGD", {"name": "local_sgd"}, PSM),
-    Method("CODASCA", {"name": "codasca"}, PSM),
-    Method("Local Pair", {"name": "local_pair", "beta": 1.0}, PSM),
-    Method("FeDXL", {"name": "fedxl1"}, PSM),
+    TableColumn("Centralized", {"name": "sgd"}, PSM, joint=True),
+    TableColumn("Local SGD", {"name": "local_sgd"}, PSM),
+    TableColumn("CODASCA", {"name": "codasca"}, PSM),
+    TableColumn("Local Pair", {"name": "local_pair", "beta": 1.0}, PSM),
+    TableColumn("FeDXL", {"name": "fedxl1"}, PSM),
 )
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is spent on each method: all get the same."""
+    """How long to train and tune. All methods get the same budget."""
 
     iterations: int  # local steps of a run
-    trial_iterations: int  # of a run that is done for tuning alone
-    rates: tuple[float, ...]  # tried first, with the first lam
-    lams: tuple[float, ...]  # then the others, with the best rate; methods without lam try as many more rates
+    trial_iterations: int  # local steps of a tuning run
+    rates: tuple[float, ...]  # learning rates, tried first, with the first lam
+    # The others are tried with the best learning rate. Methods without lam try as many more learning rates.
+    lams: tuple[float, ...]
     local_steps: int = 32
-    batch: int = 32  # of either side
+    batch: int = 32  # of S1 and of S2
     evaluations: int = 20  # in a run
-    network: Table | None = None  # in place of the subject's
-    falls: tuple[float, ...] = (0.5, 0.75)  # after these shares of a run the rate falls to a tenth
+    network: Table | None = None  # instead of the task's own
+    falls: tuple[float, ...] = (0.5, 0.75)  # after these shares of a run the learning rate falls to a tenth
     run: tuple[tuple[str, Any], ...] = ()  # other settings of a run
 
     def milestones(self, iterations: int) -> list[int]:
         return [max(1, round(share * iterations)) for share in self.falls]
 
     def with_iterations(self, iterations: int, trial_iterations: int = 0) -> Budget:
-        """Longer or shorter runs; trials stay the share of a run that they are, unless their length is given, too."""
+        """The budget for longer or shorter runs. Trials keep their share of a run, unless their length is given."""
         share = self.trial_iterations / self.iterations
         trial_iterations = trial_iterations or max(1, round(share * iterations))
         return replace(self, iterations=iterations, trial_iterations=trial_iterations)
@@ -129,15 +130,15 @@ BUDGETS: Mapping[str, Budget] = {
         iterations=160, trial_iterations=80, rates=(0.03, 0.1, 0.3, 1.0), lams=(2.0, 1.0),
         local_steps=8, batch=8, evaluations=4, network={"name": "cnn"},
     ),
-    # What one GPU does of a table in about twenty minutes; 220 rounds of 32 steps, more than the paper needs to
-    # converge. Trials are half a run: shorter ones choose rates that are good early (docs/reproduction.md).
+    # About twenty minutes on one GPU: 220 rounds of 32 steps, more than the paper needs to converge. Trials are half
+    # a run: shorter ones choose learning rates that are good early (docs/reproduction.md).
     "short": Budget(
         iterations=7040, trial_iterations=3520, falls=(0.7, 0.9), rates=(0.03, 0.1, 0.2, 0.5, 1.0),
         lams=(2.0, 1.0, 4.0),
         run=(("precision", "bf16"),),
     ),
-    # The paper's: the rate falls every 5,000 of 20,000 iterations. A trial is a quarter of a run only, but as long as
-    # the whole runs by which shorter trials were found wanting.
+    # The paper's: the learning rate falls every 5,000 of 20,000 iterations. A trial is only a quarter of a run, but
+    # as long as the whole runs that showed shorter trials to be too short.
     "full": Budget(
         iterations=20_000, trial_iterations=5000, rates=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
         lams=(2.0, 1.0, 3.0, 4.0, 5.0), evaluations=40,
@@ -147,35 +148,35 @@ BUDGETS: Mapping[str, Budget] = {
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What tuning decides."""
+class HyperParameters:
+    """What tuning chooses."""
 
     lr: float
     lam: float | None = None
 
 
 def experiment(
-    subject: Subject,
-    method: Method,
+    task: Task,
+    method: TableColumn,
     budget: Budget,
-    choice: Choice,
+    choice: HyperParameters,
     seed: int,
     iterations: int,
     data: Table | None = None,
     **run: Any,
 ) -> Config:
-    """One run, as a config like any other."""
+    """The config of one run."""
     steps = int(run.get("local_steps", budget.local_steps))
     rounds = max(1, math.ceil(iterations / steps))
-    batch = budget.batch * (int(subject.data.get("clients", 16)) if method.joint else 1)
-    network = budget.network if budget.network and subject.name != "digits" else subject.model
+    batch = budget.batch * (int(task.data.get("clients", 16)) if method.joint else 1)
+    network = budget.network if budget.network and task.name != "digits" else task.model
     algorithm: Table = {**method.algorithm, "lr": choice.lr, "milestones": budget.milestones(iterations)}
     if method.algorithm["name"] == "codasca":
-        # Its reference moves every quarter of a run, and its rate falls when everyone's does.
+        # Its reference moves every quarter of a run, and its learning rate falls when the others' do.
         algorithm |= {"stage_steps": max(1, iterations // 4), "stage_decay": 1.0}
     return Config(
-        data={**subject.data, **(data or {}), "seed": seed},
-        model={**network, **subject.network},
+        data={**task.data, **(data or {}), "seed": seed},
+        model={**network, **task.network},
         risk={**method.risk, **({} if choice.lam is None else {"lam": choice.lam})},
         algorithm=algorithm,
         run={

@@ -1,4 +1,4 @@
-"""What the commands share: which data sets, how much to spend, who runs it, and where it goes."""
+"""What all commands share: the data sets, the budget, the runner and the folder of results."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from fedxl.config.experiment import Table, build_model, build_risk, load_data
 from fedxl.experiments.paper import published, setup
-from fedxl.experiments.paper.published import Rows
-from fedxl.experiments.paper.runs import Job, Record, Runner, without_root
-from fedxl.experiments.paper.setup import Budget, Choice, Method, Subject, experiment
-from fedxl.experiments.paper.tuning import Search, Tuned, describe
+from fedxl.experiments.paper.published import PublishedTable
+from fedxl.experiments.paper.runs import PlannedRun, Runner, RunRecord, without_root
+from fedxl.experiments.paper.setup import Budget, HyperParameters, TableColumn, Task, experiment
+from fedxl.experiments.paper.tuning import TuningResult, TuningSearch, describe
 from fedxl.files import write_atomically, write_json
 from fedxl.metrics import key
 
@@ -21,18 +21,18 @@ OURS = "FeDXL"
 
 
 @dataclass(frozen=True)
-class Contest:
-    """A table of the paper: who takes part, what counts, and what is done to the data."""
+class Comparison:
+    """A table of the paper: methods, metrics and changes to the data."""
 
     name: str
     title: str
-    methods: Sequence[Method]
+    methods: Sequence[TableColumn]
     metrics: Mapping[str, str]  # by name, and how to say them; models are chosen by the first
     data: Table
-    published: Rows
+    published: PublishedTable
 
 
-TABLE1 = Contest(
+TABLE1 = Comparison(
     "table1",
     "Partial AUC",
     setup.TABLE1,
@@ -40,7 +40,7 @@ TABLE1 = Contest(
     {},
     published.TABLE1,
 )
-TABLE2 = Contest(
+TABLE2 = Comparison(
     "table2",
     "AUC, one in five labels flipped",
     setup.TABLE2,
@@ -52,7 +52,7 @@ TABLE2 = Contest(
 
 @dataclass(frozen=True)
 class Study:
-    subjects: Sequence[Subject]
+    tasks: Sequence[Task]
     budget: Budget
     seeds: int
     runner: Runner
@@ -60,52 +60,56 @@ class Study:
     say: Callable[[str], None]
 
     def check_data(self) -> None:
-        """Everything that is missing or wrong is found before the first run, not after a night."""
-        for subject in self.subjects:
-            config = experiment(subject, setup.TABLE1[0], self.budget, Choice(1.0), 0, 1)
+        """Find missing or wrong data before the first run, not after hours."""
+        for task in self.tasks:
+            config = experiment(task, setup.TABLE1[0], self.budget, HyperParameters(1.0), 0, 1)
             splits = load_data(config)
             build_model(config, splits.train.example_shape, build_risk(config))
             parts = [len(splits.train.source.labels), *(len(s.y) for s in (splits.validation, splits.test) if s)]
             train, validation, test = (f"{n:,}" for n in parts)
-            self.say(f"{subject.title}: {train} images to train on, {validation} to validate, {test} to test")
+            self.say(f"{task.title}: {train} training images, {validation} for validation, {test} for test")
 
-    def tune(self, contest: Contest, methods: Sequence[Method] | None = None) -> dict[tuple[str, str], Tuned]:
-        search = Search(self.budget, self.runner, next(iter(contest.metrics)), contest.data)
-        tuned = search(self.subjects, methods or contest.methods)
-        for (subject, method), found in tuned.items():
-            self.say(f"chosen for {subject}, {method}: {describe(found.choice)}")
+    def tune(
+        self, comparison: Comparison, methods: Sequence[TableColumn] | None = None
+    ) -> dict[tuple[str, str], TuningResult]:
+        search = TuningSearch(self.budget, self.runner, next(iter(comparison.metrics)), comparison.data)
+        tuned = search(self.tasks, methods or comparison.methods)
+        for (task, method), found in tuned.items():
+            self.say(f"chosen for {task}, {method}: {describe(found.choice)}")
         return tuned
 
     def jobs(
         self,
-        contest: Contest,
-        subject: Subject,
-        method: Method,
-        choice: Choice,
+        comparison: Comparison,
+        task: Task,
+        method: TableColumn,
+        choice: HyperParameters,
         data: Table | None = None,
         **run: Any,
-    ) -> list[Job]:
-        """A method's runs, one a seed."""
-        run = {"select": next(iter(contest.metrics)), **run}
+    ) -> list[PlannedRun]:
+        """The runs of a method, one per seed."""
+        run = {"select": next(iter(comparison.metrics)), **run}
         return [
-            Job(
-                f"{subject.title}, {method.label}, {describe(choice)}, seed {seed}",
+            PlannedRun(
+                f"{task.title}, {method.label}, {describe(choice)}, seed {seed}",
                 experiment(
-                    subject, method, self.budget, choice, seed, self.budget.iterations,
-                    {**contest.data, **(data or {})}, **run,
+                    task, method, self.budget, choice, seed, self.budget.iterations,
+                    {**comparison.data, **(data or {})}, **run,
                 ),
             )
             for seed in range(self.seeds)
         ]  # fmt: skip
 
-    def perform(self, groups: Mapping[K, Sequence[Job]], at_once: int | None = None) -> dict[K, list[Record]]:
-        """All jobs of all groups together; their records, group by group."""
+    def perform(
+        self, groups: Mapping[K, Sequence[PlannedRun]], at_once: int | None = None
+    ) -> dict[K, list[RunRecord]]:
+        """Do all runs of all groups together. Returns the run records of each group."""
         records = iter(self.runner([job for group in groups.values() for job in group], at_once))
         return {name: [next(records) for _ in group] for name, group in groups.items()}
 
     @property
     def titles(self) -> dict[str, str]:
-        return {subject.name: subject.title for subject in self.subjects}
+        return {task.name: task.title for task in self.tasks}
 
     def write(self, name: str, markdown: str, content: Mapping[str, Any]) -> None:
         """NAME.md and NAME.json; a metric that is not defined is null."""
@@ -114,18 +118,18 @@ class Study:
         write_json(self.folder / f"{name}.json", content)
 
     def how(self) -> dict[str, Any]:
-        """What the results were made with, for the record."""
+        """What the results were made with."""
         budget = {name: value for name, value in vars(self.budget).items() if value is not None}
         return {"budget": budget, "seeds": self.seeds, "subjects": self.titles}
 
 
-def machines(records: Sequence[Record]) -> list[str]:
-    """What the runs were done on."""
+def machines(records: Sequence[RunRecord]) -> list[str]:
+    """The machines on which the runs were done."""
     found = [", ".join(f"{key} {value}" for key, value in record.content["machine"].items()) for record in records]
     return sorted(set(found))
 
 
-def outline(record: Record) -> dict[str, Any]:
+def outline(record: RunRecord) -> dict[str, Any]:
     """A run, and of its history the metric by which its best round was chosen: [round, value]."""
     metric = key(record.content["experiment"]["run"].get("select", ""))
     curve = [
@@ -137,5 +141,5 @@ def outline(record: Record) -> dict[str, Any]:
     return {"key": record.key, **content, "experiment": without_root(content["experiment"]), "curve": curve}
 
 
-def method_named(contest: Contest, label: str) -> Method:
-    return next(method for method in contest.methods if method.label == label)
+def column_named(comparison: Comparison, label: str) -> TableColumn:
+    return next(method for method in comparison.methods if method.label == label)

@@ -1,4 +1,4 @@
-"""Tables 1 and 2: every method tuned alike, then run with several seeds; our results beside the paper's."""
+"""Tables 1 and 2: every method tuned in the same way, then run with several seeds; our results beside the paper's."""
 
 from __future__ import annotations
 
@@ -11,64 +11,66 @@ import numpy.typing as npt
 from fedxl import metrics
 from fedxl.experiments.paper import pictures
 from fedxl.experiments.paper.published import Cell
-from fedxl.experiments.paper.runs import Record, Store
-from fedxl.experiments.paper.setup import Subject
-from fedxl.experiments.paper.study import OURS, Contest, Study, machines, outline
-from fedxl.experiments.paper.tuning import Tuned, describe
+from fedxl.experiments.paper.runs import RunRecord, RunStore
+from fedxl.experiments.paper.setup import Task
+from fedxl.experiments.paper.study import OURS, Comparison, Study, machines, outline
+from fedxl.experiments.paper.tuning import TuningResult, describe
 from fedxl.reporting.report import as_markdown, mean_and_spread, over_seeds, within
 
 Floats = npt.NDArray[np.float64]
 
 
 class Entry(NamedTuple):
-    """A method on a subject: what was chosen, and its runs, one a seed."""
+    """A method on a task: its hyper-parameters, and its runs, one per seed."""
 
-    tuned: Tuned
-    records: list[Record]
+    tuned: TuningResult
+    records: list[RunRecord]
 
 
 Entries = Mapping[tuple[str, str], Entry]
 
 
 class Row(NamedTuple):
-    """One metric on one subject, method by method."""
+    """One metric on one task, for each method."""
 
-    subject: Subject
+    task: Task
     metric: str
-    ours: dict[str, list[float]]  # a value for each seed
-    drawn: dict[str, Floats]  # on resampled test data, mean over seeds; empty where labels differ
+    ours: dict[str, list[float]]  # one value per seed
+    drawn: dict[str, Floats]  # on bootstrapped test data, mean over seeds; missing where labels differ
     paper: Mapping[str, Cell]
 
 
-def run(study: Study, contest: Contest) -> str:
-    """Everything of a table, from tuning to files; returns what to print."""
+def run(study: Study, comparison: Comparison) -> str:
+    """Make a table, from tuning to files. Returns the text to print."""
     study.check_data()
-    tuned = study.tune(contest)
-    entries = _finals(study, contest, tuned)
+    tuned = study.tune(comparison)
+    entries = _finals(study, comparison, tuned)
     store = study.runner.store
-    rows = [row(store, contest, entries, subject, metric) for subject in study.subjects for metric in contest.metrics]
-    text = markdown(study, contest, rows, entries)
-    study.write(contest.name, text, content(study, contest, rows, entries))
-    bars = {f"{r.subject.title}\n{contest.metrics[r.metric]}": _bars(r) for r in rows}
-    pictures.bars(study.folder / f"{contest.name}.png", contest.title, [m.label for m in contest.methods], bars)
+    rows = [row(store, comparison, entries, task, metric) for task in study.tasks for metric in comparison.metrics]
+    text = markdown(study, comparison, rows, entries)
+    study.write(comparison.name, text, content(study, comparison, rows, entries))
+    bars = {f"{r.task.title}\n{comparison.metrics[r.metric]}": _bars(r) for r in rows}
+    pictures.bars(
+        study.folder / f"{comparison.name}.png", comparison.title, [m.label for m in comparison.methods], bars
+    )
     return text
 
 
-def _finals(study: Study, contest: Contest, tuned: Mapping[tuple[str, str], Tuned]) -> Entries:
-    pairs = [(subject, method) for subject in study.subjects for method in contest.methods]
-    jobs = {(s.name, m.label): study.jobs(contest, s, m, tuned[s.name, m.label].choice) for s, m in pairs}
+def _finals(study: Study, comparison: Comparison, tuned: Mapping[tuple[str, str], TuningResult]) -> Entries:
+    pairs = [(task, method) for task in study.tasks for method in comparison.methods]
+    jobs = {(s.name, m.label): study.jobs(comparison, s, m, tuned[s.name, m.label].choice) for s, m in pairs}
     return {name: Entry(tuned[name], records) for name, records in study.perform(jobs).items()}
 
 
-def row(store: Store, contest: Contest, entries: Entries, subject: Subject, metric: str) -> Row:
+def row(store: RunStore, comparison: Comparison, entries: Entries, task: Task, metric: str) -> Row:
     ours, drawn = {}, {}
-    for method in contest.methods:
-        records = entries[subject.name, method.label].records
+    for method in comparison.methods:
+        records = entries[task.name, method.label].records
         ours[method.label] = [record.test(metric) for record in records]
         if not any(record.diverged for record in records):
             drawn[method.label] = _resampled([store.scores(record) for record in records], metric)
-    known = contest.published.get((subject.name, metric), {})  # not of a set with other options
-    return Row(subject, metric, ours, {name: values for name, values in drawn.items() if len(values)}, known)
+    known = comparison.published.get((task.name, metric), {})  # not for a data set with other options
+    return Row(task, metric, ours, {name: values for name, values in drawn.items() if len(values)}, known)
 
 
 def _resampled(runs: Sequence[tuple[Floats, Floats]], metric: str) -> Floats:
@@ -88,37 +90,37 @@ def _bars(row: Row) -> list[pictures.Bar]:
     return bars
 
 
-def markdown(study: Study, contest: Contest, rows: Sequence[Row], entries: Entries) -> str:
-    labels = [method.label for method in contest.methods]
+def markdown(study: Study, comparison: Comparison, rows: Sequence[Row], entries: Entries) -> str:
+    labels = [method.label for method in comparison.methods]
     lines: list[list[str]] = []
     for found in rows:
-        head = [found.subject.title, contest.metrics[found.metric]]
+        head = [found.task.title, comparison.metrics[found.metric]]
         lines.append([*head, "ours", *(within(found.ours[name]) for name in labels)])
         intervals = [_interval(found.drawn.get(name)) for name in labels]
-        lines.append(["", "", "95 % of test sets", *intervals])
+        lines.append(["", "", "95 % interval", *intervals])
         if found.paper:
             cells = [f"{found.paper[name].mean:.4f} ± {found.paper[name].spread:.4f}" for name in labels]
             lines.append(["", "", "the paper", *cells])
     budget, runs = study.budget, [record for entry in entries.values() for record in entry.records]
     trials = len(budget.rates) + len(budget.lams) - 1
     parts = [
-        f"# {contest.title}\n",
-        f"Test data; {over_seeds(study.seeds)} of {budget.iterations:,} iterations, each at the round that is best "
+        f"# {comparison.title}\n",
+        f"Test data; {over_seeds(study.seeds)} of {budget.iterations:,} iterations, each at its best round "
         f"on validation data. Every method was tuned by {trials} trials of {budget.trial_iterations:,} iterations "
         f"with another seed, on validation data. "
-        f"The second line holds the middle 95 % of bootstrapped test sets.\n",
+        f"The second line is the 95 % bootstrap interval over test sets.\n",
         as_markdown(lines, ["data", "metric", "", *labels]),
         "## FeDXL against the others\n",
-        "Difference of the means, and the middle 95 % of it over bootstrapped test sets, which both meet alike.\n",
+        "Difference of the means, with its 95 % bootstrap interval. Both methods see the same resampled test sets.\n",
         as_markdown(
-            [[r.subject.title, contest.metrics[r.metric], *(_lead(r, name) for name in labels[:-1])] for r in rows],
+            [[r.task.title, comparison.metrics[r.metric], *(_lead(r, name) for name in labels[:-1])] for r in rows],
             ["data", "metric", *labels[:-1]],
         ),
-        "## What was chosen\n",
+        "## Chosen hyper-parameters\n",
         as_markdown(
             [
-                [subject.title, *(describe(entries[subject.name, name].tuned.choice) for name in labels)]
-                for subject in study.subjects
+                [task.title, *(describe(entries[task.name, name].tuned.choice) for name in labels)]
+                for task in study.tasks
             ],
             ["data", *labels],
         ),
@@ -144,14 +146,14 @@ def _lead(row: Row, other: str) -> str:
     return f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
-def content(study: Study, contest: Contest, rows: Sequence[Row], entries: Entries) -> dict[str, Any]:
-    """The table for programs, and what went into it; curves and all, each run is in its own file."""
+def content(study: Study, comparison: Comparison, rows: Sequence[Row], entries: Entries) -> dict[str, Any]:
+    """The table and all runs behind it, as JSON. The whole history of a run is in its own file."""
     return {
-        "table": contest.name,
+        "table": comparison.name,
         **study.how(),
         "rows": [
             {
-                "data": found.subject.name,
+                "data": found.task.name,
                 "figure": found.metric,  # as files of earlier versions call it
                 "ours": found.ours,
                 "intervals": {name: metrics.interval(values) for name, values in found.drawn.items()},
@@ -161,12 +163,12 @@ def content(study: Study, contest: Contest, rows: Sequence[Row], entries: Entrie
         ],
         "methods": [
             {
-                "data": subject,
+                "data": task,
                 "method": method,
                 "chosen": vars(entry.tuned.choice),
                 "trials": [{**vars(trial.choice), "value": trial.value} for trial in entry.tuned.trials],
                 "runs": [outline(record) for record in entry.records],
             }
-            for (subject, method), entry in entries.items()
+            for (task, method), entry in entries.items()
         ],
     }

@@ -1,7 +1,7 @@
-"""Processes that work side by side and stay: like work goes to whoever has done the like before.
+"""A pool of worker processes. Each piece of work goes to a worker that has done the same kind before, if possible.
 
 A process keeps what it has compiled (`engine/trace.py`) and what its libraries have found out about their kernels, so
-a second run of the same program costs it seconds, where another process would begin anew.
+a second run of the same program costs it seconds, where a new process would start from scratch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from fedxl.errors import UserError
 
-LOOK_EVERY = 1.0  # seconds, at what workers have told
+POLL = 1.0  # seconds between two looks at the workers' progress
 R = TypeVar("R")
 
 
@@ -36,29 +36,29 @@ W = TypeVar("W", bound=Work)
 @dataclass(eq=False)
 class Worker:
     process: ProcessPoolExecutor
-    told: c_uint64  # in shared memory, of all that it has told; nobody else writes it, so nobody need lock it
+    progress: c_uint64  # in shared memory; only the worker writes it, so it needs no lock
     known: set[Hashable] = field(default_factory=set)  # kinds of work that it has done
 
 
-class Crew(Generic[W, R]):
-    """So many processes, which do `task` of whatever they are given."""
+class WorkerPool(Generic[W, R]):
+    """`size` processes that call `task` on each piece of work."""
 
     def __init__(self, size: int, task: Callable[[W], R]) -> None:
         context = get_context("spawn")
         self.task = task
-        self.heard = 0  # of all that workers have told
-        tallies = [context.RawValue(c_uint64, 0) for _ in range(size)]
+        self.reported = 0  # progress of all workers so far
+        counters = [context.RawValue(c_uint64, 0) for _ in range(size)]
         self.workers = [
-            Worker(ProcessPoolExecutor(1, context, initializer=_begin, initargs=(size, told)), told)
-            for told in tallies
+            Worker(ProcessPoolExecutor(1, context, initializer=_start, initargs=(size, counter)), counter)
+            for counter in counters
         ]
 
     def __call__(
         self, todo: Sequence[W], advance: Callable[[int], None] = lambda count: None
     ) -> Iterator[tuple[W, R]]:
-        """Each piece of work and its result, in the order in which they are done. What fails, fails all.
+        """Each piece of work and its result, in the order of completion. An error in one stops all.
 
-        advance: is told what the workers `tell`. Whoever does not take all results must stop the crew.
+        advance: called with the workers' progress. A caller that does not take all results must stop the pool.
         """
         waiting, busy = list(todo), dict[Future[R], tuple[Worker, W]]()
         idle = list(self.workers)
@@ -70,32 +70,32 @@ class Crew(Generic[W, R]):
                     waiting.remove(work)
                     worker.known.add(work.kind)
                     busy[worker.process.submit(self.task, work)] = worker, work
-                done = wait(busy, LOOK_EVERY, return_when=FIRST_COMPLETED).done
-                told = sum(worker.told.value for worker in self.workers)
-                advance(told - self.heard)
-                self.heard = told
+                done = wait(busy, POLL, return_when=FIRST_COMPLETED).done
+                progress = sum(worker.progress.value for worker in self.workers)
+                advance(progress - self.reported)
+                self.reported = progress
                 for future in done:
                     worker, work = busy.pop(future)
                     idle.append(worker)
                     yield work, future.result()
         except BrokenProcessPool as error:
             raise UserError(
-                "a worker was killed, perhaps for want of memory; what is done is kept: run it again, with fewer "
-                "--jobs"
+                "a worker was killed, perhaps because memory ran out; finished runs are kept: run it again, with "
+                "fewer --jobs"
             ) from error
 
     def stop(self) -> None:
-        """At once, whatever they are doing."""
+        """Stop all workers at once, whatever they are doing."""
         for worker in self.workers:
             for process in list((worker.process._processes or {}).values()):
                 process.terminate()
         for worker in self.workers:
-            # A pool that is still closing when Python ends may be told to close once more, and complain.
+            # If an executor is still closing when Python exits, Python closes it again and logs an error.
             worker.process.shutdown(wait=True, cancel_futures=True)
 
 
 def assign(idle: Sequence[Worker], waiting: Sequence[W], workers: Sequence[Worker]) -> tuple[Worker, W]:
-    """Who does what next: what the worker knows; else what nobody knows yet; else what most is left of."""
+    """The next worker and its work: a kind it knows, else one that no worker knows, else the most frequent one."""
     for worker in idle:
         for work in waiting:
             if work.kind in worker.known:
@@ -106,16 +106,16 @@ def assign(idle: Sequence[Worker], waiting: Sequence[W], workers: Sequence[Worke
     return freshest, max(waiting, key=lambda work: (work.kind not in everyone, kinds.count(work.kind)))
 
 
-_told: c_uint64  # a worker's own
+_progress: c_uint64  # of this worker
 
 
-def tell(count: int) -> None:
-    """Of a worker: so much more of its work is done."""
-    _told.value += count
+def report_progress(count: int) -> None:
+    """Called in a worker: so much more of its work is done."""
+    _progress.value += count
 
 
-def _begin(size: int, told: c_uint64) -> None:
-    global _told
-    _told = told
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us is told, and stops us
+def _start(size: int, counter: c_uint64) -> None:
+    global _progress
+    _progress = counter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process gets the signal and stops us
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
