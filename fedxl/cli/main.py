@@ -168,6 +168,12 @@ def risks() -> None:
     _list({name: (inspect.getdoc(risk) or "").splitlines()[0] for name, risk in RISKS.items()})
 
 
+@app.command()
+def metrics() -> None:
+    """What models are judged by, one line each."""
+    _list({name + "@LIMIT" * metric.takes_limit: metric.summary for name, metric in METRICS.items()})
+
+
 @data.command("list")
 def datasets() -> None:
     """What there is to train on, one line each."""
@@ -239,10 +245,10 @@ def _conclude(result: Result, folder: Path) -> None:
         )
         sys.exit(130)
     tested = result.metrics["test"]
-    metrics = tested or result.metrics["validation"]
-    shown = reports.in_words(metrics)
+    values = tested or result.metrics["validation"]
+    shown = reports.in_words(values)
     where = "test" if tested else "validation"
-    summary = f"{where}: {shown}" if metrics else "the last one, for there is no validation or test data"
+    summary = f"{where}: {shown}" if values else "the last one, for there is no validation or test data"
     line = f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)"
     out.print(line, highlight=False, soft_wrap=True)
     where = f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/"

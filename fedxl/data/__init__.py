@@ -8,8 +8,22 @@ from fedxl.data.arrays import npz
 from fedxl.data.chexpert import chexpert
 from fedxl.data.cifar import cifar10, cifar100
 from fedxl.data.digits import digits
-from fedxl.data.federation import Splits
+from fedxl.data.federation import Federation, Split, Splits, from_arrays
 from fedxl.data.medmnist import medmnist
+
+__all__ = [
+    "DATASETS",
+    "Federation",
+    "Split",
+    "Splits",
+    "chexpert",
+    "cifar10",
+    "cifar100",
+    "digits",
+    "from_arrays",
+    "medmnist",
+    "npz",
+]
 
 DATASETS: Mapping[str, Callable[..., Splits]] = {
     "digits": digits,

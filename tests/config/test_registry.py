@@ -147,7 +147,7 @@ def config(**sections) -> Config:
 
 def test_data_risk_and_model_of_ones_own_in_one_run(modules):
     found = execute(config(), hooks=QUIET)
-    assert 0 <= found.validation["auroc"] <= 1
+    assert 0 <= found.metrics["validation"]["auroc"] <= 1
     assert isinstance(found.model, nn.Sequential)
 
 

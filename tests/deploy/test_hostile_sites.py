@@ -137,7 +137,7 @@ def test_who_moves_weights_in_round_0_is_refused(tmp_path):
         tmp_path, replace(experiment("sigmoid"), run={**experiment("sigmoid").run, "rounds": 1}), carrier
     )
     [dropped] = found.history[0]["dropped"]
-    assert dropped["reason"] == "it changes weights or G in round 0, which only scores"
+    assert dropped["reason"] == "it changes weights or G in the warm-up round, which only scores"
 
 
 def test_an_attack_every_round_does_not_become_usual(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedxl import tree
-from fedxl.algorithms.protocol import Assignment, _moved
+from fedxl.algorithms.descent import _moved
+from fedxl.algorithms.protocol import Assignment
 from fedxl.config.experiment import Config, execute
 from fedxl.deploy.server.influence import REMEMBERED, Influence
 from fedxl.engine.simulator import Simulator

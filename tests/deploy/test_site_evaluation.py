@@ -330,7 +330,7 @@ def test_a_server_makes_a_site_import_nothing_that_its_file_does_not_allow(tmp_p
     request = Envelope(
         {**facts, "config": json.dumps(tables), "split": "test"}, wire.flatten(weights_of(problem.model))
     )
-    cache.opened(mine)  # reading the data imports what it needs, which is the site's own affair
+    cache.training_data(mine)  # reading the data imports what it needs, which is the site's own affair
     imported: list[str] = []
     original = registry.importlib.import_module
     monkeypatch.setattr(

@@ -138,7 +138,7 @@ GARBAGE = {
     "a share": (lambda t: {**t, "share.model": t["share.model"] * 100}, "it counts itself differently"),
     "a pool": (lambda t: {**t, "first.weight": t["first.weight"] * 1e6}, "weights or ages of its scores"),
     "an old score": (lambda t: {**t, "second.age": t["second.age"] - 5}, "weights or ages of its scores"),
-    "too many scores": (lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)}, "1000 entries, between"),
+    "too many scores": (lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)}, "1000 entries; between"),
     "fewer scores": (lambda t: {**t, **{n: v[:5] for n, v in t.items() if n.startswith("first.")}}, "are not 12"),
     "mass": (lambda t: {**t, "first.weight": t["first.weight"] * 1.5}, "weights or ages of its scores"),
     "one score too many": (lambda t: {**t, "second.b": torch.zeros(3, dtype=torch.float64)}, "are not 15"),

@@ -18,7 +18,7 @@ from fedxl.training.checkpoint import load_checkpoint, load_latest, save_checkpo
 from fedxl.training.trainer import Hooks, Result
 from tests.conftest import make_clients
 from tests.deploy.federated import site_file
-from tests.deploy.test_sites import letter
+from tests.deploy.test_sites import train_request
 from tests.running import fit_named
 from tests.training.faults import Disk, failing
 
@@ -132,7 +132,7 @@ def test_metrics_that_cannot_be_read_are_not_written_over(tmp_path):
 @pytest.mark.parametrize("full", [False, True], ids=["input/output errors", "a full disk"])
 def test_whatever_access_fails_a_site_answers_the_same_later(tmp_path, full):
     """A site's state is neither lost nor taken for lost."""
-    _, asked = letter(tmp_path / "begun")
+    _, asked = train_request(tmp_path / "begun")
     mine = site_file(tmp_path / "begun", 0)
     expected = requests.train(mine, asked)
     assert expected.facts["note"] == ""
@@ -156,14 +156,14 @@ def test_whatever_access_fails_a_site_answers_the_same_later(tmp_path, full):
 
 @pytest.mark.parametrize("full", [False, True], ids=["input/output errors", "a full disk"])
 def test_whatever_access_fails_a_site_has_its_data_later(tmp_path, full):
-    expected = cache.opened(site_file(tmp_path / "whole", 0)).source
+    expected = cache.training_data(site_file(tmp_path / "whole", 0)).source
     fired: list[str] = []
     while True:
         mine = site_file(tmp_path / str(len(fired)), 0)
         mine.folder.mkdir(parents=True)
         with failing(Disk(mine.cache, at=len(fired), full=full)) as disk:
             one_line(lambda mine=mine: cache.prepare(mine))
-        found = cache.opened(mine).source
+        found = cache.training_data(mine).source
         assert torch.equal(found.x, expected.x)
         assert torch.equal(found.labels, expected.labels)
         if not disk.fired:
