@@ -15,7 +15,7 @@ from fedxl.models.layers import DEEP, Norm, image_channels, kaiming, norm_layer
 from fedxl.models.pretrained import begun
 
 GROWTH = 32  # k of the paper: channels that each layer adds
-BOTTLENECK = 4  # a layer's 1 x 1 convolution leaves so many times k
+BOTTLENECK = 4  # a layer's 1 x 1 convolution has so many times k channels
 FIRST = 64  # channels before the first block
 
 
@@ -33,7 +33,7 @@ def densenet121(
 
 
 class DenseLayer(nn.Module):
-    """[x, H(x)]: the k new channels of equation 2 of the paper, put behind all those that they are computed from."""
+    """[x, H(x)]: appends the k new channels of equation 2 of the paper to those that they are computed from."""
 
     def __init__(self, width: int, norm: Norm) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class DenseLayer(nn.Module):
 
 
 class Halve(nn.Module):
-    """The mean of each 2 x 2 pixels. One pixel stays one: of 28 x 28, blocks see 7, 3, 1 and 1."""
+    """The mean of each 2 x 2 pixels. A single pixel stays: for 28 x 28 images, blocks see sizes 7, 3, 1 and 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         return avg_pool2d(x, tuple(min(2, size) for size in x.shape[-2:]))
@@ -80,12 +80,12 @@ def _densenet(colours: int, outputs: int, blocks: tuple[int, ...], norm: Norm) -
 
 
 def _block(width: int, layers: int, norm: Norm) -> nn.Module:
-    """Dense layers, numbered from 1; each is wider than the one before it by what that one added."""
+    """Dense layers, numbered from 1. Each layer adds k channels to the input of the next."""
     named = {f"denselayer{i + 1}": DenseLayer(width + i * GROWTH, norm) for i in range(layers)}
     return nn.Sequential(OrderedDict(named))
 
 
 def _transition(width: int, norm: Norm) -> nn.Module:
-    """Half the channels of half the image."""
+    """Halves the number of channels and the size of the image."""
     conv = nn.Conv2d(width, width // 2, 1, bias=False)
     return nn.Sequential(OrderedDict(norm=norm(width), relu=nn.ReLU(), conv=conv, pool=Halve()))

@@ -14,8 +14,8 @@ from fedxl.models.precision import PRECISIONS
 
 
 class Weights(NamedTuple):
-    params: dict[str, Tensor]  # what is trained
-    buffers: dict[str, Tensor]  # what is merely kept: BatchNorm statistics
+    params: dict[str, Tensor]  # trained
+    buffers: dict[str, Tensor]  # kept, but not trained: BatchNorm statistics
 
 
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")  # buffers of torch's norm layers, whose roots are taken
@@ -25,20 +25,20 @@ Score = Callable[[Weights, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """A copy of what changes in training. Frozen parameters are not part of it: they stay in the model."""
+    """A copy of everything that training changes. Frozen parameters stay in the model."""
     params = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     return Weights(params, {name: b.detach().clone() for name, b in model.named_buffers()})
 
 
 def check_buffers(buffers: Mapping[str, Tensor]) -> None:
-    """RefusedError for statistics that no data have: one negative variance makes every score NaN."""
+    """Refuse impossible statistics: one negative variance makes every score NaN."""
     for name, leaf in buffers.items():
         if name.endswith(NEVER_NEGATIVE) and bool((leaf < 0).any()):
             raise RefusedError(f"its buffer {name} is negative")
 
 
 def load(model: nn.Module, weights: Weights) -> nn.Module:
-    """The model with these weights written into it."""
+    """Write these weights into the model, and return it."""
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
         for name, tensor in {**weights.params, **weights.buffers}.items():
@@ -47,11 +47,11 @@ def load(model: nn.Module, weights: Weights) -> nn.Module:
 
 
 def scorer(model: nn.Module, training: bool, precision: str = "fp32") -> Score:
-    """The model as a pure function. A private copy is called, so that its mode cannot be changed from outside."""
+    """The model as a pure function. It calls a private copy, whose mode nobody else can change."""
     network, exact = copy.deepcopy(model).train(training), PRECISIONS[precision]
 
     def score(weights: Weights, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        # BatchNorm writes to its buffers in place; it gets copies, and the copies are the result.
+        # BatchNorm writes to its buffers in place. It gets copies, which we return.
         buffers = {name: b.clone() for name, b in weights.buffers.items()} if training else weights.buffers
         with exact.casting(x.device):
             h: Tensor = torch.func.functional_call(network, (weights.params, buffers), (x,))
@@ -62,7 +62,7 @@ def scorer(model: nn.Module, training: bool, precision: str = "fp32") -> Score:
 
 
 def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> None:
-    """One line if the model cannot score these examples, or scores them in another shape than the risk pairs."""
+    """A one-line error if the model cannot score these examples, or returns a shape that the risk does not take."""
     require(any(p.requires_grad for p in model.parameters()), "the model has no parameter to train")
     wanted = f"[{', '.join(map(str, (len(x), *score_shape)))}]"
     try:

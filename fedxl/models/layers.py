@@ -1,4 +1,4 @@
-"""What the networks for images have in common: their norms, their first weights, and what they accept."""
+"""What image networks share: norms, initial weights, and checks of their input."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ NORMS: Mapping[str, Norm] = {
     "group": lambda width: nn.GroupNorm(math.gcd(8, width), width),
     "none": lambda width: nn.Identity(),
 }
-DEEP = ("batch", "group")  # networks of tens of layers do not train without any
+DEEP = ("batch", "group")  # deep networks do not train without a norm
 
 
 def norm_layer(name: str, among: Collection[str] = tuple(NORMS)) -> Norm:
-    """The norm of this name, one line if it is not among those that the network can have."""
+    """The norm of this name; a one-line error if the network cannot use it."""
     require(name in among, f"norm must be one of {', '.join(among)}, not '{name}'")
     return NORMS[name]
 
 
 def image_channels(shape: tuple[int, ...], network: str) -> int:
-    """The channels of images [channels, height, width], one line for examples that are none."""
+    """The number of channels of images [channels, height, width]; a one-line error for other shapes."""
     require(
         len(shape) == 3,
         f"the {network} needs images [channels, height, width], not examples of shape {list(shape)}",
@@ -36,7 +36,7 @@ def image_channels(shape: tuple[int, ...], network: str) -> int:
 
 
 def kaiming(model: nn.Module, mode: Literal["fan_in", "fan_out"]) -> None:
-    """He et al. 2015, convolutions ~ N(0, 2 / fan); norms already begin at one and zero."""
+    """He et al. 2015: convolutions ~ N(0, 2 / fan). Norms already start at one and zero."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
@@ -56,7 +56,7 @@ class ScoreNorm(nn.BatchNorm1d):
 
 
 def check_classes(model: nn.Module, everyone_has_both: bool) -> None:
-    """Where there is one class alone, its scores would be normed to what those of both are elsewhere."""
+    """Refuse score norm if a client holds one class: it would norm that class as others norm both."""
     normed = any(isinstance(module, ScoreNorm) for module in model.modules())
     require(
         everyone_has_both or not normed, "score_norm needs both classes at every client, and one here has only one"

@@ -1,4 +1,4 @@
-"""How exactly the network's products are computed: full single precision, or faster on the units of a GPU."""
+"""Precision of the network's products: full single precision, or faster on a GPU's tensor cores."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 
 class Precision(NamedTuple):
-    tf32: bool  # products of single precision numbers cut to 10 bits of mantissa; sums stay whole
-    autocast: torch.dtype | None  # the type in which the network's products and activations are held
+    tf32: bool  # products of float32 with 10 bits of mantissa; sums in full precision
+    autocast: torch.dtype | None  # dtype of the network's products and activations
 
     def casting(self, device: torch.device) -> AbstractContextManager[object]:
         """Inside, a network computes in this precision. Without the cache, which a recorded graph cannot have."""
@@ -29,9 +29,9 @@ PRECISIONS: Mapping[str, Precision] = {
 
 @contextmanager
 def products(precision: Precision) -> Iterator[None]:
-    """Inside, matrix products and convolutions are as exact as that; torch's own defaults differ between the two.
+    """Set the precision of matrix products and convolutions; torch's defaults differ between the two.
 
-    torch has an older and a newer way to say so, and no patience with both at once: the caller's way is kept to.
+    torch has an old and a new interface for it, and raises an error if both are used. This uses the caller's.
     """
     try:
         before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -49,7 +49,7 @@ def products(precision: Precision) -> Iterator[None]:
 
 
 def switched() -> tuple[str, ...]:
-    """How exact products are here and now, in torch's words."""
+    """The current precision of products, as torch names it."""
     try:
         return torch.get_float32_matmul_precision(), str(torch.backends.cudnn.allow_tf32)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Weights to begin with, from a file of torch or of safetensors."""
+"""Initial weights from a file of torch or of safetensors."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fedxl.models.layers import ScoreNorm
 State = Mapping[str, Tensor]
 M = TypeVar("M", bound=nn.Module)
 FORM = "tensors by name, a state_dict as torch or safetensors write it"
-SCORE_NORM = "score_norm"  # a layer that a network may have, and a file may lack
+SCORE_NORM = "score_norm"  # a layer that a file may lack
 
 
 def begun(model: nn.Sequential, outputs: int, weights: str, head: str, score_norm: bool) -> nn.Sequential:
-    """The network as its options want it: scores normed or not, weights as they are or from a file."""
+    """Apply options to a network: batch norm of its scores, and initial weights from a file."""
     if score_norm:
         model.add_module(SCORE_NORM, ScoreNorm(outputs))
     return load_file(model, weights, head) if weights else model
 
 
 def load_file(model: M, path: str, head: str) -> M:
-    """The model with a file's weights written into it; one line if they are not this network's.
+    """Write a file's weights into the model. A one-line error if they do not belong to this network.
 
     head: the name of the last layer. The file's is taken if it fits; otherwise the network is for another task, and
     its head begins afresh. A network for grey images takes the first convolution of one for colours summed over the
@@ -45,7 +45,7 @@ def load_file(model: M, path: str, head: str) -> M:
 
 
 def _read(path: Path) -> State:
-    """The tensors of a file by name. Files of torch are pickles: of these nothing but tensors is read, never code."""
+    """The tensors of a file by name. Files of torch are pickles; only tensors are read, code is never run."""
     try:
         if path.suffix == ".safetensors":
             found: Any = safetensors.torch.load_file(path)
@@ -55,7 +55,7 @@ def _read(path: Path) -> State:
         raise UserError(f"there is no file {path}; model.weights must name a file of weights") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception as error:  # what torch raises depends on what the file is instead
+    except Exception as error:  # torch's error depends on what the file is
         raise UserError(f"{path} is not a file of weights; it must hold {FORM}, and no code") from error
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
@@ -64,29 +64,29 @@ def _read(path: Path) -> State:
     )
     require(tensors and len(found) > 0, f"{path} is not a file of weights; it must hold {FORM}")
     for name, tensor in found.items():
-        require(_plain(tensor), f"{path}: '{name}' must hold its numbers one by one, as state_dict() gives them")
+        require(_plain(tensor), f"{path}: '{name}' must be a plain dense tensor, as state_dict() gives it")
     return found  # type: ignore[no-any-return]
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether there are real numbers, each in its place: not sparse, nested, quantised, or a shape alone."""
+    """Whether it is a dense tensor of real numbers: not sparse, nested, quantised or meta."""
     dense = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     return dense and not tensor.is_meta and not tensor.is_complex()
 
 
 def _renamed(state: State) -> State:
-    """Published files of torchvision's DenseNets call `norm.1` and `conv.2` what is now `norm1` and `conv2`."""
+    """Published files of torchvision's DenseNets use the old names `norm.1` and `conv.2` for `norm1` and `conv2`."""
     return {re.sub(r"(\.denselayer\d+\.(?:norm|conv))\.([12]\.)", r"\1\2", name): t for name, t in state.items()}
 
 
 def _without_unfit_head(state: State, own: State, head: str) -> State:
-    """The file's tensors, those of its head only if all of them fit."""
+    """The file's tensors, without its head unless the whole head fits."""
     mine, theirs = ({name: t.shape for name, t in s.items() if _is_part(name, head)} for s in (own, state))
     return state if mine == theirs else {name: t for name, t in state.items() if not _is_part(name, head)}
 
 
 def _grey(state: State, own: State, conv: str) -> State:
-    """The file's tensors, its first convolution summed over three colours where the network's takes one."""
+    """The file's tensors, with its first convolution summed over three colours if the network takes one."""
     one = conv in state and state[conv].ndim == 4 and (state[conv].shape[1], own[conv].shape[1]) == (3, 1)
     return {**state, conv: state[conv].sum(1, keepdim=True)} if one else state
 
@@ -96,7 +96,7 @@ def _first_convolution(model: nn.Module) -> str:
 
 
 def _check_norm(state: State, own: State, path: str) -> None:
-    """Statistics of batch norm have no place in group norm, and its weights were trained with them."""
+    """Refuse batch-norm files for group norm: it has no statistics, and the weights were trained with them."""
     has, takes = (
         any(name.endswith(".running_mean") and not _is_part(name, SCORE_NORM) for name in tensors)
         for tensors in (state, own)
@@ -107,7 +107,7 @@ def _check_norm(state: State, own: State, path: str) -> None:
 
 
 def _check_shapes(state: State, own: State, head: str, stem: str, path: str) -> None:
-    """One line about the first tensor that is unexpected, missing, or of another shape."""
+    """A one-line error about the first tensor that is unexpected, missing, or of another shape."""
     first, *_, last = own
     for name in state:
         require(

@@ -18,14 +18,14 @@ from fedxl.models.pretrained import begun
 
 
 class Stem(NamedTuple):
-    """What stands before the first block."""
+    """The layers before the first block."""
 
     conv: Callable[[int, int], nn.Module]  # (channels of the image, width)
     pool: Callable[[], nn.Module]
 
 
 STEMS: Mapping[str, Stem] = {
-    # For images of 32 x 32 pixels, which keep their size, and of 224 x 224, of which a quarter is left each way.
+    # For images of 32 x 32 pixels, which keep their size, and of 224 x 224, which shrink to a quarter each way.
     "3x3": Stem(lambda colours, width: _conv3x3(colours, width), nn.Identity),
     "7x7": Stem(
         lambda colours, width: nn.Conv2d(colours, width, 7, stride=2, padding=3, bias=False),
@@ -69,12 +69,12 @@ Shortcut = Callable[[int, int, int, Norm], nn.Module]  # (width, wider, stride, 
 
 
 def projection(width: int, wider: int, stride: int, norm: Norm) -> nn.Module:
-    """Option B: a 1 x 1 convolution with that stride."""
+    """Option B: a 1 x 1 convolution with this stride."""
     return nn.Sequential(nn.Conv2d(width, wider, 1, stride, bias=False), norm(wider))
 
 
 def subsampled(width: int, wider: int, stride: int, norm: Norm) -> nn.Module:
-    """Option A: every other pixel, and zeros for the channels that are new."""
+    """Option A: every other pixel, and zeros for the new channels."""
     return Subsample(stride, wider - width)
 
 
@@ -107,7 +107,7 @@ class BasicBlock(nn.Module):
 def _resnet(
     colours: int, outputs: int, stem: Stem, widths: Sequence[int], blocks: int, shortcut: Shortcut, norm: Norm
 ) -> nn.Sequential:
-    """Stem, one stage a width, the mean over the image, and a linear head."""
+    """Stem, one stage per width, the mean over the image, and a linear head."""
     before = (widths[0], *widths)
     stages = {
         f"layer{i + 1}": _stage(before[i], wider, 1 if i == 0 else 2, blocks, shortcut, norm)
@@ -130,7 +130,7 @@ def _resnet(
 
 
 def _stage(width: int, wider: int, stride: int, blocks: int, shortcut: Shortcut, norm: Norm) -> nn.Module:
-    """Blocks of one width, of which the first makes the image smaller by its stride."""
+    """Blocks of one width. The first shrinks the image by its stride."""
     first = BasicBlock(width, wider, stride, shortcut, norm)
     return nn.Sequential(first, *(BasicBlock(wider, wider, 1, shortcut, norm) for _ in range(blocks - 1)))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedxl.errors import require
 from fedxl.models.layers import image_channels, norm_layer
 
-MOST_WEIGHTS = 10**9  # of a small network: 4 GB, and as much again for every copy
+MOST_WEIGHTS = 10**9  # of a small network: 4 GB, and as much for every copy
 MOST_CHANNELS = 4096
 
 
@@ -33,9 +33,9 @@ def mlp(shape: tuple[int, ...], outputs: int = 1, hidden: tuple[int, ...] = (64,
 
 
 def _require_small(*widths: int) -> None:
-    """Said before the memory is asked for: torch says it in other words, or takes it and is killed."""
+    """Check the size before allocating: torch's own error is unclear, or the system kills the process."""
     count = sum(before * after for before, after in itertools.pairwise(widths))
-    require(count <= MOST_WEIGHTS, f"the network would have {count:,} weights; it may have {MOST_WEIGHTS:,}")
+    require(count <= MOST_WEIGHTS, f"the network would have {count:,} weights; at most {MOST_WEIGHTS:,} are allowed")
 
 
 def cnn(shape: tuple[int, ...], outputs: int = 1, channels: int = 16, norm: str = "batch") -> nn.Module:
@@ -60,7 +60,7 @@ def cnn(shape: tuple[int, ...], outputs: int = 1, channels: int = 16, norm: str 
 def simple_cnn(shape: tuple[int, ...], outputs: int = 1, dropout: tuple[float, float] = (0.25, 0.5)) -> nn.Module:
     """The convolutional network of federated benchmarks: Reddi et al., Adaptive Federated Optimization (ICLR 2021).
 
-    dropout: the rates behind the pooling and behind the hidden layer.
+    dropout: the rates after the pooling and after the hidden layer.
     """
     colours = image_channels(shape, "simple_cnn")
     require(min(shape[1:]) >= 6, f"the simple_cnn needs images of 6 x 6 pixels or more, not {shape[1]} x {shape[2]}")

@@ -127,7 +127,7 @@ MISTAKES = {
     "a round beyond memory": ("run.batch1=1000000 run.local_steps=1000000", "must be at most 100,000,000 a round"),
     "a number of 4401 digits": (f"run.seed={'9' * 4401}", "'run.seed' must be a whole number"),
     "a long number that Python cannot write": (f"run.seed=0x{'f' * 5000}", "'run.seed' must lie between"),
-    "a layer beyond memory": (f"model.hidden=[{2**40}]", "weights; it may have 1,000,000,000"),
+    "a layer beyond memory": (f"model.hidden=[{2**40}]", "weights; at most 1,000,000,000"),
     "an embedding beyond memory": (f"risk.name=contrastive risk.dim={2**40}", "dim must lie between 1 and 65536"),
     "a list in a list in a list": (f"run.fpr={'[' * 20}{']' * 20}", "'run.fpr' is nested too deeply"),
     "a list that Python cannot read": (f"run.fpr={'[' * 5000}", "'run.fpr' must be a list"),

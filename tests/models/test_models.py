@@ -94,5 +94,5 @@ def test_two_views_side_by_side():
     ],
 )
 def test_a_network_too_large_is_told_before_memory_is_asked_for(build):
-    with pytest.raises(UserError, match=r"channels must lie between|it may have 1,000,000,000"):
+    with pytest.raises(UserError, match=r"channels must lie between|at most 1,000,000,000"):
         build()
