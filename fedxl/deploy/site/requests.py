@@ -67,7 +67,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     with _locked(site.state / str(facts["run"])) as folder:
         note = _recall(folder, engine, order.server, base, int(facts["visits"]), data)
         passive = tree.map(lambda leaf: leaf[None], order.passive)
-        update = engine.run_round(order.server, round, np.zeros(1, np.int64), passive)
+        update: Any = engine.run_round(order.server, round, np.zeros(1, np.int64), passive)
         update = tree.map(lambda leaf: leaf[0], update)
         _require_convergence(phase, order, update, problem)
         _remember(folder, engine, round, base, data)
@@ -116,7 +116,7 @@ def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
 def _require_acceptable(request: Envelope) -> None:
     theirs = printable(request.facts["version"])
     require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
-    require(bool(RUN_ID.fullmatch(str(request.facts["run"]))), "the run's number is not one")
+    require(bool(RUN_ID.fullmatch(str(request.facts["run"]))), "the run id is malformed")
 
 
 def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: Federation) -> Problem:
@@ -142,7 +142,7 @@ def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequ
     order = wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
     shapes = [[leaf.shape for leaf in tree.leaves(each)] for each in (order.passive, like.passive)]
     if shapes[0] != shapes[1]:
-        raise RefusedError("it brings other numbers of pooled scores than this site reads")
+        raise RefusedError("passive: it brings other numbers of pooled scores than this site reads")
     return order
 
 
