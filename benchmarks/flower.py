@@ -48,7 +48,7 @@ def letters(clients: int, steps: int, batch: int, precision: str) -> dict[str, f
 
 
 def opening(examples: int = 24_000) -> dict[str, float]:
-    """S2Scores to prepare a site's data, images of CIFAR's size in an .npz file, and to open them once they are."""
+    """Seconds to prepare a site's data, images of CIFAR's size in an .npz file, and to open them once they are."""
     with tempfile.TemporaryDirectory() as folder:
         rng, place = np.random.default_rng(0), Path(folder)
         x = rng.integers(0, 256, (examples, 3, 32, 32), dtype=np.uint8)
@@ -76,7 +76,7 @@ def resident(program: str) -> float:
 
 
 def rounds(sites: int, count: int, steps: int) -> dict[str, object]:
-    """S2Scores a round, over real processes on this machine."""
+    """Seconds per round, over real processes on this machine."""
     names = [f"site{number}" for number in range(sites)]
     config = Config(
         data={"name": "digits", "clients": sites, "one_class": 0},

@@ -117,7 +117,7 @@ class Job:
 
 
 def timed(job: Job, rounds: int, warm_up: int = 2) -> float:
-    """S2Scores a round, over so many of them without a pause, the host's part included."""
+    """Seconds per round, over several rounds without a pause, including the host's part."""
     for _ in range(warm_up):
         job.round()
     job.finish()
@@ -238,7 +238,7 @@ def joint_batch(model: nn.Module, setting: Setting, begin: Callable[[], None] = 
 
 
 def _repeated(run: Callable[[], None], times: int, gpu: bool) -> float:
-    """S2Scores a call."""
+    """Seconds per call."""
     for number in range(times + 1):
         if number == 1:  # the first one warms up
             if gpu:

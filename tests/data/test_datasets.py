@@ -152,7 +152,7 @@ def test_cifar_that_is_damaged(cifar, tmp_path):
         cifar10(str(tmp_path))
     with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
         tar.add(folder, "cifar-10-batches-py")
-    with pytest.raises(UserError, match="does not hold cifar-10-batches-py whole"):
+    with pytest.raises(UserError, match="does not hold all of cifar-10-batches-py"):
         cifar10(str(tmp_path))
     cut = (tmp_path / "cifar-10-python.tar.gz").read_bytes()[:20_000]
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(cut)

@@ -383,7 +383,7 @@ def test_interrupted_it_keeps_what_is_done_and_goes_on(tmp_path):
     os.kill(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said
-    assert "the same command goes on from there" in said
+    assert "the same command continues from there" in said
     assert "Traceback" not in said
     kept = records(tmp_path)
     assert 2 <= len(kept) < 30
