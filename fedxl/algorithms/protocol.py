@@ -39,6 +39,10 @@ class Batch(NamedTuple):
     fresh: Fresh | tuple[()]
 
 
+class NoTrace(NamedTuple):
+    """The trace of a step that emits nothing."""
+
+
 class Reading(NamedTuple):
     """What an algorithm reads at each step: which labels, how many, and whether fresh points besides."""
 

@@ -20,7 +20,9 @@ FORM = "tensors by name, a state_dict as torch or safetensors write it"
 SCORE_NORM = "score_norm"  # a layer that a network may have, and a file may lack
 
 
-def begun(model: nn.Sequential, outputs: int, weights: str, head: str, score_norm: bool) -> nn.Sequential:
+def with_first_weights(
+    model: nn.Sequential, outputs: int, weights: str, head: str, score_norm: bool
+) -> nn.Sequential:
     """The network as its options want it: scores normed or not, weights as they are or from a file."""
     if score_norm:
         model.add_module(SCORE_NORM, ScoreNorm(outputs))

@@ -268,8 +268,8 @@ class Trainer:
         self.server, self.best = tree.to(state, self.problem.device)
         population = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         # What an engine knows of its clients before the first round it must know now, too.
-        begun = engine.population
-        fitted(begun, {name: t for name, t in population.items() if name in tree.pack(begun)})
+        now = engine.population
+        fitted(now, {name: t for name, t in population.items() if name in tree.pack(now)})
         engine.restore(self.server, population)
 
     def _result(self, interrupted: bool) -> Result:
