@@ -3,8 +3,12 @@
 Names are loaded when they are first used: a process that only passes messages on needs no torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError("fedxl does not run on Windows: it locks files and syncs folders as POSIX does; use WSL2")
 
 if TYPE_CHECKING:
     from fedxl.algorithms import (

@@ -239,15 +239,15 @@ def _fits(found: Any) -> bool:
     return callable(found) or isinstance(found, Metric)
 
 
-def _as_metric(found: Any, told: str) -> Metric:
-    require(_fits(found), f"a metric must be a name, a function or a Metric, not {told:.100}")
+def _as_metric(found: Any, shown_as: str) -> Metric:
+    require(_fits(found), f"a metric must be a name, a function or a Metric, not {shown_as:.100}")
     metric = found if isinstance(found, Metric) else Metric(found)
     if metric.compute is not None:
         wanted = ("scores", "labels", "limit") if metric.takes_limit else ("scores", "labels")
         try:
             inspect.signature(metric.compute).bind(*wanted)
         except (TypeError, ValueError):
-            raise UserError(f"the metric {told:.100} must be a function of ({', '.join(wanted)})") from None
+            raise UserError(f"the metric {shown_as:.100} must be a function of ({', '.join(wanted)})") from None
     return metric
 
 

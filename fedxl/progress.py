@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 LINE_EVERY = 30.0  # seconds, in a log
 
 
 @contextmanager
 def progress(what: str, total: int | None, bytes: bool = False) -> Iterator[Callable[[int], None]]:
     """Yields a function to call with the number of items just done."""
+    # Imported when something is shown: `import fedxl` must be quick.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Lines(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.descent import Descent, average
-from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Share
+from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, NoTrace, Share
 from fedxl.errors import require
 from fedxl.models import Score, Weights
 from fedxl.risks import XRisk, auroc
@@ -68,10 +68,6 @@ class CODASCAWork(NamedTuple):
     c: Point
     total: Point  # sum of this round's directions
     step: Tensor
-
-
-class NoTrace(NamedTuple):
-    """A step emits nothing."""
 
 
 class CODASCAUpdate(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairWork
 from fedxl.algorithms.descent import average
-from fedxl.algorithms.protocol import Assignment, Batch, Share
+from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
 from fedxl.errors import require
 from fedxl.models import Score, Weights
 
@@ -23,10 +23,6 @@ class LocalPairServer(NamedTuple):
     weights: Weights
     G: dict[str, Tensor]
     step: Tensor
-
-
-class NoTrace(NamedTuple):
-    """No score leaves the client."""
 
 
 class LocalPairUpdate(NamedTuple):

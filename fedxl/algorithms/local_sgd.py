@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from fedxl.algorithms.descent import Descent, average
-from fedxl.algorithms.protocol import Assignment, Batch, Share
+from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
 from fedxl.errors import require
 from fedxl.models import Score, Weights
 from fedxl.risks import XRisk, auroc
@@ -28,10 +28,6 @@ class LocalSGDClient(NamedTuple):
 class LocalSGDWork(NamedTuple):
     weights: Weights
     step: Tensor
-
-
-class NoTrace(NamedTuple):
-    """A step emits nothing."""
 
 
 class LocalSGDUpdate(NamedTuple):

@@ -39,6 +39,10 @@ class Batch(NamedTuple):
     fresh: Fresh | tuple[()]
 
 
+class NoTrace(NamedTuple):
+    """The trace of a step that emits nothing."""
+
+
 class Reading(NamedTuple):
     """What an algorithm reads at each step: which labels, how many, and whether fresh points besides."""
 
@@ -210,11 +214,11 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
 class ClientRound(Protocol):
     """What runs at a client, its score function bound; an executor may offer its own version for many clients."""
 
-    def start(self, server: Any, client: Any, share: Share) -> Any: ...
+    def start(self, server: ServerState, client: Any, share: Share) -> Any: ...
 
-    def step(self, server: Any, work: Any, batch: Batch) -> tuple[Any, Any]: ...
+    def step(self, server: ServerState, work: Any, batch: Batch) -> tuple[Any, Any]: ...
 
-    def finish(self, server: Any, share: Share, work: Any, trace: Any) -> tuple[Any, Any]: ...
+    def finish(self, server: ServerState, share: Share, work: Any, trace: Any) -> tuple[Any, Any]: ...
 
 
 class BoundRound:
@@ -226,7 +230,7 @@ class BoundRound:
 
 
 def local_round(
-    running: ClientRound, server: Any, client: Any, share: Share, batches: Iterable[Batch]
+    running: ClientRound, server: ServerState, client: Any, share: Share, batches: Iterable[Batch]
 ) -> tuple[Any, Any]:
     """One client's round, a scan over its steps: (client, update). Traces come stacked, steps first."""
     work = running.start(server, client, share)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from fedxl.config.experiment import read
-from fedxl.errors import UserError
+from fedxl.errors import UserError, require
 from fedxl.reporting.report import in_words
 from fedxl.training.rundir import read_metrics
 
@@ -192,6 +192,10 @@ def prepare(folder: Folder) -> None:
 
 def _needing_flower(name: str) -> ModuleType:
     """Import a module that needs Flower's dependencies."""
+    linux = sys.platform == "linux"
+    require(
+        linux or not name.startswith("supervise"), "servers and sites run on Linux: they watch processes in /proc"
+    )
     try:
         return import_module(f"fedxl.deploy.{name}")
     except ImportError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from fedxl.data.binary import at_most, corrupt
@@ -55,6 +54,8 @@ def digits(
     require(0 <= flipped <= 1, f"flipped must lie in [0, 1], got {flipped}")
     require(1 <= copies <= 1000, f"copies must lie between 1 and 1000, got {copies}")
     require(set(positive) <= set(range(10)), f"positive must name digits 0 to 9, got {list(positive)}")
+
+    from sklearn.datasets import load_digits  # takes a second, which users of other data need not wait for
 
     bundle = load_digits()
     images = (bundle.images / 16).astype(np.float32)

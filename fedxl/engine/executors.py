@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.func import vmap
 
 from fedxl import tree
-from fedxl.algorithms.protocol import ClientRound, local_round
+from fedxl.algorithms.protocol import ClientRound, ClientUpdate, ServerState, local_round
 from fedxl.engine.group import Group
 
 
-def loop(running: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
+def loop(running: ClientRound, server: ServerState, group: Group) -> tuple[list[object], ClientUpdate]:
     """One client after another."""
     clients, updates = [], []
     for i, client in enumerate(group.clients):
@@ -30,7 +29,7 @@ def loop(running: ClientRound, server: Any, group: Group) -> tuple[list[Any], An
     return clients, tree.stack(updates)
 
 
-def vectorised(running: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
+def vectorised(running: ClientRound, server: ServerState, group: Group) -> tuple[list[object], ClientUpdate]:
     """All clients at once under `vmap`. Ragged states are padded; indices never reach the padding."""
     steps = (group.batch(tree.map(lambda leaf, k=k: leaf[:, k], group.feed)) for k in range(group.steps))
     with seeded(group.seed(0), group.device):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.protocol import Batch, ClientRound, Share
+from fedxl.algorithms.protocol import Batch, ClientRound, ClientUpdate, ServerState, Share
 from fedxl.sampling import Indices
 
 I = TypeVar("I", Indices, Tensor)
@@ -33,14 +33,14 @@ class Feed(NamedTuple):
 
     draws: Draws[Tensor]
     y: Tensor  # [.., B1 + B2]
-    passive: Any  # what the phase's `passive` took from the pool
+    passive: object  # what the phase's `passive` took from the pool
 
 
 class Group(NamedTuple):
     """The clients that run together: everything an executor needs, already on the device."""
 
-    clients: Sequence[Any]  # their private states
-    largest_state: Callable[[], Any]  # a state as long as any client's, for executors that want all of one length
+    clients: Sequence[object]  # their private states
+    largest_state: Callable[[], object]  # a state as long as any client's, for executors that want all of one length
     shares: Share  # [C]
     feed: Feed  # [C, K, ...]
     batch: Callable[[Feed], Batch]  # one step's feed, of one client or of several, to what the step reads
@@ -66,5 +66,5 @@ class Group(NamedTuple):
 
 
 class Executor(Protocol):
-    def __call__(self, running: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
+    def __call__(self, running: ClientRound, server: ServerState, group: Group) -> tuple[list[object], ClientUpdate]:
         """(clients, stacked updates). Updates may lie in the executor's own memory until its next call."""

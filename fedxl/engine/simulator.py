@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from fedxl import sampling, tree
-from fedxl.algorithms.protocol import AnyAlgorithm, AnyPhase, Batch, BoundRound, Fresh, Reading, Share
+from fedxl.algorithms.protocol import (
+    AnyAlgorithm,
+    AnyPhase,
+    Batch,
+    BoundRound,
+    ClientUpdate,
+    Fresh,
+    Reading,
+    ServerState,
+    Share,
+)
 from fedxl.data.federation import Federation
 from fedxl.data.source import Source, floats_as
 from fedxl.engine.drawing import Drawing, PoolDraws, Schedule
@@ -59,7 +69,7 @@ class Simulator:
         self.store = ClientStore(len(self.federation.parts))
         self._bound: dict[str, BoundRound] = {}
 
-    def run_round(self, server: Any, round: int, cohort: Indices, passive: Any = None) -> Any:
+    def run_round(self, server: ServerState, round: int, cohort: Indices, passive: object = None) -> ClientUpdate:
         """The cohort's updates, stacked in its order. Private states change only once all of them are done.
 
         passive: what the clients read of the pool, [C, K, ...], where somebody else has drawn it.
@@ -82,7 +92,7 @@ class Simulator:
         self._draw_ahead(round + 1, len(cohort), pool)
         return updates[0] if len(updates) == 1 else tree.concat(updates)
 
-    def restore(self, server: Any, tensors: dict[str, Tensor]) -> None:
+    def restore(self, server: ServerState, tensors: dict[str, Tensor]) -> None:
         """Take the clients' states back from a checkpoint; RefusedError if they are not those of these clients."""
         self.store.restore(tensors, lambda client: self._init(server, client), self.placement.device)
 
@@ -98,11 +108,17 @@ class Simulator:
         """The phase with our network; the same object each time, by which an executor knows its program again."""
         return self._bound.setdefault(phase.name, BoundRound(phase, self.score))
 
-    def _init(self, server: Any, client: int) -> Any:
+    def _init(self, server: ServerState, client: int) -> Any:
         return self.algorithm.init_client(server, len(self.drawing.first[client]))
 
     def _group(
-        self, phase: AnyPhase, server: Any, round: int, members: list[int], pool: PoolDraws | None, passive: Any
+        self,
+        phase: AnyPhase,
+        server: ServerState,
+        round: int,
+        members: list[int],
+        pool: PoolDraws | None,
+        passive: Any,
     ) -> Group:
         each = [self.drawing.draw(client, round, self.store.visits(client), pool) for client in members]
         index = self._to_device(np.array(members))

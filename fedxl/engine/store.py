@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ class ClientStates(NamedTuple):
     """What a checkpoint must hold besides the server."""
 
     rounds: dict[str, Tensor]  # by client number: in how many rounds it took part
-    states: dict[str, Any]
+    states: dict[str, object]
 
 
 @dataclass
@@ -26,17 +26,17 @@ class ClientStore:
 
     num_clients: int
     _visits: dict[int, int] = field(default_factory=dict)
-    _states: dict[int, Any] = field(default_factory=dict)
+    _states: dict[int, object] = field(default_factory=dict)
 
     def visits(self, client: int) -> int:
         return self._visits.get(client, 0)
 
-    def state(self, client: int, init: Callable[[int], Any]) -> Any:
+    def state(self, client: int, init: Callable[[int], object]) -> object:
         """The client's state, or what `init` makes of a client that never took part."""
         state = self._states.get(client)
         return init(client) if state is None else state
 
-    def put(self, states: Mapping[int, Any]) -> None:
+    def put(self, states: Mapping[int, object]) -> None:
         """The states after a round in which these clients took part."""
         self._visits.update({client: self.visits(client) + 1 for client in states})
         self._states.update(states)
@@ -46,7 +46,7 @@ class ClientStore:
         rounds = {str(client): torch.tensor(number) for client, number in self._visits.items()}
         return ClientStates(rounds, {str(client): state for client, state in self._states.items()})
 
-    def restore(self, tensors: Mapping[str, Tensor], init: Callable[[int], Any], device: torch.device) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], init: Callable[[int], object], device: torch.device) -> None:
         """Take the states back from a checkpoint; RefusedError if they are not those of these clients."""
         members = [name.removeprefix("rounds.") for name in tensors if name.startswith("rounds.")]
         self._require_known(members)

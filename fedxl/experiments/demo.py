@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedxl.config.experiment import Config, execute
 from fedxl.files import write_atomically, write_json
 from fedxl.reporting import plots
-from fedxl.reporting.report import as_markdown, as_text, over_seeds, within
+from fedxl.reporting.report import as_markdown, as_text, mean_with_spread, over_seeds
 from fedxl.training.trainer import Hooks, Result
 
 MAX_FPR = 0.3
@@ -92,7 +92,7 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
 
 def row(label: str, runs: Sequence[Result]) -> list[str]:
     def spread(name: str) -> str:
-        return within([outcome.metrics["test"][name] for outcome in runs])
+        return mean_with_spread([outcome.metrics["test"][name] for outcome in runs])
 
     seconds = np.mean([outcome.seconds for outcome in runs])
     return [label, spread("auroc"), spread(f"pauc@{MAX_FPR:g}"), f"{seconds:.1f}"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, relu
 
 from fedxl.models.layers import DEEP, Norm, image_channels, kaiming, norm_layer
-from fedxl.models.pretrained import begun
+from fedxl.models.pretrained import with_first_weights
 
 GROWTH = 32  # k of the paper: channels that each layer adds
 BOTTLENECK = 4  # a layer's 1 x 1 convolution has so many times k channels
@@ -29,7 +29,7 @@ def densenet121(
     """
     colours, normed = image_channels(shape, "densenet121"), norm_layer(norm, DEEP)
     model = _densenet(colours, outputs, (6, 12, 24, 16), normed)
-    return begun(model, outputs, weights, "classifier", score_norm)
+    return with_first_weights(model, outputs, weights, "classifier", score_norm)
 
 
 class DenseLayer(nn.Module):

@@ -20,7 +20,9 @@ FORM = "tensors by name, a state_dict as torch or safetensors write it"
 SCORE_NORM = "score_norm"  # a layer that a file may lack
 
 
-def begun(model: nn.Sequential, outputs: int, weights: str, head: str, score_norm: bool) -> nn.Sequential:
+def with_first_weights(
+    model: nn.Sequential, outputs: int, weights: str, head: str, score_norm: bool
+) -> nn.Sequential:
     """Apply options to a network: batch norm of its scores, and initial weights from a file."""
     if score_norm:
         model.add_module(SCORE_NORM, ScoreNorm(outputs))

@@ -14,7 +14,7 @@ from torch.nn.functional import pad, relu
 
 from fedxl.errors import require
 from fedxl.models.layers import DEEP, Norm, image_channels, kaiming, norm_layer
-from fedxl.models.pretrained import begun
+from fedxl.models.pretrained import with_first_weights
 
 
 class Stem(NamedTuple):
@@ -50,7 +50,7 @@ def resnet18(
     colours, normed = image_channels(shape, "resnet18"), norm_layer(norm, DEEP)
     require(stem in STEMS, f"stem must be one of {', '.join(STEMS)}, not '{stem}'")
     model = _resnet(colours, outputs, STEMS[stem], (64, 128, 256, 512), 2, projection, normed)
-    return begun(model, outputs, weights, "fc", score_norm)
+    return with_first_weights(model, outputs, weights, "fc", score_norm)
 
 
 def resnet20(
@@ -62,7 +62,7 @@ def resnet20(
     """
     colours, normed = image_channels(shape, "resnet20"), norm_layer(norm, DEEP)
     model = _resnet(colours, outputs, STEMS["3x3"], (16, 32, 64), 3, subsampled, normed)
-    return begun(model, outputs, weights, "fc", score_norm)
+    return with_first_weights(model, outputs, weights, "fc", score_norm)
 
 
 Shortcut = Callable[[int, int, int, Norm], nn.Module]  # (width, wider, stride, norm)

@@ -76,7 +76,7 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=min(1, len(values) - 1)))
 
 
-def within(values: Sequence[float]) -> str:
+def mean_with_spread(values: Sequence[float]) -> str:
     """0.8281 ± 0.0012, of one run 0.8281, or what stands for runs that came to nothing."""
     mean, spread = mean_and_spread(values)
     if np.isnan(mean):
@@ -85,7 +85,7 @@ def within(values: Sequence[float]) -> str:
 
 
 def over_seeds(count: int, what: str = "mean ± standard deviation") -> str:
-    """In words what a table holds, by default the values of `within`."""
+    """In words what a table holds, by default the values of `mean_with_spread`."""
     return f"{what} over {count} seeds" if count > 1 else "one seed"
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.protocol import AnyAlgorithm, AnyPhase, Reading
+from fedxl.algorithms.protocol import AnyAlgorithm, AnyPhase, ClientUpdate, Reading, ServerState
 from fedxl.sampling import Indices
 
 
 class Engine(Protocol):
     """Where rounds run. What it must remember of its clients is its population, part of a checkpoint."""
 
-    def run_round(self, server: Any, round: int, cohort: Indices) -> Any:
+    def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
         """The updates of the cohort, or of those who answered, stacked."""
 
     def remarks(self) -> dict[str, Any]:
@@ -24,7 +24,7 @@ class Engine(Protocol):
     @property
     def population(self) -> Any: ...
 
-    def restore(self, server: Any, tensors: dict[str, Tensor]) -> None: ...
+    def restore(self, server: ServerState, tensors: dict[str, Tensor]) -> None: ...
 
 
 class Traffic(NamedTuple):
@@ -37,17 +37,17 @@ class Traffic(NamedTuple):
 class Played(NamedTuple):
     """What came of a round."""
 
-    server: Any
-    updates: Any
+    server: ServerState
+    updates: ClientUpdate
 
 
-def play_round(algorithm: AnyAlgorithm, engine: Engine, server: Any, round: int, cohort: Indices) -> Played:
+def play_round(algorithm: AnyAlgorithm, engine: Engine, server: ServerState, round: int, cohort: Indices) -> Played:
     """One round of a cohort. Round 0 is the warm-up, for algorithms that have one."""
     updates = engine.run_round(server, round, cohort)
     return Played(algorithm.phase(round).aggregate(server, updates), updates)
 
 
-def traffic(phase: AnyPhase, reading: Reading, steps: int, server: Any, updates: Any) -> Traffic:
+def traffic(phase: AnyPhase, reading: Reading, steps: int, server: ServerState, updates: ClientUpdate) -> Traffic:
     """What a round has cost: the state without the pool, what a client reads of the pool, and its update."""
     device = server.step.device
     lags = [torch.zeros(steps, size, dtype=torch.int64, device=device) for size in (reading.size1, reading.size2)]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from fedxl import sampling, tree
-from fedxl.algorithms.protocol import AnyAlgorithm
+from fedxl.algorithms.protocol import AnyAlgorithm, ServerState
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
@@ -49,7 +49,7 @@ class Result:
     test_scores: tuple[Floats, Floats] | None = field(default=None, repr=False)  # raw scores and labels
     traffic: Traffic | None = None
     interrupted: bool = False
-    server: Any = field(default=None, repr=False)
+    server: ServerState | None = field(default=None, repr=False)
 
 
 class Progress(NamedTuple):
@@ -64,7 +64,7 @@ class Progress(NamedTuple):
 class State(NamedTuple):
     """What a checkpoint holds besides the clients' private side."""
 
-    server: Any
+    server: ServerState
     best: Weights
 
 
@@ -268,8 +268,8 @@ class Trainer:
         self.server, self.best = tree.to(state, self.problem.device)
         population = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         # What an engine knows of its clients before the first round it must know now, too.
-        begun = engine.population
-        fitted(begun, {name: t for name, t in population.items() if name in tree.pack(begun)})
+        now = engine.population
+        fitted(now, {name: t for name, t in population.items() if name in tree.pack(now)})
         engine.restore(self.server, population)
 
     def _result(self, interrupted: bool) -> Result:

@@ -7,7 +7,6 @@ import io
 import os
 import random
 import signal
-import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn import datasets
 
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config import experiment as configs
 from fedxl.config.experiment import Config, read, simulate
-from fedxl.data import DATASETS, digits
+from fedxl.data import DATASETS
 from fedxl.models import MODELS
 from fedxl.options import accepted
 from fedxl.risks import RISKS
@@ -110,8 +110,7 @@ def mutants(path: str) -> Iterator[bytes]:
 def test_a_thousand_mutated_configs_are_one_line_each_or_could_begin(tmp_path, monkeypatch):
     np.savez(tmp_path / "d.npz", **arrays())
     monkeypatch.chdir(tmp_path)
-    module = sys.modules[digits.__module__]
-    monkeypatch.setattr(module, "load_digits", functools.cache(module.load_digits))  # it is the same each time
+    monkeypatch.setattr(datasets, "load_digits", functools.cache(datasets.load_digits))  # it is the same each time
 
     def act(content: bytes) -> None:
         Path("c.toml").write_bytes(content)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,21 @@ def test_four_sites_over_tls_come_to_what_the_simulator_does(tmp_path):
 @pytest.mark.parametrize("algorithm", ["fedxl1", "local_sgd", "codasca", "local_pair"])
 def test_every_algorithm_does(tmp_path, algorithm):
     run(tmp_path / "federation", algorithm)
+
+
+@pytest.mark.deploy
+def test_an_algorithm_of_ones_own_is_deployed(tmp_path, monkeypatch):
+    """It is installed at every party, and each site's own file allows it by its name."""
+    examples = Path(__file__).parents[2] / "examples"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(examples), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.syspath_prepend(examples)
+    experiment = replace(config("fedxl2"), algorithm={"name": "own_algorithm:FeDXLProx", "lr": 0.3, "mu": 0.05})
+    with Deployment(tmp_path / "federation", SITES, experiment) as federation:
+        allowed = (tmp_path / "federation" / "sites" / SITES[0] / "site.toml").read_text()
+        assert 'algorithms = ["own_algorithm:FeDXLProx"]' in allowed
+        for name in ("server", *SITES):
+            federation.start(name)
+        assert_equals_simulator(federation.finished(), experiment)
 
 
 @pytest.mark.deploy

@@ -177,7 +177,7 @@ def test_a_site_takes_only_what_it_should(tmp_path):
     before = sorted(path.name for path in (mine.state / good.facts["run"]).iterdir())
     for facts, reason in [
         ({"version": "0.0"}, "they must be the same"),
-        ({"run": "../../etc"}, "the run's number is not one"),
+        ({"run": "../../etc"}, "the run id is malformed"),
         ({"config": json.dumps({"model": {"name": "os:system"}})}, "does not allow the model 'os:system'"),
     ]:
         with pytest.raises(UserError, match=reason):
@@ -185,6 +185,29 @@ def test_a_site_takes_only_what_it_should(tmp_path):
     with pytest.raises(wire.RefusedError, match="which is unexpected"):
         requests.train(mine, Envelope(good.facts, {**good.tensors, "more": torch.zeros(1)}))
     assert sorted(path.name for path in (mine.state / good.facts["run"]).iterdir()) == before
+
+
+def test_a_site_receives_the_scores_that_it_reads_and_no_others(tmp_path):
+    _, sent = train_request(tmp_path)
+    steps, size = config("fedxl2").run["local_steps"], config("fedxl2").run["batch1"]
+    assert sent.tensors["passive.a"].shape[:2] == (steps, size)
+    for name in ("first.a", "first.u", "second.b", "second.y"):
+        assert sent.tensors[f"server.pool.{name}"].tolist() == [0.0], "an entry that says nothing"
+
+
+@pytest.mark.parametrize("change", [lambda a: a[:-1], lambda a: a[:, :-1], lambda a: a.new_zeros(0, *a.shape[1:])])
+def test_a_site_refuses_another_number_of_scores_than_it_reads(tmp_path, change):
+    _, good = train_request(tmp_path)
+    tensors = {**good.tensors, "passive.a": change(good.tensors["passive.a"])}
+    with pytest.raises(wire.RefusedError, match=r"passive"):
+        requests.train(site_file(tmp_path, 0), Envelope(good.facts, tensors))
+
+
+@pytest.mark.parametrize("facts", ["", "[]", "{}", '{"positive_share": "many"}', '{"other": 1}', "[" * 2000, None])
+def test_a_site_refuses_what_it_cannot_read_about_all_sites(tmp_path, facts):
+    _, good = train_request(tmp_path, facts_of_all=facts)
+    with pytest.raises(wire.RefusedError, match="all sites' data cannot be read"):
+        requests.train(site_file(tmp_path, 0), good)
 
 
 def test_a_lost_state_is_said_and_the_run_goes_on(tmp_path):

@@ -16,6 +16,7 @@ OWN = sorted(path.stem for path in EXAMPLES.glob("own_*.py"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # What a run of each must have in its records, and its config must name.
 EXPECTED = {
+    "own_algorithm": ({"auroc", "risk"}, "own_algorithm:FeDXLProx"),
     "own_metric": ({"sensitivity", "missed", "auroc"}, "own_metric:sensitivity"),
     "own_data": ({"auroc"}, "own_data:load"),
     "own_risk": ({"auroc", "risk"}, "own_risk:push"),

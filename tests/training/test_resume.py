@@ -162,6 +162,29 @@ def test_every_algorithm_takes_up_its_state(tmp_path, algorithm, buffers):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=name)
 
 
+def test_a_run_with_a_gradient_average_that_nobody_used_goes_on(tmp_path):
+    """Version 0.2 kept G for FeDXL1, too."""
+    parts = (model(), make_clients([(6, 14), (3, 9)]), auroc(), "fedxl1")
+    options = {"local_steps": 2, "batch1": 2, "batch2": 3, "dtype": "float64", "executor": "loop", "out": tmp_path}
+    fit_named(*parts, rounds=2, **options)
+    checkpoint = load_latest(tmp_path / "checkpoints")[0]
+    params = {name: leaf for name, leaf in checkpoint.tensors.items() if name.startswith("server.weights.params.")}
+    assert not any(".G." in name for name in checkpoint.tensors)
+    G = {name.replace("weights.params", "G"): leaf for name, leaf in params.items()}
+    save_checkpoint(tmp_path / "checkpoints", 2, {**checkpoint.tensors, **G}, checkpoint.info)
+    resumed = fit_named(*parts, rounds=4, resume=True, **options)
+    straight = fit_named(*parts, rounds=4, **{**options, "out": None})
+    for name, expected in straight.server.weights.params.items():
+        assert torch.equal(resumed.server.weights.params[name], expected)
+
+
+def test_a_hyper_parameter_at_its_default_may_be_given_or_left_out(tmp_path):
+    run(tmp_path, rounds=3)
+    run(tmp_path, resume=True, rounds=4, gamma=0.1, buffers="average")
+    with pytest.raises(UserError, match=r"algorithm.gamma was None and is now 0\.2"):
+        run(tmp_path, resume=True, rounds=5, gamma=0.2)
+
+
 def test_other_settings_are_refused(tmp_path):
     run(tmp_path, rounds=6)
     with pytest.raises(UserError, match=r"lr was 0\.05 and is now 0\.1"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree, wire
-from fedxl.algorithms.protocol import AnyPhase, Share
+from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState, Share
 from fedxl.data.federation import shares
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
@@ -25,22 +25,24 @@ class UpdateStack:
     """Updates stacked, each put into its row as it arrives, so that none is held twice while others are awaited."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.filled, self._all = count, set[int](), None
+        self.count, self.filled = count, set[int]()
+        self._all: Any = None
 
-    def put(self, row: int, update: Any) -> None:
+    def put(self, row: int, update: ClientUpdate) -> None:
         if self._all is None:
             self._all = tree.map(lambda leaf: leaf.new_zeros((self.count, *leaf.shape)), update)
         tree.map(lambda rows, leaf: rows[row].copy_(leaf), self._all, update)
         self.filled.add(row)
 
-    def stacked(self) -> Any:
+    def stacked(self) -> ClientUpdate:
         """Those that were put in, in the order of their rows. They move up over the gaps: nothing is held twice."""
         rows = sorted(self.filled)
         for place, row in enumerate(rows):
             if place != row:
                 tree.map(lambda leaf, to=place, of=row: leaf[to].copy_(leaf[of]), self._all)
         self.filled = set(range(len(rows)))
-        return tree.map(lambda leaf: leaf[: len(rows)], self._all)
+        stacked: ClientUpdate = tree.map(lambda leaf: leaf[: len(rows)], self._all)
+        return stacked
 
 
 class Replies(NamedTuple):
@@ -78,7 +80,7 @@ class GridEngine:
         self.influence = Influence(self.settings.influence)
         self.dropped: list[dict[str, Any]] = []
 
-    def run_round(self, server: Any, round: int, cohort: Indices) -> Any:
+    def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
         """The updates of the sites that answered, stacked in the order of their numbers."""
         phase = self.problem.algorithm.phase(round)
         numbers, least = sorted(int(number) for number in cohort), min(self.settings.minimum, len(cohort))
@@ -104,7 +106,7 @@ class GridEngine:
             self.base[name], self.visits[name] = round, self.visits[name] + 1
         return updates
 
-    def _attempt(self, phase: AnyPhase, server: Any, round: int, cohort: Sequence[int]) -> Replies:
+    def _attempt(self, phase: AnyPhase, server: ServerState, round: int, cohort: Sequence[int]) -> Replies:
         names = {self.settings.sites[number]: number for number in cohort}
         numbers = {node: names[name] for name, node in self.directory.gather(names).items()}
         for number in set(cohort) - set(numbers.values()):
@@ -132,7 +134,7 @@ class GridEngine:
             self._drop(round, cohort[row], reason)
         return Replies(rows, sizes, diverged)
 
-    def _usable(self, phase: AnyPhase, server: Any, round: int, updates: Any) -> bool:
+    def _usable(self, phase: AnyPhase, server: ServerState, round: int, updates: ClientUpdate) -> bool:
         """Whether sites can go on from what these updates come to: nothing else may be sent to them, or saved."""
         state = phase.aggregate(server, updates)
         try:
@@ -166,7 +168,7 @@ class GridEngine:
         return Envelope(facts, {**state, **share})
 
     def _passive(
-        self, phase: AnyPhase, server: Any, round: int, number: int, pool: PoolDraws | None
+        self, phase: AnyPhase, server: ServerState, round: int, number: int, pool: PoolDraws | None
     ) -> Mapping[str, Tensor]:
         """What this site reads of the pool: drawn here as the simulator draws it, so that no site sees the rest."""
         if pool is None:
@@ -174,7 +176,9 @@ class GridEngine:
         lags = draw_lags(self.problem.schedule, self.reading, number, round, pool)
         return tree.pack(phase.passive(server, *map(torch.from_numpy, lags)), "passive")
 
-    def _checked(self, phase: AnyPhase, server: Any, round: int, number: int, answer: Envelope | Failure) -> Any:
+    def _checked(
+        self, phase: AnyPhase, server: ServerState, round: int, number: int, answer: Envelope | Failure
+    ) -> Any:
         """The update in an answer, if it is of the right form and of this site in this round."""
         if isinstance(answer, Failure):
             raise RefusedError(answer.reason)
@@ -197,7 +201,7 @@ class GridEngine:
             raise RefusedError(f"it says it did {int(update.steps)} steps of {steps}")
         return update
 
-    def _sizes(self, phase: AnyPhase, server: Any, number: int, update: Any) -> Sizes:
+    def _sizes(self, phase: AnyPhase, server: ServerState, number: int, update: ClientUpdate) -> Sizes:
         """How large an update is, once its algorithm finds that this site can have come to it."""
         sizes = phase.check_update(server, update, self.problem.assignment(self._share(number)))
         # Who does not count in the average says nothing of what is usual there.
@@ -222,7 +226,7 @@ class GridEngine:
         usual = {name: torch.tensor(each, dtype=torch.float64) for name, each in self.influence.usual.items()}
         return SiteHistory(base, visits, usual)
 
-    def restore(self, server: Any, tensors: dict[str, Tensor]) -> None:
+    def restore(self, server: ServerState, tensors: dict[str, Tensor]) -> None:
         base, visits, _ = tree.unpack(self.population._replace(usual={}), tensors)
         self.base = {name: int(number) for name, number in base.items()}
         self.visits = {name: int(number) for name, number in visits.items()}

@@ -76,11 +76,11 @@ class SiteExaminer:
         self.directory.require_within_limit(name, len(scores))
         return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
 
-    def _metrics(self, told: Mapping[str, Any]) -> dict[str, float]:
+    def _metrics(self, reported: Mapping[str, Any]) -> dict[str, float]:
         """A site's own metrics: the names that we have ourselves, and values that they can have."""
         ranges = self.evaluator.ranges
         counts = () if self.evaluator.risk.score_shape else COUNTS
-        values = {name: float(told[name]) for name in (*ranges, *counts)}
+        values = {name: float(reported[name]) for name in (*ranges, *counts)}
         for name, value in values.items():
             counted = name in counts
             low, high = (0.0, MOST_COUNTED) if counted else ranges[name]
@@ -91,35 +91,35 @@ class SiteExaminer:
         return values
 
     def _together(self, split: str, answers: Mapping[str, Answer]) -> Findings:
-        told = {name: answer for name, answer in answers.items() if isinstance(answer, Findings)}
+        reported = {name: answer for name, answer in answers.items() if isinstance(answer, Findings)}
         remarks: dict[str, Any] = {
             f"{split}_by_site": {
                 name: answer.metrics if isinstance(answer, Findings) else answer for name, answer in answers.items()
             }
         }
-        scored = all(answer.scores is not None for answer in told.values())
-        found = self._pooled(told) if scored else self._mean(told)
+        scored = all(answer.scores is not None for answer in reported.values())
+        found = self._pooled(reported) if scored else self._mean(reported)
         if found is None:
             reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items() if isinstance(answer, str))
             self.directory.say(
                 f"nobody could evaluate on {split} data with both classes ({reasons or 'no such data'})"
             )
             return Findings({}, remarks=remarks)
-        remarks[f"{split}_from"] = f"{'scores' if scored else 'metrics'} of {', '.join(sorted(told))}"
+        remarks[f"{split}_from"] = f"{'scores' if scored else 'metrics'} of {', '.join(sorted(reported))}"
         return Findings(found.metrics, found.scores, found.labels, remarks)
 
-    def _pooled(self, told: Mapping[str, Findings]) -> Findings | None:
-        scores = [found.scores for found in told.values() if found.scores is not None]
-        labels = [found.labels for found in told.values() if found.labels is not None]
+    def _pooled(self, reported: Mapping[str, Findings]) -> Findings | None:
+        scores = [found.scores for found in reported.values() if found.scores is not None]
+        labels = [found.labels for found in reported.values() if found.labels is not None]
         if not scores:
             return None
         h, y = torch.cat(scores), torch.cat(labels)
         values = self.evaluator.metrics_of(h, y)
         return None if math.isnan(value_of(values, self.select)) else Findings(values, h, y)
 
-    def _mean(self, told: Mapping[str, Findings]) -> Findings | None:
+    def _mean(self, reported: Mapping[str, Findings]) -> Findings | None:
         """Of those who have the metric that is asked for: with one class at a site there is none."""
-        each = [found.metrics for found in told.values() if not math.isnan(value_of(found.metrics, self.select))]
+        each = [found.metrics for found in reported.values() if not math.isnan(value_of(found.metrics, self.select))]
         total = sum(map(pairs_in, each))
         if not total:
             return None

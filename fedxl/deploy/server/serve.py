@@ -65,12 +65,14 @@ def serve(
     problem = build_problem(config, shape, facts_of_all, torch.device("cpu"))
     name = str(config.algorithm["name"])
     require(not problem.algorithm.centralized, f"{name} wants all data in one place; that is not what sites are for")
-    told = {name: table for name, table in config.tables().items() if name != "data"}
-    engine = GridEngine(directory, problem, RunHeader(run_id, json.dumps(told), json.dumps(facts_of_all._asdict())))
+    sections = {name: table for name, table in config.tables().items() if name != "data"}
+    engine = GridEngine(
+        directory, problem, RunHeader(run_id, json.dumps(sections), json.dumps(facts_of_all._asdict()))
+    )
     _begin(known, run_id, directory.facts)
     task = _task(engine, config, shape)
-    begun = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
-    return train(task, hooks, server.out, resume=begun)
+    resuming = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
+    return train(task, hooks, server.out, resume=resuming)
 
 
 def _task(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> ServerTask:

@@ -67,7 +67,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     with _locked(site.state / str(facts["run"])) as folder:
         note = _recall(folder, engine, order.server, base, int(facts["visits"]), data)
         passive = tree.map(lambda leaf: leaf[None], order.passive)
-        update = engine.run_round(order.server, round, np.zeros(1, np.int64), passive)
+        update: Any = engine.run_round(order.server, round, np.zeros(1, np.int64), passive)
         update = tree.map(lambda leaf: leaf[0], update)
         _require_convergence(phase, order, update, problem)
         _remember(folder, engine, round, base, data)
@@ -83,15 +83,15 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     """How the server's model does on what this site has held back, as much of it as the site lets go."""
     _require_acceptable(request)
     kind, split = site.settings.evaluate, str(request.facts["split"])
-    told = {"site": site.settings.name, "split": split}
+    header = {"site": site.settings.name, "split": split}
     if kind == "none":
-        return Envelope({**told, "kind": "nothing", "why": "it lets no evaluation go"}, {})
+        return Envelope({**header, "kind": "nothing", "why": "it lets no evaluation go"}, {})
     require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{printable(split)}'")
     experiment = permitted(site, str(request.facts["config"]))
     count(site, "evaluate")
     held = cache.held_back(site, split)
     if held is None:
-        return Envelope({**told, "kind": "nothing", "why": f"it has no {split} data"}, {})
+        return Envelope({**header, "kind": "nothing", "why": f"it has no {split} data"}, {})
     problem = _problem(site, experiment, request, cache.training_data(site))
     weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), request.tensors)
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
@@ -99,11 +99,11 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     judge, device = problem.evaluator, problem.device
     scores = judge.scores(tree.to(weights, device), held.to(device)).cpu()
     if kind == "scores":
-        return Envelope({**told, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
+        return Envelope({**header, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
     # Enough limits are the whole curve, and with it every rank.
     limits = len({metric.limit for metric in judge.metrics} - {None})
     require(limits <= MOST_LIMITS, f"metrics at {limits} false positive rates are more than this site lets go")
-    return Envelope({**told, "kind": kind, "metrics": json.dumps(judge.metrics_of(scores, held.labels))}, {})
+    return Envelope({**header, "kind": kind, "metrics": json.dumps(judge.metrics_of(scores, held.labels))}, {})
 
 
 def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
@@ -116,7 +116,7 @@ def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
 def _require_acceptable(request: Envelope) -> None:
     theirs = printable(request.facts["version"])
     require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
-    require(bool(RUN_ID.fullmatch(str(request.facts["run"]))), "the run's number is not one")
+    require(bool(RUN_ID.fullmatch(str(request.facts["run"]))), "the run id is malformed")
 
 
 def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: Federation) -> Problem:
@@ -142,7 +142,7 @@ def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequ
     order = wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
     shapes = [[leaf.shape for leaf in tree.leaves(each)] for each in (order.passive, like.passive)]
     if shapes[0] != shapes[1]:
-        raise RefusedError("it brings other numbers of pooled scores than this site reads")
+        raise RefusedError("passive: it brings other numbers of pooled scores than this site reads")
     return order
 
 
@@ -163,8 +163,8 @@ def _engine(problem: Problem, federation: Federation, number: int, share: Share)
 def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int, data: str) -> str:
     """Take up the state after round `base`. A site that has lost it begins anew, in the right place of its data."""
     algorithm, note = engine.algorithm, ""
-    begun = (algorithm.rejoin if visits else algorithm.init_client)(server, len(engine.drawing.first[0]))
-    tensors = {"rounds.0": torch.tensor(visits), **tree.pack(begun, "states.0")}
+    state = (algorithm.rejoin if visits else algorithm.init_client)(server, len(engine.drawing.first[0]))
+    tensors = {"rounds.0": torch.tensor(visits), **tree.pack(state, "states.0")}
     if base >= 0:
         found = load_checkpoint(folder, base)
         if found and found.info.get("data") != data:

@@ -15,7 +15,7 @@ from fedxl.experiments.paper.runs import RunRecord, RunStore
 from fedxl.experiments.paper.setup import Task
 from fedxl.experiments.paper.study import OURS, Comparison, Study, machines, outline
 from fedxl.experiments.paper.tuning import TuningResult, describe
-from fedxl.reporting.report import as_markdown, mean_and_spread, over_seeds, within
+from fedxl.reporting.report import as_markdown, mean_and_spread, mean_with_spread, over_seeds
 
 Floats = npt.NDArray[np.float64]
 
@@ -95,7 +95,7 @@ def markdown(study: Study, comparison: Comparison, rows: Sequence[Row], entries:
     lines: list[list[str]] = []
     for found in rows:
         head = [found.task.title, comparison.metrics[found.metric]]
-        lines.append([*head, "ours", *(within(found.ours[name]) for name in labels)])
+        lines.append([*head, "ours", *(mean_with_spread(found.ours[name]) for name in labels)])
         intervals = [_interval(found.drawn.get(name)) for name in labels]
         lines.append(["", "", "95 % interval", *intervals])
         if found.paper:
