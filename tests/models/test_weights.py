@@ -164,7 +164,9 @@ STRANGE = {
 @pytest.mark.filterwarnings("ignore")  # torch's own, of kinds that it is still at work on
 def test_tensors_that_are_no_plain_numbers(kind, tmp_path):
     path = saved(tmp_path / "file.pth", changed(conv1__weight=STRANGE[kind](changed()["conv1.weight"])))
-    with pytest.raises(UserError, match=r"'conv1.weight' must be a plain dense tensor|is not a file of weights") as error:
+    with pytest.raises(
+        UserError, match=r"'conv1.weight' must be a plain dense tensor|is not a file of weights"
+    ) as error:
         resnet20(COLOUR, weights=path)
     assert "\n" not in str(error.value)
 
