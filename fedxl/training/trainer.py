@@ -307,7 +307,7 @@ class Trainer:
 
 
 def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: AnyAlgorithm) -> None:
-    before, now = (_without_defaults(settings, algorithm) for settings in (before, now))
+    before, now = (_with_defaults(settings, algorithm) for settings in (before, now))
     changed = [
         f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
         for key in sorted(before.keys() | now.keys())
@@ -316,8 +316,8 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: 
     require(not changed, f"this run began with other settings: {'; '.join(changed)}")
 
 
-def _without_defaults(settings: Mapping[str, Any], algorithm: AnyAlgorithm) -> dict[str, Any]:
+def _with_defaults(settings: Mapping[str, Any], algorithm: AnyAlgorithm) -> dict[str, Any]:
     """Whether a hyper-parameter at its default was given or left out makes no difference."""
     known: tuple[Field[Any], ...] = fields(algorithm) if is_dataclass(algorithm) else ()
     defaults = plain({f"algorithm.{item.name}": item.default for item in known if item.default is not MISSING})
-    return {name: value for name, value in settings.items() if name not in defaults or value != defaults[name]}
+    return {**defaults, **settings}

@@ -181,7 +181,7 @@ def test_a_run_with_a_gradient_average_that_nobody_used_goes_on(tmp_path):
 def test_a_hyper_parameter_at_its_default_may_be_given_or_left_out(tmp_path):
     run(tmp_path, rounds=3)
     run(tmp_path, resume=True, rounds=4, gamma=0.1, buffers="average")
-    with pytest.raises(UserError, match=r"algorithm.gamma was None and is now 0\.2"):
+    with pytest.raises(UserError, match=r"algorithm.gamma was 0\.1 and is now 0\.2"):
         run(tmp_path, resume=True, rounds=5, gamma=0.2)
 
 

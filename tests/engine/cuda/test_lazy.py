@@ -22,7 +22,7 @@ OURS = PACKAGE / "engine" / "cuda"
 FIT = """
 import torch, fedxl
 clients = [(torch.randn(12, 3), torch.arange(12) % 2) for _ in range(2)]
-fedxl.fit(torch.nn.Linear(3, 1), clients, fedxl.auroc(), rounds=1, local_steps=1, batch1=2, batch2=2,
+fedxl.fit(torch.nn.Linear(3, 1), clients, fedxl.FeDXL1(fedxl.auroc()), rounds=1, local_steps=1, batch_size=2,
           device="cpu", executor="{executor}")
 """
 
