@@ -97,7 +97,7 @@ def test_runtime_and_ablations(tmp_path):
     passive, emptied = 16 * 4 * 4, 2 * (3 * 4 + 8)
     assert traffic["FeDXL"]["down"] == 2 * weights + passive + emptied + 8, "weights, G, scores and the step's number"
     assert "| Local SGD |" in text
-    assert "in 48 iterations, looked at every 4 rounds; one seed." in text
+    assert "in 48 iterations, evaluated every 4 rounds; one seed." in text
     for varied in (ablation.VARY_K, ablation.VARY_N):
         text = ablation.run(study(tmp_path, seeds=1), varied)
         assert "one seed." in text
