@@ -188,7 +188,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         share, (_, _, size1, size2, _) = assignment.share, assignment.reading
         if not torch.equal(update.share.model, share.model):
             # Or it would be left out of the comparison of sizes, with its scores in the pool all the same.
-            raise RefusedError("it counts itself differently than it was told")
+            raise RefusedError("its share is not the one that it was given")
         check_upload("first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first)
         check_upload("second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second)
         scores = Pool(update.first, update.second)

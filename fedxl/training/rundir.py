@@ -86,7 +86,7 @@ class RunDir:
             write()
         except OSError as error:
             raise UserError(
-                f"cannot write to {self.path}: {error.strerror}; what was saved before is whole: make room and "
+                f"cannot write to {self.path}: {error.strerror}; earlier states are intact: make room and "
                 f"`fedxl resume {self.path}`"
             ) from error
 

@@ -96,7 +96,7 @@ def test_sites_evaluate_what_stays_with_them(tmp_path):
             federation.start(name)
         federation.finished()
         [evaluation, done] = federation.records()
-    assert evaluation["validation_by_site"]["c"] == "it lets no evaluation go"
+    assert evaluation["validation_by_site"]["c"] == "it discloses no evaluation"
     whole = load_data(experiment)
     mine = [pair.y[part::4] for pair in (whole.validation, whole.test) for part in (0, 1)]
     counts = [int(labels.sum()) for labels in mine]
@@ -242,7 +242,7 @@ FAULTS = {
         "    def full(*args, **kwargs):\n"
         "        raise OSError(errno.ENOSPC, 'No space left on device')\n"
         "    site.save_checkpoint = full\n",
-        "No space left on device; what was saved before is whole",
+        "No space left on device; earlier states are intact",
     ),
 }
 

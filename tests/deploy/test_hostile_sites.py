@@ -49,7 +49,7 @@ ATTACKS = {
     "weights x -3, local sgd": ("local sgd", "weights.params:float64", lambda t: -3 * t, f"weights is * {SIZE}"),
     "G x 100": ("sigmoid", "G:float64", lambda t: 100 * t, f"its change of weights and G is * {SIZE}"),
     "G x 1000, local pair": ("local pair", "G:float64", lambda t: 1000 * t, f"weights and G is * {SIZE}"),
-    "no part in the average": ("raw", "share.model", lambda t: 0 * t, "it counts itself differently"),
+    "no part in the average": ("raw", "share.model", lambda t: 0 * t, "its share is not the one that it was given"),
     "raw b = 1e30": ("raw", "second.b", lambda t: 0 * t + 1e30, "are not all within [-10000, 10000]"),
     "raw b x 100": ("raw", "second.b", lambda t: 100 * t, f"its largest score, squared, is * {SIZE}"),
     "a NaN buffer": (
@@ -212,8 +212,8 @@ def test_a_state_that_sites_could_not_use_is_never_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(FeDXL2, "aggregate", poisoned)
     lines: list[str] = []
     found = deployed(tmp_path, experiment("sigmoid"), InProcess(tmp_path), Hooks(say=lines.append))
-    assert [line for line in lines if "no update is used" in line] == [
-        "round 3: no update is used, for sites could not go on from the new state: "
+    assert [line for line in lines if "updates discarded" in line] == [
+        "round 3: all updates discarded, sites could not continue from the new state: "
         "its scores (second) are not all within [0, 1], as this risk's are"
     ]
     assert found.metrics["test"] == whole.metrics["test"]
@@ -296,7 +296,7 @@ def facts_of_sites(folder: Path):
 TOLD_METRICS = {
     "too many": ({"positives": 2000.0, "negatives": 2000.0}, "a reports 4000 examples; it is approved for at most"),
     "a billion": ({"positives": 1e9}, "a reports 1000000001 examples; it is approved for at most 3000"),
-    "a part": ({"positives": 1.5}, "it says that its positives is 1.5"),
+    "a part": ({"positives": 1.5}, "it reports positives = 1.5"),
 }
 
 
@@ -352,7 +352,7 @@ def test_a_servers_words_reach_no_sites_log_as_they_are(tmp_path, facts):
             told.extend([answer.reason] if isinstance(answer, Failure) else [])
             return answer
 
-    with pytest.raises(UserError, match="see that sites are running"):
+    with pytest.raises(UserError, match="check that sites are running"):
         deployed(tmp_path, config("local_sgd"), Hearing(tmp_path), patience=1)
     assert len(told) == 3
     assert all(r"\x1b[2J" in words and words.isprintable() for words in told)

@@ -84,14 +84,14 @@ def test_by_default_nothing_leaves_and_the_last_model_is_the_result(tmp_path):
     assert not any(answer.tensors for _, answer in carrier.answered)
     assert found.best_round == 4
     assert found.metrics["test"] == {}
-    assert found.history[0]["validation_by_site"] == dict.fromkeys(SITES, "it lets no evaluation go")
-    assert any("nobody could evaluate" in line and "a: it lets no evaluation go" in line for line in lines)
+    assert found.history[0]["validation_by_site"] == dict.fromkeys(SITES, "it discloses no evaluation")
+    assert any("no site could evaluate" in line and "a: it discloses no evaluation" in line for line in lines)
 
 
 def test_who_lets_nothing_go_is_left_out_and_the_rest_is_pooled(tmp_path):
     found, _ = judged(tmp_path, "scores", "none", "scores", "scores")
     by_site = found.history[-1]["validation_by_site"]
-    assert by_site["b"] == "it lets no evaluation go"
+    assert by_site["b"] == "it discloses no evaluation"
     told = [values["positives"] for values in by_site.values() if not isinstance(values, str)]
     assert found.metrics["validation"]["positives"] == sum(told)
     assert found.test_scores is not None
@@ -121,7 +121,7 @@ def test_not_even_ties_tell_which_example_is_which(shape):
 def test_the_whole_curve_does_not_leave_as_metrics(tmp_path):
     experiment = config("fedxl2", rounds=2, fpr=[n / 20 for n in range(1, 20)])
     found, _ = judged(tmp_path, *["metrics"] * 4, experiment=experiment)
-    assert "19 false positive rates are more than this site lets go" in found.history[0]["validation_by_site"]["a"]
+    assert "19 false positive rates are more than this site discloses" in found.history[0]["validation_by_site"]["a"]
 
 
 def test_one_site_without_a_metric_does_not_silence_the_others(tmp_path):
@@ -172,29 +172,32 @@ def test_rounds_that_different_sites_have_judged_are_compared_where_they_can_be(
 
 
 LIES = {
-    "another site": (lambda a: Envelope({**a.facts, "site": "b"}, a.tensors), "something else than was asked"),
+    "another site": (lambda a: Envelope({**a.facts, "site": "b"}, a.tensors), "replies to another request"),
     "NaN": (lambda a: a._replace(tensors={**a.tensors, "scores": a.tensors["scores"] * math.nan}), "NaN or infinity"),
-    "labels": (lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"] + 1}), "a label each"),
-    "fewer labels": (lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"][1:]}), "a label each"),
+    "labels": (lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"] + 1}), "one label each"),
+    "fewer labels": (
+        lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"][1:]}),
+        "one label each",
+    ),
     "more": (lambda a: a._replace(tensors={**a.tensors, "x": torch.zeros(1)}), "which is unexpected"),
     "no kind": (lambda a: Envelope({"site": "a", "split": a.facts["split"]}, {}), "kind"),
     "silence": (lambda a: Failure("the node has died"), "the node has died"),
     "beyond 1": (
         lambda a: Envelope({**a.facts, "kind": "metrics", "metrics": json.dumps(PERFECT | {"auroc": 1.5})}, {}),
-        "it says that its auroc is 1.5",
+        "it reports auroc = 1.5",
     ),
     "a number beyond all": (
         lambda a: Envelope({**a.facts, "kind": "metrics", "metrics": json.dumps(PERFECT | {"auroc": 10**400})}, {}),
-        "its answer is no good",
+        "its reply is invalid",
     ),
-    "too deep": (lambda a: Envelope({**a.facts, "kind": "metrics", "metrics": "[" * 10**6}, {}), "is no good"),
+    "too deep": (lambda a: Envelope({**a.facts, "kind": "metrics", "metrics": "[" * 10**6}, {}), "is invalid"),
     "too many words": (
         lambda a: Envelope({**a.facts, "kind": "metrics", "metrics": json.dumps({"auroc": "x" * 10**6})}, {}),
-        "its answer is no good",
+        "its reply is invalid",
     ),
     "absurd": (
         lambda a: Envelope({**a.facts, "kind": "metrics", "metrics": json.dumps(PERFECT | {"positives": 1e15})}, {}),
-        "it says that its positives is 1e+15",
+        "it reports positives = 1e+15",
     ),
 }
 PERFECT = dict.fromkeys(("auroc", "ap", "risk", "positives", "negatives"), 1.0) | {

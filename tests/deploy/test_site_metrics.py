@@ -118,7 +118,7 @@ def test_built_in_names_are_always_allowed_and_their_limits_counted(tmp_path):
     assert "pauc_raw@0.05" in found.metrics["validation"], "six limits"
     many = config("fedxl2", rounds=2, fpr=[0.1, 0.3], metrics=[f"pauc@{n / 20}" for n in range(1, 6)] + ["pauc@0.7"])
     found, _ = judged(tmp_path / "c", *["metrics"] * 4, experiment=many)
-    assert "7 false positive rates are more than this site lets go" in found.history[0]["validation_by_site"]["a"]
+    assert "7 false positive rates are more than this site discloses" in found.history[0]["validation_by_site"]["a"]
     owned = config("fedxl2", rounds=2, fpr=[0.3], metrics=[f"{OWN}@{n / 20}" for n in range(7, 13)])
     carrier = Judging(tmp_path / "d", ["metrics"] * 4, metrics=(OWN,))
     found = deployed(tmp_path / "d", owned, carrier, evaluate="sites")
@@ -175,7 +175,7 @@ def test_every_rows_range_is_enforced(examiner, row):
     [name] = [name for name in examiner.evaluator.ranges if name.partition("@")[0] == row]
     low, high = METRICS[row].range if row in METRICS else sensitivity_at.range
     for beyond in (math.inf, -math.inf, low - 0.001, high + 0.001):
-        with pytest.raises(RefusedError, match=f"it says that its {name} is"):
+        with pytest.raises(RefusedError, match=f"it reports {name} ="):
             examiner._metrics(good | {name: beyond})
     for within in (math.nan, max(low, -1e30), min(high, 1e30)):
         examiner._metrics(good | {name: within})

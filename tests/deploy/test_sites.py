@@ -66,7 +66,7 @@ def test_a_server_that_was_stopped_goes_on_where_it_was(tmp_path):
     assert deployed(tmp_path, experiment, carrier, hooks).interrupted
     # The next round is done by the sites, but the server dies before it has heard of it.
     carrier.faults = {(number, 3): "silence" for number in range(4)}
-    with pytest.raises(UserError, match="it goes on from its last checkpoint"):
+    with pytest.raises(UserError, match="it resumes from its last checkpoint"):
         deployed(tmp_path, experiment, carrier, minimum=3, patience=1, deadline=0.3)
     assert all(facts["base"] < 3 for _, facts in carrier.sent if facts.get("round") == 3)
     assert_same(deployed(tmp_path, experiment, InProcess(tmp_path)), simulated(experiment))
@@ -120,7 +120,7 @@ def test_too_few_for_too_long_is_an_error_that_says_what_to_do(tmp_path):
     carrier = InProcess(tmp_path)
     carrier.faults = {(number, 1): Failure("no") for number in range(4)}
     lines: list[str] = []
-    with pytest.raises(UserError, match=r"round 1 had fewer than 3 updates 1 times .*; see that sites are running"):
+    with pytest.raises(UserError, match=r"round 1 had fewer than 3 updates 1 times .*; check that sites are running"):
         deployed(tmp_path, config("local_sgd"), carrier, Hooks(say=lines.append), minimum=3, patience=1)
     assert any("nothing from" in line and line.endswith(": no") for line in lines)
     carrier.away = {100}
@@ -134,8 +134,8 @@ GARBAGE = {
     "a shape": (lambda t: {**t, "weights.params:float64": t["weights.params:float64"][:-1]}, "instead of float64"),
     "a type": (lambda t: {**t, "G:float64": t["G:float64"].float()}, "is float32"),
     "infinity": (lambda t: {**t, "weights.params:float64": t["weights.params:float64"] / 0}, "NaN or infinity"),
-    "a count": (lambda t: {**t, "steps": torch.tensor(10**9)}, "it says it did 1000000000 steps of 3"),
-    "a share": (lambda t: {**t, "share.model": t["share.model"] * 100}, "it counts itself differently"),
+    "a count": (lambda t: {**t, "steps": torch.tensor(10**9)}, "it reports 1000000000 steps of 3"),
+    "a share": (lambda t: {**t, "share.model": t["share.model"] * 100}, "its share is not the one that it was given"),
     "a pool": (lambda t: {**t, "first.weight": t["first.weight"] * 1e6}, "weights or ages of its scores"),
     "an old score": (lambda t: {**t, "second.age": t["second.age"] - 5}, "weights or ages of its scores"),
     "too many scores": (lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)}, "1000 entries; between"),
@@ -247,7 +247,7 @@ def test_what_a_site_knew_of_other_data_is_left_behind(tmp_path, monkeypatch):
     _, good = train_request(tmp_path)
     mine = site_file(tmp_path, 0)
     monkeypatch.setattr(cache, "identity", lambda site: "of others")
-    assert "its data are others than in round" in requests.train(mine, good).facts["note"]
+    assert "its data have changed since round" in requests.train(mine, good).facts["note"]
 
 
 def test_an_answer_that_came_while_another_was_worked_on_is_not_too_late(impatient):
@@ -408,7 +408,7 @@ def test_a_full_disk_at_a_site_loses_nothing_and_room_is_enough_to_go_on(tmp_pat
         found = deployed(tmp_path, config("fedxl2", cohort=0, rounds=2, eval_every=1), carrier, minimum=3)
         dropped = [entry for record in found.history for entry in record.get("dropped", [])]
         assert {entry["site"] for entry in dropped} == {"a"}
-        assert all("No space left on device; what was saved before is whole" in e["reason"] for e in dropped)
+        assert all("No space left on device; earlier states are intact" in e["reason"] for e in dropped)
         [folder] = [place for place in state.iterdir() if place.is_dir()]
         kept, complaints = load_latest(folder)
         assert kept

@@ -63,7 +63,7 @@ class SiteHistory(NamedTuple):
 
 @dataclass
 class GridEngine:
-    """Runs rounds at sites. Whoever answers well and in time is aggregated; private states never come here."""
+    """Runs rounds at sites. Valid replies that arrive in time are aggregated; private states stay at the sites."""
 
     directory: Directory
     problem: Problem
@@ -98,7 +98,7 @@ class GridEngine:
             why = f" (the last reason: {self.dropped[-1]['reason']})" if self.dropped else ""
             raise UserError(
                 f"round {round} had fewer than {least} updates {self.settings.patience} times{why}; "
-                "see that sites are running, then start the server again: it goes on from its last checkpoint"
+                "check that sites are running, then start the server again: it resumes from its last checkpoint"
             )
         self.influence.remember(replies.sizes[row] for row in accepted)
         for row in accepted:
@@ -119,16 +119,16 @@ class GridEngine:
             for node, number in numbers.items()
         }
         rows, sizes, diverged = UpdateStack(len(cohort)), dict[int, Sizes](), 0
-        for node, answer in exchange(self.directory.carrier, requests, "train", self.settings.deadline):
+        for node, reply in exchange(self.directory.carrier, requests, "train", self.settings.deadline):
             number = numbers[node]
             row = cohort.index(number)
             try:
-                update = self._checked(phase, server, round, number, answer)
+                update = self._checked(phase, server, round, number, reply)
                 sizes[row] = self._sizes(phase, server, number, update)
                 rows.put(row, update)
             except RefusedError as error:
                 self._drop(round, number, printable(error))
-                diverged += isinstance(answer, Failure) and answer.reason.startswith(DIVERGED)
+                diverged += isinstance(reply, Failure) and reply.reason.startswith(DIVERGED)
         for row, reason in self.influence.excesses(sizes).items():
             rows.filled.remove(row)
             self._drop(round, cohort[row], reason)
@@ -141,7 +141,7 @@ class GridEngine:
             wire.restore(state, wire.flatten(state, self.settings.wire), may_be_nan=self.problem.algorithm.may_be_nan)
             phase.check_server(state)
         except RefusedError as error:
-            self.say(f"round {round}: no update is used, for sites could not go on from the new state: {error}")
+            self.say(f"round {round}: all updates discarded, sites could not continue from the new state: {error}")
             return False
         return True
 
@@ -149,12 +149,12 @@ class GridEngine:
         """A round that has diverged does so again: it is the same to the last bit."""
         if 2 * diverged > cohort:
             raise DivergedError(
-                f"training diverged in round {round}: {diverged} of {cohort} sites say that their numbers are no "
-                "longer finite or in range; begin a new run with a lower learning rate (lr)"
+                f"training diverged in round {round}: {diverged} of {cohort} sites report numbers that are no "
+                "longer finite or in range; start a new run with a lower learning rate (lr)"
             )
 
     def _request(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
-        """The same tensors for everyone, held once, but for the share."""
+        """The same tensors for everyone, held once, except for its share and its scores."""
         name = self.settings.sites[number]
         facts = {
             **self.head.facts,
@@ -177,34 +177,34 @@ class GridEngine:
         return tree.pack(phase.passive(server, *map(torch.from_numpy, lags)), "passive")
 
     def _checked(
-        self, phase: AnyPhase, server: ServerState, round: int, number: int, answer: Envelope | Failure
+        self, phase: AnyPhase, server: ServerState, round: int, number: int, reply: Envelope | Failure
     ) -> Any:
-        """The update in an answer, if it is of the right form and of this site in this round."""
-        if isinstance(answer, Failure):
-            raise RefusedError(answer.reason)
-        if answer.facts.get("round") != round or answer.facts.get("site") != self.settings.sites[number]:
-            raise RefusedError("it answers something else than was asked")
-        if note := answer.facts.get("note"):
+        """The update in a reply, if it is of the right form and of this site in this round."""
+        if isinstance(reply, Failure):
+            raise RefusedError(reply.reason)
+        if reply.facts.get("round") != round or reply.facts.get("site") != self.settings.sites[number]:
+            raise RefusedError("it replies to another request")
+        if note := reply.facts.get("note"):
             self.say(f"round {round}, {self.settings.sites[number]}: {printable(note)}")
         share, steps = self._share(number), self.problem.settings.local_steps
         longest = steps * max(self.reading.size1, self.reading.size2, 1)
         like = phase.update_like(server, self.problem.assignment(share))
-        update = wire.restore(like, answer.tensors, longest, may_be_nan=self.problem.algorithm.may_be_nan)
+        update = wire.restore(like, reply.tensors, longest, may_be_nan=self.problem.algorithm.may_be_nan)
         if self.settings.wire == wire.HALF:
             params = wire.plus(server.weights.params, update.weights.params)
             update = update._replace(weights=update.weights._replace(params=params))
         counted = [*zip(tree.leaves(update.share)[1:], tree.leaves(share)[1:], strict=True)]
         more = update.share.model > share.model * (1 + 1e-6) or update.share.model < 0
-        if more or any(not torch.equal(found, told) for found, told in counted):
-            raise RefusedError("it counts itself differently than it was told")
+        if more or any(not torch.equal(found, given) for found, given in counted):
+            raise RefusedError("its share is not the one that it was given")
         if not 0 <= int(update.steps) <= steps:
-            raise RefusedError(f"it says it did {int(update.steps)} steps of {steps}")
+            raise RefusedError(f"it reports {int(update.steps)} steps of {steps}")
         return update
 
     def _sizes(self, phase: AnyPhase, server: ServerState, number: int, update: ClientUpdate) -> Sizes:
         """How large an update is, once its algorithm finds that this site can have come to it."""
         sizes = phase.check_update(server, update, self.problem.assignment(self._share(number)))
-        # Who does not count in the average says nothing of what is usual there.
+        # A site that does not count in the average says nothing about usual sizes.
         return {name: float(size) for name, size in sizes.items()} if update.share.model > 0 else {}
 
     def _share(self, number: int) -> Share:
@@ -216,7 +216,7 @@ class GridEngine:
         self.dropped.append({"round": round, "site": name, "reason": reason})
 
     def remarks(self) -> dict[str, Any]:
-        """Who was left out since this was last asked, and why."""
+        """Which sites were left out since the last call, and why."""
         dropped, self.dropped = self.dropped, []
         return {"dropped": dropped} if dropped else {}
 

@@ -1,4 +1,4 @@
-"""Evaluation where the data are: each site on its own, answering with as much as it lets go."""
+"""Evaluation where the data are: each site evaluates on its own data, and replies with what it discloses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedxl.models import Weights
 from fedxl.training.evaluate import Evaluator, Findings, pairs_in, value_of
 from fedxl.wire import RefusedError
 
-Answer = Findings | str  # or why there is none
+SiteFinding = Findings | str  # or why there is none
 ROUNDING = 1e-9  # an area of 1 may come out a last bit above it
 MOST_COUNTED = 1e9  # examples of a class that a site may say it has, where no approved entry says less
 MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server must not be kept busy for ever
@@ -29,9 +29,9 @@ MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server mus
 class SiteExaminer:
     """Asks every site that can be reached.
 
-    If all who answer let their scores go, the metrics are those of all scores together, as if the data lay in one
-    place. Otherwise they are means of the sites' own metrics, each counting by its pairs of positive and negative:
-    pairs across sites are left out, so that this says nothing of how well scores of different sites compare.
+    If all sites that reply disclose their scores, the metrics are those of all scores together, as if the data lay
+    in one place. Otherwise they are means of the sites' own metrics, each weighted by its pairs of a positive and a
+    negative. Such means leave out pairs across sites, so they do not say how scores of different sites compare.
     """
 
     directory: Directory
@@ -48,20 +48,20 @@ class SiteExaminer:
         nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
         # Never rounded: it is this model that is judged.
         request = Envelope({**self.head.facts, "split": split}, wire.flatten(weights))
-        answers: dict[str, Answer] = dict.fromkeys(settings.sites, "it is not connected")
-        for node, answer in exchange(carrier, dict.fromkeys(nodes, request), "evaluate", settings.deadline):
+        replies: dict[str, SiteFinding] = dict.fromkeys(settings.sites, "it is not connected")
+        for node, reply in exchange(carrier, dict.fromkeys(nodes, request), "evaluate", settings.deadline):
             try:
-                answers[nodes[node]] = self._read(nodes[node], split, answer)
-            except Exception as error:  # whatever a damaged or hostile answer may raise
-                answers[nodes[node]] = f"its answer is no good: {printable(first_line(error))}"
-        return self._together(split, answers)
+                replies[nodes[node]] = self._read(nodes[node], split, reply)
+            except Exception as error:  # whatever a damaged or hostile reply may raise
+                replies[nodes[node]] = f"its reply is invalid: {printable(first_line(error))}"
+        return self._together(split, replies)
 
-    def _read(self, name: str, split: str, answer: Envelope | Failure) -> Answer:
-        if isinstance(answer, Failure):
-            return printable(answer.reason)
-        facts = answer.facts
+    def _read(self, name: str, split: str, reply: Envelope | Failure) -> SiteFinding:
+        if isinstance(reply, Failure):
+            return printable(reply.reason)
+        facts = reply.facts
         if (facts["site"], facts["split"]) != (name, split):
-            raise RefusedError("it answers something else than was asked")
+            raise RefusedError("it replies to another request")
         if facts["kind"] == "nothing":
             return printable(facts["why"])
         if facts["kind"] == "metrics":
@@ -70,9 +70,9 @@ class SiteExaminer:
             return Findings(values)
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
         like = ScoreReply(torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, dtype=torch.uint8))
-        scores, labels = wire.restore(like, answer.tensors, MOST_SCORES)
+        scores, labels = wire.restore(like, reply.tensors, MOST_SCORES)
         if len(scores) != len(labels) or bool((labels > 1).any()):
-            raise RefusedError("its scores have not a label each, 0 or 1")
+            raise RefusedError("its scores do not have one label each, 0 or 1")
         self.directory.require_within_limit(name, len(scores))
         return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
 
@@ -87,22 +87,22 @@ class SiteExaminer:
             undefined = math.isnan(value) and not counted
             partial = counted and not value.is_integer()
             if math.isinf(value) or partial or not (undefined or low - ROUNDING <= value <= high + ROUNDING):
-                raise RefusedError(f"it says that its {name} is {value:g}")
+                raise RefusedError(f"it reports {name} = {value:g}")
         return values
 
-    def _together(self, split: str, answers: Mapping[str, Answer]) -> Findings:
-        reported = {name: answer for name, answer in answers.items() if isinstance(answer, Findings)}
+    def _together(self, split: str, replies: Mapping[str, SiteFinding]) -> Findings:
+        reported = {name: reply for name, reply in replies.items() if isinstance(reply, Findings)}
         remarks: dict[str, Any] = {
             f"{split}_by_site": {
-                name: answer.metrics if isinstance(answer, Findings) else answer for name, answer in answers.items()
+                name: reply.metrics if isinstance(reply, Findings) else reply for name, reply in replies.items()
             }
         }
-        scored = all(answer.scores is not None for answer in reported.values())
+        scored = all(reply.scores is not None for reply in reported.values())
         found = self._pooled(reported) if scored else self._mean(reported)
         if found is None:
-            reasons = "; ".join(f"{name}: {answer}" for name, answer in answers.items() if isinstance(answer, str))
+            reasons = "; ".join(f"{name}: {reply}" for name, reply in replies.items() if isinstance(reply, str))
             self.directory.say(
-                f"nobody could evaluate on {split} data with both classes ({reasons or 'no such data'})"
+                f"no site could evaluate on {split} data with both classes ({reasons or 'no such data'})"
             )
             return Findings({}, remarks=remarks)
         remarks[f"{split}_from"] = f"{'scores' if scored else 'metrics'} of {', '.join(sorted(reported))}"

@@ -84,7 +84,7 @@ def count(site: SiteFile, kind: str) -> None:
             require(done <= most, limit)
             write_atomically(site.state / COUNTS, json.dumps({**counts, kind: done}).encode(), private=True)
     except OSError as error:
-        raise UserError(f"cannot write to {site.state}: {error.strerror}; what was saved before is whole") from None
+        raise UserError(f"cannot write to {site.state}: {error.strerror}; earlier states are intact") from None
 
 
 def _counts(site: SiteFile) -> dict[str, int]:

@@ -32,7 +32,7 @@ from fedxl.training.problem import Problem
 from fedxl.training.settings import pick_device
 
 SPLITS = ("validation", "test")
-MOST_LIMITS = 6  # false positive rates at which a site tells its partial AUC
+MOST_LIMITS = 6  # false positive rates at which a site discloses its partial AUC
 RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -61,31 +61,31 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     problem = _problem(site, experiment, request, federation)
     round = int(facts["round"])
     phase = problem.algorithm.phase(round)
-    order = tree.to(_received(problem, phase, request), problem.device)
-    engine = _engine(problem, federation, int(facts["number"]), order.share)
+    received = tree.to(_received(problem, phase, request), problem.device)
+    engine = _engine(problem, federation, int(facts["number"]), received.share)
     base, data = int(facts["base"]), cache.identity(site)
     with _locked(site.state / str(facts["run"])) as folder:
-        note = _recall(folder, engine, order.server, base, int(facts["visits"]), data)
-        passive = tree.map(lambda leaf: leaf[None], order.passive)
-        update: Any = engine.run_round(order.server, round, np.zeros(1, np.int64), passive)
+        note = _recall(folder, engine, received.server, base, int(facts["visits"]), data)
+        passive = tree.map(lambda leaf: leaf[None], received.passive)
+        update: Any = engine.run_round(received.server, round, np.zeros(1, np.int64), passive)
         update = tree.map(lambda leaf: leaf[0], update)
-        _require_convergence(phase, order, update, problem)
+        _require_convergence(phase, received, update, problem)
         _remember(folder, engine, round, base, data)
     precision = str(facts["wire"])
     if precision == wire.HALF:
         # Of parameters alone: they take small steps. Statistics jump, and are better rounded themselves.
-        params = wire.minus(update.weights.params, order.server.weights.params)
+        params = wire.minus(update.weights.params, received.server.weights.params)
         update = update._replace(weights=update.weights._replace(params=params))
     return Envelope({"site": site.settings.name, "round": round, "note": note}, wire.flatten(update, precision))
 
 
 def evaluate(site: SiteFile, request: Envelope) -> Envelope:
-    """How the server's model does on what this site has held back, as much of it as the site lets go."""
+    """How the server's model does on what this site has held back, as far as the site discloses it."""
     _require_acceptable(request)
     kind, split = site.settings.evaluate, str(request.facts["split"])
     header = {"site": site.settings.name, "split": split}
     if kind == "none":
-        return Envelope({**header, "kind": "nothing", "why": "it lets no evaluation go"}, {})
+        return Envelope({**header, "kind": "nothing", "why": "it discloses no evaluation"}, {})
     require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{printable(split)}'")
     experiment = permitted(site, str(request.facts["config"]))
     count(site, "evaluate")
@@ -102,15 +102,15 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
         return Envelope({**header, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
     # Enough limits are the whole curve, and with it every rank.
     limits = len({metric.limit for metric in judge.metrics} - {None})
-    require(limits <= MOST_LIMITS, f"metrics at {limits} false positive rates are more than this site lets go")
+    require(limits <= MOST_LIMITS, f"metrics at {limits} false positive rates are more than this site discloses")
     return Envelope({**header, "kind": kind, "metrics": json.dumps(judge.metrics_of(scores, held.labels))}, {})
 
 
 def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
     """Sorted by all there is, so that what leaves is a set: nothing tells which example is which."""
     columns = [*scores.flatten(1).T.numpy()] if scores.ndim > 1 else [scores.numpy()]
-    order = torch.from_numpy(np.lexsort([labels.numpy(), *columns]))
-    return ScoreReply(scores[order], labels[order].to(torch.uint8))
+    sorting = torch.from_numpy(np.lexsort([labels.numpy(), *columns]))
+    return ScoreReply(scores[sorting], labels[sorting].to(torch.uint8))
 
 
 def _require_acceptable(request: Envelope) -> None:
@@ -139,11 +139,11 @@ def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequ
     lags = [torch.zeros(steps, size, dtype=torch.int64) for size in (size1, size2)]
     passive = () if phase.pool_weights(server) is None else phase.passive(server, *lags)
     like = TrainRequest(phase.downlink(server), Share(one, one, one), passive)
-    order = wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
-    shapes = [[leaf.shape for leaf in tree.leaves(each)] for each in (order.passive, like.passive)]
+    received = wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
+    shapes = [[leaf.shape for leaf in tree.leaves(each)] for each in (received.passive, like.passive)]
     if shapes[0] != shapes[1]:
         raise RefusedError("passive: it brings other numbers of pooled scores than this site reads")
-    return order
+    return received
 
 
 def _engine(problem: Problem, federation: Federation, number: int, share: Share) -> Simulator:
@@ -168,17 +168,17 @@ def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int
     if base >= 0:
         found = load_checkpoint(folder, base)
         if found and found.info.get("data") != data:
-            note = f"its data are others than in round {base}; it goes on without what it knew of those"
+            note = f"its data have changed since round {base}; it discards what it knew of them"
         elif found and _visits(found) == visits:
             tensors = found.tensors
         else:
-            note = f"its state after round {base} is lost; it goes on without"
+            note = f"its state after round {base} is lost; it continues without it"
     try:
         engine.restore(server, tensors)
     except wire.RefusedError as error:
         raise UserError(
-            f"the state after round {base} in {folder} is whole, but it is none of this run: {error}; "
-            "remove it to go on without"
+            f"the state after round {base} in {folder} is intact, but does not belong to this run: {error}; "
+            "remove it to continue without it"
         ) from None
     return note
 
@@ -195,15 +195,15 @@ def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str)
         info = {"base": base, "data": data}
         save_checkpoint(folder, round, tree.pack(engine.population), info, keep=base, private=True)
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; what was saved before is whole") from None
+        raise UserError(f"cannot write to {folder}: {error.strerror}; earlier states are intact") from None
 
 
-def _require_convergence(phase: AnyPhase, order: TrainRequest, update: Any, problem: Problem) -> None:
+def _require_convergence(phase: AnyPhase, received: TrainRequest, update: Any, problem: Problem) -> None:
     """The server would refuse such an update all the same; so it learns that training is to blame, not this site."""
-    order, update = tree.to((order, update), "cpu")
+    received, update = tree.to((received, update), "cpu")
     try:
         wire.restore(update, wire.flatten(update), may_be_nan=problem.algorithm.may_be_nan)
-        phase.check_update(order.server, update, problem.assignment(order.share))
+        phase.check_update(received.server, update, problem.assignment(received.share))
     except RefusedError as error:
         raise DivergedError(f"{DIVERGED}{error}; a lower learning rate would help") from None
 
