@@ -89,7 +89,7 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
     The defaults are its authors' settings. The risk is reported, not optimised.
     """
 
-    risk: XRisk = field(default_factory=auroc, kw_only=False)
+    risk: XRisk = field(default_factory=auroc, kw_only=False)  # what is reported
     weight_decay: float = 1e-5
     positive_share: float = 0.0  # p of its objective; 0: the data's own, with clients weighted as in the run
     margin: float = 1.0  # m of its objective: by how much positives should score above negatives

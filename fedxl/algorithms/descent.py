@@ -33,7 +33,7 @@ class Descent(Generic[Server, Client, Update]):
     may_be_nan: ClassVar[tuple[str, ...]] = ()
     first_round: ClassVar[int] = 1
 
-    risk: XRisk
+    risk: XRisk  # what is optimised
     _: KW_ONLY
     lr: float = 0.1  # learning rate
     milestones: tuple[int, ...] = ()  # local steps of the run after which the learning rate is multiplied by `decay`

@@ -53,7 +53,7 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
     optimised.
     """
 
-    risk: XRisk = field(default_factory=auroc, kw_only=False)
+    risk: XRisk = field(default_factory=auroc, kw_only=False)  # what is reported
 
     def __post_init__(self) -> None:
         super().__post_init__()
