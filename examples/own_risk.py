@@ -11,6 +11,7 @@ from fedxl.models import mlp
 from fedxl.risks import LINKS
 
 
+@fedxl.named
 def push(power: float = 2.0, scale: float = 1.0) -> fedxl.XRisk:
     """mean_i g_i^power, g_i = mean_j exp(-(h_i - h_j) / scale). The arguments are settings of [risk] in TOML."""
     sigmoid = LINKS["sigmoid"]  # scores in (0, 1), whose exponentials cannot overflow

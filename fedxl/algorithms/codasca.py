@@ -85,15 +85,15 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
     The defaults are its authors' settings. The risk is reported, not optimised.
     """
 
-    risk: XRisk = field(default_factory=auroc, kw_only=False)
+    risk: XRisk = field(default_factory=auroc, kw_only=False)  # what is reported
     weight_decay: float = 1e-5
-    positive_share: float = 0.0  # p of its objective; 0: taken from the data, as clients are weighted
-    margin: float = 1.0
+    positive_share: float = 0.0  # p of its objective; 0: the data's own, with clients weighted as in the run
+    margin: float = 1.0  # m of its objective: by how much positives should score above negatives
     proximal: float = 500.0  # gamma of its paper: the pull to the reference is (v - v_ref) / proximal
-    clip: float = 1.0  # every entry of a gradient is held to [-clip, clip], as its authors' optimiser does; 0: not
-    stage_steps: int = 4000  # T0: steps after which the rate is divided and the reference renewed
-    stage_decay: float = 3.0
-    control: bool = True  # False: CODA+, the same without control variates
+    clip: float = 1.0  # gradients are clipped entry by entry, as in its authors' optimiser; 0: no clipping
+    stage_steps: int = 4000  # T0: local steps of a stage; then the learning rate falls and the reference moves
+    stage_decay: float = 3.0  # the learning rate is divided by this after each stage
+    control: bool = True  # whether to use control variates; false: CODA+, the same without them
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,7 +119,7 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
         return CODASCAClient(tree.map(torch.zeros_like, server.c), self.own_buffers(server.weights.buffers))
 
     def rejoin(self, server: CODASCAServer, num_rows: int) -> CODASCAClient:
-        # The mean still holds what this client once told; of what that may have been, the mean is the best guess.
+        # The mean still contains this client's lost control variate, and is the best guess of it.
         return self.init_client(server, num_rows)._replace(c=server.c)
 
     def start(self, server: CODASCAServer, client: CODASCAClient, share: Share) -> CODASCAWork:
@@ -187,7 +187,7 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
         shares = updates.share.model
         weights = average(updates.weights, shares, server.weights)
         scalars = average(updates.scalars, shares, server.scalars)
-        # The mean over all clients: who is absent keeps its c_i, so the mean moves by what the present ones changed.
+        # The mean over all clients. Absent ones keep their c_i, so the mean moves by the changes of the others.
         c = tree.map(lambda mean, d: mean + torch.tensordot(shares.to(d.dtype), d, 1), server.c, updates.change)
         step = server.step + updates.steps.max()
         new_stage = step // self.stage_steps > server.step // self.stage_steps

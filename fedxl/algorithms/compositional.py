@@ -4,7 +4,7 @@
     G   <- (1 - beta) G + beta (gradient of the pull)
     w   <- w - eta G
 
-They differ in whom a client's examples are paired with, which is `pull`.
+They differ in what a client's examples are paired with: `pull`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PairWork(NamedTuple):
     G: dict[str, Tensor]
     u: Tensor
     step: Tensor
-    factors: Tensor  # [2] of the gradients by S1 and by S2: 0 where there is nothing to pair
+    factors: Tensor  # [2] what the gradients by S1 and by S2 are multiplied by: 0 where there is nothing to pair
 
 
 class ScoreTrace(NamedTuple):
@@ -74,7 +74,7 @@ U = TypeVar("U", bound=UpdateWithG)
 class Compositional(Descent[S, ClientEstimates, U]):
     """Descent on an X-risk by pairs of scores."""
 
-    may_be_nan: ClassVar[tuple[str, ...]] = ("u",)  # of an example that was never visited, or of a linear risk
+    may_be_nan: ClassVar[tuple[str, ...]] = ("u",)  # u of an example never visited, and all u of a linear risk
 
     beta: float = 0.1  # weight of the new gradient in G
     gamma: float = 0.1  # weight of the new inner estimate in u
@@ -89,7 +89,7 @@ class Compositional(Descent[S, ClientEstimates, U]):
 
     @property
     def keeps_G(self) -> bool:
-        """With beta = 1 the gradient of a step is all there is to G: nothing needs to be kept or sent."""
+        """With beta = 1, G is the gradient of the last step: nothing needs to be kept or sent."""
         return self.beta < 1
 
     def init_G(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -103,12 +103,12 @@ class Compositional(Descent[S, ClientEstimates, U]):
     def check_update(self, server: S, update: U, assignment: Assignment) -> dict[str, Tensor]:
         """Weights and G have one size: how far both move the model until the end of the next round.
 
-        The norm of G by itself says little. It is that of the last steps, and where most sites have nothing left to
-        learn from their last batches, an honest G may be 100 times the median.
+        The norm of G by itself says little, because it depends on the last batches alone. If most sites have nothing
+        left to learn from theirs, an honest G may be 100 times the median.
         """
         sizes = super().check_update(server, update, assignment)
         kept = 1 - self.beta
-        steps = sum(kept**step for step in range(1, assignment.steps + 1))  # for which G goes on, as it fades
+        steps = sum(kept**step for step in range(1, assignment.steps + 1))  # weighted by what is left of G
         ahead = self.rate(server.step, torch.float64) * steps * tree.norm(update.G)
         return sizes | {WEIGHTS_AND_G: sizes.pop(WEIGHTS) + ahead}
 
@@ -148,5 +148,5 @@ class Compositional(Descent[S, ClientEstimates, U]):
         return tree.map(lambda old, new: torch.lerp(old, new, self.beta), G, gradient)
 
     def remember(self, work: PairWork, rows: Tensor, before: Tensor, new: Tensor) -> Tensor:
-        """u with the batch's new estimates, unless they are of stand-ins: no S1 here, or nothing to pair it with."""
+        """u with the batch's new estimates; as it was if there is no S1 here, or nothing to pair it with."""
         return work.u.index_put((rows,), torch.where(work.factors[0] > 0, new, before))

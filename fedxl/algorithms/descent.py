@@ -21,10 +21,10 @@ WEIGHTS = "change of weights"  # the size that every update has
 
 @dataclass(frozen=True, eq=False)
 class Descent(Generic[Server, Client, Update]):
-    """A risk, a learning rate and its decay, and what becomes of buffers.
+    """A base class: a risk, a learning rate with its schedule, weight decay, and how buffers are merged.
 
-    A method without pairs and pool inherits all of `Phase` and `Algorithm` from here, except for `init`,
-    `init_client`, `start`, `step`, `finish`, `aggregate` and `update_like`.
+    It is its own phase, in every round. A subclass without pairs and pool adds `init`, `init_client`, `start`,
+    `step`, `finish`, `aggregate` and `update_like`; the rest of `Algorithm` and `Phase` is here.
     """
 
     name: ClassVar[str] = "training"
@@ -33,13 +33,13 @@ class Descent(Generic[Server, Client, Update]):
     may_be_nan: ClassVar[tuple[str, ...]] = ()
     first_round: ClassVar[int] = 1
 
-    risk: XRisk
+    risk: XRisk  # what is optimised
     _: KW_ONLY
-    lr: float = 0.1
-    milestones: tuple[int, ...] = ()  # local steps at which the learning rate is multiplied by `decay`
-    decay: float = 0.1
-    weight_decay: float = 0.0
-    buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client's own
+    lr: float = 0.1  # learning rate
+    milestones: tuple[int, ...] = ()  # local steps of the run after which the learning rate is multiplied by `decay`
+    decay: float = 0.1  # factor of the learning rate at each milestone
+    weight_decay: float = 0.0  # this times the weights is added to the gradient
+    buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client keeps its own
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"lr must be positive, got {self.lr}")
@@ -51,7 +51,7 @@ class Descent(Generic[Server, Client, Update]):
         )
 
     def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor | float:
-        """The learning rate at a step; a plain number while there is nothing to decay."""
+        """The learning rate at a step; a plain number if there are no milestones."""
         if not self.milestones:
             return float(self.lr)
         rate = torch.full_like(step, self.lr, dtype=dtype)
@@ -60,7 +60,7 @@ class Descent(Generic[Server, Client, Update]):
         return rate
 
     def descend(self, params: dict[str, Tensor], G: dict[str, Tensor], step: Tensor) -> dict[str, Tensor]:
-        """params - rate (G + weight_decay params)."""
+        """params - learning rate * (G + weight_decay * params)."""
         if self.weight_decay:
             G = tree.map(lambda g, w: torch.add(g, w, alpha=self.weight_decay), G, params)
         rate = self.rate(step, next(iter(params.values())).dtype)
@@ -69,7 +69,7 @@ class Descent(Generic[Server, Client, Update]):
         back = -rate
         return tree.map(lambda w, g: torch.addcmul(w, g, back), params, G)
 
-    # What a method without pairs and pool does; those with them say otherwise.
+    # Defaults for a method without pairs and pool. Other methods override them.
 
     def phase(self: D, round: int) -> D:
         return self
@@ -98,7 +98,7 @@ class Descent(Generic[Server, Client, Update]):
     def check_update(self, server: Server, update: Update, assignment: Assignment) -> dict[str, Tensor]:
         check_buffers(update.weights.buffers)
         buffers = tree.map(lambda new, old: new.double() - old, update.weights.buffers, server.weights.buffers)
-        # Counters change by whole steps. In one norm with statistics they would drown these.
+        # Counters change by whole steps. In one norm with the statistics, they would hide changes of these.
         counts = {name for name, leaf in update.weights.buffers.items() if not leaf.is_floating_point()}
         return {
             WEIGHTS: _moved(update.weights.params, server.weights.params),
@@ -107,18 +107,18 @@ class Descent(Generic[Server, Client, Update]):
         }
 
     def check_server(self, server: Server) -> None:
-        pass  # weights are whatever they are, as long as they are finite
+        pass  # any finite weights are accepted, and the engine has checked that
 
     def own_buffers(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What of the buffers a client keeps to itself between its rounds."""
+        """The buffers that a client keeps between its rounds: all, or none."""
         return buffers if self.buffers == "local" else {}
 
 
 def _moved(new: dict[str, Tensor], old: dict[str, Tensor]) -> Tensor:
-    """How far weights have moved; what lies beyond the origin, where they would be turned round, counts tenfold.
+    """How far weights have moved. A move past the origin, which reverses the weights, counts tenfold.
 
-    The distance alone does not tell weights times -3 from those of an honest client at a high learning rate, which
-    may move by more than their own length. But these hardly ever turn.
+    The distance alone does not distinguish weights times -3 from those of an honest client at a high learning rate,
+    which may move by more than their own length. But honest weights hardly ever reverse.
     """
     turned = -tree.inner(new, old) / tree.norm(old).clamp(min=torch.finfo(torch.float64).tiny)
     return tree.norm(tree.map(torch.sub, new, old)) + 10 * turned.clamp(min=0)

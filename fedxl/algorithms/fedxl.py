@@ -1,6 +1,6 @@
 """FeDXL (Guo, Jin, Luo, Yang. Provable Federated Learning for Deep X-Risk Optimization. ICML 2023).
 
-Algorithm 1 (FeDXL1, linear f), 2 (FeDXL2, any f) and 3 (partial participation: whoever is not drawn stays as it was).
+Algorithm 1 (FeDXL1, linear f), 2 (FeDXL2, any f) and 3 (partial participation: clients not drawn keep their state).
 
 Each step pairs the client's own examples (active, they carry gradient) with scores that others computed in the last
 round (passive, numbers from the pool):
@@ -38,7 +38,7 @@ from fedxl.algorithms.protocol import Assignment, Batch, Fresh, PoolWeights, Rea
 from fedxl.errors import RefusedError, require
 from fedxl.models import Score, Weights
 
-# Against so many pooled b the first u of a pool are estimated; all pairs of a large pool would take for ever.
+# The first u of a pool are estimated against so many pooled b. All pairs of a large pool would take too long.
 FIRST_ESTIMATE = 1024
 
 
@@ -70,9 +70,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     first_round: ClassVar[int] = 0
 
-    pool_rounds: int = 1  # how many rounds of scores the pool keeps
-    uploads: int = 0  # scores a client uploads per side and round; 0: all K * B of them
-    fresh: bool = False  # pool the scores of fresh points (z-hat, an extra forward) instead of the batch's
+    pool_rounds: int = 1  # rounds of which the pool keeps the scores
+    uploads: int = 0  # scores that a client uploads for each side in a round; 0: all K * B of them
+    fresh: bool = False  # pool scores of fresh examples (the paper's z-hat, an extra forward pass), not of the batch
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,7 +177,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
         sizes = super().check_update(server, update, assignment)
-        # Who holds rare examples has its gradient multiplied by as much: that is no excess.
+        # A client with rare examples has its gradient multiplied by this factor. That alone is not an excess.
         share = assignment.share
         factor = torch.stack((share.first, share.second)).max().clamp(min=1).double()
         sizes |= {WEIGHTS_AND_G: sizes[WEIGHTS_AND_G] / factor}
@@ -187,7 +187,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         """The size of its part of the pool, where nothing else bounds scores."""
         share, (_, _, size1, size2, _) = assignment.share, assignment.reading
         if not torch.equal(update.share.model, share.model):
-            # Or it would be left out of the comparison of sizes, with its scores in the pool all the same.
+            # With share 0 its scores would enter the pool, and its sizes would not be compared.
             raise RefusedError("its share is not the one that it was given")
         check_upload("first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first)
         check_upload("second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second)
@@ -219,8 +219,8 @@ class FeDXL1(FeDXL2):
 class WarmUp:
     """The warm-up round: clients score their batches with the initial weights, and the server pools the scores.
 
-    The pool's first u are computed by the server from the pooled scores alone: so a client with one class has its
-    part in the pool from the beginning.
+    The server computes the pool's first u from the pooled scores alone. So a client with one class contributes to the
+    pool from the beginning.
     """
 
     name = "warm-up"
@@ -257,7 +257,7 @@ class WarmUp:
     def aggregate(self, server: FeDXLServer, updates: FeDXLUpdate) -> FeDXLServer:
         first, second = self.of.merge(server.pool, updates)
         if not bool(second.weight.sum() > 0):
-            # Without any b there is no u, and an a without its u is of no use.
+            # Without any b there is no u, and an a without its u cannot be used.
             return server._replace(pool=Pool(server.pool.first, second))
         if not self.of.risk.linear:
             some = spread(second.weight, FIRST_ESTIMATE)
@@ -268,7 +268,7 @@ class WarmUp:
         sent, mine = (tree.leaves((state.weights.params, state.G)) for state in (server, update))
         if not all(map(torch.equal, sent, mine)):
             raise RefusedError("it changes weights or G in the warm-up round, which only scores")
-        # Their u are still unknown: the server finds the first ones itself.
+        # Their u are still unknown: the server computes the first ones itself.
         return self.of.check_scores(update, assignment, with_u=False)
 
     def check_server(self, server: FeDXLServer) -> None:

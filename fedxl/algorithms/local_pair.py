@@ -1,7 +1,8 @@
 """Local Pair: each client optimises the X-risk over pairs of its own examples alone, and models are averaged.
 
-The baseline of the paper's section 4, FeDXL without the pool: the passive side is the client's own mini-batch, still
-active. On a federation of one client this is mini-batch SGD (linear f) and SOX (Wang and Yang, ICML 2022).
+The baseline of the paper's section 4, FeDXL without the pool: both sides of a pair come from the client's own
+mini-batch, and both carry gradient. On a federation of one client this is mini-batch SGD (linear f) and SOX (Wang and
+Yang, ICML 2022).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class LocalPairUpdate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
-    """The same risk over pairs within each client, models averaged.
+    """An X-risk over pairs within each client, models averaged.
 
     A client with one class has no pair and is left out of the average.
     """

@@ -1,4 +1,4 @@
-"""Local SGD (FedAvg; McMahan et al., AISTATS 2017) on the cross entropy: what to do without X-risks."""
+"""Local SGD (FedAvg; McMahan et al., AISTATS 2017) on the cross entropy: the baseline without X-risks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LocalSGDUpdate(NamedTuple):
 
 
 def cross_entropy(h: Tensor, y: Tensor) -> Tensor:
-    """Of one score an example and y 0 or 1, or of a score for each class and y the number of the right one."""
+    """The cross entropy of h [B] and labels 0 or 1, or of h [B, classes] and the numbers of the right classes."""
     return nnf.binary_cross_entropy_with_logits(h, y) if h.ndim == 1 else nnf.cross_entropy(h, y.long())
 
 
@@ -49,7 +49,7 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
     optimised.
     """
 
-    risk: XRisk = field(default_factory=auroc, kw_only=False)
+    risk: XRisk = field(default_factory=auroc, kw_only=False)  # what is reported
 
     def __post_init__(self) -> None:
         super().__post_init__()

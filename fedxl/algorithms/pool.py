@@ -20,7 +20,7 @@ class S1Scores(NamedTuple):
 
     a: Tensor  # [P1, *d]
     u: Tensor  # [P1, *m]
-    weight: Tensor  # [P1] how likely to be drawn; 0 marks an entry that says nothing
+    weight: Tensor  # [P1] how likely to be drawn; 0: never, the entry is a placeholder
     age: Tensor  # [P1] rounds since it was uploaded
 
 
@@ -50,7 +50,7 @@ class Pool(NamedTuple):
         return Passive(self.first.a[lag1], self.first.u[lag1], self.second.b[lag2], self.second.y[lag2])
 
     def emptied(self) -> Pool:
-        """Without its scores: an entry a side, whose weight still says whether there is anything to take."""
+        """Without its scores: one entry a side, whose weight says whether the side had any."""
 
         def side(scores: S) -> S:
             one = tree.map(lambda leaf: leaf.new_zeros(1, *leaf.shape[1:]), scores)
@@ -67,14 +67,14 @@ class Pool(NamedTuple):
 
 
 def empty(risk: XRisk, like: Tensor) -> Pool:
-    """One entry of weight 0 a side: indices always have something to point at, and it counts for nothing."""
+    """One placeholder of weight 0 a side, so that an index always has an entry."""
     nothing, age = like.new_zeros(1), torch.zeros(1, dtype=torch.int64, device=like.device)
     a = like.new_zeros(1, *risk.score_shape)
     return Pool(S1Scores(a, like.new_zeros(1, *risk.inner_shape), nothing, age), S2Scores(a, nothing, nothing, age))
 
 
 def merge(kept: S, uploads: S, rounds: int) -> S:
-    """The last `rounds` rounds' entries of one side; as it was if nobody had anything to upload.
+    """The last `rounds` rounds' entries of one side; unchanged if no client uploaded any.
 
     `uploads` holds one row a client; entries of weight 0 come from clients without examples of this side.
     """
@@ -109,7 +109,7 @@ def thin(scores: Tensor, count: int) -> Tensor:
 
 
 def check_upload(name: str, side: S1Scores | S2Scores, count: int, mass: Tensor) -> None:
-    """A client's part of one side: as many scores as it was asked for, weighing what it weighs, all alike."""
+    """RefusedError unless there are `count` scores, all new and of one weight, together at most `mass`."""
     if {len(leaf) for leaf in side} != {count}:
         raise RefusedError(f"its scores ({name}) and what belongs to them are not {count}")
     even = bool((side.weight == side.weight[0]).all())
@@ -119,7 +119,7 @@ def check_upload(name: str, side: S1Scores | S2Scores, count: int, mass: Tensor)
 
 
 def check_values(risk: XRisk, pool: Pool, with_u: bool) -> None:
-    """Scores that the link can give, labels of 0 and 1, and inner estimates that such scores can have."""
+    """RefusedError unless the link can give these scores, labels are 0 or 1, and such scores can have these u."""
     low, high = risk.score_range[:2]
     for name, scores in (("first", pool.first.a), ("second", pool.second.b)):
         if not risk.score_range.holds(scores):
@@ -127,7 +127,7 @@ def check_values(risk: XRisk, pool: Pool, with_u: bool) -> None:
     y = pool.second.y
     if not bool(((y == 0) | (y == 1)).all()):
         raise RefusedError("its labels (second) are not all 0 or 1")
-    u = pool.first.u[pool.first.weight > 0]  # others are of stand-ins
+    u = pool.first.u[pool.first.weight > 0]  # the others are placeholders
     if not with_u or not len(u):
         return
     if not bool(u.isfinite().all()):
@@ -138,7 +138,7 @@ def check_values(risk: XRisk, pool: Pool, with_u: bool) -> None:
 
 
 def largest_score(pool: Pool) -> Tensor:
-    """In absolute value, of those that count."""
+    """The largest absolute value of the scores with a weight above 0."""
     counted = [pool.first.a[pool.first.weight > 0], pool.second.b[pool.second.weight > 0]]
     each = torch.cat([scores.flatten() for scores in counted]).abs().double()
     return each.max() if len(each) else each.new_zeros(())

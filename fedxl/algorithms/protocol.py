@@ -44,17 +44,17 @@ class NoTrace(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What an algorithm reads at each step: which labels, how many, and whether fresh points besides."""
+    """What an algorithm reads at each step."""
 
-    first: Side
-    second: Side
-    size1: int
-    size2: int
-    fresh: bool = False
+    first: Side  # which labels form S1
+    second: Side  # which labels form S2; "none": there are no pairs
+    size1: int  # examples of S1 a step
+    size2: int  # examples of S2 a step
+    fresh: bool = False  # whether as many fresh examples are scored besides
 
 
 class Assignment(NamedTuple):
-    """What a client has to do in a round: its update is checked against it."""
+    """What the server tells a client to do in a round. The client's update is checked against it."""
 
     share: Share
     steps: int
@@ -62,7 +62,7 @@ class Assignment(NamedTuple):
 
 
 class PoolWeights(NamedTuple):
-    """How likely each entry of the pool is to be drawn, S1's and S2's; no entry at all is one of weight 0."""
+    """How likely each entry of the pool is to be drawn, S1's and S2's. An empty side is one entry of weight 0."""
 
     first: Tensor
     second: Tensor
@@ -71,11 +71,11 @@ class PoolWeights(NamedTuple):
 class DataFacts(NamedTuple):
     """What an algorithm may know of all clients' data together."""
 
-    positive_share: float  # how likely an example is positive, clients weighted as the run weights them
+    positive_share: float  # the probability that an example is positive, with clients weighted as in the run
 
 
 class ServerState(Protocol):
-    """What every server state has; the rest is its algorithm's own affair."""
+    """What every server state has. Other fields are known to its algorithm alone."""
 
     @property
     def weights(self) -> Weights: ...
@@ -85,7 +85,7 @@ class ServerState(Protocol):
 
 
 class ClientUpdate(Protocol):
-    """What every update has."""
+    """What every update has. Other fields are known to its algorithm alone."""
 
     @property
     def weights(self) -> Weights: ...
@@ -114,38 +114,42 @@ class Phase(Protocol[Server, Client, Work, Trace, Update]):
     # At the server, before the round.
 
     def pool_weights(self, server: Server) -> PoolWeights | None:
-        """How to draw from the pool, or None: nothing is drawn."""
+        """How to draw from the pool; None: nothing is drawn."""
 
     def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> Any:
-        """The pool's entries at these indices of any shape, S1's and S2's: a whole round's at once."""
+        """The pool's entries at these indices of S1 and of S2. They are those of a whole round, in any shape."""
 
     def downlink(self, server: Server) -> Server:
-        """The state as clients receive it: without what reaches them by `passive`."""
+        """The state as clients receive it: without the pool, of which they receive `passive`."""
 
     # At a client.
 
-    def start(self, server: Server, client: Client, share: Share) -> Work: ...
+    def start(self, server: Server, client: Client, share: Share) -> Work:
+        """What the first step begins with."""
 
-    def step(self, score: Score, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]: ...
+    def step(self, score: Score, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
+        """One mini-batch."""
 
-    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]: ...
+    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
+        """What the client keeps until its next round, and what it sends."""
 
     # At the server, after the round.
 
     def update_like(self, server: Server, assignment: Assignment) -> Update:
-        """What an update looks like: the names, types and shapes of a tree with any numbers."""
+        """An update with the right names, types and shapes; its numbers do not matter."""
 
     def check_update(self, server: Server, update: Update, assignment: Assignment) -> dict[str, Tensor]:
-        """The sizes of what one client changes, by name, which an engine compares with other clients' sizes.
+        """How large each part of an update is, by name. An engine compares these sizes with other clients'.
 
-        Raises RefusedError for an update that no client can have come to. The update looks like `update_like`, and
-        its numbers are finite, except where the algorithm's `may_be_nan` allows NaN.
+        Raises RefusedError for values that no honest client can send. The engine has checked before that the update
+        has the form of `update_like`, and that its numbers are finite, except for NaN where `may_be_nan` allows it.
         """
 
-    def aggregate(self, server: Server, updates: Update) -> Server: ...
+    def aggregate(self, server: Server, updates: Update) -> Server:
+        """The new state, from updates stacked with one row a client."""
 
     def check_server(self, server: Server) -> None:
-        """Raises RefusedError for a state from which no client could go on."""
+        """Raises RefusedError for a state from which clients could not continue."""
 
 
 class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
@@ -153,14 +157,14 @@ class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
 
     The states that it moves are NamedTuples of tensors: *Server* is the global state and the downlink message,
     *Client* is private to its site, *Work* lives inside a round, *Trace* is what a step emits, and *Update* is the
-    uplink message. What runs in a round is the business of its `Phase`.
+    uplink message. A `Phase` is what runs in a round.
 
     The contract of a phase's functions:
 
     - They are pure. State goes in and comes out; nothing is kept in the object, nothing is written in place.
     - Everything random is drawn beforehand and arrives in the batch. Dropout and the like draw inside `score`.
     - No branch depends on numbers in a tensor: `start`, `step` and `finish` run under `vmap` and are traced once.
-      `torch.where` decides instead. `aggregate` and the checks may look.
+      Use `torch.where` instead. `aggregate` and the checks may branch.
     - Nothing that `step` returns is a view of what came in, and no leaf of the new work is another leaf of the old.
     - `finish` gets the traces stacked, steps first.
     - `aggregate` gets updates stacked, a row a client. They may lie in memory that the engine uses again, so
@@ -172,7 +176,7 @@ class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
 
     @property
     def risk(self) -> XRisk:
-        """What the model is judged by, and mostly what is optimised."""
+        """The risk that is reported and, except by Local SGD and CODASCA, optimised."""
 
     @property
     def centralized(self) -> bool:
@@ -196,14 +200,17 @@ class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
     def with_facts(self, facts: DataFacts) -> Algorithm[Server, Client, Work, Trace, Update]:
         """The algorithm with what it needs to know of the data filled in."""
 
-    def reading(self, batch1: int, batch2: int) -> Reading: ...
+    def reading(self, batch1: int, batch2: int) -> Reading:
+        """What a step reads, with the batch sizes of the run."""
 
-    def init(self, weights: Weights) -> Server: ...
+    def init(self, weights: Weights) -> Server:
+        """The state before the first round."""
 
-    def init_client(self, server: Server, num_rows: int) -> Client: ...
+    def init_client(self, server: Server, num_rows: int) -> Client:
+        """The state of a client before it first takes part; it holds `num_rows` examples of S1."""
 
     def rejoin(self, server: Server, num_rows: int) -> Client:
-        """The state of a client that took part before and has lost what it knew."""
+        """The state of a client that took part before and has lost its state."""
 
 
 # An engine moves the states of any algorithm and looks into none of them.
@@ -212,7 +219,7 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
 
 
 class ClientRound(Protocol):
-    """What runs at a client, its score function bound; an executor may offer its own version for many clients."""
+    """A phase's client side with its score function bound. An executor may wrap it to run many clients at once."""
 
     def start(self, server: ServerState, client: Any, share: Share) -> Any: ...
 

@@ -59,7 +59,7 @@ class _Ahead(NamedTuple):
     """What was drawn for the next round while this one was running."""
 
     own: dict[tuple[int, int, int], Draws[Indices]]  # by client, round and how often the client took part
-    pool: PoolDraws | None  # what the pool was taken for
+    pool: PoolDraws | None  # the pool that these draws assume
     lags: dict[tuple[int, int], tuple[Indices, Indices]]  # by client and round
 
 
@@ -88,10 +88,10 @@ class Drawing:
         return draws._replace(lag1=lag1, lag2=lag2)
 
     def draw_ahead(self, round: int, visits: dict[int, int], pool: PoolDraws | None) -> None:
-        """Draw for a round to come. A GPU is still at work on this one, and will not have to wait for the host.
+        """Draw for the next round while a GPU still works on this one, so that it need not wait for the host.
 
-        visits: the clients of that round, and how often each took part before. What the pool will be is not known
-        yet; if all its entries weigh the same, it will mostly be as it was.
+        visits: the clients of the next round, and how often each took part before. The next pool is not known yet. If
+        all entries weigh the same, draws depend on its size alone, which mostly stays the same.
         """
         keys = [(client, round, count) for client, count in visits.items()]
         own = {key: self._own(*key) for key in keys}
@@ -105,7 +105,7 @@ class Drawing:
     def _own(self, client: int, round: int, visits: int) -> Draws[Indices]:
         """Which of its own examples a client reads. A side without examples is filled with the other side's.
 
-        Stand-ins count for nothing in the gradient, but BatchNorm sees them: so they are the client's real examples.
+        Such stand-ins have factor 0 in the gradient. But BatchNorm sees them, so they must be real examples.
         """
         (_, _, size1, size2, fresh), codes = self.reading, self.federation.source.codes
         number = self.first_number + client

@@ -40,12 +40,12 @@ class Group(NamedTuple):
     """The clients that run together: everything an executor needs, already on the device."""
 
     clients: Sequence[object]  # their private states
-    largest_state: Callable[[], object]  # a state as long as any client's, for executors that want all of one length
+    largest_state: Callable[[], object]  # a state as long as the longest, for executors that need one length for all
     shares: Share  # [C]
     feed: Feed  # [C, K, ...]
     batch: Callable[[Feed], Batch]  # one step's feed, of one client or of several, to what the step reads
     seed: Callable[[int], int]  # of a client, for the layers that draw inside the model (dropout)
-    comes_again: bool  # whether the next round runs the same program, so that preparing it pays
+    comes_again: bool  # whether the next round runs the same program, so that compiling it pays
 
     @property
     def steps(self) -> int:

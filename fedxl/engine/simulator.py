@@ -72,7 +72,7 @@ class Simulator:
     def run_round(self, server: ServerState, round: int, cohort: Indices, passive: object = None) -> ClientUpdate:
         """The cohort's updates, stacked in its order. Private states change only once all of them are done.
 
-        passive: what the clients read of the pool, [C, K, ...], where somebody else has drawn it.
+        passive: what the clients read of the pool, [C, K, ...]; None: it is drawn here.
         """
         phase, size = self.algorithm.phase(round), self.placement.clients_at_once or len(cohort)
         weights = phase.pool_weights(server) if passive is None else None
@@ -82,7 +82,7 @@ class Simulator:
         for begin in range(0, len(cohort), size):
             members = [int(client) for client in cohort[begin : begin + size]]
             group = self._group(phase, server, round, members, pool, passive)
-            # Of the steps alone: averages are always taken in full precision.
+            # Only steps run in a lower precision. Averages are always taken in full precision.
             with products(PRECISIONS[self.placement.precision]):
                 clients, update = self.executor(self._bind(phase), server, group)
             states |= zip(members, clients, strict=True)
@@ -97,7 +97,7 @@ class Simulator:
         self.store.restore(tensors, lambda client: self._init(server, client), self.placement.device)
 
     def remarks(self) -> dict[str, Any]:
-        """What to add to the metrics row: nothing ever goes wrong in here."""
+        """What to add to the metrics row: nothing, for no client fails in a simulation."""
         return {}
 
     @property
@@ -105,7 +105,7 @@ class Simulator:
         return self.store.packed
 
     def _bind(self, phase: AnyPhase) -> BoundRound:
-        """The phase with our network; the same object each time, by which an executor knows its program again."""
+        """The phase with our network; the same object each time, so that an executor recognises its program."""
         return self._bound.setdefault(phase.name, BoundRound(phase, self.score))
 
     def _init(self, server: ServerState, client: int) -> Any:

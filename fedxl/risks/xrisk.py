@@ -44,10 +44,13 @@ def named(build: Callable[P, XRisk]) -> Callable[P, XRisk]:
     mine(power=2)
     """
 
+    parameters = inspect.signature(build).parameters
+
     @functools.wraps(build)
     def built(*args: P.args, **options: P.kwargs) -> XRisk:
         given = inspect.signature(build).bind(*args, **options).arguments
-        call = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        # One name for one risk: what is at its default is left out.
+        call = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != parameters[name].default)
         return replace(build(*args, **options), name=f"{build.__name__}({call})")
 
     return built

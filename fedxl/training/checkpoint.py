@@ -1,7 +1,7 @@
 """State on disk: safetensors, written whole or not at all, and checked when read. Never pickle.
 
-A file that was read and is not what was written is damaged; it is set aside. A file that could not be read may be
-whole: the disk may be back in a minute. Then nothing is touched, and one line says so.
+A file whose contents do not match their checksum is damaged; it is renamed. A file that cannot be read at all may be
+whole, on a disk that fails for a moment. Then no file is changed, and the error is one line.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _set_aside(path: Path) -> None:
 def _parsed(path: Path, content: bytes) -> Checkpoint:
     """The checkpoint in these bytes.
 
-    They were read, not mapped into memory: where a disk fails, a mapped file ends the process without a word. Two
+    They were read, not mapped into memory: if a disk fails, a mapped file kills the process without a message. Two
     copies are held for a moment, one less than while it was written.
     """
     tensors = load(content)

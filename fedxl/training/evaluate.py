@@ -56,20 +56,20 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class Findings:
-    """What an evaluation came to, and the scores and labels behind it, where they are known here."""
+    """The metrics of an evaluation, and its scores and labels where they are known here."""
 
-    metrics: dict[str, float]  # empty: nobody could say
+    metrics: dict[str, float]  # empty: no site replied
     scores: Tensor | None = field(default=None, repr=False)
     labels: Tensor | None = field(default=None, repr=False)
-    remarks: Mapping[str, Any] = field(default_factory=dict)  # for the record
+    remarks: Mapping[str, Any] = field(default_factory=dict)  # for the metrics row
 
 
 class Examiner(Protocol):
-    """Whoever evaluates a run's model on data that were held back."""
+    """Evaluates a run's model on data that were held back."""
 
     @property
     def splits(self) -> Collection[str]:
-        """Of train, validation and test those that there are."""
+        """Those of train, validation and test that exist."""
 
     def examine(self, weights: Weights, split: str) -> Findings: ...
 

@@ -56,20 +56,20 @@ def fit(
         model: Any network with one score an example, or as many as the risk pairs.
         clients: (x, y) for each client, labels 0/1. Images as bytes become floats in [0, 1].
         algorithm: Hyper-parameters and risk, for example `fedxl.FeDXL2(fedxl.partial_auc(lam=1.0), lr=0.02)`.
-        rounds: Communications between clients and server.
-        local_steps: K, the steps of a client between two communications.
+        rounds: Each ends with a communication between clients and server.
+        local_steps: K, the steps of a client in a round.
         batch_size: Examples of S1 and of S2 a step; one number for both sides.
-        validation: (x, y) to choose the best round on. Without, the last round counts.
+        validation: (x, y) to choose the best round on. Without it, the last round is the result.
         test: (x, y) to evaluate the chosen model on.
         cohort: Clients a round, drawn anew each time; 0: all.
         weighting: Every client counts the same ("clients"), or by its examples ("samples").
-        seed: Of all draws. The model's first weights are taken as they are.
-        augment: What training images undergo each time they are read.
+        seed: Of all random draws. Training starts from the weights that the model has.
+        augment: Crops, flips and noise of training images, drawn each time an image is read.
         eval_every: Rounds between two evaluations.
         checkpoint_every: Rounds between two checkpoints.
         fpr: False positive rates up to which partial AUC is reported.
         metrics: More metrics: "package.module:function", functions of scores and labels, or `fedxl.Metric`s.
-        select: The validation metric that chooses the best round; empty: the risk's own.
+        select: The validation metric that chooses the best round ("-name": less is better); empty: the risk's own.
         train_metrics: Whether to evaluate on the training data, too.
         executor: loop, vmap, graph (on a GPU), or auto.
         compile: Whether graph compiles the step, which takes a while before the first round.
@@ -78,8 +78,8 @@ def fit(
         device: cpu, cuda, ..., or auto.
         dtype: float32 or float64.
         out: A folder for metrics and checkpoints.
-        resume: Whether to go on from the last checkpoint in `out`.
-        hooks: Where progress and remarks go, and what may stop the run.
+        resume: Whether to continue from the last checkpoint in `out`.
+        hooks: Functions that receive progress and messages, and one that may stop the run.
     """
     both = (batch_size, batch_size) if isinstance(batch_size, int) else tuple(batch_size)
     require(len(both) == 2, f"batch_size must be one number or two, got {batch_size}")

@@ -74,7 +74,7 @@ class Problem:
         return Evaluator(scorer(self.model, False), self.risk, metrics, self.dtype, exact)
 
     def assignment(self, share: Share) -> Assignment:
-        """What a client that counts so much does in a round."""
+        """What a client with this share does in a round."""
         return Assignment(share, self.settings.local_steps, self.reading)
 
 
@@ -97,7 +97,7 @@ def assemble(
 
 
 class Holder(Protocol):
-    """Whoever knows how many examples one client holds."""
+    """A client or site, of which the number of examples is known."""
 
     def count(self, side: Side) -> int: ...
 

@@ -1,4 +1,4 @@
-"""A round: the engine runs clients, the server aggregates. Training, benchmarks and tests all play it here."""
+"""A round: the engine runs clients, then the server aggregates. Training, benchmarks and tests all use this."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedxl.sampling import Indices
 
 
 class Engine(Protocol):
-    """Where rounds run. What it must remember of its clients is its population, part of a checkpoint."""
+    """Where rounds run. `population` is what it remembers of its clients, and goes into checkpoints."""
 
     def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
-        """The updates of the cohort, or of those who answered, stacked."""
+        """The updates of the cohort, or of the sites that replied, stacked."""
 
     def remarks(self) -> dict[str, Any]:
         """What to add to the metrics row, about the rounds since the last call."""
@@ -28,14 +28,14 @@ class Engine(Protocol):
 
 
 class Traffic(NamedTuple):
-    """Bytes that one client receives and sends in a round; what it sends as a mean over the clients of a round."""
+    """Bytes that one client receives and sends in a round; those that it sends are a mean over the cohort."""
 
     down: int
     up: int
 
 
 class Played(NamedTuple):
-    """What came of a round."""
+    """The result of a round."""
 
     server: ServerState
     updates: ClientUpdate

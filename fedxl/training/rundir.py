@@ -18,7 +18,7 @@ from fedxl.files import plain, read_bytes, write_atomically
 from fedxl.metrics import COUNTS
 from fedxl.training.checkpoint import Checkpoint, load_latest, save_checkpoint
 
-LARGEST = 2**53  # of whole numbers in a record: beyond it they are not what a run has counted
+LARGEST = 2**53  # of whole numbers in a metrics row; no run counts further
 
 
 class RunDir:
@@ -100,7 +100,7 @@ class RunDir:
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The records of a run, and how many lines were unreadable (a crash may cut one off)."""
+    """The metrics rows of a run, and how many lines were unreadable (a crash may cut one off)."""
     records: list[dict[str, Any]] = []
     unreadable = 0
     try:
@@ -116,7 +116,7 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _record(line: str) -> dict[str, Any]:
-    """What a line says, if it is one that a run has written."""
+    """A line as a metrics row, if a run can have written it."""
     record: dict[str, Any] = json.loads(line)
     _require_number(record["round"], int)
     _require_number(record.get("best_round", 0), int)
@@ -125,7 +125,7 @@ def _record(line: str) -> dict[str, Any]:
     for name in ("train", "validation", "test"):
         _require_metrics(record.get(name, {}))
         for told in record.get(f"{name}_by_site", {}).values():
-            _require_metrics({} if isinstance(told, str) else told)  # a text says why a site told nothing
+            _require_metrics({} if isinstance(told, str) else told)  # a text is the reason why a site sent none
     return record
 
 

@@ -14,7 +14,7 @@ from fedxl.models.precision import PRECISIONS
 from fedxl.risks import XRisk
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-# Beyond these a setting is a slip of the hand, and would take all memory before the first step.
+# A larger value is a typing error, and would use up all memory before the first step.
 MOST = {
     "rounds": 10**9, "local_steps": 10**6, "batch1": 10**6, "batch2": 10**6, "eval_every": 10**9,
     "checkpoint_every": 10**9, "cohort": 10**9, "clients_at_once": 10**9,
@@ -26,25 +26,25 @@ MOST_READ = 10**8  # examples a client and round
 class Settings:
     """How to run; what to optimise and by which steps are the risk's and the algorithm's settings."""
 
-    rounds: int = 100
-    local_steps: int = 32  # K: steps between two communications
-    batch1: int = 32  # examples of S1 a step, and of S2; methods without pairs read batch1 + batch2 of any label
-    batch2: int = 32
+    rounds: int = 100  # a round ends with a communication between clients and server
+    local_steps: int = 32  # K: steps of a client in a round
+    batch1: int = 32  # examples of S1 a step; methods without pairs read batch1 + batch2 examples of any label
+    batch2: int = 32  # examples of S2 a step
     cohort: int = 0  # clients a round, drawn anew each time; 0: all
     weighting: Weighting = "clients"  # every client counts the same, or "samples": by its examples
-    seed: int = 0
-    eval_every: int = 10  # rounds
-    checkpoint_every: int = 10
-    fpr: tuple[float, ...] = (0.1, 0.3, 0.5)  # limits at which partial AUC is reported
-    metrics: tuple[Item, ...] = ()  # more of them: "package.module:function"; in Python also functions or Metrics
-    select: str = ""  # the validation metric by which the best model is chosen; empty: the risk's own
+    seed: int = 0  # of all random draws
+    eval_every: int = 10  # rounds between two evaluations
+    checkpoint_every: int = 10  # rounds between two checkpoints
+    fpr: tuple[float, ...] = (0.1, 0.3, 0.5)  # false positive rates up to which partial AUC is reported
+    metrics: tuple[Item, ...] = ()  # more metrics: "package.module:function"; in Python also functions or Metrics
+    select: str = ""  # the validation metric that chooses the best round ("-name": less is better); empty: the risk's
     train_metrics: bool = False  # evaluate on the training data, too
-    executor: str = "auto"  # loop, vmap, or graph on a GPU
-    compile: bool = True  # whether graph fuses the step, which takes a while before the first round
-    precision: str = "fp32"  # of the network in training; tf32 or bf16 are faster on a GPU
-    clients_at_once: int = 0  # how many the executor runs together; 0: the whole cohort
-    device: str = "auto"  # cpu, cuda, ...
-    dtype: str = "float32"
+    executor: str = "auto"  # loop, vmap, graph (on a GPU); auto: what is fastest for model and device
+    compile: bool = True  # whether graph compiles the step, which takes a while before the first round
+    precision: str = "fp32"  # of the network in training: fp32, or tf32 and bf16, which are faster on a GPU
+    clients_at_once: int = 0  # clients that the executor runs together; 0: the whole cohort
+    device: str = "auto"  # cpu, cuda, ...; auto: a GPU if there is one
+    dtype: str = "float32"  # of weights and scores: float32 or float64
 
     def __post_init__(self) -> None:
         for name in ("rounds", "local_steps", "batch1", "batch2", "eval_every", "checkpoint_every"):

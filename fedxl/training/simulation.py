@@ -77,7 +77,7 @@ class Simulation:
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """What must be the same when a run is resumed, by dotted names, as plain JSON. All data are read for it."""
+        """What must be the same when a run is resumed, by dotted names, as plain JSON. This reads all data."""
         weights, risk = weights_of(self.problem.model), self.problem.risk
         shapes = {name: list(tensor.shape) for name, tensor in {**weights.params, **weights.buffers}.items()}
         parts = [len(part) for part in self.federation.parts]
@@ -90,10 +90,11 @@ class Simulation:
                 "model": f"{len(shapes)} tensors, {_digest(shapes)}",
                 "clients": f"{len(parts)} with {sum(parts)} examples, {_digest(parts)}",
                 "augment": str(getattr(source, "augment", "")),
-                # A glance at the data, which runs of older versions have noted; then all of them.
+                # Labels and a few examples, which older versions recorded; `examples` is a digest of all data.
                 "data": _digest([source.labels.tolist(), self.probe.flatten().tolist()]),
                 "examples": self._examples(),
                 "validation": fingerprint(validation)[:12] if validation is not None else "",
+                "risk_name": risk.name,
                 "risk": f"{risk.sides}, lam {risk.lam}, {risk.score_shape} {risk.inner_shape}",
             },
         }

@@ -33,27 +33,27 @@ FREE = {
     f"run.{name}"
     for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once", "metrics")
 }
-SINCE = {"task.examples", "task.validation"}  # what runs that were begun by an older version have not noted
+SINCE = {"task.examples", "task.validation", "task.risk_name"}  # absent from checkpoints of older versions
 
 
 @dataclass
 class Result:
-    """What a run came to: the chosen model, its metrics, and how it got there."""
+    """The result of a run: the chosen model, its metrics, and the history of evaluations."""
 
-    model: nn.Module
-    weights: Weights
-    best_round: int
+    model: nn.Module  # the chosen model, in evaluation mode
+    weights: Weights  # its parameters and buffers
+    best_round: int  # the round that it is from
     metrics: dict[str, dict[str, float]]  # by split: validation (of the best round) and test
-    history: list[dict[str, Any]]
-    seconds: float
+    history: list[dict[str, Any]]  # a metrics row for each evaluation
+    seconds: float  # since the run began, without interruptions
     test_scores: tuple[Floats, Floats] | None = field(default=None, repr=False)  # raw scores and labels
-    traffic: Traffic | None = None
-    interrupted: bool = False
-    server: ServerState | None = field(default=None, repr=False)
+    traffic: Traffic | None = None  # bytes that a client receives and sends in a round
+    interrupted: bool = False  # whether it was stopped before its last round
+    server: ServerState | None = field(default=None, repr=False)  # the state after the last round
 
 
 class Progress(NamedTuple):
-    """Told to `on_progress` after every round."""
+    """What `on_progress` receives after every round."""
 
     round: int
     rounds: int
@@ -62,7 +62,7 @@ class Progress(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a checkpoint holds besides the clients' private side."""
+    """What a checkpoint holds besides what the engine remembers of its clients."""
 
     server: ServerState
     best: Weights
@@ -70,7 +70,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a run is: what a checkpoint says besides its tensors."""
+    """How far a run is: what a checkpoint holds besides its tensors."""
 
     round: int
     best_round: int
@@ -89,11 +89,11 @@ def _to_stderr(line: str) -> None:
 
 @dataclass(frozen=True)
 class Hooks:
-    """How a run talks to whoever started it."""
+    """Functions that a run calls."""
 
-    on_progress: Callable[[Progress], None] = lambda progress: None
-    say: Callable[[str], None] = _to_stderr  # which executor was chosen, and why another had to take its place
-    should_stop: Callable[[], bool] = lambda: False
+    on_progress: Callable[[Progress], None] = lambda progress: None  # after every round
+    say: Callable[[str], None] = _to_stderr  # one line, for example which executor was chosen and why
+    should_stop: Callable[[], bool] = lambda: False  # after every round; if true, the run saves and stops
 
 
 class Trainable(Protocol):
@@ -168,7 +168,7 @@ class Trainer:
         if self.round < run.rounds:
             return self._result(interrupted=True)
         if not self._regular(self.round):
-            # After the checkpoint: whoever extends this run must not find an evaluation that a longer run lacks.
+            # After the checkpoint, so that a run which is extended later has the evaluations of a longer run.
             self._evaluate()
         return self._result(interrupted=False)
 
@@ -187,7 +187,7 @@ class Trainer:
             self.traffic = traffic(phase, self.problem.reading, steps, before, updates)
 
     def _evaluate(self) -> None:
-        self._require_finite()  # which waits for all that a GPU has still to do
+        self._require_finite()  # this waits for the GPU
         began = time.monotonic()
         task, weights = self.task, self.server.weights
         record: dict[str, Any] = {"round": self.round, "steps": int(self.server.step), "seconds": self.seconds}
@@ -206,7 +206,7 @@ class Trainer:
         self.evaluating += time.monotonic() - began
 
     def _value(self, record: Mapping[str, Any]) -> float:
-        """By which the best model is chosen; without validation data the latest is."""
+        """What the best round is chosen by; without validation data the latest round is the best."""
         if "validation" not in self.task.examiner.splits:
             return float(self.round)
         if "validation" not in record:
@@ -219,7 +219,7 @@ class Trainer:
     def _better(self, value: float, record: Mapping[str, Any]) -> bool:
         best = next((each for each in self.history if each["round"] == self.best_round), None)
         if best and value > -math.inf and best.get("validation_from") != record.get("validation_from"):
-            # Metrics of other sites' data, or of another kind, do not compare as they are.
+            # Metrics of different sites, or from scores and from metrics, cannot be compared directly.
             return better_at_common_sites(record, best, self.problem.select)
         return value > self.best_value
 
@@ -258,7 +258,7 @@ class Trainer:
         self.seconds, self.evaluating = standing.seconds, standing.evaluating
 
     def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
-        """The state in a checkpoint, once it is one that this run can have come to."""
+        """Continue from the state in a checkpoint; RefusedError if it is not a state of this run."""
         prefix, engine = "population.", self.task.engine
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
         like = State(self.server, self.best)
@@ -267,14 +267,14 @@ class Trainer:
         state = fitted(like, own, ragged=True)
         self.server, self.best = tree.to(state, self.problem.device)
         population = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-        # What an engine knows of its clients before the first round it must know now, too.
+        # The checkpoint must hold at least what an engine remembers before the first round.
         now = engine.population
         fitted(now, {name: t for name, t in population.items() if name in tree.pack(now)})
         engine.restore(self.server, population)
 
     def _result(self, interrupted: bool) -> Result:
         task = self.task
-        # Without any metric to choose by (stopped early, or nobody could say) it is the latest.
+        # Without any metric to choose by (stopped early, or no site replied) it is the latest.
         chosen, best_round = (
             (self.best, self.best_round) if self.best_round > 0 else (self.server.weights, self.round)
         )

@@ -198,8 +198,14 @@ def test_other_settings_are_refused(tmp_path):
         (None, make_clients([(5, 5), (6, 6)]), None, "task.clients"),
         (None, make_clients(RAGGED, seed=1), None, "task.data"),
         (None, None, partial_auc(lam=0.3), "task.risk"),
+        (
+            None,
+            None,
+            partial_auc(margin=2.0),
+            r"task.risk_name was 'partial_auc\(\)' and is now 'partial_auc\(margin=2.0\)'",
+        ),
     ],
-    ids=["another model", "other clients", "other data", "another risk"],
+    ids=["another model", "other clients", "other data", "another risk", "another margin"],
 )
 def test_another_task_is_refused(tmp_path, model_, clients, risk, named):
     run(tmp_path, rounds=3)
