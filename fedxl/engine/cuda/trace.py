@@ -255,6 +255,8 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
     with torch.no_grad(), warnings.catch_warnings(), tracing(TracingContext(fixed)):
         warnings.simplefilter("ignore")  # the compiler's advice is not for our users
         examples: list[Any] = [fixed.from_tensor(tensor) for tensor in inputs]
-        # Combined kernels: the update of sixty small tensors is a few launches instead of sixty.
-        program: Flat = inductor.compile(module, examples, options={"combo_kernels": True})
+        # Combined kernels: the update of sixty small tensors is a few launches instead of sixty. They are for GPUs;
+        # asked for them on a CPU, torch 2.6 fails.
+        options = {"combo_kernels": any(tensor.is_cuda for tensor in inputs)}
+        program: Flat = inductor.compile(module, examples, options=options)
     return program
