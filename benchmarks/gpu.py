@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.engine.choose import executor
-from fedxl.engine.cuda import capture, trace
+from fedxl.engine.cuda import capture
 from fedxl.experiments import bench
 from fedxl.experiments.bench import Setting
 from fedxl.models import MODELS
@@ -50,14 +49,10 @@ def step(
     return {**asdict(row), "clients": setting.clients}
 
 
-def rewritten(
-    begin: Begin, without: str, model: str, options: dict[str, Any], layout: str, setting: Setting = NOT_COMPILED
+def not_compiled(
+    begin: Begin, model: str, options: dict[str, Any], layout: str, setting: Setting = NOT_COMPILED
 ) -> dict[str, Any]:
-    """A step that is not compiled, without some of the rewrites of its trace; also the time of its replay alone."""
-    if "norms" in without:
-        trace.Norms = nullcontext  # type: ignore[assignment,misc]
-    for name in {"tidy", "merge"} & set(without.split()):
-        setattr(trace, name, lambda module: None)
+    """A step that is not compiled; also the time of its replay alone."""
     run: Any = executor("graph", False, capture=bench.after(begin), layout=layout)
     built, images = network(model, setting.shape, **options), bench.images(setting)
     job = bench.Job(
@@ -125,7 +120,7 @@ def cases() -> dict[str, Callable[[Begin], dict[str, Any]]]:
                 begin, "densenet121", {}, "fedxl2", "graph", streams,
                 compile=False, layout="streams", shape=(1, size, size),
             )  # fmt: skip
-    found |= rewrites()
+    found |= layouts()
     found["resnet20, fedxl2, graph, one client"] = lambda begin: step(
         begin, "resnet20", {}, "fedxl2", "graph", clients=1
     )
@@ -147,17 +142,16 @@ SUBJECTS: dict[str, tuple[str, dict[str, Any], tuple[int, int, int]]] = {
 }
 
 
-def rewrites() -> dict[str, Callable[[Begin], dict[str, Any]]]:
-    """What the rewrites of a trace that is not compiled give (docs/notes/compiler.md)."""
+def layouts() -> dict[str, Callable[[Begin], dict[str, Any]]]:
+    """Streams against one lane where nothing is compiled (docs/notes/compiler.md)."""
     found: dict[str, Callable[[Begin], dict[str, Any]]] = {}
     for name, (model, options, shape) in SUBJECTS.items():
         for layout in ("streams", "vectorised"):
-            for without in ("nothing", "norms", "tidy", "merge", "tidy merge", "norms tidy", "norms tidy merge"):
-                case = {"model": model, "options": options, "layout": layout, "without": without}
-                setting = replace(NOT_COMPILED, shape=shape)
-                found[f"rewrites, {name}, {layout}, without {without}"] = lambda begin, case=case, setting=setting: (
-                    rewritten(begin, setting=setting, **case)
-                )
+            case = {"model": model, "options": options, "layout": layout}
+            setting = replace(NOT_COMPILED, shape=shape)
+            found[f"not compiled, {name}, {layout}"] = lambda begin, case=case, setting=setting: not_compiled(
+                begin, setting=setting, **case
+            )
     return found
 
 

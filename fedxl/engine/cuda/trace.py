@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -23,9 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedxl import tree
 from fedxl.engine.cuda.aliasing import writers_of
-from fedxl.engine.cuda.merge import merge
-from fedxl.engine.cuda.norms import Norms
-from fedxl.engine.cuda.tidy import tidy
 from fedxl.errors import first_line
 from fedxl.models.precision import switched
 
@@ -40,6 +37,11 @@ BATCH_NORMS = [
 
 # What is done to the number of a step with a setting: when the rate falls, and when a stage ends.
 STEP_ARITHMETIC = {aten.ge.Scalar: aten.ge.Tensor, aten.floor_divide.default: aten.floor_divide.default}
+
+# Before, Inductor may fuse the reading of u with writing it in place: an example that stands twice in a batch reads
+# what was just written for it (seen with 2.6; 2.7 to 2.10 were not tried).
+COMPILES_FROM = (2, 11)
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 MOST_NUMBERS = 2**16  # in a tensor of one number: a learning rate has one for each client
 MOST_PROGRAMS = 16  # that are kept for the next run in this process
@@ -85,12 +87,12 @@ def trace(
     function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False, compiled: bool = True
 ) -> Traced:
     """The trace of a function that writes its results into its arguments."""
-    # Under vmap BatchNorm asks for kernels of mixed precision that the libraries lack; in small pieces it does not.
+    # Under vmap BatchNorm asks for kernels of mixed precision that the libraries lack; in small pieces it does not
+    # (torch 2.11; tests/engine/cuda/test_workarounds.py).
     pieces: Any = get_decompositions(BATCH_NORMS) if vectorised else None
 
     def flat(*arguments: Tensor) -> tuple[()]:
-        with Norms() if vectorised and not compiled else nullcontext():
-            function(*arguments)
+        function(*arguments)
         return ()
 
     with torch.no_grad(), explained(), warnings.catch_warnings():
@@ -103,9 +105,6 @@ def trace(
         numbers = _lift_numbers(module)
         constants = [*numbers, *_lift_constants(module)]
         reads = _drop_unread(module, len(arguments))
-        if not compiled:
-            tidy(module)
-            merge(module)
         module.recompile()
     return Traced(module, reads, constants)
 
@@ -138,14 +137,20 @@ class Census(TorchDispatchMode):
 
 
 def _drop_restriding(module: fx.GraphModule) -> None:
-    """Pooling to one pixel relabels the strides of its result; under vmap, those of a temporary that nobody reads."""
+    """Pooling of one pixel relabels the strides of its result; under vmap, those of a temporary that nobody reads.
+
+    Torch 2.6 to 2.15; tests/engine/cuda/test_workarounds.py says when it can go.
+    """
     for node in list(module.graph.nodes):
         if node.target is aten.as_strided_.default and not node.users:
             module.graph.erase_node(node)
 
 
 def _spell_out_scaling(module: fx.GraphModule) -> None:
-    """a + alpha b with the product written out: Inductor, merging the sum with a matrix product b, forgets alpha."""
+    """a + alpha b with the product written out: Inductor, merging the sum with a matrix product b, forgets alpha.
+
+    Torch 2.11 to 2.14; tests/engine/cuda/test_workarounds.py says when it can go.
+    """
     for node in list(module.graph.nodes):
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and "alpha" in node.kwargs:
             a, b = node.args
@@ -156,7 +161,7 @@ def _spell_out_scaling(module: fx.GraphModule) -> None:
 
 
 def _allow_any_layout(module: fx.GraphModule) -> None:
-    """What was a view of tensors with channels first may need a copy where they come last."""
+    """What was a view of tensors with channels first may need a copy where they come last (no fault of torch)."""
     for node in module.graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -232,6 +237,14 @@ def _drop_unread(module: fx.GraphModule, arguments: int) -> list[int]:
         if not node.users:
             module.graph.erase_node(node)
     return [i for i, node in enumerate(nodes) if node.users]
+
+
+def refused_compiler() -> str:
+    """Why this torch is not let compile a step; empty: it is."""
+    if VERSION >= COMPILES_FROM:
+        return ""
+    wanted = ".".join(map(str, COMPILES_FROM))
+    return f"torch {torch.__version__} may compile it wrongly, from {wanted} on it does not"
 
 
 def fuse(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
