@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedxl import tree
-from fedxl.engine.cuda.aliasing import writers_of
+from fedxl.engine.cuda.numbers import SETTING, lift_numbers
 from fedxl.errors import first_line
 from fedxl.models.precision import switched
 
@@ -35,15 +35,11 @@ BATCH_NORMS = [
     aten.cudnn_batch_norm_backward,
 ]
 
-# What is done to the number of a step with a setting: when the rate falls, and when a stage ends.
-STEP_ARITHMETIC = {aten.ge.Scalar: aten.ge.Tensor, aten.floor_divide.default: aten.floor_divide.default}
-
 # Before, Inductor may fuse the reading of u with writing it in place: an example that stands twice in a batch reads
 # what was just written for it (seen with 2.6; 2.7 to 2.10 were not tried).
 COMPILES_FROM = (2, 11)
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
-MOST_NUMBERS = 2**16  # in a tensor of one number: a learning rate has one for each client
 MOST_PROGRAMS = 16  # that are kept for the next run in this process
 
 Flat = Callable[..., Any]  # tensors in; what comes out is written into some of them
@@ -102,7 +98,7 @@ def trace(
         if compiled:
             _spell_out_scaling(module)
         _allow_any_layout(module)
-        numbers = _lift_numbers(module)
+        numbers = lift_numbers(module)
         constants = [*numbers, *_lift_constants(module)]
         reads = _drop_unread(module, len(arguments))
         module.recompile()
@@ -156,7 +152,7 @@ def _spell_out_scaling(module: fx.GraphModule) -> None:
             a, b = node.args
             with module.graph.inserting_before(node):
                 scaled = module.graph.call_function(aten.mul.Tensor, (b, node.kwargs["alpha"]))
-            scaled.meta = dict(node.meta)
+            scaled.meta = {**node.meta, SETTING: True}  # a learning rate, or weight decay
             node.args, node.kwargs = (a, scaled), {}
 
 
@@ -165,48 +161,6 @@ def _allow_any_layout(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
-
-
-def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
-    """Make inputs of learning rates, of when they fall and stages end, and of lam: runs that differ share a program.
-
-    Of all the numbers in a trace these are the ones that a search changes; compiling it takes a minute.
-    """
-    numbers: list[Tensor] = []
-    writers = writers_of(module)  # what is written to would, as an input, keep that for the next step
-    last = next(node for node in reversed(module.graph.nodes) if node.op == "placeholder")
-
-    def lift(node: fx.Node, value: Tensor) -> fx.Node:
-        nonlocal last
-        with module.graph.inserting_after(last):
-            last = module.graph.placeholder(f"number{len(numbers)}")
-        last.meta = {"val": node.meta["val"].new_empty(value.shape, dtype=value.dtype)}
-        numbers.append(value)
-        return last
-
-    for node in list(module.graph.nodes):
-        shape, device = getattr(node.meta.get("val"), "shape", ()), getattr(node.meta.get("val"), "device", None)
-        if node.target in (aten.full.default, aten.full_like.default) and isinstance(node.args[1], float):
-            if _is_a_setting(node) and math.prod(shape) <= MOST_NUMBERS and node not in writers:
-                value = torch.full(shape, node.args[1], dtype=node.meta["val"].dtype, device=device)
-                node.replace_all_uses_with(lift(node, value))
-                module.graph.erase_node(node)
-        elif node.target in STEP_ARITHMETIC and _is_whole(node.args[0]) and isinstance(node.args[1], int):
-            node.args = (node.args[0], lift(node, torch.tensor(node.args[1], device=device)))
-            node.target = STEP_ARITHMETIC[node.target]
-        elif node.target is aten.div.Tensor and isinstance(node.args[1], float):
-            value = torch.tensor(node.args[1], dtype=node.meta["val"].dtype, device=device)
-            node.args = (node.args[0], lift(node, value))
-    return numbers
-
-
-def _is_a_setting(node: fx.Node) -> bool:
-    """Zeros and ones are mostly no settings, except that a rate is a float like a whole number, the step."""
-    return node.args[1] not in (0.0, 1.0) or (node.target is aten.full_like.default and _is_whole(node.args[0]))
-
-
-def _is_whole(node: Any) -> bool:
-    return not node.meta["val"].is_floating_point()
 
 
 def _lift_constants(module: fx.GraphModule) -> list[Tensor]:

@@ -38,6 +38,34 @@ def test_runs_that_differ_in_what_is_tuned_share_one_program(network, layout, me
     assert len(code) == 1
 
 
+@pytest.mark.parametrize("layout", ["streams", "vectorised"])
+@pytest.mark.parametrize(
+    ("method", "others"),
+    [
+        ("fedxl2", {"lr": 0.3, "beta": 0.4, "gamma": 0.6, "weight_decay": 0.01}),
+        ("fedxl2", {"lr": 1.0, "beta": 0.9, "gamma": 0.8, "weight_decay": 0.05}),
+        ("local_sgd", {"lr": 0.3, "weight_decay": 0.01}),
+        ("codasca", {"lr": 0.3, "proximal": 100.0}),
+    ],
+)
+def test_what_a_search_changes_is_compiled_once(monkeypatch, network, layout, method, others):
+    """Each number of these alone, and all together, without milestones: one program, and the numbers of the loop."""
+    compiled: list[Any] = []
+    monkeypatch.setattr("fedxl.engine.cuda.trace._compiled", {})
+    monkeypatch.setattr("fedxl.engine.cuda.trace.COMPILES_FROM", (0,))
+    monkeypatch.setattr("fedxl.engine.cuda.trace._compile", lambda module, inputs: compiled.append(module) or module)
+    first = {
+        "fedxl2": {"lr": 0.1, "beta": 0.2, "gamma": 0.3, "weight_decay": 0.02},
+        "local_sgd": {"lr": 0.1, "weight_decay": 0.02},
+        "codasca": {"lr": 0.1},
+    }[method]
+    for options in (first, *({**first, name: value} for name, value in others.items()), {**first, **others}):
+        executor = GraphExecutor(capture=again, layout=layout)
+        found = Run(executor, network(), method=method, options=options).state(0, 0)
+        assert_agree(Run(loop, network(), method=method, options=options).state(0, 0), found)
+    assert len(compiled) == 1
+
+
 @compiles
 def test_what_was_compiled_once_is_found_on_disk_by_a_run_tuned_otherwise(monkeypatch, tmp_path, network):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
