@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from fedxl.reporting.plots import require_matplotlib
 Begin = Callable[[], None]
 COLOUR = (3, 32, 32)
 STEMS = ("7x7", "3x3")
+NOT_COMPILED = Setting(compile=False)
 
 
 def network(name: str, shape: tuple[int, ...] = COLOUR, **options: Any) -> torch.nn.Module:
@@ -46,6 +47,28 @@ def step(
     built = network(model, setting.shape, **options)
     row = bench.measure(built, setting, algorithm, run, bench.images(setting), 4, begin)
     return {**asdict(row), "clients": setting.clients}
+
+
+def not_compiled(
+    begin: Begin, model: str, options: dict[str, Any], layout: str, setting: Setting = NOT_COMPILED
+) -> dict[str, Any]:
+    """A step that is not compiled; also the time of its replay alone."""
+    run: Any = executor("graph", False, capture=bench.after(begin), layout=layout)
+    built, images = network(model, setting.shape, **options), bench.images(setting)
+    job = bench.Job(
+        built, images, "fedxl2", run, setting.local_steps, setting.batch, 0, setting.device, setting.precision
+    )
+    job.round()
+    seconds = bench.timed(job, 2, warm_up=1) / setting.local_steps
+    captured = run.captured
+    launches = max(1, 32 // (captured.repeats * captured.plan.at_a_time))
+    replay = bench.repeated(captured.replay, launches, setting.device == "cuda") * launches / 32
+    return {
+        "ms_per_step": 1000 * seconds,
+        "replay_ms_per_step": 1000 * replay,
+        "operations": len(captured.plan.traced.module.graph.nodes),
+        "note": captured.description,
+    }
 
 
 def joint(begin: Begin, stem: str) -> dict[str, Any]:
@@ -97,6 +120,7 @@ def cases() -> dict[str, Callable[[Begin], dict[str, Any]]]:
                 begin, "densenet121", {}, "fedxl2", "graph", streams,
                 compile=False, layout="streams", shape=(1, size, size),
             )  # fmt: skip
+    found |= layouts()
     found["resnet20, fedxl2, graph, one client"] = lambda begin: step(
         begin, "resnet20", {}, "fedxl2", "graph", clients=1
     )
@@ -104,6 +128,30 @@ def cases() -> dict[str, Callable[[Begin], dict[str, Any]]]:
         found[f"resnet18 7x7, fedxl2, graph, {clients} clients"] = lambda begin, clients=clients: step(
             begin, "resnet18", {"stem": "7x7"}, "fedxl2", "graph", clients=clients
         )
+    return found
+
+
+# What is not compiled, and on which lanes: DenseNet by `auto`, the others where there is no compiler.
+SUBJECTS: dict[str, tuple[str, dict[str, Any], tuple[int, int, int]]] = {
+    "resnet18 7x7": ("resnet18", {"stem": "7x7"}, COLOUR),
+    "resnet18 3x3": ("resnet18", {"stem": "3x3"}, COLOUR),
+    "resnet20": ("resnet20", {}, COLOUR),
+    "cnn": ("cnn", {}, COLOUR),
+    "densenet121 32": ("densenet121", {}, COLOUR),
+    "densenet121 28": ("densenet121", {}, (1, 28, 28)),
+}
+
+
+def layouts() -> dict[str, Callable[[Begin], dict[str, Any]]]:
+    """Streams against one lane where nothing is compiled (docs/notes/compiler.md)."""
+    found: dict[str, Callable[[Begin], dict[str, Any]]] = {}
+    for name, (model, options, shape) in SUBJECTS.items():
+        for layout in ("streams", "vectorised"):
+            case = {"model": model, "options": options, "layout": layout}
+            setting = replace(NOT_COMPILED, shape=shape)
+            found[f"not compiled, {name}, {layout}"] = lambda begin, case=case, setting=setting: not_compiled(
+                begin, setting=setting, **case
+            )
     return found
 
 

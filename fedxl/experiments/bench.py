@@ -179,7 +179,7 @@ def measure(
     """One line of the table. `begin` is called when all is compiled, before anything is captured or timed."""
     steps, notes = min(LOOP_STEPS, setting.local_steps) if name == "loop" else setting.local_steps, [""]
     _forget_memory(setting)
-    graph: dict[str, Any] = {"capture": _after(begin), "layout": setting.layout} if name == "graph" else {}
+    graph: dict[str, Any] = {"capture": after(begin), "layout": setting.layout} if name == "graph" else {}
     run = executor(name, setting.compile, notes.append, **graph)
     job = Job(model, federation, algorithm, run, steps, setting.batch, 0, setting.device, setting.precision)
     if name != "graph":
@@ -191,7 +191,7 @@ def measure(
     return Row(algorithm, name, 1000 * seconds, shown / seconds, peak_memory_gb=memory, note=notes[-1][10:])
 
 
-def _after(begin: Callable[[], None]) -> Capture:
+def after(begin: Callable[[], None]) -> Capture:
     from fedxl.engine.cuda.capture import cuda_graph
 
     def capture(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
@@ -232,12 +232,12 @@ def joint_batch(model: nn.Module, setting: Setting, begin: Callable[[], None] = 
     with products(exact), searching():
         run = cuda_graph([step], 1, large=True) if gpu else step
         begin()
-        seconds = _repeated(run, 20 if gpu else 2, gpu)
+        seconds = repeated(run, 20 if gpu else 2, gpu)
     note = "SGD, compiled and captured" if gpu and setting.compile else "SGD"
     return Row("one model", "joint batch", 1000 * seconds, size / seconds, 1.0, None, _peak_memory(setting), note)
 
 
-def _repeated(run: Callable[[], None], times: int, gpu: bool) -> float:
+def repeated(run: Callable[[], None], times: int, gpu: bool) -> float:
     """Seconds per call."""
     for number in range(times + 1):
         if number == 1:  # the first one warms up

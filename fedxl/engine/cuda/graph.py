@@ -21,7 +21,7 @@ from fedxl import tree
 from fedxl.algorithms.protocol import ClientRound
 from fedxl.engine.cuda.capture import Capture, cuda_graph, searching
 from fedxl.engine.cuda.lanes import Layout, divisor, plan
-from fedxl.engine.cuda.trace import TraceError, explained, fuse
+from fedxl.engine.cuda.trace import TraceError, explained, fuse, refused_compiler
 from fedxl.engine.executors import loop, seeded
 from fedxl.engine.group import Feed, Group
 
@@ -106,6 +106,8 @@ class GraphExecutor:
     def _captured(self, algorithm: ClientRound, server: Any, works: Any, group: Group) -> CapturedStep:
         """A step, compiled if it can be; without, it is slower with the same numbers."""
         try:
+            if self.compiled and refused_compiler():
+                raise CompilerError(refused_compiler())
             with explained():
                 return CapturedStep(self, algorithm, server, works, group)
         except CompilerError as error:

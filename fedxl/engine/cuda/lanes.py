@@ -22,9 +22,9 @@ Layout = Literal["auto", "streams", "vectorised"]
 # first, too: weights are cast as they are updated, and need not be read again.
 TOGETHER = 2000
 # Up to so many numbers in the windows of a client's convolutions all clients share a lane, whose program lays them
-# out in memory; beyond, each client has a lane and its stream. Measured in docs/performance.md; the second number
-# lies below the 33 million of a DenseNet121 of 28 pixels, which is faster on streams if it is not compiled.
-SHARED_WINDOWS, SHARED_WINDOWS_NOT_COMPILED = 2**25, 3 * 2**23
+# out in memory; beyond, each client has a lane and its stream. Not compiled, every network with convolutions that
+# was measured is faster on streams (docs/notes/compiler.md).
+SHARED_WINDOWS, SHARED_WINDOWS_NOT_COMPILED = 2**25, 0
 # With more in the windows of one convolution, on average, the kernels of a client nearly fill a GPU.
 LARGE_WINDOWS = 2**23
 SMALLEST_MAPS = 4  # pixels
@@ -73,7 +73,10 @@ class Stepper(NamedTuple):
 
 
 def _refuse_crossed(old: Any, new: Any) -> None:
-    """One leaf is written after another, so none may be read for another that comes later."""
+    """One leaf is written after another, so none may be read for another that comes later.
+
+    A copy would do, but Inductor takes it for the leaf itself (torch 2.11 to 2.15; test_workarounds.py).
+    """
     places = {leaf.untyped_storage()._cdata: name for name, leaf in tree.pack(old).items()}
     for name, leaf in tree.pack(new).items():
         held = places.get(leaf.untyped_storage()._cdata, name)
@@ -123,7 +126,8 @@ def plan(
     traced = _trace(stepper, lanes[0], server, vectorised=False, compiled=compiled)
     if reason:
         say(f"executor: a stream for each client, because {reason}")
-    # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another.
+    # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another
+    # (torch 2.11; tests/engine/cuda/test_workarounds.py).
     as_products(traced.module, 1, pixels=SMALLEST_MAPS)
     large = census.windows > LARGE_WINDOWS * census.convolutions
     return Plan(traced, lanes, everyone, shared=False, at_a_time=1, large=large)

@@ -164,7 +164,7 @@ def _seen_from_outputs(gradient: Tensor, weight: Tensor, size: Pair, padding: Pa
 def _gather(spread: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
     """The transpose of `windows`: [G, B, H', W', kh, kw, c] -> [B, G c, H, W], summed where windows overlap.
 
-    Written as shifted sums, which the compiler makes one kernel.
+    Written as shifted sums, which the compiler makes one kernel; its col2im wrote out of bounds (torch 2.11).
     """
     kernel, (top, left) = spread.shape[4:6], padding
     if (*kernel, *stride, top, left) == (1, 1, 1, 1, 0, 0):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,10 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedxl import tree
-from fedxl.engine.cuda.aliasing import writers_of
-from fedxl.engine.cuda.merge import merge
-from fedxl.engine.cuda.norms import Norms
-from fedxl.engine.cuda.tidy import tidy
+from fedxl.engine.cuda.numbers import SETTING, lift_numbers
 from fedxl.errors import first_line
 from fedxl.models.precision import switched
 
@@ -38,10 +35,11 @@ BATCH_NORMS = [
     aten.cudnn_batch_norm_backward,
 ]
 
-# What is done to the number of a step with a setting: when the rate falls, and when a stage ends.
-STEP_ARITHMETIC = {aten.ge.Scalar: aten.ge.Tensor, aten.floor_divide.default: aten.floor_divide.default}
+# Before, Inductor may fuse the reading of u with writing it in place: an example that stands twice in a batch reads
+# what was just written for it (seen with 2.6; 2.7 to 2.10 were not tried).
+COMPILES_FROM = (2, 11)
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
-MOST_NUMBERS = 2**16  # in a tensor of one number: a learning rate has one for each client
 MOST_PROGRAMS = 16  # that are kept for the next run in this process
 
 Flat = Callable[..., Any]  # tensors in; what comes out is written into some of them
@@ -85,12 +83,12 @@ def trace(
     function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False, compiled: bool = True
 ) -> Traced:
     """The trace of a function that writes its results into its arguments."""
-    # Under vmap BatchNorm asks for kernels of mixed precision that the libraries lack; in small pieces it does not.
+    # Under vmap BatchNorm asks for kernels of mixed precision that the libraries lack; in small pieces it does not
+    # (torch 2.11; tests/engine/cuda/test_workarounds.py).
     pieces: Any = get_decompositions(BATCH_NORMS) if vectorised else None
 
     def flat(*arguments: Tensor) -> tuple[()]:
-        with Norms() if vectorised and not compiled else nullcontext():
-            function(*arguments)
+        function(*arguments)
         return ()
 
     with torch.no_grad(), explained(), warnings.catch_warnings():
@@ -100,12 +98,9 @@ def trace(
         if compiled:
             _spell_out_scaling(module)
         _allow_any_layout(module)
-        numbers = _lift_numbers(module)
+        numbers = lift_numbers(module)
         constants = [*numbers, *_lift_constants(module)]
         reads = _drop_unread(module, len(arguments))
-        if not compiled:
-            tidy(module)
-            merge(module)
         module.recompile()
     return Traced(module, reads, constants)
 
@@ -138,70 +133,34 @@ class Census(TorchDispatchMode):
 
 
 def _drop_restriding(module: fx.GraphModule) -> None:
-    """Pooling to one pixel relabels the strides of its result; under vmap, those of a temporary that nobody reads."""
+    """Pooling of one pixel relabels the strides of its result; under vmap, those of a temporary that nobody reads.
+
+    Torch 2.6 to 2.15; tests/engine/cuda/test_workarounds.py says when it can go.
+    """
     for node in list(module.graph.nodes):
         if node.target is aten.as_strided_.default and not node.users:
             module.graph.erase_node(node)
 
 
 def _spell_out_scaling(module: fx.GraphModule) -> None:
-    """a + alpha b with the product written out: Inductor, merging the sum with a matrix product b, forgets alpha."""
+    """a + alpha b with the product written out: Inductor, merging the sum with a matrix product b, forgets alpha.
+
+    Torch 2.11 to 2.14; tests/engine/cuda/test_workarounds.py says when it can go.
+    """
     for node in list(module.graph.nodes):
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and "alpha" in node.kwargs:
             a, b = node.args
             with module.graph.inserting_before(node):
                 scaled = module.graph.call_function(aten.mul.Tensor, (b, node.kwargs["alpha"]))
-            scaled.meta = dict(node.meta)
+            scaled.meta = {**node.meta, SETTING: True}  # a learning rate, or weight decay
             node.args, node.kwargs = (a, scaled), {}
 
 
 def _allow_any_layout(module: fx.GraphModule) -> None:
-    """What was a view of tensors with channels first may need a copy where they come last."""
+    """What was a view of tensors with channels first may need a copy where they come last (no fault of torch)."""
     for node in module.graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
-
-
-def _lift_numbers(module: fx.GraphModule) -> list[Tensor]:
-    """Make inputs of learning rates, of when they fall and stages end, and of lam: runs that differ share a program.
-
-    Of all the numbers in a trace these are the ones that a search changes; compiling it takes a minute.
-    """
-    numbers: list[Tensor] = []
-    writers = writers_of(module)  # what is written to would, as an input, keep that for the next step
-    last = next(node for node in reversed(module.graph.nodes) if node.op == "placeholder")
-
-    def lift(node: fx.Node, value: Tensor) -> fx.Node:
-        nonlocal last
-        with module.graph.inserting_after(last):
-            last = module.graph.placeholder(f"number{len(numbers)}")
-        last.meta = {"val": node.meta["val"].new_empty(value.shape, dtype=value.dtype)}
-        numbers.append(value)
-        return last
-
-    for node in list(module.graph.nodes):
-        shape, device = getattr(node.meta.get("val"), "shape", ()), getattr(node.meta.get("val"), "device", None)
-        if node.target in (aten.full.default, aten.full_like.default) and isinstance(node.args[1], float):
-            if _is_a_setting(node) and math.prod(shape) <= MOST_NUMBERS and node not in writers:
-                value = torch.full(shape, node.args[1], dtype=node.meta["val"].dtype, device=device)
-                node.replace_all_uses_with(lift(node, value))
-                module.graph.erase_node(node)
-        elif node.target in STEP_ARITHMETIC and _is_whole(node.args[0]) and isinstance(node.args[1], int):
-            node.args = (node.args[0], lift(node, torch.tensor(node.args[1], device=device)))
-            node.target = STEP_ARITHMETIC[node.target]
-        elif node.target is aten.div.Tensor and isinstance(node.args[1], float):
-            value = torch.tensor(node.args[1], dtype=node.meta["val"].dtype, device=device)
-            node.args = (node.args[0], lift(node, value))
-    return numbers
-
-
-def _is_a_setting(node: fx.Node) -> bool:
-    """Zeros and ones are mostly no settings, except that a rate is a float like a whole number, the step."""
-    return node.args[1] not in (0.0, 1.0) or (node.target is aten.full_like.default and _is_whole(node.args[0]))
-
-
-def _is_whole(node: Any) -> bool:
-    return not node.meta["val"].is_floating_point()
 
 
 def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
@@ -234,6 +193,14 @@ def _drop_unread(module: fx.GraphModule, arguments: int) -> list[int]:
     return [i for i, node in enumerate(nodes) if node.users]
 
 
+def refused_compiler() -> str:
+    """Why this torch is not let compile a step; empty: it is."""
+    if VERSION >= COMPILES_FROM:
+        return ""
+    wanted = ".".join(map(str, COMPILES_FROM))
+    return f"torch {torch.__version__} may compile it wrongly, from {wanted} on it does not"
+
+
 def fuse(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
     """The program that Inductor makes of a trace, or the one it made of the same trace before: it takes a minute."""
     tensors = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in inputs)
@@ -255,6 +222,8 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:
     with torch.no_grad(), warnings.catch_warnings(), tracing(TracingContext(fixed)):
         warnings.simplefilter("ignore")  # the compiler's advice is not for our users
         examples: list[Any] = [fixed.from_tensor(tensor) for tensor in inputs]
-        # Combined kernels: the update of sixty small tensors is a few launches instead of sixty.
-        program: Flat = inductor.compile(module, examples, options={"combo_kernels": True})
+        # Combined kernels: the update of sixty small tensors is a few launches instead of sixty. They are for GPUs;
+        # asked for them on a CPU, torch 2.6 fails.
+        options = {"combo_kernels": any(tensor.is_cuda for tensor in inputs)}
+        program: Flat = inductor.compile(module, examples, options=options)
     return program

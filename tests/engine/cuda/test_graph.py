@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from fedxl.engine.executors import loop
 from fedxl.engine.group import Group
 from fedxl.models import cnn, mlp, resnet18, weights_of
 from tests.conftest import EXECUTORS, RAGGED, make_clients, replaying
+from tests.engine.cuda.traces import compiles
 from tests.engine.test_executors import Branches, assert_agree
 from tests.running import engine_for, fit_named, play
 
@@ -191,11 +191,12 @@ def test_lanes_are_shared_where_maps_are_small(monkeypatch):
         Run(executor, model.double(), clients).state(0, 0)
         return executor.captured.description
 
-    assert "one vectorised program" in described(mlp((5,)), make_clients(RAGGED))
+    assert "one vectorised program" in described(mlp((5,)), make_clients(RAGGED)), "no convolution, no windows"
+    assert "a stream each" in described(cnn((3, 8, 8)), images())
+    monkeypatch.setattr(lanes, "SHARED_WINDOWS_NOT_COMPILED", 2**25)
     assert "one vectorised program" in described(cnn((3, 8, 8)), images())
     monkeypatch.setattr(lanes, "SHARED_WINDOWS_NOT_COMPILED", 1000)
     assert "a stream each" in described(cnn((3, 8, 8)), images())
-    assert "one vectorised program" in described(mlp((5,)), make_clients(RAGGED)), "no convolution, no windows"
 
 
 @pytest.mark.parametrize(("pictures", "large"), [(3, True), (20, False)])
@@ -249,7 +250,7 @@ def test_what_cannot_be_vectorised_has_streams():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@compiles
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 def test_compiled_steps_are_the_same_steps(layout):
     """The compiler's own back end for CPUs stands in for that for GPUs: tracing, rewriting and writing in place."""
@@ -264,7 +265,7 @@ def test_compiled_steps_are_the_same_steps(layout):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@compiles
 @pytest.mark.parametrize("name", ["local_sgd", "codasca"])
 def test_compiled_updates_have_the_right_rate(name):
     """Inductor merges w + alpha (A B) into one product and forgets alpha; steps of linear layers are just that."""
@@ -370,6 +371,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch, network):
     def broken(module, inputs):
         raise RuntimeError("no compiler here\nand more")
 
+    monkeypatch.setattr("fedxl.engine.cuda.trace.COMPILES_FROM", (0,))
     monkeypatch.setattr("fedxl.engine.cuda.graph.fuse", broken)
     lines: list[str] = []
     executor = GraphExecutor(capture=again, say=lines.append)
@@ -378,8 +380,16 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch, network):
     assert lines[1] == "executor: the step stays as it is, for it cannot be compiled: no compiler here"
     assert "not compiled" in lines[2]
     assert executor.captured is not None
-    targets = [node.target for node in executor.captured.plan.traced.module.graph.nodes]
-    assert torch.ops.aten._foreach_copy_.default in targets, "traced for a capture as it is, not for a compiler"
+
+
+def test_a_torch_that_may_compile_wrongly_is_not_let(monkeypatch, network):
+    monkeypatch.setattr("fedxl.engine.cuda.trace.COMPILES_FROM", (99, 0))
+    lines: list[str] = []
+    executor = GraphExecutor(capture=again, say=lines.append)
+    assert_agree(Run(loop, network()).state(0, 0, 4), Run(executor, network()).state(0, 0, 4))
+    assert len(lines) == 2
+    assert f"torch {torch.__version__} may compile it wrongly, from 99.0 on it does not" in lines[0]
+    assert "not compiled" in lines[1]
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import weakref
 from typing import Any
 
@@ -18,6 +17,7 @@ from fedxl.engine.executors import loop
 from fedxl.models.precision import PRECISIONS, products
 from tests.conftest import RAGGED, make_clients
 from tests.engine.cuda.test_graph import Run
+from tests.engine.cuda.traces import compiles
 from tests.engine.test_executors import assert_agree
 
 
@@ -38,7 +38,35 @@ def test_runs_that_differ_in_what_is_tuned_share_one_program(network, layout, me
     assert len(code) == 1
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("layout", ["streams", "vectorised"])
+@pytest.mark.parametrize(
+    ("method", "others"),
+    [
+        ("fedxl2", {"lr": 0.3, "beta": 0.4, "gamma": 0.6, "weight_decay": 0.01}),
+        ("fedxl2", {"lr": 1.0, "beta": 0.9, "gamma": 0.8, "weight_decay": 0.05}),
+        ("local_sgd", {"lr": 0.3, "weight_decay": 0.01}),
+        ("codasca", {"lr": 0.3, "proximal": 100.0}),
+    ],
+)
+def test_what_a_search_changes_is_compiled_once(monkeypatch, network, layout, method, others):
+    """Each number of these alone, and all together, without milestones: one program, and the numbers of the loop."""
+    compiled: list[Any] = []
+    monkeypatch.setattr("fedxl.engine.cuda.trace._compiled", {})
+    monkeypatch.setattr("fedxl.engine.cuda.trace.COMPILES_FROM", (0,))
+    monkeypatch.setattr("fedxl.engine.cuda.trace._compile", lambda module, inputs: compiled.append(module) or module)
+    first = {
+        "fedxl2": {"lr": 0.1, "beta": 0.2, "gamma": 0.3, "weight_decay": 0.02},
+        "local_sgd": {"lr": 0.1, "weight_decay": 0.02},
+        "codasca": {"lr": 0.1},
+    }[method]
+    for options in (first, *({**first, name: value} for name, value in others.items()), {**first, **others}):
+        executor = GraphExecutor(capture=again, layout=layout)
+        found = Run(executor, network(), method=method, options=options).state(0, 0)
+        assert_agree(Run(loop, network(), method=method, options=options).state(0, 0), found)
+    assert len(compiled) == 1
+
+
+@compiles
 def test_what_was_compiled_once_is_found_on_disk_by_a_run_tuned_otherwise(monkeypatch, tmp_path, network):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     counters["inductor"].clear()
@@ -48,7 +76,7 @@ def test_what_was_compiled_once_is_found_on_disk_by_a_run_tuned_otherwise(monkey
     assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (1, 1)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@compiles
 def test_a_program_that_was_kept_serves_the_next_run_and_keeps_no_data(monkeypatch, tmp_path, network):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("fedxl.engine.cuda.trace._compiled", {})
@@ -87,6 +115,7 @@ def test_programs_of_other_precision_are_not_taken(monkeypatch):
 def test_a_process_keeps_what_it_has_compiled(monkeypatch, network, method):
     compiled: list[Any] = []
     monkeypatch.setattr("fedxl.engine.cuda.trace._compiled", {})
+    monkeypatch.setattr("fedxl.engine.cuda.trace.COMPILES_FROM", (0,))
     monkeypatch.setattr("fedxl.engine.cuda.trace.MOST_PROGRAMS", 2)
     monkeypatch.setattr("fedxl.engine.cuda.trace._compile", lambda module, inputs: compiled.append(module) or module)
 

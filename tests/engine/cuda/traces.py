@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from fedxl.engine.cuda.trace import trace
+from fedxl.engine.cuda.trace import refused_compiler, trace
+
+compiles = pytest.mark.skipif(
+    shutil.which("g++") is None or bool(refused_compiler()), reason=refused_compiler() or "needs a C++ compiler"
+)
 
 
 def replayed(function: Callable[..., None], arguments: Sequence[Tensor], vectorised: bool = False) -> list[Any]:
