@@ -35,10 +35,9 @@ PAUSE = 0.05
 def work(checkout: Path, case: str, name: str, parties: int, patience: float, folder: Path) -> None:
     """One row of one checkout: compile, wait for the others, capture, and time whenever it is its turn."""
     sys.path[:0] = [str(checkout), str(checkout / "benchmarks")]
-    import gpu
+    import gpu  # of that checkout, as what it times
 
-    from fedxl.experiments import bench
-
+    bench = gpu.bench
     assert Path(bench.__file__).is_relative_to(checkout), f"{bench.__file__} is not of {checkout}"
     measured, lock = bench.timed, (folder / "lock").open("w")
 
