@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-deploy test-flower check format bench clean
+.PHONY: demo test test-deploy test-flower test-torch check format bench clean
 
 demo: $(READY)
 	$(BIN)/fedxl demo
@@ -22,6 +22,16 @@ test-flower: $(READY)
 	PYTHONPATH=$(CURDIR)/.venv/flwr-$(FLWR) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy/test_gateway.py \
 		tests/deploy/test_grid.py tests/deploy/test_records.py tests/deploy/test_attacks.py \
 		tests/deploy/test_deploy.py::test_four_sites_over_tls_come_to_what_the_simulator_does
+
+# The tests with another version of torch, installed beside the usual one; pyproject.toml names the tested range.
+TORCH ?= 2.6.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_PATH := $(CURDIR)/.venv/torch-$(TORCH)
+test-torch: $(READY)
+	test -d $(TORCH_PATH)/torch || $(BIN)/python -m pip install --disable-pip-version-check -q --no-deps \
+		--index-url $(TORCH_INDEX) --target $(TORCH_PATH) torch==$(TORCH)
+	PYTHONPATH=$(TORCH_PATH) $(BIN)/python -c 'import torch; assert torch.__version__.split("+")[0] == "$(TORCH)", torch'
+	PYTHONPATH=$(TORCH_PATH) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not deploy"
 
 check: $(READY)
 	$(BIN)/ruff check .
