@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-deploy test-flower check format docs bench clean
+.PHONY: demo test test-deploy test-flower test-torch check format docs bench clean
 
 demo: $(READY)
 	$(BIN)/fedxl demo
@@ -23,6 +23,17 @@ test-flower: $(READY)
 		tests/deploy/test_gateway_limits.py tests/deploy/test_flower.py tests/deploy/test_grid.py tests/deploy/test_records.py \
 		tests/deploy/test_attacks.py \
 		tests/deploy/test_deploy.py::test_four_sites_over_tls_come_to_what_the_simulator_does
+
+# The tests with another version of torch, installed beside the usual one; pyproject.toml names the tested range.
+# TORCH_INDEX may name an index with CPU builds.
+TORCH ?= 2.6.0
+TORCH_INDEX ?=
+TORCH_PATH := $(CURDIR)/.venv/torch-$(TORCH)
+test-torch: $(READY)
+	test -d $(TORCH_PATH)/torch || $(BIN)/python -m pip install --disable-pip-version-check -q --no-deps \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --target $(TORCH_PATH) torch==$(TORCH)
+	PYTHONPATH=$(TORCH_PATH) $(BIN)/python -c 'import torch; assert torch.__version__.split("+")[0] == "$(TORCH)", torch'
+	PYTHONPATH=$(TORCH_PATH) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not deploy"
 
 check: $(READY)
 	$(BIN)/ruff check .
