@@ -22,7 +22,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedxl import tree
+from fedxl.engine.cuda.merge import merge
 from fedxl.engine.cuda.numbers import SETTING, lift_numbers
+from fedxl.engine.cuda.tidy import tidy
 from fedxl.errors import first_line
 from fedxl.models.precision import switched
 
@@ -102,6 +104,9 @@ def trace(
         numbers = lift_numbers(module) if compiled else []
         constants = [*numbers, *_lift_constants(module)]
         reads = _drop_unread(module, len(arguments))
+        if not compiled:  # a compiler does both itself
+            tidy(module)
+            merge(module)
         module.recompile()
     return Traced(module, reads, constants)
 
