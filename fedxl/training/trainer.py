@@ -182,7 +182,7 @@ class Trainer:
         cohort = sampling.cohort(self.run.seed, self.round, self.task.num_clients, self.task.cohort)
         before = self.server
         self.server, updates = play_round(self.algorithm, self.task.engine, before, self.round, cohort)
-        if self.round > 0:  # the warm-up round only fills the pool
+        if self.round > 0 and self.traffic is None:  # the warm-up is another kind of round; the rest are alike
             phase, steps = self.algorithm.phase(self.round), self.run.local_steps
             self.traffic = traffic(phase, self.problem.reading, steps, before, updates)
 
