@@ -265,7 +265,10 @@ def test_nothing_runs_at_a_site_of_what_a_hostile_server_submits(tmp_path):
             assert "they must be the same" in said["train"], said
             assert "they must be the same" in said["evaluate"], said
             assert "'site': 'a'" in said["query"], "it says hello, and that is all"
-            assert "something that sites do not do" in said["train.hostile"] or "not sent" in said["train.hostile"]
+            assert (
+                "sites do not handle requests of this kind" in said["train.hostile"]
+                or "not sent" in said["train.hostile"]
+            )
         finally:
             for process in started:
                 process.kill()

@@ -241,7 +241,7 @@ FAULTS = {
         "    import errno\n"
         "    def full(*args, **kwargs):\n"
         "        raise OSError(errno.ENOSPC, 'No space left on device')\n"
-        "    site.save_checkpoint = full\n",
+        "    requests.save_checkpoint = full\n",
         "No space left on device; earlier states are intact",
     ),
 }
@@ -251,7 +251,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", list(FAULTS))
 def test_a_site_that_is_of_no_use_is_left_out_with_a_reason(tmp_path, fault):
     body, reason = FAULTS[fault]
-    (tmp_path / "sitecustomize.py").write_text(f"{HOOK}\ndef spoil(site):\n{body}")
+    (tmp_path / "sitecustomize.py").write_text(f"{HOOK}\ndef spoil(requests):\n{body}")
     experiment = config("fedxl2", rounds=1, cohort=0)
     with Deployment(tmp_path / "federation", SITES[:3], experiment, minimum=2, deadline=ANSWER) as federation:
         federation.start("server")
