@@ -228,6 +228,8 @@ def _resolved(item: Item, limits: Sequence[float]) -> list[NamedMetric]:
         metric = _as_metric(item, str(item))
         name = metric.name or getattr(metric.compute, "__name__", "")
         require(name.isidentifier(), f"the metric {item!r:.100} needs a name, as in Metric(..., name='sensitivity')")
+    own = not isinstance(item, str) or registry.own(item)
+    require(not own or name not in (*METRICS, *COUNTS), f"'{name}' is a name of fedxl's own; give the metric another")
     require(metric.compute is not None, f"'{name}' is always computed and need not be asked for")
     require(limit is None or metric.takes_limit, f"the metric '{name}' takes no limit, as in '{item}'")
     if not metric.takes_limit:

@@ -172,7 +172,9 @@ MISTAKES = {
     "beyond": ("pauc@1.5", "must lie in (0, 1]"),
     "the risk": ("risk", "'risk' is always computed"),
     "a minus": ("-auroc", "unknown metric '-auroc'"),
-    "taken": (Metric(share, name="auroc"), "two metrics are called 'auroc'"),
+    "the risk's": (Metric(share, name="risk"), "'risk' is a name of fedxl's own"),
+    "a count's": (Metric(share, name="positives"), "'positives' is a name of fedxl's own"),
+    "taken": (Metric(share, name="auroc"), "'auroc' is a name of fedxl's own"),
 }
 
 

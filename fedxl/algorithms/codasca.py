@@ -106,7 +106,8 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
         require(self.stage_decay >= 1, f"stage_decay must be at least 1, got {self.stage_decay}")
 
     def with_facts(self, facts: DataFacts) -> CODASCA:
-        return self if self.positive_share else replace(self, positive_share=facts.positive_share)
+        known = self.positive_share > 0 or not 0 < facts.positive_share < 1
+        return self if known else replace(self, positive_share=facts.positive_share)
 
     def init(self, weights: Weights) -> CODASCAServer:
         like = next(iter(weights.params.values()))

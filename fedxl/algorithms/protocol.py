@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -71,7 +72,9 @@ class PoolWeights(NamedTuple):
 class DataFacts(NamedTuple):
     """What an algorithm may know of all clients' data together."""
 
-    positive_share: float  # the probability that an example is positive, with clients weighted as in the run
+    positive_share: float = (
+        math.nan
+    )  # the probability that an example is positive, with clients weighted as in the run
 
 
 class ServerState(Protocol):

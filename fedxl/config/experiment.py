@@ -162,8 +162,11 @@ def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callab
 
 def build_algorithm(config: Config) -> AnyAlgorithm:
     """The algorithm that a config names, or a class of your own, with its risk and hyper-parameters."""
-    _, build, options = _named(config.algorithm, "algorithm", ALGORITHMS)
+    name, build, options = _named(config.algorithm, "algorithm", ALGORITHMS)
+    require("risk" in accepted(build), f"the algorithm '{name}' must take its risk as the argument 'risk'")
     algorithm: AnyAlgorithm = call(build, options, "algorithm", ours={"risk": build_risk(config)})
+    right = isinstance(getattr(algorithm, "risk", None), XRisk)
+    require(right, f"'{name}' gave a {type(algorithm).__name__}, not an algorithm with its risk")
     return algorithm
 
 
@@ -171,9 +174,10 @@ def build_problem(
     config: Config, shape: tuple[int, ...], facts: DataFacts, device: torch.device | None = None
 ) -> Problem:
     """What server and sites build alike: a network for examples of this shape, and the algorithm that trains it."""
+    settings = call(Settings, config.run, "run")  # first: the network is built with the run's seed
     algorithm = build_algorithm(config)
     model = build_model(config, shape, algorithm.risk)
-    return assemble(model, algorithm, call(Settings, config.run, "run"), facts, device)
+    return assemble(model, algorithm, settings, facts, device)
 
 
 def simulate(config: Config, announce: Callable[[str], None]) -> Simulation:
@@ -203,6 +207,7 @@ def _named(
 ) -> tuple[str, Any, Table]:
     """The name in a section, what it stands for, and the other settings, its options."""
     options = dict(table)
+    require("name" in options, f"section [{section}] needs a name")
     name = str(options.pop("name"))
     found = registry.find("data set" if section == "data" else section, name, known, right, wanted)
     return name, found, options

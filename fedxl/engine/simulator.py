@@ -81,7 +81,8 @@ class Simulator:
         updates = []
         for begin in range(0, len(cohort), size):
             members = [int(client) for client in cohort[begin : begin + size]]
-            group = self._group(phase, server, round, members, pool, passive)
+            given = None if passive is None else tree.map(lambda leaf, at=begin: leaf[at : at + size], passive)
+            group = self._group(phase, server, round, members, pool, given)
             # Only steps run in a lower precision. Averages are always taken in full precision.
             with products(PRECISIONS[self.placement.precision]):
                 clients, update = self.executor(self._bind(phase), server, group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import Field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -85,7 +85,7 @@ class Simulation:
         tables = {
             **self.sections,
             "algorithm": describe_algorithm(self.given),
-            "run": asdict(self.problem.settings),
+            "run": {item.name: getattr(self.problem.settings, item.name) for item in fields(Settings)},
             "task": {
                 "model": f"{len(shapes)} tensors, {_digest(shapes)}",
                 "clients": f"{len(parts)} with {sum(parts)} examples, {_digest(parts)}",
@@ -116,14 +116,11 @@ def simulator(problem: Problem, federation: Federation, run: Executor) -> Simula
 
 
 def describe_algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
-    """Its name, and the hyper-parameters that are not at their defaults."""
+    """Its name and its hyper-parameters."""
     kind = type(algorithm)
     name = next((name for name, known in ALGORITHMS.items() if known is kind), f"{kind.__module__}:{kind.__name__}")
-    chosen = {
-        item.name: getattr(algorithm, item.name)
-        for item in fields(algorithm)  # type: ignore[arg-type]
-        if item.name != "risk" and getattr(algorithm, item.name) != item.default
-    }
+    known: tuple[Field[Any], ...] = fields(algorithm) if is_dataclass(algorithm) else ()
+    chosen = {item.name: getattr(algorithm, item.name) for item in known if item.name != "risk"}
     return {"name": name, **chosen}
 
 

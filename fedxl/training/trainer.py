@@ -212,6 +212,8 @@ class Trainer:
         if "validation" not in record:
             return -math.inf
         value = value_of(record["validation"], self.problem.select)
+        if math.isnan(value) and math.isfinite(record["validation"].get("risk", math.nan)):
+            raise UserError(f"the metric '{self.problem.select}' is not defined on the validation data")
         if math.isnan(value):
             raise self._diverged("scores")
         return value
@@ -263,7 +265,8 @@ class Trainer:
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
         like = State(self.server, self.best)
         # A run that version 0.2 began may hold a G that its algorithm never used.
-        own = {name: t for name, t in own.items() if not name.startswith("server.G.") or name in tree.pack(like)}
+        unused = () if any(name.startswith("server.G.") for name in tree.pack(like)) else ("server.G.",)
+        own = {name: t for name, t in own.items() if not name.startswith(unused)}
         state = fitted(like, own, ragged=True)
         self.server, self.best = tree.to(state, self.problem.device)
         population = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

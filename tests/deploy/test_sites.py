@@ -139,9 +139,15 @@ GARBAGE = {
     "a pool": (lambda t: {**t, "first.weight": t["first.weight"] * 1e6}, "weights or ages of its scores"),
     "an old score": (lambda t: {**t, "second.age": t["second.age"] - 5}, "weights or ages of its scores"),
     "too many scores": (lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)}, "1000 entries; between"),
-    "fewer scores": (lambda t: {**t, **{n: v[:5] for n, v in t.items() if n.startswith("first.")}}, "are not 12"),
+    "fewer scores": (
+        lambda t: {**t, **{n: v[:5] for n, v in t.items() if n.startswith("first.")}},
+        "other lengths than this round gives",
+    ),
     "mass": (lambda t: {**t, "first.weight": t["first.weight"] * 1.5}, "weights or ages of its scores"),
-    "one score too many": (lambda t: {**t, "second.b": torch.zeros(3, dtype=torch.float64)}, "are not 15"),
+    "one score too many": (
+        lambda t: {**t, "second.b": torch.zeros(3, dtype=torch.float64)},
+        "other lengths than this round gives",
+    ),
     "u": (lambda t: {**t, "first.u": t["first.u"] * math.nan}, "inner estimates hold NaN"),
 }
 
@@ -193,6 +199,7 @@ def test_a_site_receives_the_scores_that_it_reads_and_no_others(tmp_path):
     assert sent.tensors["passive.a"].shape[:2] == (steps, size)
     for name in ("first.a", "first.u", "second.b", "second.y"):
         assert sent.tensors[f"server.pool.{name}"].tolist() == [0.0], "an entry that says nothing"
+    assert sent.facts["facts_of_all"] == "{}", "FeDXL needs to know nothing of other sites' labels"
 
 
 @pytest.mark.parametrize("change", [lambda a: a[:-1], lambda a: a[:, :-1], lambda a: a.new_zeros(0, *a.shape[1:])])
@@ -203,7 +210,18 @@ def test_a_site_refuses_another_number_of_scores_than_it_reads(tmp_path, change)
         requests.train(site_file(tmp_path, 0), Envelope(good.facts, tensors))
 
 
-@pytest.mark.parametrize("facts", ["", "[]", "{}", '{"positive_share": "many"}', '{"other": 1}', "[" * 2000, None])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        "",
+        "[]",
+        '{"positive_share": 1' + "0" * 400 + "}",
+        '{"positive_share": "many"}',
+        '{"other": 1}',
+        "[" * 2000,
+        None,
+    ],
+)
 def test_a_site_refuses_what_it_cannot_read_about_all_sites(tmp_path, facts):
     _, good = train_request(tmp_path, facts_of_all=facts)
     with pytest.raises(wire.RefusedError, match="all sites' data cannot be read"):

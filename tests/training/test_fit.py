@@ -11,6 +11,8 @@ from torch import nn
 
 import fedxl
 from fedxl.algorithms import ALGORITHMS, Descent
+from fedxl.algorithms.protocol import DataFacts
+from fedxl.config.experiment import Config, build_algorithm, build_problem
 from fedxl.training.settings import Settings
 from tests.conftest import RAGGED, make_clients
 
@@ -51,6 +53,27 @@ def test_baselines_need_no_risk(network):
         result = fedxl.fit(network(), make_clients(RAGGED), algorithm, validation=(x, y), **SIZES)
         assert set(result.metrics) == {"validation", "test"}
         assert result.metrics["validation"]["auroc"] > 0
+
+
+@pytest.mark.parametrize("seed", [-1, "x", [1], None])
+def test_settings_are_checked_before_a_network_is_built(seed):
+    config = Config(data={}, risk={"name": "auroc"}, algorithm={"name": "fedxl1"}, run={"seed": seed})
+    with pytest.raises(fedxl.UserError, match="seed"):
+        build_problem(config, (5,), DataFacts())
+
+
+def wrong(risk: object) -> int:
+    return 3
+
+
+def without_a_risk(lr: float = 0.1) -> None: ...
+
+
+@pytest.mark.parametrize(("name", "expected"), [("wrong", "gave a int"), ("without_a_risk", "must take its risk")])
+def test_what_is_no_algorithm_is_one_line(name, expected):
+    config = Config(data={}, risk={"name": "auroc"}, algorithm={"name": f"{__name__}:{name}"})
+    with pytest.raises(fedxl.UserError, match=expected):
+        build_algorithm(config)
 
 
 def test_one_object_serves_many_runs(network):

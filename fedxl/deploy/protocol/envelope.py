@@ -48,6 +48,12 @@ class TrainRequest(NamedTuple):
     passive: Any  # what this site reads of the score pool
 
 
+class PassivePart(NamedTuple):
+    """The part of a `TrainRequest` that differs from site to site, besides the share."""
+
+    passive: Any
+
+
 class ScoreReply(NamedTuple):
     """The tensors of a reply to `evaluate`, if the site discloses its scores."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedxl import tree, wire
 from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState, Share
 from fedxl.data.federation import shares
-from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, RunHeader, TrainRequest, exchange
+from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, PassivePart, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
 from fedxl.deploy.server.influence import Influence, Sizes
 from fedxl.engine.drawing import PoolDraws, draw_lags
@@ -174,7 +174,8 @@ class GridEngine:
         if pool is None:
             return {}
         lags = draw_lags(self.problem.schedule, self.reading, number, round, pool)
-        return tree.pack(phase.passive(server, *map(torch.from_numpy, lags)), "passive")
+        passive = phase.passive(server, *map(torch.from_numpy, lags))
+        return wire.flatten(PassivePart(passive))
 
     def _checked(
         self, phase: AnyPhase, server: ServerState, round: int, number: int, reply: Envelope | Failure
@@ -190,6 +191,8 @@ class GridEngine:
         longest = steps * max(self.reading.size1, self.reading.size2, 1)
         like = phase.update_like(server, self.problem.assignment(share))
         update = wire.restore(like, reply.tensors, longest, may_be_nan=self.problem.algorithm.may_be_nan)
+        if [leaf.shape for leaf in tree.leaves(update)] != [leaf.shape for leaf in tree.leaves(like)]:
+            raise RefusedError("its arrays have other lengths than this round gives")
         if self.settings.wire == wire.HALF:
             params = wire.plus(server.weights.params, update.weights.params)
             update = update._replace(weights=update.weights._replace(params=params))

@@ -123,7 +123,7 @@ def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: 
     """What this site's share of the run is made of. Of all sites' data together the server tells what it must."""
     try:
         facts = DataFacts(**{name: float(value) for name, value in json.loads(request.facts["facts_of_all"]).items()})
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         raise RefusedError("what it says of all sites' data cannot be read") from None
     device = pick_device(site.settings.device)
     problem = build_problem(experiment, federation.example_shape, facts, device)
@@ -136,7 +136,7 @@ def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequ
     server = tree.to(problem.algorithm.init(weights_of(problem.model)), "cpu")  # where requests arrive
     one = torch.zeros((), dtype=problem.dtype)
     (_, _, size1, size2, _), steps = problem.reading, problem.settings.local_steps
-    lags = [torch.zeros(steps, size, dtype=torch.int64) for size in (size1, size2)]
+    lags = [torch.zeros((), dtype=torch.int64).expand(steps, size) for size in (size1, size2)]
     passive = () if phase.pool_weights(server) is None else phase.passive(server, *lags)
     like = TrainRequest(phase.downlink(server), Share(one, one, one), passive)
     received = wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
