@@ -36,8 +36,10 @@ def flatten(message: Any, precision: str = "float32") -> dict[str, Tensor]:
     return sent
 
 
-def restore(like: T, received: Mapping[str, Tensor], longest: int = 2**31, may_be_nan: Collection[str] = ()) -> T:
-    """The tree that was sent, with `like`'s structure. Arrays outside a network may have up to `longest` entries.
+def restore(like: T, received: Mapping[str, Tensor], longest: int = 0, may_be_nan: Collection[str] = ()) -> T:
+    """The tree that was sent, with `like`'s structure, types and shapes.
+
+    With `longest`, arrays outside a network may have any length up to it.
 
     All values must be finite, except that leaves with a name in `may_be_nan` may hold NaN.
     """
@@ -132,9 +134,9 @@ def _split(path: str, group: Mapping[str, Tensor], left: dict[str, Tensor], kind
 
 
 def _checked(path: str, like: Tensor, found: Tensor, longest: int, may_be_nan: bool) -> Tensor:
-    shape = (len(found), *like.shape[1:]) if like.ndim and found.ndim else like.shape
+    shape = (len(found), *like.shape[1:]) if longest and like.ndim and found.ndim else like.shape
     found = _like(path, found, like.dtype, tuple(shape))
-    if like.ndim and not 1 <= len(found) <= longest:
+    if longest and like.ndim and not 1 <= len(found) <= longest:
         raise RefusedError(f"{path} has {len(found)} entries; between 1 and {longest} are allowed")
     if not may_be_nan:
         _require_finite(path, found)

@@ -33,6 +33,7 @@ class Problem:
     algorithm: AnyAlgorithm
     settings: Settings
     device: torch.device
+    given: AnyAlgorithm  # as the user built it, without facts about the data
 
     @property
     def risk(self) -> XRisk:
@@ -93,7 +94,7 @@ def assemble(
     check_risk(algorithm.risk)
     device = device or pick_device(settings.device)
     model = copy.deepcopy(model).to(device, DTYPES[settings.dtype])
-    return Problem(model, algorithm.with_facts(facts), settings, device)
+    return Problem(model, algorithm.with_facts(facts), settings, device, algorithm)
 
 
 class Holder(Protocol):

@@ -47,10 +47,16 @@ def play_round(algorithm: AnyAlgorithm, engine: Engine, server: ServerState, rou
     return Played(algorithm.phase(round).aggregate(server, updates), updates)
 
 
+def passive_like(phase: AnyPhase, server: ServerState, reading: Reading, steps: int) -> Any:
+    """What a client reads of the pool in a round, with the right names, types and shapes, and any numbers."""
+    if phase.pool_weights(server) is None:
+        return ()
+    nothing = torch.zeros((), dtype=torch.int64, device=server.step.device)
+    return phase.passive(server, *(nothing.expand(steps, size) for size in (reading.size1, reading.size2)))
+
+
 def traffic(phase: AnyPhase, reading: Reading, steps: int, server: ServerState, updates: ClientUpdate) -> Traffic:
     """What a round has cost: the state without the pool, what a client reads of the pool, and its update."""
-    device = server.step.device
-    lags = [torch.zeros(steps, size, dtype=torch.int64, device=device) for size in (reading.size1, reading.size2)]
-    passive = () if phase.pool_weights(server) is None else phase.passive(server, *lags)
+    passive = passive_like(phase, server, reading, steps)
     down = tree.nbytes(phase.downlink(server)) + tree.nbytes(passive)
     return Traffic(down, tree.nbytes(updates) // len(updates.share.model))

@@ -45,7 +45,7 @@ class Simulation:
         facts = DataFacts(self.federation.positive_share(settings.weighting))
         self.problem = assemble(model, algorithm, settings, facts)
         check_data(self.problem, self.federation.holdings())
-        self.given, self.announce, self.sections = algorithm, announce, sections or {}
+        self.announce, self.sections = announce, sections or {}
         self.num_clients = len(self.federation.parts)
         self.cohort = 0 if centralized else settings.cohort
         self.probe = self._probe()
@@ -84,7 +84,7 @@ class Simulation:
         source, validation = self.federation.source, self.examiner.sources.get("validation")
         tables = {
             **self.sections,
-            "algorithm": describe_algorithm(self.given),
+            "algorithm": describe_algorithm(self.problem.given),
             "run": {item.name: getattr(self.problem.settings, item.name) for item in fields(Settings)},
             "task": {
                 "model": f"{len(shapes)} tensors, {_digest(shapes)}",

@@ -138,15 +138,18 @@ GARBAGE = {
     "a share": (lambda t: {**t, "share.model": t["share.model"] * 100}, "its share is not the one that it was given"),
     "a pool": (lambda t: {**t, "first.weight": t["first.weight"] * 1e6}, "weights or ages of its scores"),
     "an old score": (lambda t: {**t, "second.age": t["second.age"] - 5}, "weights or ages of its scores"),
-    "too many scores": (lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)}, "1000 entries; between"),
+    "too many scores": (
+        lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)},
+        "instead of float64 [15]",
+    ),
     "fewer scores": (
         lambda t: {**t, **{n: v[:5] for n, v in t.items() if n.startswith("first.")}},
-        "other lengths than this round gives",
+        "instead of float64 [12]",
     ),
     "mass": (lambda t: {**t, "first.weight": t["first.weight"] * 1.5}, "weights or ages of its scores"),
     "one score too many": (
         lambda t: {**t, "second.b": torch.zeros(3, dtype=torch.float64)},
-        "other lengths than this round gives",
+        "instead of float64 [15]",
     ),
     "u": (lambda t: {**t, "first.u": t["first.u"] * math.nan}, "inner estimates hold NaN"),
 }
@@ -225,6 +228,13 @@ def test_a_site_refuses_another_number_of_scores_than_it_reads(tmp_path, change)
 def test_a_site_refuses_what_it_cannot_read_about_all_sites(tmp_path, facts):
     _, good = train_request(tmp_path, facts_of_all=facts)
     with pytest.raises(wire.RefusedError, match="all sites' data cannot be read"):
+        requests.train(site_file(tmp_path, 0), good)
+
+
+@pytest.mark.parametrize("facts", [{"round": "1"}, {"round": -1}, {"number": None}, {"base": 2.5}, {"visits": 2**40}])
+def test_a_site_refuses_numbers_that_are_none(tmp_path, facts):
+    _, good = train_request(tmp_path, **facts)
+    with pytest.raises(wire.RefusedError, match=next(iter(facts))):
         requests.train(site_file(tmp_path, 0), good)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedxl import __version__
 from fedxl.algorithms.protocol import Share
 from fedxl.errors import WORDS as WORDS  # part of what this module offers
+from fedxl.errors import RefusedError, printable
 
 Kind = Literal["hello", "train", "evaluate"]
 POLL = 0.5  # seconds
@@ -105,3 +106,10 @@ def exchange(
     carrier.forget(list(waiting))
     for node in waiting.values():
         yield node, Failure(f"no reply within {seconds:g} s")
+
+
+def whole(value: Any, what: str) -> int:
+    """A count that another party reports. A fraction would be a mistake or an attack."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RefusedError(f"its {what} is {printable(value)}, which is not an integer")
+    return value

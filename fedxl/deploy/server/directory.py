@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedxl import __version__
-from fedxl.data.federation import Weighting
-from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause
+from fedxl.data.federation import Holding, Weighting
+from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import first_line, printable, require
 from fedxl.risks import Side
@@ -27,7 +27,7 @@ class SiteFacts(NamedTuple):
     shape: tuple[int, ...]
 
     def count(self, side: Side) -> int:
-        return {"positive": self.positives, "negative": self.negatives, "all": sum(self[:2]), "none": 0}[side]
+        return Holding(self.positives, self.negatives).count(side)
 
 
 @dataclass
@@ -125,10 +125,3 @@ class Directory:
         if weighting == "samples":
             return sum(one.positives for one in each) / sum(one.count("all") for one in each)
         return sum(one.positives / one.count("all") for one in each) / len(each)
-
-
-def whole(value: Any, what: str) -> int:
-    """A count that another party reports. A fraction would be a mistake or an attack."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RefusedError(f"its {what} is {printable(value)}, which is not an integer")
-    return value

@@ -188,11 +188,8 @@ class GridEngine:
         if note := reply.facts.get("note"):
             self.say(f"round {round}, {self.settings.sites[number]}: {printable(note)}")
         share, steps = self._share(number), self.problem.settings.local_steps
-        longest = steps * max(self.reading.size1, self.reading.size2, 1)
         like = phase.update_like(server, self.problem.assignment(share))
-        update = wire.restore(like, reply.tensors, longest, may_be_nan=self.problem.algorithm.may_be_nan)
-        if [leaf.shape for leaf in tree.leaves(update)] != [leaf.shape for leaf in tree.leaves(like)]:
-            raise RefusedError("its arrays have other lengths than this round gives")
+        update = wire.restore(like, reply.tensors, may_be_nan=self.problem.algorithm.may_be_nan)
         if self.settings.wire == wire.HALF:
             params = wire.plus(server.weights.params, update.weights.params)
             update = update._replace(weights=update.weights._replace(params=params))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedxl.algorithms.protocol import DataFacts
-from fedxl.config.experiment import Config, build_algorithm, build_problem, load_data
+from fedxl.config.experiment import Config, build_problem, load_data
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
 from fedxl.deploy.provision.settings import ServerFile
 from fedxl.deploy.server.directory import Directory, SiteFacts
@@ -66,9 +66,8 @@ def serve(
     name = str(config.algorithm["name"])
     require(not problem.algorithm.centralized, f"{name} wants all data in one place; that is not what sites are for")
     sections = {name: table for name, table in config.tables().items() if name != "data"}
-    given = build_algorithm(config)
     # What follows from all sites' data goes to sites only if the algorithm needs it.
-    needed = facts_of_all._asdict() if given.with_facts(facts_of_all) is not given else {}
+    needed = facts_of_all._asdict() if problem.algorithm is not problem.given else {}
     engine = GridEngine(directory, problem, RunHeader(run_id, json.dumps(sections), json.dumps(needed)))
     _begin(known, run_id, directory.facts)
     task = _task(engine, config, shape)

@@ -18,7 +18,7 @@ from fedxl import __version__, tree, wire
 from fedxl.algorithms.protocol import AnyPhase, DataFacts, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
-from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest
+from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache
 from fedxl.deploy.site.permission import count, permitted, require_metrics_allowed
@@ -29,6 +29,7 @@ from fedxl.files import open_private, private_folder
 from fedxl.models import weights_of
 from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedxl.training.problem import Problem
+from fedxl.training.rounds import passive_like
 from fedxl.training.settings import pick_device
 
 SPLITS = ("validation", "test")
@@ -59,13 +60,13 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     count(site, "train")
     federation = cache.training_data(site)
     problem = _problem(site, experiment, request, federation)
-    round = int(facts["round"])
+    round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
     received = tree.to(_received(problem, phase, request), problem.device)
-    engine = _engine(problem, federation, int(facts["number"]), received.share)
-    base, data = int(facts["base"]), cache.identity(site)
+    engine = _engine(problem, federation, number, received.share)
+    data = cache.identity(site)
     with _locked(site.state / str(facts["run"])) as folder:
-        note = _recall(folder, engine, received.server, base, int(facts["visits"]), data)
+        note = _recall(folder, engine, received.server, base, visits, data)
         passive = tree.map(lambda leaf: leaf[None], received.passive)
         update: Any = engine.run_round(received.server, round, np.zeros(1, np.int64), passive)
         update = tree.map(lambda leaf: leaf[0], update)
@@ -119,6 +120,16 @@ def _require_acceptable(request: Envelope) -> None:
     require(bool(RUN_ID.fullmatch(str(request.facts["run"]))), "the run id is malformed")
 
 
+def _numbers(request: Envelope) -> tuple[int, int, int, int]:
+    """The round, this site's number, the round to start from (-1: none) and how many rounds it has done."""
+    names = {"round": 0, "number": 0, "base": -1, "visits": 0}
+    found = [whole(request.facts.get(name), name) for name in names]
+    if any(not least <= value < 2**31 for value, least in zip(found, names.values(), strict=True)):
+        raise RefusedError(f"its {', '.join(names)} are out of range: {found}")
+    round, number, base, visits = found
+    return round, number, base, visits
+
+
 def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: Federation) -> Problem:
     """What this site's share of the run is made of. Of all sites' data together the server tells what it must."""
     try:
@@ -135,15 +146,9 @@ def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequ
     """The tensors of a request, if they are what this phase needs."""
     server = tree.to(problem.algorithm.init(weights_of(problem.model)), "cpu")  # where requests arrive
     one = torch.zeros((), dtype=problem.dtype)
-    (_, _, size1, size2, _), steps = problem.reading, problem.settings.local_steps
-    lags = [torch.zeros((), dtype=torch.int64).expand(steps, size) for size in (size1, size2)]
-    passive = () if phase.pool_weights(server) is None else phase.passive(server, *lags)
+    passive = passive_like(phase, server, problem.reading, problem.settings.local_steps)
     like = TrainRequest(phase.downlink(server), Share(one, one, one), passive)
-    received = wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
-    shapes = [[leaf.shape for leaf in tree.leaves(each)] for each in (received.passive, like.passive)]
-    if shapes[0] != shapes[1]:
-        raise RefusedError("passive: it brings other numbers of pooled scores than this site reads")
-    return received
+    return wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
 
 
 def _engine(problem: Problem, federation: Federation, number: int, share: Share) -> Simulator:
