@@ -12,9 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 # A client with few examples reads many epochs in one round. Epochs are drawn in blocks of about this many indices.
 BLOCK = 512
+# A probability so near to 1 counts as 1: rounding must not let one client cover two points of `systematic`.
+CERTAIN = 1e-9
 
 
 class Purpose(IntEnum):
@@ -42,11 +45,53 @@ def torch_seed(seed: int, purpose: Purpose, client: int = 0, position: int = 0) 
     return int(generator(seed, purpose, client, position).integers(2**62))
 
 
-def cohort(seed: int, round: int, num_clients: int, size: int) -> Indices:
-    """The clients of a round, in ascending order; all clients if `size` is 0 or at least their number."""
+def cohort(seed: int, round: int, num_clients: int, size: int, chances: Floats | None = None) -> Indices:
+    """The clients of a round, in ascending order; all clients if `size` is 0 or at least their number.
+
+    chances: the probability of each client to be drawn, from `inclusion`; None: all are alike.
+    """
     if size <= 0 or size >= num_clients:
         return np.arange(num_clients)
-    return np.sort(generator(seed, Purpose.COHORT, 0, round).choice(num_clients, size, replace=False))
+    rng = generator(seed, Purpose.COHORT, 0, round)
+    if chances is None:
+        return np.sort(rng.choice(num_clients, size, replace=False))
+    return systematic(chances, rng.permutation(num_clients), rng.random())
+
+
+def inclusion(parts: Floats, size: int) -> Floats:
+    """The probability of each client to be in a cohort of `size`, in proportion to its part of the whole.
+
+    A client whose probability would be 1 or more is in every cohort, and the others share the other places. If fewer
+    than `size` clients have a part at all, cohorts consist of these.
+    """
+    chances = np.zeros(len(parts))
+    some = parts > 0
+    while some.any():
+        places = size - int(chances.sum())
+        scaled = places * parts / parts[some].sum()
+        certain = some & (scaled >= 1 - CERTAIN)
+        if not certain.any():
+            chances[some] = scaled[some]
+            break
+        chances[certain] = 1.0
+        some &= ~certain
+    return chances
+
+
+def systematic(chances: Floats, order: Indices, start: float) -> Indices:
+    """Clients drawn with these probabilities: lay them in this order on a line, each as long as its probability.
+
+    Whoever covers one of the points start, start + 1, ... is drawn. The probabilities sum to a whole number, so the
+    number of clients is always the same. `start` is uniform in [0, 1).
+    """
+    certain, rest = np.flatnonzero(chances == 1), order[(chances[order] > 0) & (chances[order] < 1)]
+    count = round(float(chances[rest].sum()))
+    if not count:
+        return certain
+    edges = np.cumsum(chances[rest])
+    edges *= count / edges[-1]
+    places = np.searchsorted(edges, start + np.arange(count), side="right")
+    return np.sort(np.concatenate((certain, rest[np.minimum(places, len(rest) - 1)])))
 
 
 def epochs(seed: int, purpose: Purpose, client: int, position: int, count: int, size: int) -> Indices:
@@ -80,7 +125,7 @@ def codes(rng: np.random.Generator | None, shape: tuple[int, ...], count: int) -
     return np.zeros(shape, np.int64) if rng is None else rng.integers(count, size=shape)
 
 
-def pooled(rng: np.random.Generator, count: int, weights: npt.NDArray[np.float64] | int) -> Indices:
+def pooled(rng: np.random.Generator, count: int, weights: Floats | int) -> Indices:
     """The entries of a score pool that a client reads in a round: a shuffle, repeated with new order when exhausted.
 
     `weights` is the number of entries, or an array with one weight per entry. With weights, an entry is drawn in

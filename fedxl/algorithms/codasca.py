@@ -189,7 +189,8 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
         weights = average(updates.weights, shares, server.weights)
         scalars = average(updates.scalars, shares, server.scalars)
         # The mean over all clients. Absent ones keep their c_i, so the mean moves by the changes of the others.
-        c = tree.map(lambda mean, d: mean + torch.tensordot(shares.to(d.dtype), d, 1), server.c, updates.change)
+        parts = updates.share.part
+        c = tree.map(lambda mean, d: mean + torch.tensordot(parts.to(d.dtype), d, 1), server.c, updates.change)
         step = server.step + updates.steps.max()
         new_stage = step // self.stage_steps > server.step // self.stage_steps
         point = Point(weights.params, *scalars)

@@ -17,9 +17,10 @@ from fedxl.risks import Side, XRisk
 class Share(NamedTuple):
     """How much one client counts; scalars, see `data.federation.shares`."""
 
-    model: Tensor  # in the average of the models; sums to 1 over the population
+    model: Tensor  # in the average of the models; only the ratios within a cohort matter
     first: Tensor  # factor of its gradient from S1, 0 if it holds none
     second: Tensor  # the same for S2
+    part: Tensor  # of the population; sums to 1 over all clients. It differs from `model` where cohorts are by size
 
 
 class Fresh(NamedTuple):

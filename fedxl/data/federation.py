@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedxl import sampling
 from fedxl.algorithms.protocol import Share
 from fedxl.data.augment import Augment
 from fedxl.data.source import Source, TensorSource, checked
 from fedxl.errors import require
 from fedxl.risks import Side, belongs
-from fedxl.sampling import Indices
+from fedxl.sampling import Floats, Indices
 
 Weighting = Literal["clients", "samples"]
 
@@ -113,8 +114,32 @@ def from_arrays(clients: Iterable[tuple[Tensor, Tensor]]) -> Federation:
     return Federation(joint, parts)
 
 
+class Weighted(NamedTuple):
+    """How much clients count, and how often they take part."""
+
+    shares: Share  # stacked over clients
+    chances: Floats | None  # of each client to be in a cohort; None: all are alike
+
+
+def weigh(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting, cohort: int = 0) -> Weighted:
+    """Shares for cohorts of this size (0: everyone takes part), and the chances that these cohorts are drawn with.
+
+    If cohorts were uniform, and weights by samples were divided by their sum in a cohort, a large client would count
+    for less than its part of the population p_i. So `samples` draws cohorts by size, and a client's weight is p_i
+    over its chance. Such weights sum to 1 in every cohort, and each is p_i on average.
+    """
+    share = shares(num_first, num_second, weighting)
+    if weighting == "clients" or not 0 < cohort < len(num_first):
+        return Weighted(share, None)
+    chances = sampling.inclusion(share.part.numpy(), cohort)
+    certain = torch.from_numpy(chances == 1)
+    others = (1 - share.part[certain].sum()) / max(1, cohort - int(certain.sum()))
+    model = torch.where(certain, share.part, torch.where(share.part > 0, others, 0.0))
+    return Weighted(share._replace(model=model), chances)
+
+
 def shares(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting) -> Share:
-    """The weight of each client, stacked over clients; model * first (or second) is its part of S1 (or S2).
+    """The weight of each client if all take part; model * first (or second) is its part of S1 (or S2).
 
     `clients` is the paper's objective: every client that holds a side counts the same on it. `samples` is the
     objective of the pooled data: a client counts by its examples. Either way a client without S1 has first = 0, and
@@ -129,4 +154,4 @@ def shares(num_first: Sequence[int], num_second: Sequence[int], weighting: Weigh
         mass = counts
     mass = mass / mass.sum(1, keepdim=True).clamp(min=1)  # [2, N], each row sums to 1, or is all 0
     first, second = torch.where(model > 0, mass / model, torch.zeros_like(mass))
-    return Share(model, first, second)
+    return Share(model, first, second, part=model.clone())

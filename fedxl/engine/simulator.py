@@ -28,7 +28,7 @@ from fedxl.engine.group import Draws, Executor, Feed, Group
 from fedxl.engine.store import ClientStates, ClientStore
 from fedxl.models import Score
 from fedxl.models.precision import PRECISIONS, products
-from fedxl.sampling import Indices, Purpose
+from fedxl.sampling import Floats, Indices, Purpose
 
 CPU = torch.device("cpu")
 
@@ -55,6 +55,7 @@ class Simulator:
     executor: Executor
     schedule: Schedule
     shares: Share  # [clients] how much each counts
+    chances: Floats | None = None  # of each client to be in a cohort; None: all are alike
     placement: Placement = ON_CPU
     first_number: int = 0  # of the first client: draws are those of its number, wherever it runs
 
@@ -151,7 +152,7 @@ class Simulator:
         return tensor.pin_memory().to(device, non_blocking=True)
 
     def _draw_ahead(self, round: int, size: int, pool: PoolDraws | None) -> None:
-        members = sampling.cohort(self.schedule.seed, round, len(self.federation.parts), size)
+        members = sampling.cohort(self.schedule.seed, round, len(self.federation.parts), size, self.chances)
         self.drawing.draw_ahead(round, {int(client): self.store.visits(int(client)) for client in members}, pool)
 
     def _batch(self, now: Feed) -> Batch:

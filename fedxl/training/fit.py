@@ -61,7 +61,7 @@ def fit(
         batch_size: Examples of S1 and of S2 a step; one number for both sides.
         validation: (x, y) to choose the best round on. Without it, the last round is the result.
         test: (x, y) to evaluate the chosen model on.
-        cohort: Clients a round, drawn anew each time; 0: all.
+        cohort: Clients a round, drawn anew each time (by size if they count by samples); 0: all.
         weighting: Every client counts the same ("clients"), or by its examples ("samples").
         seed: Of all random draws. Training starts from the weights that the model has.
         augment: Crops, flips and noise of training images, drawn each time an image is read.

@@ -9,11 +9,15 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.protocol import AnyAlgorithm, AnyPhase, ClientUpdate, Reading, ServerState
-from fedxl.sampling import Indices
+from fedxl.sampling import Floats, Indices
 
 
 class Engine(Protocol):
     """Where rounds run. `population` is what it remembers of its clients, and goes into checkpoints."""
+
+    @property
+    def chances(self) -> Floats | None:
+        """The probability of each client to be in a cohort; None: all are alike."""
 
     def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
         """The updates of the cohort, or of the sites that replied, stacked."""

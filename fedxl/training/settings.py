@@ -30,7 +30,7 @@ class Settings:
     local_steps: int = 32  # K: steps of a client in a round
     batch1: int = 32  # examples of S1 a step; methods without pairs read batch1 + batch2 examples of any label
     batch2: int = 32  # examples of S2 a step
-    cohort: int = 0  # clients a round, drawn anew each time; 0: all
+    cohort: int = 0  # clients a round, drawn anew each time (by size if they count by samples); 0: all
     weighting: Weighting = "clients"  # every client counts the same, or "samples": by its examples
     seed: int = 0  # of all random draws
     eval_every: int = 10  # rounds between two evaluations

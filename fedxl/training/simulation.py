@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
-from fedxl.data.federation import Federation, shares
+from fedxl.data.federation import Federation, weigh
 from fedxl.data.source import fingerprint, floats_as
 from fedxl.digest import add_tensor
 from fedxl.engine.choose import choose, executor, possible
@@ -111,8 +111,10 @@ class Simulation:
 def simulator(problem: Problem, federation: Federation, run: Executor) -> Simulator:
     """The engine for a problem and all of its clients."""
     first, second = (list(map(len, federation.side(side))) for side in problem.reading[:2])
-    counted = shares(first, second, problem.settings.weighting)
-    return Simulator(problem.algorithm, problem.score, federation, run, problem.schedule, counted, problem.placement)
+    weighted = weigh(first, second, problem.settings.weighting, problem.settings.cohort)
+    return Simulator(
+        problem.algorithm, problem.score, federation, run, problem.schedule, *weighted, placement=problem.placement
+    )
 
 
 def describe_algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:

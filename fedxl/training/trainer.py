@@ -34,6 +34,7 @@ FREE = {
     for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once", "metrics")
 }
 SINCE = {"task.examples", "task.validation", "task.risk_name"}  # absent from checkpoints of older versions
+BY_SIZE = "run.cohorts_by_size"  # whether clients are drawn by size; up to version 0.3 they never were
 
 
 @dataclass
@@ -179,9 +180,9 @@ class Trainer:
         return round > 0 and round % self.run.eval_every == 0
 
     def _round(self) -> None:
-        cohort = sampling.cohort(self.run.seed, self.round, self.task.num_clients, self.task.cohort)
-        before = self.server
-        self.server, updates = play_round(self.algorithm, self.task.engine, before, self.round, cohort)
+        task, before = self.task, self.server
+        cohort = sampling.cohort(self.run.seed, self.round, task.num_clients, task.cohort, task.engine.chances)
+        self.server, updates = play_round(self.algorithm, task.engine, before, self.round, cohort)
         if self.round > 0 and self.traffic is None:  # the warm-up is another kind of round; the rest are alike
             phase, steps = self.algorithm.phase(self.round), self.run.local_steps
             self.traffic = traffic(phase, self.problem.reading, steps, before, updates)
@@ -234,6 +235,12 @@ class Trainer:
             f"the {what} were no longer finite by round {self.round}; a smaller lr or sigmoid scores would help"
         )
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same when this run is resumed."""
+        by_size = {BY_SIZE: True} if self.task.engine.chances is not None else {}
+        return {**self.task.description, **by_size}
+
     def _checkpoint(self, folder: RunDir) -> None:
         self._require_finite()
         state = {**State(self.server, self.best)._asdict(), "population": self.task.engine.population}
@@ -243,14 +250,14 @@ class Trainer:
             best_value=self.best_value,
             seconds=self.seconds,
             evaluating=self.evaluating,
-            settings=self.task.description,
+            settings=self._settings,
         )
         folder.save(self.round, tree.pack(state), asdict(standing))
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
             standing = call(Standing, checkpoint.info, "checkpoint")
-            _require_same(standing.settings, self.task.description, self.algorithm)
+            _require_same(standing.settings, self._settings, self.algorithm)
             done, wanted = standing.round, self.run.rounds
             require(done <= wanted, f"this run is at round {done} already, beyond rounds = {wanted}")
             self._take_up(checkpoint.tensors)
@@ -311,6 +318,12 @@ class Trainer:
 
 def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: AnyAlgorithm) -> None:
     before, now = (_with_defaults(settings, algorithm) for settings in (before, now))
+    alike = (before.get(name) == now.get(name) for name in ("run.weighting", "run.cohort"))
+    require(
+        not (all(alike) and BY_SIZE in now and BY_SIZE not in before),
+        "this run began with fedxl 0.3 or older, which drew cohorts uniformly; with weighting = 'samples' they are "
+        "drawn by size now: begin a new run, or finish this one with that version",
+    )
     changed = [
         f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
         for key in sorted(before.keys() | now.keys())

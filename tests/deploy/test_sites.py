@@ -36,9 +36,10 @@ def assert_same(found, expected) -> None:
         torch.testing.assert_close(mine[name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
 
 
+@pytest.mark.parametrize("weighting", ["clients", "samples"])
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-def test_sites_and_simulator_come_to_the_same_bits(tmp_path, algorithm):
-    experiment = config(algorithm)
+def test_sites_and_simulator_come_to_the_same_bits(tmp_path, algorithm, weighting):
+    experiment = config(algorithm, weighting=weighting)
     found, expected = deployed(tmp_path, experiment), simulated(experiment)
     assert_same(found, expected)
     assert found.metrics["test"] == expected.metrics["test"]

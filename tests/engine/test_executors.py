@@ -28,12 +28,12 @@ def final_state(name: str, options: dict[str, Any], risk, model, clients, execut
     federation = from_arrays(clients)
     algorithm = ALGORITHMS[name](risk, **options)
     federation = federation.pooled() if algorithm.centralized else federation
-    cohort = engine.pop("cohort", 0)
+    cohort = engine.get("cohort", 0)
     simulator = engine_for(algorithm, model, federation, EXECUTORS[executor](), 3, 4, 5, seed=1, **engine)
     algorithm = simulator.algorithm
     server = algorithm.init(weights_of(model))
     for r in range(algorithm.first_round, 6):
-        members = sampling.cohort(1, r, len(federation.parts), cohort)
+        members = sampling.cohort(1, r, len(federation.parts), cohort, simulator.chances)
         server = play(algorithm, simulator, server, r, members)
     return tree.pack({"server": server, "population": simulator.population})
 

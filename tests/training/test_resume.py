@@ -185,6 +185,18 @@ def test_a_hyper_parameter_at_its_default_may_be_given_or_left_out(tmp_path):
         run(tmp_path, resume=True, rounds=5, gamma=0.2)
 
 
+def test_a_run_whose_cohorts_were_not_yet_drawn_by_size_is_refused(tmp_path):
+    run(tmp_path, rounds=3, weighting="samples")
+    straight = run(None, rounds=6, weighting="samples")
+    resumed = run(tmp_path, resume=True, rounds=6, weighting="samples")
+    assert all(torch.equal(resumed.weights.params[n], w) for n, w in straight.weights.params.items())
+    with pytest.raises(UserError, match=r"run.weighting was 'samples' and is now 'clients'"):
+        run(tmp_path, resume=True, rounds=9)
+    rewritten(tmp_path, lambda tensors, info: info["settings"].pop("run.cohorts_by_size"))
+    with pytest.raises(UserError, match=r"began with fedxl 0\.3 or older, which drew cohorts uniformly"):
+        run(tmp_path, resume=True, rounds=9, weighting="samples")
+
+
 def test_other_settings_are_refused(tmp_path):
     run(tmp_path, rounds=6)
     with pytest.raises(UserError, match=r"lr was 0\.05 and is now 0\.1"):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedxl import tree, wire
 from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState, Share
-from fedxl.data.federation import shares
+from fedxl.data.federation import weigh
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, PassivePart, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
 from fedxl.deploy.server.influence import Influence, Sizes
@@ -74,7 +74,8 @@ class GridEngine:
         sites, self.reading = self.settings.sites, self.problem.reading
         each = [self.directory.facts[name] for name in sites]
         first, second = ([facts.count(side) for facts in each] for side in self.reading[:2])
-        counted = shares(first, second, self.problem.settings.weighting)
+        run = self.problem.settings
+        counted, self.chances = weigh(first, second, run.weighting, run.cohort)
         self.shares: Share = tree.map(lambda leaf: leaf.to(self.problem.dtype), counted)
         self.base, self.visits = dict.fromkeys(sites, -1), dict.fromkeys(sites, 0)
         self.influence = Influence(self.settings.influence)
