@@ -17,9 +17,10 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
-from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Reading, ServerState
+from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState
 from fedxl.errors import require
 from fedxl.models import Score, Weights
+from fedxl.risks.saturation import saturated_outputs
 
 WEIGHTS_AND_G = "change of weights and G"
 
@@ -111,6 +112,10 @@ class Compositional(Descent[S, ClientEstimates, U]):
         steps = sum(kept**step for step in range(1, assignment.steps + 1))  # weighted by what is left of G
         ahead = self.rate(server.step, torch.float64) * steps * tree.norm(update.G)
         return sizes | {WEIGHTS_AND_G: sizes.pop(WEIGHTS) + ahead}
+
+    def health(self, server: S, h: Tensor | None, labels: Tensor | None) -> Health:
+        """The scores that are optimised are the linked ones."""
+        return Health() if h is None or labels is None else Health(saturated_outputs(self.risk, h, labels))
 
     def begin(self, server: S, client: ClientEstimates, factors: Tensor) -> PairWork:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.protocol import Assignment, Client, DataFacts, PoolWeights, Reading, Server, Update
+from fedxl.algorithms.protocol import Assignment, Client, DataFacts, Health, PoolWeights, Reading, Server, Update
 from fedxl.errors import require
 from fedxl.models import check_buffers
 from fedxl.risks import XRisk
+from fedxl.risks.saturation import alike
 
 T = TypeVar("T")
 D = TypeVar("D", bound="Descent[Any, Any, Any]")
@@ -108,6 +109,9 @@ class Descent(Generic[Server, Client, Update]):
 
     def check_server(self, server: Server) -> None:
         pass  # any finite weights are accepted, and the engine has checked that
+
+    def health(self, server: Server, h: Tensor | None, labels: Tensor | None) -> Health:
+        return Health(collapsed=h is not None and alike(h))
 
     def own_buffers(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         """The buffers that a client keeps between its rounds: all, or none."""

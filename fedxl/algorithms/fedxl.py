@@ -34,7 +34,7 @@ from fedxl.algorithms.pool import (
     spread,
     thin,
 )
-from fedxl.algorithms.protocol import Assignment, Batch, Fresh, PoolWeights, Reading, Share
+from fedxl.algorithms.protocol import Assignment, Batch, Fresh, Health, PoolWeights, Reading, Share
 from fedxl.errors import RefusedError, require
 from fedxl.models import Score, Weights
 
@@ -202,6 +202,13 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def check_server(self, server: FeDXLServer) -> None:
         check_values(self.risk, server.pool, with_u=not self.risk.linear)
+
+    def health(self, server: FeDXLServer, h: Tensor | None, labels: Tensor | None) -> Health:
+        """Where no raw scores are known, the pool says whether scores have collapsed."""
+        pool = server.pool
+        found = Health(pool.saturated(self.risk)) if h is None else super().health(server, h, labels)
+        ages = zip(("S1", "S2"), self.risk.sides, pool.stale(self.pool_rounds), strict=True)
+        return found._replace(stale={f"{name} ({side})": age for name, side, age in ages if age})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

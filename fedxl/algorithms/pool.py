@@ -11,8 +11,10 @@ from fedxl import tree
 from fedxl.algorithms.protocol import PoolWeights
 from fedxl.errors import RefusedError
 from fedxl.risks import XRisk
+from fedxl.risks.saturation import saturated
 
 S = TypeVar("S", "S1Scores", "S2Scores")
+PATIENCE = 10  # rounds by which the scores of a side may be older than the pool keeps any
 
 
 class S1Scores(NamedTuple):
@@ -65,6 +67,17 @@ class Pool(NamedTuple):
         """Whether there is anything to take on either side, as 0 or 1."""
         return tuple((side.weight.sum() > 0).to(side.weight.dtype) for side in self)  # type: ignore[return-value]
 
+    def saturated(self, risk: XRisk) -> bool:
+        """Whether the latest scores of both sides have collapsed."""
+        (first, second), (new1, new2) = self, ((side.weight > 0) & (side.age == side.age.min()) for side in self)
+        return saturated(risk, first.a[new1], second.b[new2], second.y[new2])
+
+    def stale(self, rounds: int) -> tuple[int, int]:
+        """How many rounds ago each side was last refreshed; 0 if that is not long, for a pool of so many rounds."""
+        first, second = (int(side.age.min()) for side in self)
+        limit = rounds - 1 + PATIENCE
+        return first if first > limit else 0, second if second > limit else 0
+
 
 def empty(risk: XRisk, like: Tensor) -> Pool:
     """One placeholder of weight 0 a side, so that an index always has an entry."""
@@ -74,7 +87,7 @@ def empty(risk: XRisk, like: Tensor) -> Pool:
 
 
 def merge(kept: S, uploads: S, rounds: int) -> S:
-    """The last `rounds` rounds' entries of one side; unchanged if no client uploaded any.
+    """The last `rounds` rounds' entries of one side; those that there are, a round older, if no client uploaded any.
 
     `uploads` holds one row a client; entries of weight 0 come from clients without examples of this side.
     """
@@ -82,11 +95,11 @@ def merge(kept: S, uploads: S, rounds: int) -> S:
     said = fresh.weight > 0
     if not bool(said.all()):
         fresh = tree.map(lambda leaf: leaf[said], fresh)
+    older = kept._replace(age=kept.age + 1)
     if not len(fresh.weight):
-        return kept
+        return older
     if rounds == 1:
         return tree.map(torch.clone, fresh)  # uploads may lie in memory that an executor uses again
-    older = kept._replace(age=kept.age + 1)
     recent = (older.age < rounds) & (older.weight > 0)
     return tree.concat([tree.map(lambda leaf: leaf[recent], older), fresh])
 

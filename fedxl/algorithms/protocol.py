@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -76,6 +76,13 @@ class DataFacts(NamedTuple):
     positive_share: float = (
         math.nan
     )  # the probability that an example is positive, with clients weighted as in the run
+
+
+class Health(NamedTuple):
+    """What may have gone wrong in training."""
+
+    collapsed: bool = False  # scores are all alike, or no gradient passes their link
+    stale: Mapping[str, int] = {}  # the age of a side's passive scores in rounds, by name, if it is too high
 
 
 class ServerState(Protocol):
@@ -175,7 +182,9 @@ class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
       `aggregate` copies what it keeps.
     - A NaN means "unknown" in leaves named in `may_be_nan`, and a mistake everywhere else.
 
-    `Descent` is a base class with defaults for all but the maths.
+    `Descent` is a base class with defaults for all but the maths. It also has `health(server, h, labels) -> Health`,
+    which a run asks at each evaluation, with the raw scores of data that were held back where they are known (else
+    None). An algorithm may do without it.
     """
 
     @property

@@ -21,6 +21,7 @@ from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
 from fedxl.training.checkpoint import Checkpoint
 from fedxl.training.evaluate import Examiner, better_at_common_sites, value_of
+from fedxl.training.health import COLLAPSED, Watch
 from fedxl.training.problem import Problem
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
 from fedxl.training.rundir import RunDir
@@ -90,11 +91,12 @@ def _to_stderr(line: str) -> None:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions that a run calls."""
+    """Functions that a run calls, and when it stops."""
 
     on_progress: Callable[[Progress], None] = lambda progress: None  # after every round
     say: Callable[[str], None] = _to_stderr  # one line, for example which executor was chosen and why
     should_stop: Callable[[], bool] = lambda: False  # after every round; if true, the run saves and stops
+    stop_collapsed: bool = False  # whether a run stops, too, at an evaluation that finds its scores collapsed
 
 
 class Trainable(Protocol):
@@ -140,6 +142,7 @@ class Trainer:
         self.evaluating = 0.0  # of these seconds
         self.traffic: Traffic | None = None
         self.history: list[dict[str, Any]] = []
+        self.watch = Watch(self.algorithm, hooks.say)
         if folder and resume:
             checkpoint, complaints = folder.load()
             if checkpoint:
@@ -147,6 +150,7 @@ class Trainer:
             elif complaints:
                 complaints.append("no whole checkpoint is left; starting from the beginning")
             self.history, more = folder.rewind(self.round, self._regular)
+            self.watch.told = any(COLLAPSED in record for record in self.history)
             for line in complaints + more:
                 hooks.say(line)
 
@@ -161,6 +165,7 @@ class Trainer:
             if self._regular(self.round):
                 self._evaluate()
                 self.seconds = self._elapsed()
+                interrupted |= self.hooks.stop_collapsed and COLLAPSED in self.history[-1]
             due = self.round == run.rounds or self.round % run.checkpoint_every == 0
             if self.folder and (due or interrupted):
                 self._checkpoint(self.folder)
@@ -193,11 +198,13 @@ class Trainer:
         task, weights = self.task, self.server.weights
         record: dict[str, Any] = {"round": self.round, "steps": int(self.server.step), "seconds": self.seconds}
         record["training_seconds"] = self._elapsed() - self.evaluating
+        h, labels = None, None
         for name in ("train", "validation"):
             if name in task.examiner.splits:
                 found = task.examiner.examine(weights, name)
                 record |= {**({name: found.metrics} if found.metrics else {}), **found.remarks}
-        record |= task.engine.remarks()
+                h, labels = found.scores, found.labels
+        record |= task.engine.remarks() | self.watch(self.server, self.round, h, labels)
         value = self._value(record)
         if self._better(value, record):
             self.best, self.best_round, self.best_value = weights, self.round, value

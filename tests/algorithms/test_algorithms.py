@@ -218,7 +218,11 @@ def test_the_pool_keeps_so_many_rounds_and_drops_what_says_nothing():
     assert two.b.tolist() == [1, 2, 3]
     assert merge(two, seconds([4.0], 0.5), rounds=2).b.tolist() == [3, 4]
     assert merge(two, seconds([4.0], 0.5), rounds=1).b.tolist() == [4]
-    assert merge(two, seconds([9.0], 0.0), rounds=1).b.tolist() == [1, 2, 3], "nothing new: as it was"
+    for rounds in (1, 2):
+        kept = merge(two, seconds([9.0], 0.0), rounds)
+        assert kept.b.tolist() == [1, 2, 3], "nothing new: as it was"
+        assert kept.age.tolist() == [2, 2, 1], "but a round older"
+    assert merge(kept, seconds([4.0], 0.5), rounds=2).b.tolist() == [4], "what is too old goes once there is new"
 
 
 def test_uploads_are_spread_over_the_steps():

@@ -46,6 +46,20 @@ def judged(folder, *kinds, experiment=None, **more):
     return found, carrier
 
 
+def test_collapsed_scores_are_noticed_by_the_pool_where_sites_send_metrics_alone(tmp_path):
+    """The pool holds scores from within the round, so it shows a collapse some steps later than the model does."""
+    said: list[str] = []
+    hooks = Hooks(say=said.append)
+    for name, lr in (("wild", 100.0), ("mild", 0.2)):
+        base = config("fedxl2", weighting="samples")
+        experiment = replace(base, algorithm={**base.algorithm, "lr": lr})
+        carrier = Judging(tmp_path / name, ["metrics"] * 4)
+        found = deployed(tmp_path / name, experiment, carrier, hooks, evaluate="sites")
+        assert ["collapsed" in record for record in found.history] == [False, name == "wild"]
+    [line] = [line for line in said if "collapsed" in line]
+    assert line.startswith("the scores have collapsed by round 4")
+
+
 def test_scores_of_all_sites_give_the_metrics_of_the_data_in_one_place(tmp_path):
     found, _ = judged(tmp_path, *["scores"] * 4)
     expected = simulated(config("fedxl2"))

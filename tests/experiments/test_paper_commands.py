@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -134,6 +135,46 @@ def test_a_diverged_trial_loses_and_if_all_do_it_is_said(monkeypatch, tmp_path):
     assert choose([Trial(HyperParameters(1.0), float("-inf")), Trial(HyperParameters(0.1), 0.6)]) == HyperParameters(
         0.1
     )
+
+
+def test_a_trial_that_has_collapsed_ends_there(tmp_path):
+    """Its value is what it had; a run that is no trial goes on to its end, and its record says so, too."""
+    budget, store = replace(TINY, evaluations=5), RunStore(tmp_path)
+    lines, done = [], []
+
+    def perform(lr: float, trial: bool) -> RunRecord:
+        column = next(method for method in TABLE1.methods if method.label == "FeDXL")
+        config = experiment(task("digits", ""), column, budget, HyperParameters(lr, 2.0), int(trial), 40)
+        job = PlannedRun(f"lr {lr:g}", config, trial=trial)
+        record = runs.perform(job, store, "cpu", 1, done.append)
+        lines.append(runs._line(job, record))
+        assert store.find(job) == record
+        return record
+
+    wild, whole, mild = perform(1e4, True), perform(1e4, False), perform(0.1, True)
+    assert wild.collapsed == 2
+    assert (wild.content["rounds"], len(wild.content["history"])) == (2, 1)
+    assert wild.validation("pauc@0.3") == wild.content["history"][0]["validation"]["pauc@0.3"]
+    assert math.isnan(wild.test("pauc@0.3")), "it was not tested"
+    assert wild.content["executor"].startswith("executor: vmap") or not wild.content["executor"]
+    assert whole.collapsed == 2
+    assert (whole.content["rounds"], whole.test("auroc") > 0) == (10, True)
+    assert mild.collapsed is None
+    assert mild.content["rounds"] == 10
+    assert sum(done) == 3 * 40, "progress reaches its end"
+    assert ["collapsed by round 2" in line for line in lines] == [True, True, False]
+
+
+def test_tuning_marks_its_runs_as_trials():
+    planned: list[PlannedRun] = []
+
+    def runner(jobs: list[PlannedRun]) -> list[RunRecord]:
+        planned.extend(jobs)
+        return [RunRecord(job.key, {"validation": {"auroc": job.config.algorithm["lr"]}}) for job in jobs]
+
+    TuningSearch(TINY, runner, "auroc", {})([task("digits", "")], TABLE1.methods)
+    assert planned
+    assert all(job.trial for job in planned)
 
 
 def test_a_diverged_run_is_shown_as_such(tmp_path):

@@ -23,6 +23,7 @@ from fedxl.files import write_atomically, write_json
 from fedxl.progress import progress
 from fedxl.reporting.report import in_words
 from fedxl.training.evaluate import value_of
+from fedxl.training.health import COLLAPSED
 from fedxl.training.settings import pick_device
 from fedxl.training.trainer import Hooks, Progress
 
@@ -41,6 +42,7 @@ class PlannedRun(NamedTuple):
 
     label: str
     config: Config
+    trial: bool = False  # one of tuning, which ends once its scores have collapsed
 
     @property
     def key(self) -> str:
@@ -81,12 +83,18 @@ class RunRecord(NamedTuple):
     def diverged(self) -> bool:
         return "diverged" in self.content
 
+    @property
+    def collapsed(self) -> int | None:
+        """The round whose evaluation found its scores collapsed; None: they have not."""
+        return self.content.get("collapsed")
+
     def validation(self, select: str) -> float:
         """The metric that models are chosen by, the higher the better."""
         return float("-inf") if self.diverged else value_of(self.content["validation"], select)
 
     def test(self, metric: str) -> float:
-        return float("nan") if self.diverged else float(self.content["test"][metric])
+        """A metric of the test data; NaN if the run ended before it was tested."""
+        return float("nan") if self.diverged else float(self.content["test"].get(metric, "nan"))
 
 
 @dataclass(frozen=True)
@@ -190,29 +198,34 @@ def perform(
         "side_by_side": side_by_side,  # runs that shared the machine; with several, seconds mean little
     }
     try:
-        result = execute(config, hooks=Hooks(on_progress, say=notes.append))
+        result = execute(config, hooks=Hooks(on_progress, say=notes.append, stop_collapsed=job.trial))
     except DivergedError as error:
         advance((job.rounds - rounds) * job.local_steps)  # the remaining rounds need not be done
         return store.save(job, {**content, "diverged": str(error)}, None)
+    advance((job.rounds - rounds) * job.local_steps)  # those that a collapsed trial leaves out
     require(
-        bool(result.metrics["validation"] and result.metrics["test"]),
+        bool(result.metrics["validation"] and (result.metrics["test"] or result.interrupted)),
         f"{job.label} needs validation and test data",
     )
     content |= {
         "validation": result.metrics["validation"],
         "test": result.metrics["test"],
         "best_round": result.best_round,
-        "rounds": job.rounds,
+        "rounds": rounds,
         "seconds": result.seconds,
         "traffic": result.traffic and result.traffic._asdict(),
-        "executor": notes[-1] if notes else "",
+        "executor": next((note for note in reversed(notes) if note.startswith("executor:")), ""),
         "history": result.history,
     }
+    collapsed = [row["round"] for row in result.history if COLLAPSED in row]
+    if collapsed:
+        content[COLLAPSED] = collapsed[0]
     return store.save(job, content, result.test_scores)
 
 
 def _line(job: PlannedRun, record: RunRecord) -> str:
     if record.diverged:
         return f"{job.label}: diverged"
-    shown = in_words(record.content["validation"])
-    return f"{job.label}: validation {shown}  ({record.content['seconds']:.0f} s)"
+    shown, seconds = in_words(record.content["validation"]), f"{record.content['seconds']:.0f} s"
+    collapsed = "" if record.collapsed is None else f", collapsed by round {record.collapsed}"
+    return f"{job.label}: validation {shown}{collapsed}  ({seconds})"

@@ -71,7 +71,7 @@ class TuningSearch:
                     select=self.select,
                 )  # fmt: skip
                 label = f"trial {task.title}, {method.label}, {describe(choice)}"
-                jobs.append((_name(task, method), choice, PlannedRun(label, config)))
+                jobs.append((_name(task, method), choice, PlannedRun(label, config, trial=True)))
         records: list[RunRecord] = self.runner([job for _, _, job in jobs])
         found: dict[tuple[str, str], list[Trial]] = {_name(*pair): [] for pair in pairs}
         for (name, choice, _), record in zip(jobs, records, strict=True):

@@ -1,0 +1,125 @@
+"""A run says when its scores have collapsed, and when passive scores have grown old."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedxl import FeDXL1, FeDXL2, LocalPair, LocalSGD, auroc, fit, partial_auc, sampling
+from fedxl.algorithms.protocol import Health
+from fedxl.training.health import Watch
+from fedxl.training.trainer import Hooks, Result
+from tests.conftest import make_clients
+
+VALIDATION = make_clients([(30, 60)], seed=9)[0]
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+
+def run(algorithm: Any, said: list[str], clients: Any = None, network: Any = None, **changes: Any) -> Result:
+    settings = {
+        "rounds": 6, "local_steps": 4, "batch_size": 8, "eval_every": 2, "dtype": "float64", "executor": "vmap",
+        "device": "cpu", "validation": VALIDATION, "hooks": Hooks(say=said.append), **changes,
+    }  # fmt: skip
+    clients = clients or make_clients([(12, 30), (20, 0), (0, 25), (9, 40)])
+    return fit(network or model(), clients, algorithm, **settings)
+
+
+def test_a_collapse_is_said_at_the_first_evaluation_and_once(tmp_path):
+    said: list[str] = []
+    result = run(FeDXL2(partial_auc(), lr=1000.0), said, out=tmp_path)
+    [line] = said
+    assert line.startswith("the scores have collapsed by round 2: ")
+    assert "smaller lr" in line
+    assert [record.get("collapsed") for record in result.history] == [True] * 3
+    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("collapsed") for row in rows if "validation" in row] == [True] * 3
+    run(FeDXL2(partial_auc(), lr=1000.0), said, out=tmp_path, resume=True, rounds=8)
+    assert len(said) == 1, "nor again when the run is resumed"
+
+
+def test_without_scores_of_its_own_fedxl_asks_the_pool():
+    said: list[str] = []
+    result = run(FeDXL2(partial_auc(), lr=1000.0), said, validation=None)
+    assert result.history[0]["collapsed"]
+    assert len(said) == 1
+
+
+def zero_head() -> nn.Module:
+    network = model()
+    nn.init.zeros_(network[2].weight)
+    nn.init.zeros_(network[2].bias)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        (FeDXL2(partial_auc(), lr=0.3), {}),
+        (FeDXL2(partial_auc(), lr=0.3), {"validation": None}),
+        (FeDXL2(partial_auc(), lr=1e-9), {"network": zero_head()}),
+        (FeDXL2(partial_auc(), lr=1e-9), {"network": zero_head(), "validation": None}),
+        (FeDXL1(auroc(scores="raw"), lr=1000.0), {}),
+        (LocalPair(partial_auc(), lr=0.3), {}),
+    ],
+    ids=["healthy", "by its pool", "slow", "slow, by its pool", "raw scores do not saturate", "local pair"],
+)
+def test_who_learns_or_has_not_begun_is_not_collapsed(algorithm, changes):
+    said: list[str] = []
+    result = run(algorithm, said, **changes)
+    assert not said
+    assert not any("collapsed" in record for record in result.history)
+
+
+def test_cross_entropy_does_not_depend_on_the_link_of_the_reported_risk():
+    """With rare positives all of its outputs may be far down and still rank well."""
+    algorithm, (_, y) = LocalSGD(partial_auc(), lr=0.1), VALIDATION
+    h = -12 + torch.linspace(0, 1, len(y)).double()
+    assert algorithm.health(None, h, y) == Health(collapsed=False)
+    assert algorithm.health(None, torch.full_like(h, -3.0), y) == Health(collapsed=True)
+    assert LocalPair(partial_auc()).health(None, h, y) == Health(collapsed=True), "its gradient is that of the link"
+
+
+def test_a_run_may_stop_where_its_scores_have_collapsed():
+    said: list[str] = []
+    hooks = Hooks(say=said.append, stop_collapsed=True)
+    result = run(FeDXL2(partial_auc(), lr=1000.0), said, hooks=hooks, rounds=20)
+    assert result.interrupted
+    assert [record["round"] for record in result.history] == [2]
+    assert result.metrics["validation"]["auroc"] == result.history[0]["validation"]["auroc"]
+    assert not run(FeDXL2(partial_auc(), lr=0.3), said, hooks=hooks).interrupted
+
+
+@pytest.mark.parametrize("pool_rounds", [1, 3])
+def test_old_passive_scores_are_said_and_again_when_twice_as_old(pool_rounds):
+    """One client of twenty has positives. It is in the first cohort, and then it is not drawn any more."""
+
+    def drawn(seed: int) -> list[int]:
+        return [r for r in range(46) if 0 in sampling.cohort(seed, r, 20, 1)]
+
+    seed = next(seed for seed in itertools.count() if drawn(seed) == [0])
+    clients = make_clients([(6, 6)] + [(0, 6)] * 19)
+    said: list[str] = []
+    algorithm = FeDXL2(partial_auc(), lr=0.01, pool_rounds=pool_rounds)
+    settings = {"rounds": 45, "local_steps": 1, "eval_every": 1, "cohort": 1, "validation": None, "seed": seed}
+    result = run(algorithm, said, clients, **settings)
+    ages = [int(line.split(" are ")[1].split()[0]) for line in said]
+    assert all(line.startswith("the passive scores of S1 (positive) are ") for line in said)
+    assert all("a larger cohort would help" in line for line in said)
+    first = 11 + pool_rounds - 1
+    assert ages == [age for age in (first, 2 * first, 4 * first) if age <= 45]
+    assert result.server.pool.first.age.unique().tolist() == [45]
+    assert result.server.pool.second.age.min() == 0
+
+
+def test_an_algorithm_may_do_without():
+    assert Watch(object(), print)(None, 1, torch.ones(3), torch.ones(3)) == {}
