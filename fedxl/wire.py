@@ -58,6 +58,8 @@ def restore(like: T, received: Mapping[str, Tensor], longest: int = 0, may_be_na
 def fitted(like: T, packed: Mapping[str, Tensor], ragged: bool = False) -> T:
     """The inverse of `tree.pack`, checked: names, types and shapes must be those of `like`, and nothing may be left.
 
+    float32 is taken for float64, because u of raw scores was float32 up to version 0.3.
+
     ragged: arrays outside a network, such as a score pool, may have any length; all arrays of a tuple have the same.
     """
     left, leaves = dict(packed), dict[str, Tensor]()
@@ -67,6 +69,7 @@ def fitted(like: T, packed: Mapping[str, Tensor], ragged: bool = False) -> T:
         found, shape = _take(left, path), tuple(leaf.shape)
         if ragged and path not in networks and leaf.ndim and found.ndim:
             shape = (lengths.setdefault(path.rpartition(".")[0], len(found)), *shape[1:])
+        found = found.double() if (found.dtype, leaf.dtype) == (torch.float32, torch.float64) else found
         leaves[path] = _like(path, found, leaf.dtype, shape)
     _require_nothing(left)
     return tree.unpack(like, leaves)

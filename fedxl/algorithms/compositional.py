@@ -98,7 +98,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
 
     def init_client(self, server: S, num_rows: int) -> ClientEstimates:
         like: Tensor = next(iter(server.weights.params.values()))
-        u = like.new_full((max(1, num_rows), *self.risk.inner_shape), float("nan"))
+        shape, dtype = (max(1, num_rows), *self.risk.inner_shape), self.risk.dtype(like.dtype)
+        u = like.new_full(shape, float("nan"), dtype=dtype)
         return ClientEstimates(u, self.own_buffers(server.weights.buffers))
 
     def check_update(self, server: S, update: U, assignment: Assignment) -> dict[str, Tensor]:

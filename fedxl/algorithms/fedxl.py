@@ -118,7 +118,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             torch.stack((a, passive.a)), torch.stack((passive.b, b)), torch.stack((passive.y, y))
         )
         u = before if self.risk.linear else self.risk.blend(before, self.risk.estimate(l[0]), self.gamma)
-        weights = self.risk.weights(l, torch.stack((u, passive.u)))
+        weights = self.risk.weights(l, torch.stack((u, passive.u)), sample=passive.u)
         first, second = back(weights * factors.view(2, *[1] * (l.ndim - 1)))
         return first[0], second[1], u
 
@@ -130,7 +130,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         a, b, y = sides(self.risk.link(h), labels, rows)
         u = u[rows]
         if not self.risk.linear:
-            first = self.risk.estimate(self.risk.pair(a, batch.passive.b, batch.passive.y))
+            first = self.risk.inner(a, batch.passive.b, batch.passive.y)
             u = torch.where(u.isnan(), first, u)
         return ScoreTrace(a, u, b, y)
 

@@ -83,7 +83,8 @@ def empty(risk: XRisk, like: Tensor) -> Pool:
     """One placeholder of weight 0 a side, so that an index always has an entry."""
     nothing, age = like.new_zeros(1), torch.zeros(1, dtype=torch.int64, device=like.device)
     a = like.new_zeros(1, *risk.score_shape)
-    return Pool(S1Scores(a, like.new_zeros(1, *risk.inner_shape), nothing, age), S2Scores(a, nothing, nothing, age))
+    u = like.new_zeros(1, *risk.inner_shape, dtype=risk.dtype(like.dtype))
+    return Pool(S1Scores(a, u, nothing, age), S2Scores(a, nothing, nothing, age))
 
 
 def merge(kept: S, uploads: S, rounds: int) -> S:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from fedxl.errors import require
@@ -18,7 +20,8 @@ def partial_auc(
 
     F = mean_{i in +} lam log mean_{j in -} exp(l(h_i - h_j) / lam)   (the paper's KL-OPAUC, section 4).
     Raw scores never overflow, but the weights of pairs then differ by orders of magnitude and want small rates;
-    sigmoid scores, the default, bound them.
+    sigmoid scores, the default, bound them. Pairs and estimates of raw scores are float64: exp(l / lam - v) is a
+    small difference of large numbers.
     """
     require(lam > 0, f"lam must be positive, got {lam}")
     loss, link = surrogate_named(surrogate, margin), link_named(scores)
@@ -29,6 +32,7 @@ def partial_auc(
         lam=lam,
         link=link.apply,
         score_range=link.range,
+        double=not link.range.bounded,
         metric="pauc@0.3",
     )
 
@@ -40,22 +44,23 @@ def two_way_partial_auc(
     surrogate: str = "squared_hinge",
     margin: float = 1.0,
     scores: str = "sigmoid",
+    normalised: bool = True,
 ) -> XRisk:
     """Two-way partial AUC (low FPR and high TPR): hard positives count more, too.
 
-    F = mean_{i in +} u_i^(lam / lam_outer),  u_i = mean_{j in -} exp(l(h_i - h_j) / lam), kept as v = log u.
-    F itself grows like exp(l / lam_outer); the default sigmoid scores bound it. With raw scores a gap of 8.4 the
-    wrong way round overflows single precision, and no limit on single scores prevents that.
+    F = lam_outer log mean_{i in +} u_i^(lam / lam_outer),  u_i = mean_{j in -} exp(l(h_i - h_j) / lam).
+
+    With normalised=False, F is mean_{i in +} u_i^(lam / lam_outer). Its minimisers are the same, but it grows like
+    exp(l / lam_outer): with all scores equal and lam = lam_outer = 0.05 the gradient is 1e10 times that of the
+    normalised form, and for raw scores with a gap of 8.4 the wrong way round it is beyond single precision.
     """
-    require(lam > 0 and lam_outer > 0, f"lam and lam_outer must be positive, got {lam} and {lam_outer}")
-    loss, link = surrogate_named(surrogate, margin), link_named(scores)
+    require(lam_outer > 0, f"lam_outer must be positive, got {lam_outer}")
+    one_way = partial_auc(lam, surrogate, margin, scores)
+    if normalised:
+        return replace(one_way, lam_outer=lam_outer)
     power = lam / lam_outer
-    return XRisk(
-        pair=lambda a, b, y: loss(gap(a, b)),
+    return replace(
+        one_way,
         outer=lambda v: torch.exp(power * v),
         slope=lambda v: torch.exp(power * v) / lam_outer,
-        lam=lam,
-        link=link.apply,
-        score_range=link.range,
-        metric="pauc@0.3",
     )

@@ -3,8 +3,9 @@
     F(w) = mean_{i in S1} f(g_i),    g_i = estimate_{j in S2} l(h(w; z_i), h(w; z_j), y_j)
 
 `estimate` is the mean, or `log mean exp(l / lam)` for the entropic risks (partial AUC, contrastive), whose inner
-estimates live in the log domain so that no score, however large, overflows. Every gradient estimator of the paper
-is the gradient of one scalar, the *pull* (docs/maths.md):
+estimates live in the log domain so that no score, however large, overflows. Two-way partial AUC has a log-mean-exp
+in place of the outer mean, too. Every gradient estimator of the paper is the gradient of one scalar, the *pull*
+(docs/maths.md):
 
     pull = mean_ij < c(l_ij, u_i), l_ij >,   c carries no gradient,   u_i the running estimate of g_i
 """
@@ -74,11 +75,13 @@ class XRisk:
     outer: Callable[[Tensor], Tensor]  # f: inner estimates [.., *m] -> [..]; `identity` makes the risk linear
     slope: Callable[[Tensor], Tensor] | float | None = None  # df/dg, over lam where there is one; None: by autograd
     lam: float | None = None  # None: g is the mean of l; otherwise g = log mean exp(l / lam)
+    lam_outer: float | None = None  # None: F is the mean of f; otherwise F = lam_outer log mean exp(f / lam_outer)
     sides: tuple[Side, Side] = ("positive", "negative")  # which labels form S1 and S2
     inner_shape: tuple[int, ...] = ()  # m
     score_shape: tuple[int, ...] = ()  # d
     link: Callable[[Tensor], Tensor] = identity  # from the model's output to what is paired and pooled
     score_range: ScoreRange = RAW  # what the link can give
+    double: bool = False  # pairs and inner estimates are float64, whatever the scores are; for losses above 1e4
     metric: str = "auroc"  # by which the best model is chosen
     name: str = ""  # how it was built, for people to read
 
@@ -88,20 +91,21 @@ class XRisk:
     @property
     def linear(self) -> bool:
         """f is the identity: u plays no part (FeDXL1)."""
-        return self.lam is None and self.outer is identity
+        return self.lam is None and self.lam_outer is None and self.outer is identity
 
     @property
     def _j(self) -> int:
         """The dimension of S2 in a block of pairs."""
         return -1 - len(self.inner_shape)
 
+    def dtype(self, scores: torch.dtype) -> torch.dtype:
+        """Of pairs and inner estimates, where scores have this one."""
+        return torch.float64 if self.double else scores
+
     def estimate(self, l: Tensor) -> Tensor:
         """Pairs [.., B1, B2, *m] -> inner estimates [.., B1, *m]."""
-        if self.lam is None:
-            return l.mean(self._j)
-        scaled = l / self.lam
-        top = scaled.detach().amax(self._j, keepdim=True)  # log mean exp, with the largest term taken out
-        return (scaled - top).exp().mean(self._j).log() + top.squeeze(self._j)
+        l = l.to(self.dtype(l.dtype))
+        return l.mean(self._j) if self.lam is None else log_mean_exp(l / self.lam, self._j)
 
     def blend(self, u: Tensor, g: Tensor, gamma: float) -> Tensor:
         """(1 - gamma) u + gamma g, in the log domain where estimates live there; a first visit (NaN) takes g."""
@@ -113,13 +117,42 @@ class XRisk:
             blended = g
         return torch.where(u.isnan(), g, blended)
 
-    def coupling(self, l: Tensor, u: Tensor) -> Tensor:
-        """c = |S2| df(g_i)/dl_ij, at the running estimate u instead of g; carries no gradient."""
-        u = u.detach().unsqueeze(self._j)
+    def coupling(self, l: Tensor, u: Tensor, sample: Tensor | None = None) -> Tensor:
+        """c = |S1| |S2| dF/dl_ij, at the running estimate u instead of g; carries no gradient.
+
+        `sample`: as in `emphasis`.
+        """
+        c = self._inner_coupling(l.detach(), u.detach().unsqueeze(self._j))
+        if self.lam_outer is None:
+            return c
+        emphasis = self.emphasis(u, sample)
+        return c * emphasis.reshape(*emphasis.shape, 1, *[1] * len(self.inner_shape))
+
+    def _inner_coupling(self, l: Tensor, u: Tensor) -> Tensor:
+        """|S2| df(g_i)/dl_ij."""
         if self.lam is None:
             return self._slope(u)
-        share = torch.exp((l.detach() / self.lam - u).clamp(max=math.log(MAX_COUPLING)))
+        share = torch.exp((l / self.lam - u).clamp(max=math.log(MAX_COUPLING)))
         return share if self.slope == 1 else self._slope(u) * share
+
+    def emphasis(self, u: Tensor, sample: Tensor | None = None) -> Tensor:
+        """|S1| dF/df(g_i) for every row of u [.., B1, *m]: 1, or exp(f / lam_outer) over its mean in S1.
+
+        `sample` [n, *m] holds estimates of examples of S1 of all clients. The mean is taken over the sample with one
+        of its entries replaced by the row itself, so that no row has an emphasis above n. Without a sample, it is
+        taken over the rows.
+        """
+        f = self.outer(u.detach())
+        if self.lam_outer is None:
+            return torch.ones_like(f)
+        f = f / self.lam_outer
+        if sample is None:
+            return torch.exp(f - log_mean_exp(f, -1).unsqueeze(-1))
+        others = self.outer(sample.detach()) / self.lam_outer
+        rows, entries = (torch.arange(x.shape[-1], device=x.device) for x in (f, others))
+        replaced = rows.unsqueeze(-1) % len(entries) == entries  # [B1, n]
+        among = torch.where(replaced, f.unsqueeze(-1), others.unsqueeze(-2))  # [.., B1, n]
+        return torch.exp(f - log_mean_exp(among, -1))
 
     def _slope(self, u: Tensor) -> Tensor:
         if callable(self.slope):
@@ -131,18 +164,24 @@ class XRisk:
 
     def pairs(self, a: Tensor, b: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
         """Every pair's l [.., B1, B2, *m], and how weights on the pairs become gradients by a and by b."""
-        l, back, *_ = torch.func.vjp(lambda a, b: self.pair(a, b, y), a, b)
+        l, back, *_ = torch.func.vjp(lambda a, b: self._pair(a, b, y), a, b)
         return l, back
 
-    def weights(self, l: Tensor, u: Tensor) -> Tensor:
-        """c over the number of pairs: carried back through `pairs` it gives the gradient of the pull, a mean."""
+    def _pair(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        return self.pair(a.double(), b.double(), y.double()) if self.double else self.pair(a, b, y)
+
+    def weights(self, l: Tensor, u: Tensor, sample: Tensor | None = None) -> Tensor:
+        """c over the number of pairs: carried back through `pairs` it gives the gradient of the pull, a mean.
+
+        `sample`: as in `emphasis`.
+        """
         number = l.shape[self._j - 1] * l.shape[self._j]
-        return torch.full_like(l, 1 / number) if self.linear else (self.coupling(l, u) / number).expand_as(l)
+        return torch.full_like(l, 1 / number) if self.linear else (self.coupling(l, u, sample) / number).expand_as(l)
 
     def inner(self, a: Tensor, b: Tensor, y: Tensor, chunk: int = 2**22) -> Tensor:
         """Exact inner estimates of every a against every b, a block of about `chunk` pairs at a time."""
         rows = max(1, chunk // max(1, b.shape[0]))
-        return torch.cat([self.estimate(self.pair(part, b, y)) for part in a.split(rows)])
+        return torch.cat([self.estimate(self._pair(part, b, y)) for part in a.split(rows)])
 
     def inner_range(self) -> tuple[Tensor, Tensor]:
         """Between which numbers [*m] inner estimates of scores in range lie.
@@ -179,7 +218,14 @@ class XRisk:
         if not len(a) or not len(b):
             return h.new_tensor(float("nan"))
         y = labels[belongs(labels, second)].to(h.dtype)
-        return self.outer(self.inner(a, b, y)).mean()
+        f = self.outer(self.inner(a, b, y))
+        return f.mean() if self.lam_outer is None else self.lam_outer * log_mean_exp(f / self.lam_outer, -1)
+
+
+def log_mean_exp(x: Tensor, dim: int) -> Tensor:
+    """log mean exp(x), with the largest term taken out."""
+    top = x.detach().amax(dim, keepdim=True)
+    return (x - top).exp().mean(dim).log() + top.squeeze(dim)
 
 
 def check_risk(risk: XRisk) -> None:

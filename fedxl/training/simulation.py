@@ -80,6 +80,7 @@ class Simulation:
         """What must be the same when a run is resumed, by dotted names, as plain JSON. This reads all data."""
         weights, risk = weights_of(self.problem.model), self.problem.risk
         shapes = {name: list(tensor.shape) for name, tensor in {**weights.params, **weights.buffers}.items()}
+        lams = f"lam {risk.lam}" + (f", lam_outer {risk.lam_outer}" if risk.lam_outer else "")
         parts = [len(part) for part in self.federation.parts]
         source, validation = self.federation.source, self.examiner.sources.get("validation")
         tables = {
@@ -95,7 +96,7 @@ class Simulation:
                 "examples": self._examples(),
                 "validation": fingerprint(validation)[:12] if validation is not None else "",
                 "risk_name": risk.name,
-                "risk": f"{risk.sides}, lam {risk.lam}, {risk.score_shape} {risk.inner_shape}",
+                "risk": f"{risk.sides}, {lams}, {risk.score_shape} {risk.inner_shape}",
             },
         }
         return flattened(tables)

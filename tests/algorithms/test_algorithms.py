@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -13,15 +14,15 @@ from torch.nn import functional as nnf
 from fedxl import tree
 from fedxl.algorithms import CODASCA, SOX, FeDXL2, LocalPair, LocalSGD
 from fedxl.algorithms.descent import Descent, average
-from fedxl.algorithms.pool import S2Scores, merge, spread, thin
+from fedxl.algorithms.pool import Passive, S2Scores, merge, spread, thin
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.data.source import TensorSource
 from fedxl.engine.executors import vectorised
 from fedxl.engine.simulator import Simulator
 from fedxl.models import weights_of
-from fedxl.risks import auroc, partial_auc
+from fedxl.risks import auroc, partial_auc, two_way_partial_auc
 from tests.conftest import RAGGED, make_clients
-from tests.running import engine_for, play
+from tests.running import engine_for, fit_named, play
 
 K, BATCH = 3, 4
 
@@ -156,6 +157,43 @@ def test_sox_is_local_pair_alone_and_follows_its_paper(network):
         server = play(algorithm, engine, server, r, np.array([0]))
         for name, p in model.named_parameters():
             torch.testing.assert_close(server.weights.params[name], p.data, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("lam_outer", [1.0, 0.1])
+@pytest.mark.parametrize("scores", ["sigmoid", "raw"])
+def test_both_pulls_of_a_normalised_risk_are_its_exact_gradient(scores, lam_outer):
+    """All of S1 and S2 in one batch, the same scores in the pool: G1 is the gradient by a, G2 the one by b."""
+    risk = two_way_partial_auc(lam=0.3, lam_outer=lam_outer, scores=scores)
+    h = torch.rand(12, generator=torch.Generator().manual_seed(3), dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([1] * 5 + [0] * 7)
+    (exact,) = torch.autograd.grad(dataclasses.replace(risk, link=lambda h: h).value(h, labels), h)
+    a, b, y = h.detach()[:5], h.detach()[5:], torch.zeros(7, dtype=torch.float64)
+    passive = Passive(a, risk.inner(a, b, y), b, y)
+    unknown, whole = torch.full((5,), float("nan"), dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    for algorithm in (FeDXL2(risk, lr=0.1), LocalPair(risk, lr=0.1)):
+        da, db, _ = algorithm.pull(passive, whole, a, b, y, unknown)
+        torch.testing.assert_close(torch.cat((da, db)), exact, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["fedxl2", "local_pair", "sox"])
+def test_a_normalised_risk_trains(name):
+    """Where the plain form begins with a gradient of 2e10, at a common rate, to what these classes allow."""
+    risk = two_way_partial_auc(lam=0.05, lam_outer=0.05)
+    clients, held = make_clients([(30, 60)] * 4, seed=1), make_clients([(500, 1000)], seed=2)[0]
+    model = nn.Linear(5, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    options = {"rounds": 10, "local_steps": 8, "batch1": 8, "batch2": 8, "lr": 0.01, "executor": "vmap", "seed": 0}
+    result = fit_named(model, clients, risk, name, test=held, **options)
+    assert result.metrics["test"]["pauc@0.3"] > 0.9
+
+
+@pytest.mark.parametrize("scores", ["sigmoid", "raw"])
+def test_estimates_of_raw_scores_are_kept_in_double_precision(scores):
+    algorithm = FeDXL2(partial_auc(scores=scores), lr=0.1)
+    server = algorithm.init(weights_of(nn.Linear(5, 1)))
+    wanted = torch.float64 if scores == "raw" else torch.float32
+    assert server.pool.first.u.dtype == algorithm.init_client(server, 3).u.dtype == wanted
+    assert server.pool.first.a.dtype == torch.float32
 
 
 def test_local_pair_leaves_out_clients_without_pairs(network):

@@ -47,6 +47,20 @@ def test_sites_and_simulator_come_to_the_same_bits(tmp_path, algorithm, weightin
     assert len(found.history) == 2
 
 
+def test_estimates_of_raw_scores_travel_in_double_precision(tmp_path):
+    """The model is float32, a normalised risk's u float64; the server keeps what the simulator keeps."""
+    experiment = config("fedxl2", dtype="float32")
+    experiment = replace(
+        experiment,
+        risk={"name": "tpauc", "scores": "raw"},
+        algorithm={**experiment.algorithm, "lr": 0.01},
+    )
+    found = deployed(tmp_path, experiment)
+    assert_same(found, simulated(experiment))
+    assert found.server.pool.first.u.dtype == torch.float64
+    assert found.server.pool.first.a.dtype == torch.float32
+
+
 def test_a_round_that_is_asked_for_again_gives_the_same_bits(tmp_path):
     """A site answers, its answer is lost, and all is asked once more: it goes back to where it was."""
     carrier = InProcess(tmp_path)

@@ -16,7 +16,7 @@ from fedxl.data.federation import from_arrays
 from fedxl.engine.choose import choose
 from fedxl.engine.executors import vectorised
 from fedxl.models import TwoViews, cnn, mlp, scorer, weights_of
-from fedxl.risks import RISKS, auroc, average_precision, contrastive, partial_auc
+from fedxl.risks import RISKS, auroc, average_precision, contrastive, partial_auc, two_way_partial_auc
 from tests.conftest import EXECUTORS, RAGGED, make_clients
 from tests.running import engine_for, play
 
@@ -80,6 +80,30 @@ def test_every_scalar_risk_agrees(risk, network):
         for executor in EXECUTORS
     ]
     assert_agree(*states)
+
+
+@pytest.mark.parametrize("name", ["local_pair", "sox"])
+def test_a_normalised_risk_agrees_without_a_pool(name, network):
+    states = [
+        final_state(name, {"lr": 0.05}, two_way_partial_auc(0.2, 0.2), network(), make_clients(RAGGED), executor)
+        for executor in EXECUTORS
+    ]
+    assert_agree(*states)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("risk", [partial_auc, two_way_partial_auc])
+def test_raw_scores_of_a_single_precision_model_agree(risk, fresh, network):
+    """Estimates are float64 there, weights and scores float32."""
+    options, clients = {"lr": 0.01, "fresh": fresh}, make_clients(RAGGED)
+    states = [
+        final_state("fedxl2", options, risk(scores="raw"), network().float(), clients, executor, dtype="float32")
+        for executor in EXECUTORS
+    ]
+    assert_agree(*states, tolerance=1e-3)
+    types = {key.rpartition(".")[2]: value.dtype for key, value in states[0].items()}
+    assert types["u"] == torch.float64
+    assert types["a"] == types["b"] == types["weight"] == torch.float32
 
 
 def test_vector_scores_agree(network):

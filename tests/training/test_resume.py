@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import ALGORITHMS, UserError, auroc, digest, partial_auc, tree
+from fedxl import ALGORITHMS, UserError, auroc, digest, partial_auc, tree, two_way_partial_auc
 from fedxl.data.source import fingerprint
 from fedxl.training.checkpoint import load_latest, save_checkpoint
 from fedxl.training.trainer import SINCE, Hooks
@@ -176,6 +176,39 @@ def test_a_run_with_a_gradient_average_that_nobody_used_goes_on(tmp_path):
     straight = fit_named(*parts, rounds=4, **{**options, "out": None})
     for name, expected in straight.server.weights.params.items():
         assert torch.equal(resumed.server.weights.params[name], expected)
+
+
+def test_a_run_that_kept_estimates_of_raw_scores_in_single_precision_goes_on(tmp_path):
+    """As version 0.3 did."""
+    parts = (model().float(), make_clients([(6, 14), (3, 9)]), partial_auc(scores="raw"))
+    options = {"local_steps": 2, "batch1": 2, "batch2": 3, "lr": 0.01, "executor": "loop", "out": tmp_path}
+    fit_named(*parts, rounds=2, **options)
+
+    def single(tensors: dict, info: dict) -> None:
+        kept = [name for name in tensors if name.endswith(".u")]
+        assert {tensors[name].dtype for name in kept} == {torch.float64}
+        assert len(kept) == 3, "the pool's and two clients'"
+        tensors.update({name: tensors[name].float() for name in kept})
+
+    rewritten(tmp_path, single)
+    resumed = fit_named(*parts, rounds=4, resume=True, **options)
+    straight = fit_named(*parts, rounds=4, **{**options, "out": None})
+    for name, expected in straight.server.weights.params.items():
+        torch.testing.assert_close(resumed.server.weights.params[name], expected, rtol=0, atol=1e-4)
+
+
+def test_a_run_with_the_plain_two_way_risk_is_not_resumed_with_the_normalised_one(tmp_path):
+    """Up to version 0.3 the plain one had the name that the normalised one has now."""
+    parts = (model(), make_clients([(6, 14), (3, 9)]), two_way_partial_auc())
+    options = {"local_steps": 2, "batch1": 2, "batch2": 3, "dtype": "float64", "executor": "loop", "out": tmp_path}
+    fit_named(*parts, rounds=2, **options)
+
+    def plain(tensors: dict, info: dict) -> None:
+        info["settings"] |= {"task.risk": info["settings"]["task.risk"].replace(", lam_outer 1.0", "")}
+
+    rewritten(tmp_path, plain)
+    with pytest.raises(UserError, match=r"task\.risk was .* lam_outer 1\.0"):
+        fit_named(*parts, rounds=4, resume=True, **options)
 
 
 def test_a_hyper_parameter_at_its_default_may_be_given_or_left_out(tmp_path):
