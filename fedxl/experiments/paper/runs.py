@@ -81,6 +81,11 @@ class RunRecord(NamedTuple):
     def diverged(self) -> bool:
         return "diverged" in self.content
 
+    @property
+    def collapsed(self) -> bool:
+        """Whether the run itself says that it came to nothing."""
+        return self.diverged or bool(self.content.get("collapsed"))
+
     def validation(self, select: str) -> float:
         """The metric that models are chosen by, the higher the better."""
         return float("-inf") if self.diverged else value_of(self.content["validation"], select)
