@@ -131,6 +131,10 @@ def test_a_trial_has_collapsed_if_it_learned_nothing_or_says_so():
     assert collapsed(Trial(rate, 0.7, collapsed=True))
     entry = Entry(TuningResult(rate, [Trial(rate, 0.5), Trial(rate, 0.6), Trial(rate, 0.4)]), [])
     assert Outcome(entry).collapsed == 2
+    runs = [RunRecord("", {"validation": {"pauc@0.3": value}}) for value in (0.9, 0.5)]
+    outcome = Outcome(entry._replace(records=[*runs, RunRecord("", {"diverged": "at round 3"})]))
+    assert outcome.collapsed_seeds == 2
+    assert heterogeneity._rate(TINY, outcome) == "0.1* (2 collapsed; 2 of 3 seeds)"
     assert RunRecord("key", {"collapsed": "all scores are equal"}).collapsed
     assert RunRecord("key", {"diverged": "at round 3"}).collapsed
     assert not RunRecord("key", {"validation": {}}).collapsed

@@ -42,9 +42,19 @@ class Outcome(NamedTuple):
         """How many of its trials learned next to nothing."""
         return sum(collapsed(trial) for trial in self.entry.tuned.trials) if self.entry else 0
 
+    @property
+    def collapsed_seeds(self) -> int:
+        """How many of its runs did, with the rate that tuning chose."""
+        records = self.entry.records if self.entry else []
+        return sum(_came_to_nothing(record.collapsed, record.validation(METRIC)) for record in records)
+
 
 def collapsed(trial: Trial) -> bool:
-    return trial.collapsed or not trial.value >= COLLAPSED
+    return _came_to_nothing(trial.collapsed, trial.value)
+
+
+def _came_to_nothing(says_so: bool, validation: float) -> bool:
+    return says_so or not validation >= COLLAPSED
 
 
 class CellResult(NamedTuple):
@@ -198,7 +208,8 @@ def markdown(study: Study, chosen: Plan, results: Results) -> str:
     if leads:
         parts.append(
             "The difference is to the federated baseline with the best test mean in that cell, with its 95 % "
-            "interval over bootstrapped test sets, the same for both methods.\n"
+            "interval over bootstrapped test sets, the same for both methods. It does not cover the draw of the "
+            "sites, which the spread over seeds shows.\n"
         )
     parts += [
         f"All data in one place ({name}), {study.titles[task]}: {_shown(outcome)}.\n"
@@ -213,7 +224,8 @@ def markdown(study: Study, chosen: Plan, results: Results) -> str:
     parts += [
         "## Chosen learning rates\n",
         f"And how many of {len(budget.rates)} collapsed: best validation partial AUC below {COLLAPSED:g}, or the run "
-        "says so. *: the smallest or the largest that was tried.\n",
+        "says so; seeds that did with the chosen rate are counted apart. *: the smallest or the largest "
+        "that was tried.\n",
         as_markdown(rates, ["data", "sites", *labels]),
         f"On {'; '.join(machines([record for entry in _entries(results) for record in entry.records]))}.\n",
     ]
@@ -330,7 +342,8 @@ def _rate(budget: Budget, outcome: Outcome) -> str:
         return "–"
     lr = outcome.entry.tuned.choice.lr
     edge = "*" if lr in (min(budget.rates), max(budget.rates)) else ""
-    return f"{lr:g}{edge} ({outcome.collapsed} collapsed)"
+    seeds = f"; {outcome.collapsed_seeds} of {len(outcome.entry.records)} seeds" if outcome.collapsed_seeds else ""
+    return f"{lr:g}{edge} ({outcome.collapsed} collapsed{seeds})"
 
 
 def _range(counts: Sequence[int]) -> str:
