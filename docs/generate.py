@@ -35,6 +35,7 @@ from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.models import MODELS
 from fedxl.options import accepted
 from fedxl.risks import RISKS, SURROGATES
+from fedxl.training.advice import RULES
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE")  # of the repository, shown on the site, too
@@ -232,6 +233,17 @@ def surrogates() -> str:
     return ", ".join(f"`{name}`" for name in SURROGATES)
 
 
+def advice() -> str:
+    """The rules of `fedxl advise`, in order: of each topic the first that applies is taken."""
+    lines = ["| topic | if | then | because |", "|---|---|---|---|"]
+    for rule in RULES:
+        then = ", ".join(f"`{name} = {value}`" for name, value in rule.settings.items())
+        then = then.replace("{fedxl}", "fedxl1 or fedxl2").replace("{centralized}", "sgd or sox")
+        why = re.sub(r"\{[^}]*\}", "…", rule.why.replace("{fedxl}", "FeDXL"))  # numbers differ
+        lines.append(f"| {rule.topic} | {cell(rule.when)} | {cell(then)} | {cell(why)} |")
+    return "\n".join(lines)
+
+
 # The Python API and the modules.
 
 
@@ -350,5 +362,6 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "metrics": metrics_by_name,
     "api": api,
     "modules": modules,
+    "advice": advice,
     "command_line": command_line,
 }

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         partial_auc,
         two_way_partial_auc,
     )
+    from fedxl.training.advice import Advice, advise
     from fedxl.training.fit import fit
     from fedxl.training.settings import Settings
     from fedxl.training.trainer import Hooks, Result
@@ -49,6 +50,7 @@ __all__ = [
     "METRICS",
     "RISKS",
     "SOX",
+    "Advice",
     "Algorithm",
     "Augment",
     "CentralizedSGD",
@@ -62,6 +64,7 @@ __all__ = [
     "Settings",
     "UserError",
     "XRisk",
+    "advise",
     "auroc",
     "average_precision",
     "contrastive",
@@ -98,6 +101,8 @@ _HOMES = {
     "p_norm_push": "fedxl.risks",
     "partial_auc": "fedxl.risks",
     "two_way_partial_auc": "fedxl.risks",
+    "Advice": "fedxl.training.advice",
+    "advise": "fedxl.training.advice",
     "Hooks": "fedxl.training.trainer",
     "Result": "fedxl.training.trainer",
     "fit": "fedxl.training.fit",

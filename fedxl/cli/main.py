@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import signal
 import sys
 from collections.abc import Callable
@@ -116,6 +117,20 @@ def report(
     else:
         # Metrics must not be cut: a pipe has no width to fit, and a narrow terminal may wrap.
         Console(width=max(out.width, 150) if out.is_terminal else 200).print(reports.as_text(rows, columns))
+
+
+@app.command()
+def advise(
+    config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: facts, settings, lines and flags.")] = False,
+) -> None:
+    """Which algorithm, weighting, norm, local steps and rate fit the sites of a config, by their counts."""
+    found = configs.advise(configs.read(config, overrides or []))
+    print(json.dumps(found.as_json(), indent=2) if as_json else found)
 
 
 @app.command()

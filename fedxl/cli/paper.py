@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from fedxl.errors import require, unknown
-from fedxl.experiments.paper import ablation, runtime, setup, tables
+from fedxl.experiments.paper import ablation, heterogeneity, runtime, setup, skew, tables
 from fedxl.experiments.paper.runs import Runner, RunStore
+from fedxl.experiments.paper.setup import Budget
 from fedxl.experiments.paper.study import TABLE1, TABLE2, Study
 from fedxl.reporting.plots import require_matplotlib
 
@@ -50,6 +51,63 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Folder = Annotated[Path, typer.Option("--out", help="Folder for results; finished runs in it are not repeated.")]
 
 
+Only = Annotated[
+    str, typer.Option(metavar="NAME,...", help=f"Some methods only: {', '.join(map(skew.short_name, skew.METHODS))}.")
+]
+Alphas = Annotated[str, typer.Option(metavar="ALPHA,...", help="Label skews, less is more; equal: equal shards.")]
+OneClass = Annotated[
+    str, typer.Option(metavar="N,...", help="Numbers of sites with one class; even, 0: equal shards.")
+]
+Rates = Annotated[str, typer.Option(metavar="LR,...", help="Learning rates to try; empty: the budget's.")]
+Lam = Annotated[float, typer.Option(help="Of the partial AUC, for all methods that have one; it is not tuned.")]
+Weights = Annotated[str, typer.Option(help="samples or clients: what sites count by.")]
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all commands need besides the data, the budget and their own options."""
+
+    seeds: int
+    jobs: int
+    device: str
+    folder: Path
+
+    def perform(self, name: str, tasks: Sequence[setup.Task], budget: Budget, work: Callable[[Study], str]) -> None:
+        """Do the work and print what came of it. After an interruption finished runs are kept."""
+        if budget.trial_iterations <= budget.local_steps:
+            _say(
+                f"trials of {budget.trial_iterations} iterations are one round, in which FeDXL knows other sites "
+                f"only by scores of the untrained network; use more than {budget.local_steps} for two rounds"
+            )
+        runner = Runner(RunStore(self.folder / "runs"), self.jobs, self.device, _say)
+        try:
+            text = work(Study(tasks, budget, self.seeds, runner, self.folder, _say))
+        except KeyboardInterrupt:
+            _say("stopped; finished runs are kept, and the same command continues from there")
+            sys.exit(130)
+        finally:
+            runner.stop_workers()
+        out.print(Markdown(text)) if out.is_terminal else print(text)
+        _say(f"in {self.folder}: {name}.md, {name}.json, {name}.png; every run in {self.folder / 'runs'}")
+
+    def check(self) -> None:
+        require_matplotlib()
+        require(self.seeds >= 1, f"seeds must be at least 1, got {self.seeds}")
+        require(self.jobs >= 1, f"jobs must be at least 1, got {self.jobs}")
+        folder = self.folder
+        require(folder.is_dir() or not folder.exists(), f"{folder} is a file; --out must name a folder")
+
+
+def _budget(known: Mapping[str, Budget], name: str, iterations: int, trial_iterations: int, compiled: bool) -> Budget:
+    if name not in known:
+        raise unknown("budget", name, known)
+    for what, number in {"iterations": iterations, "trial-iterations": trial_iterations}.items():
+        require(number >= 0, f"{what} must not be negative, got {number}")
+    budget = known[name]
+    budget = budget.with_iterations(iterations or budget.iterations, trial_iterations)
+    return budget if compiled else replace(budget, run=(*budget.run, ("compile", False)))
+
+
 def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
     """All commands take the same options."""
 
@@ -66,46 +124,52 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
         device: Device = "auto",
         folder: Folder = Path("paper"),
     ) -> None:
-        require_matplotlib()
-        if budget not in setup.BUDGETS:
-            raise unknown("budget", budget, setup.BUDGETS)
-        require(seeds >= 1, f"seeds must be at least 1, got {seeds}")
-        require(jobs >= 1, f"jobs must be at least 1, got {jobs}")
-        for what, number in {"iterations": iterations, "trial-iterations": trial_iterations}.items():
-            require(number >= 0, f"{what} must not be negative, got {number}")
-        require(folder.is_dir() or not folder.exists(), f"{folder} is a file; --out must name a folder")
-        spent = setup.BUDGETS[budget]
-        spent = spent.with_iterations(iterations or spent.iterations, trial_iterations)
-        if not compiled:
-            spent = replace(spent, run=(*spent.run, ("compile", False)))
-        if spent.trial_iterations <= spent.local_steps:
-            _say(
-                f"trials of {spent.trial_iterations} iterations are one round, in which FeDXL knows other sites "
-                f"only by scores of the untrained network; use more than {spent.local_steps} for two rounds"
-            )
+        common = Common(seeds, jobs, device, folder)
+        spent = _budget(setup.BUDGETS, budget, iterations, trial_iterations, compiled)
+        common.check()
         names = data or (["digits"] if budget == "quick" else list(setup.PAPER_TASKS))
         network = setup.assignments(model or [], "--model score_norm=true")
-        runner = Runner(RunStore(folder / "runs"), jobs, device, _say)
-        study = Study(
-            [setup.task(text, str(root)).with_network(network) for text in names],
-            spent,
-            seeds,
-            runner,
-            folder,
-            _say,
-        )
-        try:
-            text = work(study)
-        except KeyboardInterrupt:
-            _say("stopped; finished runs are kept, and the same command continues from there")
-            sys.exit(130)
-        finally:
-            runner.stop_workers()
-        out.print(Markdown(text)) if out.is_terminal else print(text)
-        _say(f"in {folder}: {name}.md, {name}.json, {name}.png; every run in {folder / 'runs'}")
+        tasks = [setup.task(text, str(root)).with_network(network) for text in names]
+        common.perform(name, tasks, spent, work)
 
     command.__doc__ = about
     app.command(name)(command)
+
+
+@app.command("heterogeneity")
+def sites_that_differ(
+    alphas: Alphas = "0.1,0.3,1,equal",
+    one_class: OneClass = "0,4,8,12",
+    only: Only = "",
+    rates: Rates = "",
+    lam: Lam = 2.0,
+    weighting: Weights = "samples",
+    data: Data = None,
+    root: Root = Path("data"),
+    model: Network = None,
+    seeds: Seeds = 3,
+    budget: Annotated[
+        str, typer.Option("--budget", help=f"{', '.join(skew.BUDGETS)}; by default quick for digits, else short.")
+    ] = "",
+    iterations: Iterations = 0,
+    trial_iterations: Trials = 0,
+    jobs: Jobs = 1,
+    compiled: Compile = True,
+    device: Device = "auto",
+    folder: Folder = Path("paper"),
+) -> None:
+    """Partial AUC where sites differ: every method over label skew and over the number of one-class sites."""
+    common = Common(seeds, jobs, device, folder)
+    names = data or (["cifar10"] if budget in ("short", "full") else ["digits"])
+    tasks = [setup.task(text, str(root)) for text in names]
+    small = all(task.data["name"] == "digits" for task in tasks)
+    spent = _budget(skew.BUDGETS, budget or ("quick" if small else "short"), iterations, trial_iterations, compiled)
+    common.check()
+    chosen = skew.plan(alphas, one_class, only)
+    spent = skew.changed(spent, rates, lam, weighting)
+    network = setup.assignments(model or [], "--model norm=batch")
+    tasks = [skew.with_network(task, network) for task in tasks]
+    common.perform("heterogeneity", tasks, spent, lambda study: heterogeneity.run(study, chosen))
 
 
 def _say(line: str) -> None:

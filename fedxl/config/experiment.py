@@ -22,6 +22,8 @@ from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
 from fedxl.options import accepted, call
 from fedxl.risks import RISKS, XRisk
+from fedxl.training import advice
+from fedxl.training.advice import Advice
 from fedxl.training.problem import Problem, assemble
 from fedxl.training.settings import Settings
 from fedxl.training.simulation import Simulation
@@ -189,6 +191,14 @@ def simulate(config: Config, announce: Callable[[str], None]) -> Simulation:
     held_back = {"validation": splits.validation, "test": splits.test}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
     return Simulation(model, splits.train, algorithm, settings, held_back, announce, sections)
+
+
+def advise(config: Config) -> Advice:
+    """What fits the federation that a config names; nothing but its counts is looked at, and nothing is built."""
+    settings = call(Settings, config.run, "run")
+    _, factory, _ = _named({"name": "mlp", **config.model}, "model", MODELS)
+    risk, train = build_risk(config), load_data(config).train
+    return advice.advise(train, risk, (settings.batch1, settings.batch2), accepted(factory))
 
 
 def execute(config: Config, out: Path | None = None, resume: bool = False, hooks: Hooks | None = None) -> Result:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from fedxl.data.binary import at_most, corrupt
 from fedxl.data.federation import Federation, Split, Splits
-from fedxl.data.partition import only_first
-from fedxl.data.sites import Stream
+from fedxl.data.partition import PARTITIONS, Parts, only_first
+from fedxl.data.sites import Sites, Stream
 from fedxl.data.source import TensorSource
-from fedxl.errors import require
+from fedxl.errors import require, unknown
 from fedxl.sampling import Indices, Purpose, generator
 
 Images = npt.NDArray[np.float32]
+SKEW = "skew"  # the partition of the demo, which other data sets do not have
 
 
 def digits(
@@ -31,20 +32,28 @@ def digits(
     flipped: float = 0.0,
     present: int = 0,
     seed: int = 0,
+    partition: str = SKEW,
+    alpha: float = 0.5,
 ) -> Splits:
     """Is it one of these digits? Positives are rare, sites differ, and some hold none.
 
-    clients: sites; one_class: how many of them hold no positive (three in eight, unless said); skew: how many times
-    as many negatives these hold; ratio: positives to negatives in training;
-    shift: how far sites differ in brightness and contrast; noise: standard deviation of pixel noise;
-    copies: at how many sites each training image is seen; flipped: the share of training labels that is wrong;
-    present: only the first so many sites take part (0: all); views: pair the upper and the lower half of each image
-    instead [2, 32], for the contrastive risk. Held back are other images, seen at sites drawn at random: who never
-    had a positive before will meet one, so a model gains nothing by telling sites apart.
+    clients: sites; partition: skew, or one that images have: equal, dirichlet, quantity, one_class; alpha: of
+    dirichlet and quantity. With skew, one_class sites hold no positive (three in eight, unless said), and skew times
+    as many negatives as the others. With one_class, so many sites trade in pairs, positives for negatives.
+
+    ratio: positives to negatives in training; shift: how far sites differ in brightness and contrast; noise: standard
+    deviation of pixel noise; copies: at how many sites each training image is seen; flipped: the share of training
+    labels that is wrong; present: only the first so many sites take part (0: all); views: pair the upper and the
+    lower half of each image instead [2, 32], for the contrastive risk. Held back are other images, seen at sites
+    drawn at random: who never had a positive before will meet one, so a model gains nothing by telling sites apart.
     """
     require(clients >= 1, f"clients must be at least 1, got {clients}")
-    one_class = 3 * clients // 8 if one_class is None else one_class
-    require(0 <= one_class < clients, f"one_class must lie in [0, clients), got {one_class} of {clients}")
+    if partition not in (SKEW, *PARTITIONS):
+        raise unknown("partition", partition, (SKEW, *PARTITIONS))
+    shared = None if partition == SKEW else Sites(clients, 0, partition, alpha, one_class or 0, seed=seed)
+    without = 3 * clients // 8 if one_class is None else one_class
+    right = shared is not None or 0 <= without < clients
+    require(right, f"one_class must lie in [0, clients), got {without} of {clients}")
     require(0 < skew <= 1e6, f"skew must lie in (0, 1,000,000], got {skew}")
     require(ratio > 0, f"ratio must be positive, got {ratio}")
     require(abs(shift) <= 10, f"shift must lie in [-10, 10], got {shift}")
@@ -72,7 +81,10 @@ def digits(
         x = _through(images[which], lenses[sites], noise, rng)
         return torch.from_numpy(x.reshape(-1, *((2, 32) if views else (1, 8, 8)))), torch.from_numpy(labels[which])
 
-    sites = _assign(labels[train], clients, one_class, skew, rng)
+    if shared is None:
+        sites = _assign(labels[train], clients, without, skew, rng)
+    else:  # a stream of its own: noise and held-back images are the same, whichever the partition
+        sites = _owners(shared.parts(labels[train]))
     parts = [np.flatnonzero(sites == site) for site in range(clients)]
     x, y = seen(train, sites)
     y = torch.from_numpy(corrupt(y.numpy(), flipped, generator(seed, Purpose.DATA, 0, Stream.CORRUPT)))
@@ -109,6 +121,11 @@ def _assign(labels: Indices, clients: int, one_class: int, skew: float, rng: np.
         ends = np.rint(np.cumsum(share) / share.sum() * len(members)).astype(int)
         sites[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
     return sites
+
+
+def _owners(parts: Parts) -> Indices:
+    """The site of every example, of parts that hold each example once."""
+    return np.repeat(np.arange(len(parts)), list(map(len, parts)))[np.argsort(np.concatenate(parts))]
 
 
 def _lenses(clients: int, shift: float, rng: np.random.Generator) -> Images:

@@ -10,10 +10,10 @@ import torch
 from fedxl.data.augment import MOST_CROP, NOTHING, Augment
 from fedxl.data.binary import corrupt
 from fedxl.data.federation import Federation, Split, Splits
-from fedxl.data.partition import PARTITIONS, only_first, partition
+from fedxl.data.partition import PARTITIONS, Parts, check_one_class, only_first, partition
 from fedxl.data.source import TensorSource
 from fedxl.errors import require, unknown
-from fedxl.sampling import Purpose, generator
+from fedxl.sampling import Indices, Purpose, generator
 
 # The paper's noise is for pixels in [-1, 1], as its authors' script normalises them; ours are in [0, 1].
 HALF = 0.5
@@ -43,8 +43,9 @@ class Sites:
 
     clients: int = 16
     present: int = 0  # use only the first so many clients and their images; 0: all
-    partition: str = "equal"  # or dirichlet (label skew), quantity (sizes differ)
+    partition: str = "equal"  # or dirichlet (label skew), quantity (sizes differ), one_class (some hold one class)
     alpha: float = 0.5  # for dirichlet and quantity; the smaller, the more clients differ
+    one_class: int = 0  # for one_class: so many clients trade in pairs, positives for negatives; an even number
     flipped: float = 0.0  # share of wrong training labels in each class; the paper's table 2: 0.2
     site_noise: float = 0.0  # standard deviation, of pixels in [-1, 1]
     crop: int = 0  # in training, pad with so many black pixels, then crop at a random place
@@ -57,6 +58,11 @@ class Sites:
             raise unknown("partition", self.partition, PARTITIONS)
         require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
         require(1e-6 <= self.alpha <= 1e6, f"alpha must lie between 0.000001 and 1,000,000, got {self.alpha}")
+        check_one_class(self.one_class, self.clients)
+        require(
+            self.one_class == 0 or self.partition == "one_class",
+            f'one_class = {self.one_class} is for partition = "one_class", not for "{self.partition}"',
+        )
         require(0 <= self.flipped <= 1, f"flipped must lie in [0, 1], got {self.flipped}")
         require(self.site_noise >= 0, f"site_noise must not be negative, got {self.site_noise}")
         require(self.site_noise <= 1000, f"site_noise must be at most 1000, got {self.site_noise}")
@@ -70,12 +76,16 @@ class Sites:
         means = tuple(MEANS[site % len(MEANS)] for site in sites) if self.site_noise else ()
         return Augment(self.crop, self.flip, HALF * self.site_noise, means)
 
+    def parts(self, labels: Indices) -> Parts:
+        """Which site holds which of the examples with these labels."""
+        stream = generator(self.seed, Purpose.DATA, 0, Stream.PARTITION)
+        return partition(self.partition, labels, self.clients, stream, self.alpha, self.one_class)
+
     def share_out(self, train: Split, validation: Split | None, test: Split | None) -> Splits:
         """The training examples, split over the sites, with each site's augmentation and label noise."""
         labels = train.y.numpy()
         # Split by the true labels: a site holds the same images whether labels are flipped or not.
-        stream = generator(self.seed, Purpose.DATA, 0, Stream.PARTITION)
-        parts = partition(self.partition, labels, self.clients, stream, self.alpha)
+        parts = self.parts(labels)
         given = corrupt(labels, self.flipped, generator(self.seed, Purpose.DATA, 0, Stream.CORRUPT))
         (x, y), parts = only_first(self.present, (train.x, torch.from_numpy(given)), parts)
         federation = Federation(TensorSource(x, y), parts)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedxl import UserError
+from fedxl.data import digits
 from fedxl.data.augment import BANK
 from fedxl.data.binary import corrupt, hold_back, imbalance
 from fedxl.data.federation import Split
@@ -72,6 +73,62 @@ def test_shares_have_the_variance_of_a_dirichlet(alpha):
     ]
     np.testing.assert_allclose(np.var(by_class), expected, rtol=0.1)
     np.testing.assert_allclose(np.var(by_size), expected, rtol=0.1)
+
+
+def holdings(parts: list[np.ndarray]) -> list[tuple[int, int]]:
+    return [(int(LABELS[part].sum()), int((1 - LABELS[part]).sum())) for part in parts]
+
+
+@pytest.mark.parametrize("count", [0, 2, 6, 8])
+def test_one_class_sites_trade_in_pairs_and_the_others_keep_what_they_have(count):
+    equal = partition("equal", LABELS, 8, rng(1), 0.5)
+    traded = partition("one_class", LABELS, 8, rng(1), 0.5, count)
+    assert all(map(np.array_equal, equal[count:], traded[count:])), "0 is equal itself"
+    before, after = holdings(equal), holdings(traded)
+    for first in range(0, count, 2):
+        positives, negatives = (sum(pair) for pair in zip(*before[first : first + 2], strict=True))
+        assert after[first : first + 2] == [(positives, 0), (0, negatives)]
+        assert set(np.concatenate(equal[first : first + 2])) == set(np.concatenate(traded[first : first + 2]))
+    assert sum(0 in held for held in after) == count
+    assert sorted(np.concatenate(traded)) == list(range(len(LABELS)))
+
+
+@pytest.mark.parametrize("count", [3, 18, -2])
+def test_a_number_of_one_class_sites_that_cannot_be(count):
+    line = f"one_class must be an even number from 0 to the number of clients, 16, got {count}"
+    with pytest.raises(UserError, match=line):
+        Sites(partition="one_class", one_class=count)
+    with pytest.raises(UserError, match=line):
+        digits(partition="one_class", one_class=count)
+    with pytest.raises(UserError, match=line):
+        partition("one_class", LABELS, 16, rng(), 0.5, count)
+
+
+def test_one_class_is_refused_where_it_says_nothing_and_where_there_is_nothing_to_trade():
+    with pytest.raises(UserError, match='one_class = 4 is for partition = "one_class", not for "equal"'):
+        Sites(one_class=4)
+    with pytest.raises(UserError, match="clients 0 and 1 hold one class between them and cannot trade"):
+        partition("one_class", np.zeros(8, np.int64), 4, rng(), 0.5, 2)
+
+
+def test_digits_share_partitions_with_images():
+    def held(**options):
+        return [tuple(holding) for holding in digits(seed=3, **options).train.holdings()]
+
+    equal, traded = held(partition="equal"), held(partition="one_class", one_class=4)
+    assert held(partition="one_class") == equal
+    assert traded[4:] == equal[4:]
+    for first in (0, 2):
+        positives, negatives = (sum(pair) for pair in zip(*equal[first : first + 2], strict=True))
+        assert traded[first : first + 2] == [(positives, 0), (0, negatives)]
+    assert max(map(sum, equal)) - min(map(sum, equal)) <= 1
+    skewed = held(partition="dirichlet", alpha=0.1)
+    assert skewed != held(partition="dirichlet", alpha=0.3)
+    assert np.std([p / (p + n) for p, n in skewed]) > 3 * np.std([p / (p + n) for p, n in equal])
+    test = [digits(seed=3, **options).test.x for options in ({"partition": "equal"}, {"partition": "dirichlet"})]
+    assert torch.equal(*test), "the partition does not move what is held back"
+    with pytest.raises(UserError, match="unknown partition 'dirichlett'; did you mean 'dirichlet'"):
+        digits(partition="dirichlett")
 
 
 def test_more_clients_than_examples():

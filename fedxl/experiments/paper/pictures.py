@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from textwrap import wrap
 from typing import NamedTuple
@@ -20,6 +21,16 @@ class Bar(NamedTuple):
     spread: float
     paper: float | None
     interval: tuple[float, float] | None  # over bootstrapped test sets
+
+
+class Panel(NamedTuple):
+    """Methods against the skew of sites."""
+
+    title: str
+    along: str
+    ticks: Sequence[str]
+    series: Mapping[str, Sequence[tuple[float, float]]]  # mean and spread at each tick, of each method
+    reference: Mapping[str, float]  # lines across the panel
 
 
 def bars(path: Path, title: str, methods: Sequence[str], panels: Mapping[str, Sequence[Bar]]) -> None:
@@ -85,5 +96,58 @@ def curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]], alon
         axes.set_title(_wrapped(title), fontsize=10)
         axes.grid(alpha=0.25)
         axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def against_skew(path: Path, message: str, up: str, panels: Sequence[Panel], ours: str) -> None:
+    """One line a method, ours the heaviest; the legend stands below the panels, where it hides nothing.
+
+    Two panels a line. All panels share the vertical axis, so that they can be compared.
+    """
+    plt = require_matplotlib()
+    columns = min(len(panels), 2)
+    lines = -(-len(panels) // columns)
+    figure, grid = plt.subplots(
+        lines,
+        columns,
+        figsize=(1.2 + 4.4 * columns, 0.9 + 3.8 * lines),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    known = list(dict.fromkeys(name for panel in panels for name in panel.series))
+    known.sort(key=lambda name: name != ours)  # ours has the first style, as in other pictures
+    styles = dict(zip(known, cycle(STYLES), strict=False))
+    markers = dict(zip(known, cycle("osD^vP"), strict=False))
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        for name, level in panel.reference.items():
+            axes.axhline(level, color="#999999", lw=1.2, ls=(0, (1, 1)), label=f"{name}, all data in one place")
+        for number, name in enumerate(panel.series):
+            colour, style = styles[name]
+            means, spreads = (np.array(values) for values in zip(*panel.series[name], strict=True))
+            # Side by side, so that lines through seeds do not cover each other.
+            places = np.arange(len(means)) + 0.05 * (number - (len(panel.series) - 1) / 2)
+            heavy = name == ours
+            axes.errorbar(
+                places, means, spreads, color=colour, ls=style, lw=2.6 if heavy else 1.5, marker=markers[name],
+                ms=6.5 if heavy else 4.5, elinewidth=1.0, zorder=3 if heavy else 2, label=name,
+            )  # fmt: skip
+        axes.set_xticks(range(len(panel.ticks)), panel.ticks)
+        axes.set_xlim(-0.4, len(panel.ticks) - 0.6)
+        axes.set_xlabel(panel.along)
+        axes.set_title(_wrapped(panel.title), fontsize=9)
+        axes.grid(axis="y", alpha=0.25)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(up)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    handles = {
+        label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(3, len(handles)), frameon=False
+    )
+    figure.suptitle("\n".join(wrap(message, 46 * columns)), fontsize=11, fontweight="bold")
     figure.savefig(path, dpi=120)
     plt.close(figure)

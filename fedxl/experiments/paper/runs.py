@@ -84,7 +84,12 @@ class RunRecord(NamedTuple):
         return "diverged" in self.content
 
     @property
-    def collapsed(self) -> int | None:
+    def collapsed(self) -> bool:
+        """Whether its scores collapsed, or its weights diverged."""
+        return self.diverged or self.collapsed_in is not None
+
+    @property
+    def collapsed_in(self) -> int | None:
         """The round whose evaluation found its scores collapsed; None: they have not."""
         return self.content.get("collapsed")
 

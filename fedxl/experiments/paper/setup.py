@@ -169,7 +169,7 @@ def experiment(
     steps = int(run.get("local_steps", budget.local_steps))
     rounds = max(1, math.ceil(iterations / steps))
     batch = budget.batch * (int(task.data.get("clients", 16)) if method.joint else 1)
-    network = budget.network if budget.network and task.name != "digits" else task.model
+    network = budget.network if budget.network and task.data["name"] != "digits" else task.model
     algorithm: Table = {**method.algorithm, "lr": choice.lr, "milestones": budget.milestones(iterations)}
     if method.algorithm["name"] == "codasca":
         # Its reference moves every quarter of a run, and its learning rate falls when the others' do.

@@ -113,7 +113,10 @@ def markdown(study: Study, comparison: Comparison, rows: Sequence[Row], entries:
         "## FeDXL against the others\n",
         "Difference of the means, with its 95 % bootstrap interval. Both methods see the same resampled test sets.\n",
         as_markdown(
-            [[r.task.title, comparison.metrics[r.metric], *(_lead(r, name) for name in labels[:-1])] for r in rows],
+            [
+                [r.task.title, comparison.metrics[r.metric], *(str(lead(r, name)) for name in labels[:-1])]
+                for r in rows
+            ],
             ["data", "metric", *labels[:-1]],
         ),
         "## Chosen hyper-parameters\n",
@@ -136,14 +139,25 @@ def _interval(drawn: Floats | None) -> str:
     return f"{low:.4f} to {high:.4f}"
 
 
-def _lead(row: Row, other: str) -> str:
+class Lead(NamedTuple):
+    """By how much FeDXL is above another method, and between what on bootstrapped test sets."""
+
+    mean: float
+    interval: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        if np.isnan(self.mean):
+            return "diverged"
+        if self.interval is None:
+            return f"{self.mean:+.4f}"
+        low, high = self.interval
+        return f"{self.mean:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+def lead(row: Row, other: str) -> Lead:
     mean = float(np.mean(row.ours[OURS]) - np.mean(row.ours[other]))
-    if np.isnan(mean):
-        return "diverged"
-    if OURS not in row.drawn or other not in row.drawn:
-        return f"{mean:+.4f}"
-    low, high = metrics.interval(row.drawn[OURS] - row.drawn[other])
-    return f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
+    paired = OURS in row.drawn and other in row.drawn
+    return Lead(mean, metrics.interval(row.drawn[OURS] - row.drawn[other]) if paired else None)
 
 
 def content(study: Study, comparison: Comparison, rows: Sequence[Row], entries: Entries) -> dict[str, Any]:

@@ -18,6 +18,7 @@ SEED = 100  # of tuning; results are of other seeds
 class Trial(NamedTuple):
     choice: HyperParameters
     value: float  # on validation data
+    collapsed: bool = False  # the run itself says that it came to nothing
 
 
 class TuningResult(NamedTuple):
@@ -36,9 +37,9 @@ class TuningSearch:
 
     def __call__(self, tasks: Sequence[Task], methods: Sequence[TableColumn]) -> dict[tuple[str, str], TuningResult]:
         pairs = [(task, method) for task in tasks for method in methods]
-        first = self._stage(pairs, {_name(*pair): self.rates(pair[1]) for pair in pairs})
+        first = self.trials(pairs, {_name(*pair): self.rates(pair[1]) for pair in pairs})
         best = {name: choose(trials) for name, trials in first.items()}
-        second = self._stage(pairs, {_name(*pair): self.refine(pair[1], best[_name(*pair)]) for pair in pairs})
+        second = self.trials(pairs, {_name(*pair): self.refine(pair[1], best[_name(*pair)]) for pair in pairs})
         trials = {name: first[name] + second[name] for name in first}
         return {name: TuningResult(choose(found), found) for name, found in trials.items()}
 
@@ -58,9 +59,10 @@ class TuningSearch:
         nearer = [step ** (sign * place / (pairs + 1)) for place in range(1, pairs + 1) for sign in (1, -1)]
         return [HyperParameters(float(f"{best.lr * factor:.3g}")) for factor in nearer[:count]]
 
-    def _stage(
+    def trials(
         self, pairs: Sequence[tuple[Task, TableColumn]], choices: Mapping[tuple[str, str], Sequence[HyperParameters]]
     ) -> dict[tuple[str, str], list[Trial]]:
+        """One stage: each pair with its choices, as many for all pairs."""
         jobs: list[tuple[tuple[str, str], HyperParameters, PlannedRun]] = []
         # All methods with one learning rate, then the next: parallel runs then compile different programs, once each.
         for number in range(max(map(len, choices.values()))):
@@ -75,7 +77,7 @@ class TuningSearch:
         records: list[RunRecord] = self.runner([job for _, _, job in jobs])
         found: dict[tuple[str, str], list[Trial]] = {_name(*pair): [] for pair in pairs}
         for (name, choice, _), record in zip(jobs, records, strict=True):
-            found[name].append(Trial(choice, record.validation(self.select)))
+            found[name].append(Trial(choice, record.validation(self.select), record.collapsed))
         return found
 
 

@@ -1,0 +1,261 @@
+"""What fits a federation, judged by its counts alone: algorithm, weighting, norm, local steps and a first rate.
+
+All judgement is in `RULES`, which documentation quotes: revise it when measurements say otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fedxl.data.federation import Federation, Holding, from_arrays
+from fedxl.risks import Side, XRisk, partial_auc
+
+APART = 0.25  # from here on classes lie at different sites; equal shards of some hundred examples are below 0.1
+UNEQUAL = 4.0  # from here on sites are of different size
+NORM_OPTIONS = ("norm", "score_norm")
+THEN = "try three times the rate and a third of it next"
+FEW = 6  # numbers that are listed before "and others"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a federation: how much of which side lies where. Sides are those of the risk's pairs."""
+
+    sites: int
+    examples: int
+    one_class: int  # sites that hold one side only
+    one_class_share: float  # of all examples, at these sites
+    rarest: Side  # the side with fewer examples
+    rarest_total: int
+    rarest_fewest: int  # at the site with the fewest of those that hold any
+    apart: float  # total variation distance between the places of both sides: 0 the same mix everywhere, 1 disjoint
+    unequal: float  # the largest site against the smallest
+    linear: bool  # whether the risk's outer function is
+    network: frozenset[str] = frozenset(NORM_OPTIONS)  # which of these options the network has
+
+    @property
+    def skewed(self) -> bool:
+        return self.one_class > 0 or self.apart > APART
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What a rule's text may name."""
+        fedxl, centralized = ("fedxl1", "sgd") if self.linear else ("fedxl2", "sox")
+        return {**asdict(self), "fedxl": fedxl, "centralized": centralized}
+
+
+class Rule(NamedTuple):
+    """If it applies, these settings, for this reason. Settings and reason may name facts in braces."""
+
+    topic: str
+    when: str  # in words
+    applies: Callable[[Facts], bool]
+    settings: Mapping[str, Any]
+    why: str
+
+
+# Of each topic the first rule that applies is taken.
+RULES: Sequence[Rule] = (
+    Rule(
+        "algorithm",
+        "there is one site",
+        lambda facts: facts.sites == 1,
+        {"algorithm.name": "{centralized}"},
+        "one site holds all {examples:,} examples, so nothing needs to be federated",
+    ),
+    Rule(
+        "algorithm",
+        "some sites hold one class",
+        lambda facts: facts.one_class > 0,
+        {"algorithm.name": "{fedxl}"},
+        "{one_class} of {sites} sites hold one class, with {one_class_share:.0%} of the examples; local_pair would "
+        "leave them out",
+    ),
+    Rule(
+        "algorithm",
+        f"classes lie at different sites (distance above {APART:g})",
+        lambda facts: facts.skewed,
+        {"algorithm.name": "{fedxl}"},
+        "all {sites} sites hold both classes, but in different mixes (distance {apart:.2f}; 0 is alike), so pairs "
+        "within a site are not those of all data",
+    ),
+    Rule(
+        "algorithm",
+        "otherwise",
+        lambda facts: True,
+        {"algorithm.name": "local_pair"},
+        "all {sites} sites hold both classes in a similar mix (distance {apart:.2f}; 0 is alike), where {fedxl} is "
+        "level with local_pair, which sends no scores",
+    ),
+    Rule(
+        "weighting",
+        f"some sites hold one class, or the largest site is more than {UNEQUAL:g} times the smallest",
+        lambda facts: facts.one_class > 0 or facts.unequal > UNEQUAL,
+        {"run.weighting": "samples"},
+        "the {rarest} examples are the rarest side ({rarest_total:,} of {examples:,}), and a site with "
+        "{rarest_fewest:,} of them must not count as much as one with many",
+    ),
+    Rule(
+        "weighting",
+        "otherwise",
+        lambda facts: True,
+        {"run.weighting": "clients"},
+        "sites are of similar size, so it makes no difference",
+    ),
+    Rule(
+        "norm",
+        "the network has no norm",
+        lambda facts: "norm" not in facts.network,
+        {},
+        "the network has no norm to choose",
+    ),
+    Rule(
+        "norm",
+        "sites are skewed",
+        lambda facts: facts.skewed,
+        {"model.norm": "group"},
+        "batch norm would mix the statistics of sites that differ",
+    ),
+    Rule(
+        "norm",
+        "otherwise, if the network can norm its scores",
+        lambda facts: "score_norm" in facts.network,
+        {"model.norm": "batch", "model.score_norm": True},
+        "sites are alike, and normed scores stand high rates",
+    ),
+    Rule("norm", "otherwise", lambda facts: True, {"model.norm": "batch"}, "sites are alike"),
+    Rule(
+        "steps",
+        "sites are skewed, and the network has no norm (it is small)",
+        lambda facts: facts.skewed and "norm" not in facts.network,
+        {"run.local_steps": 8, "algorithm.lr": 0.3},
+        "skewed sites drift apart within a round, and small networks stand high rates; " + THEN,
+    ),
+    Rule(
+        "steps",
+        "sites are skewed",
+        lambda facts: facts.skewed,
+        {"run.local_steps": 8, "algorithm.lr": 0.03},
+        "skewed sites drift apart within a round, and high rates let all scores run off together; " + THEN,
+    ),
+    Rule(
+        "steps",
+        "the network has no norm (it is small)",
+        lambda facts: "norm" not in facts.network,
+        {"run.local_steps": 32, "algorithm.lr": 0.3},
+        "the paper's K, and small networks stand high rates; " + THEN,
+    ),
+    Rule(
+        "steps",
+        "otherwise",
+        lambda facts: True,
+        {"run.local_steps": 32, "algorithm.lr": 0.1},
+        "the paper's K; " + THEN,
+    ),
+)
+LINES: Sequence[Sequence[str]] = (("algorithm",), ("weighting", "norm"), ("steps",))  # topics of each line
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Settings that fit a federation, each with its reason, and what to look at besides."""
+
+    facts: Facts
+    settings: Mapping[str, Any]
+    lines: Sequence[str]
+    flags: Sequence[str]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines, *self.flags])
+
+    def as_json(self) -> dict[str, Any]:
+        facts = {**asdict(self.facts), "network": sorted(self.facts.network)}
+        return {"facts": facts, "settings": dict(self.settings), "lines": [*self.lines], "flags": [*self.flags]}
+
+
+def advise(
+    clients: Federation | Iterable[tuple[Tensor, Tensor]],
+    risk: XRisk | None = None,
+    batch_size: int | tuple[int, int] = (32, 32),
+    network: Collection[str] = NORM_OPTIONS,
+) -> Advice:
+    """What fits these clients, in three lines; one more for each side of which some hold less than a batch.
+
+    Args:
+        clients: (x, y) for each client, labels 0/1, as for `fit`.
+        risk: What is to be optimised; by default the partial AUC.
+        batch_size: Examples of S1 and of S2 a step; one number for both sides.
+        network: Which of the options norm and score_norm the network has.
+
+    >>> import torch
+    >>> print(advise([(torch.zeros(40, 2), torch.ones(40)), (torch.zeros(60, 2), torch.zeros(60))]).lines[0])
+    algorithm.name = "fedxl2": 2 of 2 sites hold one class, with 100% of the examples; local_pair would leave them out
+    """
+    federation = clients if isinstance(clients, Federation) else from_arrays(clients)
+    risk = risk or partial_auc()
+    holdings = federation.holdings()
+    facts = facts_of(holdings, risk, network)
+    settings: dict[str, Any] = {}
+    lines = []
+    for topics in LINES:
+        parts = []
+        for topic in topics:
+            rule = next(rule for rule in RULES if rule.topic == topic and rule.applies(facts))
+            chosen = {name: _filled(value, facts) for name, value in rule.settings.items()}
+            settings |= chosen
+            said = ", ".join(f"{name} = {_toml(value)}" for name, value in chosen.items())
+            parts.append(f"{said}: {_filled(rule.why, facts)}" if said else _filled(rule.why, facts))
+        lines.append("; ".join(parts))
+    sizes = (batch_size, batch_size) if isinstance(batch_size, int) else batch_size
+    return Advice(facts, settings, lines, list(_flags(holdings, risk.sides, sizes)))
+
+
+def facts_of(holdings: Sequence[Holding], risk: XRisk, network: Collection[str] = NORM_OPTIONS) -> Facts:
+    counts = np.array([[holding.count(side) for side in risk.sides] for holding in holdings])  # [sites, 2]
+    sizes = np.array([sum(holding) for holding in holdings])
+    one_sided = (counts == 0).any(1)
+    totals = counts.sum(0)
+    rarest = int(totals.argmin())
+    held = counts[counts[:, rarest] > 0, rarest]
+    places = counts / np.maximum(totals, 1)
+    return Facts(
+        sites=len(holdings),
+        examples=int(sizes.sum()),
+        one_class=int(one_sided.sum()),
+        one_class_share=float(sizes[one_sided].sum() / sizes.sum()),
+        rarest=risk.sides[rarest],
+        rarest_total=int(totals[rarest]),
+        rarest_fewest=int(held.min()) if len(held) else 0,
+        apart=float(np.abs(places[:, 0] - places[:, 1]).sum() / 2),
+        unequal=float(sizes.max() / sizes.min()),
+        linear=risk.linear,
+        network=frozenset(NORM_OPTIONS) & frozenset(network),
+    )
+
+
+def _flags(holdings: Sequence[Holding], sides: Sequence[Side], batch_size: Sequence[int]) -> Iterable[str]:
+    """Sites that hold some examples of a side, but fewer than a step reads."""
+    for number, (side, batch) in enumerate(zip(sides, batch_size, strict=True), 1):
+        short = {site: held.count(side) for site, held in enumerate(holdings) if 0 < held.count(side) < batch}
+        if short:
+            listed = ", ".join(f"site {site}: {count}" for site, count in list(short.items())[:FEW])
+            more = ", and others" if len(short) > FEW else ""
+            who = "one site holds" if len(short) == 1 else f"{len(short)} sites hold"
+            what = "examples" if side == "all" else f"{side} examples"
+            yield (
+                f"{who} fewer {what} than batch{number} = {batch}, so a step reads some twice; "
+                f"the least is {min(short.values())} ({listed}{more})"
+            )
+
+
+def _filled(text: Any, facts: Facts) -> Any:
+    return text.format(**facts.words) if isinstance(text, str) else text
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
