@@ -19,6 +19,7 @@ PROBLEM = (
     "draws with replacement. FeDXL1: AUROC, logistic surrogate. FeDXL2: partial AUC, lam = 1, squared hinge of "
     "sigmoid scores."
 )
+TICKS = [step * 10.0**power for power in range(-8, 4) for step in (1, 2, 5)]
 
 
 def write(panels: Mapping[str, Panel], folder: Path, facts: Mapping[str, Any]) -> None:
@@ -98,7 +99,10 @@ def picture(panels: Mapping[str, Panel], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_xticks(panel.lines[0].x, [str(value) for value in panel.lines[0].x])
         axes.minorticks_off()
-        axes.set(xlabel=panel.varied, ylabel=f"|grad F|², {panel.measured}", title=f"{panel.title}{_between(panel)}")
+        values = [value for line in panel.lines for value in line.mean]
+        ticks = [tick for tick in TICKS if min(values) / 2 < tick < 2 * max(values)]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set(xlabel=panel.varied, ylabel=f"|grad F|², {panel.measured}")
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=9)
         axes.set_title(_title(panel), fontsize=11)

@@ -131,7 +131,7 @@ def squared_norms(
     cohort: int = 0,
     batch: int = 8,
 ) -> Tensor:
-    """|grad F|^2 at the averaged model after each round, the warm-up not counted.
+    """|grad F|^2 at the averaged model, [rounds + 1]: at the start, and after each round.
 
     start: initial weights; None: the testbed's own. cohort: clients of a round; 0: all.
     """
@@ -141,8 +141,7 @@ def squared_norms(
     for round in range(rounds + 1):
         members = sampling.cohort(seed, round, num_clients, cohort)
         server = play_round(algorithm, engine, server, round, members).server
-        if round:
-            norms.append(bed.squared_norm(server.weights))
+        norms.append(bed.squared_norm(server.weights))  # the warm-up, round 0, changes no weights
     return torch.tensor(norms, dtype=torch.float64)
 
 
