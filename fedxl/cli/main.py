@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fedxl import __version__
 from fedxl.algorithms import ALGORITHMS
-from fedxl.cli import deploy, paper
+from fedxl.cli import deploy, paper, theory
 from fedxl.config import experiment as configs
 from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
@@ -169,6 +169,9 @@ def bench(
     if target:
         target.write_text(benches.as_json(rows, setting, model, options or []))
         out.print(f"measurements in {target}", highlight=False, soft_wrap=True)
+
+
+app.command()(theory.theory)
 
 
 @app.command()

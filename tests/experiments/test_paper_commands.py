@@ -152,14 +152,14 @@ def test_a_trial_that_has_collapsed_ends_there(tmp_path):
         return record
 
     wild, whole, mild = perform(1e4, True), perform(1e4, False), perform(0.1, True)
-    assert wild.collapsed == 2
+    assert wild.collapsed_in == 2
     assert (wild.content["rounds"], len(wild.content["history"])) == (2, 1)
     assert wild.validation("pauc@0.3") == wild.content["history"][0]["validation"]["pauc@0.3"]
     assert math.isnan(wild.test("pauc@0.3")), "it was not tested"
     assert wild.content["executor"].startswith("executor: vmap") or not wild.content["executor"]
-    assert whole.collapsed == 2
+    assert whole.collapsed_in == 2
     assert (whole.content["rounds"], whole.test("auroc") > 0) == (10, True)
-    assert mild.collapsed is None
+    assert mild.collapsed_in is None
     assert mild.content["rounds"] == 10
     assert sum(done) == 3 * 40, "progress reaches its end"
     assert ["collapsed by round 2" in line for line in lines] == [True, True, False]

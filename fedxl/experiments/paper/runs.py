@@ -232,5 +232,5 @@ def _line(job: PlannedRun, record: RunRecord) -> str:
     if record.diverged:
         return f"{job.label}: diverged"
     shown, seconds = in_words(record.content["validation"]), f"{record.content['seconds']:.0f} s"
-    collapsed = "" if record.collapsed is None else f", collapsed by round {record.collapsed}"
+    collapsed = "" if record.collapsed_in is None else f", collapsed by round {record.collapsed_in}"
     return f"{job.label}: validation {shown}{collapsed}  ({seconds})"

@@ -1,0 +1,1 @@
+"""The paper's theorems: what they prescribe, and what is measured of them."""
