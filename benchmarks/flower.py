@@ -41,7 +41,7 @@ def letters(clients: int, steps: int, batch: int, precision: str) -> dict[str, f
 
     server = server._replace(pool=type(server.pool)(*(full(side) for side in server.pool)))
     one = torch.zeros(())
-    sent = wire.flatten(Order(server, Share(one, one, one, one)), precision)
+    sent = wire.flatten(Order(server, Share(one, one, one, one, one)), precision)
     whole = Envelope({}, sent).size
     pool = sum(t.numel() * t.element_size() for name, t in sent.items() if ".pool." in name)
     return {"MB": whole / 1e6, "pool MB": pool / 1e6, "pool share": pool / whole}

@@ -4,21 +4,22 @@
     G   <- (1 - beta) G + beta (gradient of the pull)
     w   <- w - eta G
 
-They differ in what a client's examples are paired with: `pull`.
+They differ in what a client's examples are paired with: `pull`. What keeps the level of scores is in `level.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
-from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState
-from fedxl.errors import require
+from fedxl.algorithms.level import Level, balanced, guarded
+from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState, Share
+from fedxl.errors import require, unknown
 from fedxl.models import Score, Weights
 from fedxl.risks.saturation import saturated_outputs
 
@@ -40,6 +41,8 @@ class PairWork(NamedTuple):
     u: Tensor
     step: Tensor
     factors: Tensor  # [2] what the gradients by S1 and by S2 are multiplied by: 0 where there is nothing to pair
+    both: Tensor  # whether the client holds S1 and S2, as 1 or 0
+    moved: Tensor  # how far a client with one class has moved its scores in this round
 
 
 class ScoreTrace(NamedTuple):
@@ -79,11 +82,14 @@ class Compositional(Descent[S, ClientEstimates, U]):
 
     beta: float = 0.1  # weight of the new gradient in G
     gamma: float = 0.1  # weight of the new inner estimate in u
+    level: Level = "free"  # what steps may do to the level of all scores: free, bounded, even or balanced
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.beta <= 1, f"beta must lie in (0, 1], got {self.beta}")
         require(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}")
+        if self.level not in get_args(Level):
+            raise unknown("level", self.level, get_args(Level))
 
     def reading(self, batch1: int, batch2: int) -> Reading:
         return Reading(*self.risk.sides, batch1, batch2)
@@ -115,37 +121,68 @@ class Compositional(Descent[S, ClientEstimates, U]):
         return sizes | {WEIGHTS_AND_G: sizes.pop(WEIGHTS) + ahead}
 
     def health(self, server: S, h: Tensor | None, labels: Tensor | None) -> Health:
-        """The scores that are optimised are the linked ones."""
+        """The scores that are optimised are the linked ones. Guarded ones never saturate, but may all be alike."""
+        if self.guards:
+            return super().health(server, h, labels)
         return Health() if h is None or labels is None else Health(saturated_outputs(self.risk, h, labels))
 
-    def begin(self, server: S, client: ClientEstimates, factors: Tensor) -> PairWork:
+    def begin(self, server: S, client: ClientEstimates, share: Share, factors: Tensor) -> PairWork:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
-        return PairWork(weights, server.G, client.u, server.step, factors)
+        both = ((share.first > 0) & (share.second > 0)).to(factors.dtype)
+        return PairWork(weights, server.G, client.u, server.step, factors, both, torch.zeros_like(both))
 
     def pull(
-        self, passive: Any, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
+        self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients by the scores a of S1 and b of S2, and the updated u of the former."""
         raise NotImplementedError
 
     def advance(self, score: Score, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         """One step: score, pull, estimate, descend."""
-        before = work.u[batch.rows]
+        before, size1 = work.u[batch.rows], batch.rows.shape[0]
 
-        def scores(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            h, buffers = score(work.weights._replace(params=params), batch.x)
-            return self.risk.link(h), buffers
+        def outputs(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            return score(work.weights._replace(params=params), batch.x)
 
-        scored: Any = torch.func.vjp(scores, work.weights.params, has_aux=True)
+        scored: Any = torch.func.vjp(outputs, work.weights.params, has_aux=True)
         h, back, buffers = scored
-        a, b, y = sides(h, batch.y, batch.rows)
-        da, db, new = self.pull(batch.passive, work.factors, a, b, y, before)
-        (gradient,) = back(torch.cat((da, db)))
+        linked: Any = torch.func.vjp(lambda h: self.linked(h, size1, work.both), h)
+        paired, back_to_h = linked
+        a, b, y = sides(paired, batch.y, batch.rows)
+        da, db, new = self.pull(batch.passive, work, a, b, y, before)
+        (d,) = back_to_h(torch.cat((da, db)))
+        d = self.conserved(d, size1, work)
+        (gradient,) = back(d)
         G = self.blended(work.G, gradient)
-        params = self.descend(work.weights.params, G, work.step)
+        step, moved = self.paced(G, gradient, d, work)
+        params = self.descend(work.weights.params, step, work.step)
         u = work.u if self.risk.linear else self.remember(work, batch.rows, before, new)
-        after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1)
+        after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved)
         return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
+
+    def linked(self, h: Tensor, size1: int, both: Tensor) -> Tensor:
+        """What is paired: outputs [B1 + B2, *d], guarded where the link is bounded, through the link.
+
+        Not at a client with one class: the level and the spread of one class are what it has learned.
+        """
+        return self.risk.link(torch.where(both > 0, guarded(h, size1), h) if self.guards else h)
+
+    @property
+    def guards(self) -> bool:
+        """Whether there is anything to guard: an unbounded link never saturates, and vectors have no level."""
+        return self.level != "free" and self.risk.score_range.bounded and not self.risk.score_shape
+
+    def conserved(self, d: Tensor, size1: int, work: PairWork) -> Tensor:
+        """The gradients by the outputs, without what would move the level of a client with both classes."""
+        if self.level != "balanced" or self.risk.score_shape:
+            return d
+        return torch.where(work.both > 0, balanced(d, size1), d)
+
+    def paced(
+        self, G: dict[str, Tensor], gradient: dict[str, Tensor], d: Tensor, work: PairWork
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """G as this client follows it, and how far its level has moved then."""
+        return G, work.moved.clone()
 
     def blended(self, G: dict[str, Tensor], gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         """(1 - beta) G + beta gradient."""

@@ -13,7 +13,7 @@ round (passive, numbers from the pool):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.compositional import WEIGHTS_AND_G, ClientEstimates, Compositional, PairWork, ScoreTrace, sides
 from fedxl.algorithms.descent import average
+from fedxl.algorithms.level import Level, OneClass, centred, even, pace
 from fedxl.algorithms.pool import (
     Passive,
     Pool,
@@ -35,7 +36,7 @@ from fedxl.algorithms.pool import (
     thin,
 )
 from fedxl.algorithms.protocol import Assignment, Batch, Fresh, Health, PoolWeights, Reading, Share
-from fedxl.errors import RefusedError, require
+from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights
 
 # The first u of a pool are estimated against so many pooled b. All pairs of a large pool would take too long.
@@ -72,12 +73,27 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     pool_rounds: int = 1  # rounds of which the pool keeps the scores
     uploads: int = 0  # scores that a client uploads for each side in a round; 0: all K * B of them
+    level: Level = "even"  # what steps may do to the level of all scores: even, balanced, bounded, or free (the paper)
+    one_class: OneClass = "auto"  # clients with one class lend scores, train (the paper), or train less their mean pull
+    reach: float = 1.0  # how far a client with one class that trains may move its scores in a round; 0: any distance
+    mix: float = 0.0  # weight of a client's own fresh pairs; 1/N: as much as they have in the whole risk
     fresh: bool = False  # pool scores of fresh examples (the paper's z-hat, an extra forward pass), not of the batch
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.pool_rounds >= 1, f"pool_rounds must be at least 1, got {self.pool_rounds}")
+        if self.one_class not in get_args(OneClass):
+            raise unknown("way with one_class", self.one_class, get_args(OneClass))
+        require(self.reach >= 0, f"reach must not be negative (0: no limit), got {self.reach}")
+        require(0 <= self.mix < 1, f"mix must lie in [0, 1), got {self.mix}")
         require(self.uploads >= 0, f"uploads must not be negative (0: all), got {self.uploads}")
+
+    @property
+    def with_one_class(self) -> OneClass:
+        """What a client with one class does; never `auto`."""
+        if self.one_class != "auto":
+            return self.one_class
+        return "lend" if self.level in ("even", "balanced") else "train"
 
     def phase(self, round: int) -> FeDXL2 | WarmUp:  # type: ignore[override]
         return WarmUp(self) if round == 0 else self
@@ -97,37 +113,69 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def init(self, weights: Weights) -> FeDXLServer:
         like = next(iter(weights.params.values()))
         step = torch.zeros((), dtype=torch.int64, device=like.device)
-        return FeDXLServer(weights, self.init_G(weights.params), empty(self.risk, like), step)
+        return FeDXLServer(weights, self.init_G(weights.params), empty(self.risk, like, owned=self.mix > 0), step)
 
     def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:
         some_a, some_b = server.pool.ready()
-        return self.begin(server, client, torch.stack((share.first * some_b, share.second * some_a)))
+        return self.begin(server, client, share, torch.stack((share.first * some_b, share.second * some_a)))
 
     def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         after, trace = self.advance(score, work, batch)
-        return after, self.score_fresh(score, work.weights, after.u, batch) if self.fresh else trace
+        return after, self.score_fresh(score, work, after.u, batch) if self.fresh else trace
 
     def pull(
-        self, passive: Passive, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
+        self, passive: Passive, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """G1's part by the active a, G2's by the active b.
 
-        Both halves are one block of pairs, [2, B1, B2]: (active a, passive b) above (passive a, active b).
+        Both are one block of pairs, [2, B1, B2]: (active a, passive b) above (passive a, active b). With `mix` the
+        client's own pairs, (active a, active b), are a third.
         """
-        l, back = self.risk.pairs(
-            torch.stack((a, passive.a)), torch.stack((passive.b, b)), torch.stack((passive.y, y))
-        )
-        u = before if self.risk.linear else self.risk.blend(before, self.risk.estimate(l[0]), self.gamma)
-        weights = self.risk.weights(l, torch.stack((u, passive.u)), sample=passive.u)
-        first, second = back(weights * factors.view(2, *[1] * (l.ndim - 1)))
-        return first[0], second[1], u
+        risk, own = self.risk, self.mix * work.both
+        blocks = [(a, passive.b, passive.y), (passive.a, b, y), (a, b, y)][: 3 if self.mix else 2]
+        l, back = risk.pairs(*(torch.stack(each) for each in zip(*blocks, strict=True)))
+        u = before
+        if not risk.linear:
+            g = risk.estimate(l[0])
+            if self.mix:
+                g = torch.where(own > 0, risk.blend(g, risk.estimate(l[2]), self.mix), g)
+            u = risk.blend(before, g, self.gamma)
+        estimates = torch.stack((u, passive.u, u)[: len(blocks)])
+        first, second = back(risk.weights(l, estimates, sample=passive.u))
+        da, db = first[0], second[1]
+        if self.mix:
+            da, db = torch.lerp(da, first[2], own), torch.lerp(db, second[2], own)
+        first_factor, second_factor = self.forces(work)
+        return first_factor * da, second_factor * db, u
 
-    def score_fresh(self, score: Score, weights: Weights, u: Tensor, batch: Batch) -> ScoreTrace:
+    def forces(self, work: PairWork) -> Tensor:
+        """What the pulls on S1 and on S2 are multiplied by."""
+        return torch.where(work.both > 0, even(work.factors), work.factors) if self.level == "even" else work.factors
+
+    def conserved(self, d: Tensor, size1: int, work: PairWork) -> Tensor:
+        d = super().conserved(d, size1, work)
+        return torch.where(work.both > 0, d, centred(d, size1)) if self.with_one_class == "centre" else d
+
+    def paced(
+        self, G: dict[str, Tensor], gradient: dict[str, Tensor], d: Tensor, work: PairWork
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """All of G at a client with both classes; at one with one class nothing, or until its level has moved far."""
+        if self.with_one_class == "lend":
+            return tree.map(lambda leaf: leaf * work.both, G), work.moved.clone()
+        if self.level == "free" or self.with_one_class != "train" or not self.reach:
+            return G, work.moved.clone()
+        along = torch.stack([(gradient[name] * G[name]).sum() for name in G]).sum()
+        descent = self.rate(work.step, d.dtype) * along
+        scale, moved = pace(d, descent, work.moved, self.reach)
+        scale = torch.where(work.both > 0, torch.ones_like(scale), scale)
+        return tree.map(lambda leaf: leaf * scale, G), moved
+
+    def score_fresh(self, score: Score, work: PairWork, u: Tensor, batch: Batch) -> ScoreTrace:
         """Scores of the fresh points, by the model before the step; u of one never visited is its first estimate."""
         assert isinstance(batch.fresh, Fresh)
         x, labels, rows = batch.fresh
-        h, _ = score(weights, x)
-        a, b, y = sides(self.risk.link(h), labels, rows)
+        h, _ = score(work.weights, x)
+        a, b, y = sides(self.linked(h, rows.shape[0], work.both), labels, rows)
         u = u[rows]
         if not self.risk.linear:
             first = self.risk.inner(a, batch.passive.b, batch.passive.y)
@@ -138,16 +186,20 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         self, server: FeDXLServer, share: Share, work: PairWork, trace: ScoreTrace
     ) -> tuple[ClientEstimates, FeDXLUpdate]:
         client = ClientEstimates(work.u, self.own_buffers(work.weights.buffers))
-        first, second = self.upload(trace, share.model * work.factors[0], share.model * share.second)
+        first, second = self.upload(trace, share, share.model * work.factors[0], share.model * share.second)
         return client, FeDXLUpdate(work.weights, work.G, first, second, share, work.step - server.step)
 
-    def upload(self, trace: ScoreTrace, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
+    def upload(
+        self, trace: ScoreTrace, share: Share, mass1: Tensor, mass2: Tensor
+    ) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
         a, u, b, y = (thin(scores, self.uploads) for scores in trace)
         ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
+        # A client that has its own pairs fresh does not read its old scores.
+        owners: list[Any] = [share.client.expand(len(scores)) if self.mix else () for scores in (a, b)]
         return (
-            S1Scores(a, u, (mass1 / len(a)).expand(len(a)), ages[0]),
-            S2Scores(b, y, (mass2 / len(b)).expand(len(b)), ages[1]),
+            S1Scores(a, u, (mass1 / len(a)).expand(len(a)), ages[0], owners[0]),
+            S2Scores(b, y, (mass2 / len(b)).expand(len(b)), ages[1], owners[1]),
         )
 
     def update_like(self, server: FeDXLServer, assignment: Assignment) -> FeDXLUpdate:
@@ -161,13 +213,20 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         return FeDXLUpdate(server.weights, server.G, first, second, assignment.share, server.step)
 
     def aggregate(self, server: FeDXLServer, updates: FeDXLUpdate) -> FeDXLServer:
-        shares = updates.share.model
+        shares = self.trained(updates.share)
         return FeDXLServer(
             weights=average(updates.weights, shares, server.weights),
             G=average(updates.G, shares, server.G),
             pool=self.merge(server.pool, updates),
             step=server.step + updates.steps.max(),
         )
+
+    def trained(self, share: Share) -> Tensor:
+        """How much each client counts in the average of the models: not at all if it only lends its scores."""
+        both = (share.first > 0) & (share.second > 0)
+        if self.with_one_class != "lend" or not bool(both.any()):
+            return share.model
+        return share.model * both
 
     def merge(self, pool: Pool, updates: FeDXLUpdate) -> Pool:
         return Pool(
@@ -189,8 +248,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         if not torch.equal(update.share.model, share.model):
             # With share 0 its scores would enter the pool, and its sizes would not be compared.
             raise RefusedError("its share is not the one that it was given")
-        check_upload("first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first)
-        check_upload("second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second)
+        check_upload("first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first, share.client)
+        check_upload("second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second, share.client)
         scores = Pool(update.first, update.second)
         check_values(self.risk, scores, with_u)
         # Squared, as the steepest surrogates are in the scores.
@@ -246,11 +305,11 @@ class WarmUp:
 
     def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:
         # The sides that the client holds count, whatever the pool holds: it is about to be filled.
-        return self.of.begin(server, client, torch.stack((share.first, share.second)))
+        return self.of.begin(server, client, share, torch.stack((share.first, share.second)))
 
     def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         h, _ = score(work.weights, batch.x)
-        a, b, y = sides(self.of.risk.link(h), batch.y, batch.rows)
+        a, b, y = sides(self.of.linked(h, batch.rows.shape[0], work.both), batch.y, batch.rows)
         return work, ScoreTrace(a, work.u[batch.rows], b, y)
 
     def finish(

@@ -50,18 +50,18 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
 
     def start(self, server: LocalPairServer, client: ClientEstimates, share: Share) -> PairWork:
         both = (share.first > 0) & (share.second > 0)
-        return self.begin(server, client, both.to(share.first.dtype).expand(2))
+        return self.begin(server, client, share, both.to(share.first.dtype).expand(2))
 
     def step(self, score: Score, server: LocalPairServer, work: PairWork, batch: Batch) -> tuple[PairWork, NoTrace]:
         work, _ = self.advance(score, work, batch)
         return work, NoTrace()
 
     def pull(
-        self, passive: Any, factors: Tensor, a: Tensor, b: Tensor, y: Tensor, before: Tensor
+        self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         l, back = self.risk.pairs(a, b, y)
         u = before if self.risk.linear else self.risk.blend(before, self.risk.estimate(l), self.gamma)
-        da, db = back(self.risk.weights(l, u) * factors[0])
+        da, db = back(self.risk.weights(l, u) * work.factors[0])
         return da, db, u
 
     def finish(

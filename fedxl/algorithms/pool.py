@@ -24,6 +24,7 @@ class S1Scores(NamedTuple):
     u: Tensor  # [P1, *m]
     weight: Tensor  # [P1] how likely to be drawn; 0: never, the entry is a placeholder
     age: Tensor  # [P1] rounds since it was uploaded
+    owner: Tensor | tuple[()] = ()  # [P1] the client that uploaded it, where that matters
 
 
 class S2Scores(NamedTuple):
@@ -33,6 +34,7 @@ class S2Scores(NamedTuple):
     y: Tensor  # [P2]
     weight: Tensor  # [P2]
     age: Tensor  # [P2]
+    owner: Tensor | tuple[()] = ()  # [P2]
 
 
 class Passive(NamedTuple):
@@ -61,7 +63,9 @@ class Pool(NamedTuple):
         return Pool(side(self.first), side(self.second))
 
     def weights(self) -> PoolWeights:
-        return PoolWeights(self.first.weight, self.second.weight)
+        first, second = self.first.owner, self.second.owner
+        owners = (first, second) if isinstance(first, Tensor) and isinstance(second, Tensor) else None
+        return PoolWeights(self.first.weight, self.second.weight, owners)
 
     def ready(self) -> tuple[Tensor, Tensor]:
         """Whether there is anything to take on either side, as 0 or 1."""
@@ -79,12 +83,13 @@ class Pool(NamedTuple):
         return first if first > limit else 0, second if second > limit else 0
 
 
-def empty(risk: XRisk, like: Tensor) -> Pool:
+def empty(risk: XRisk, like: Tensor, owned: bool) -> Pool:
     """One placeholder of weight 0 a side, so that an index always has an entry."""
     nothing, age = like.new_zeros(1), torch.zeros(1, dtype=torch.int64, device=like.device)
     a = like.new_zeros(1, *risk.score_shape)
     u = like.new_zeros(1, *risk.inner_shape, dtype=risk.dtype(like.dtype))
-    return Pool(S1Scores(a, u, nothing, age), S2Scores(a, nothing, nothing, age))
+    owner = nothing if owned else ()
+    return Pool(S1Scores(a, u, nothing, age, owner), S2Scores(a, nothing, nothing, age, owner))
 
 
 def merge(kept: S, uploads: S, rounds: int) -> S:
@@ -122,14 +127,16 @@ def thin(scores: Tensor, count: int) -> Tensor:
     return flat[torch.arange(count, device=flat.device) * total // count]
 
 
-def check_upload(name: str, side: S1Scores | S2Scores, count: int, mass: Tensor) -> None:
-    """RefusedError unless there are `count` scores, all new and of one weight, together at most `mass`."""
-    if {len(leaf) for leaf in side} != {count}:
+def check_upload(name: str, side: S1Scores | S2Scores, count: int, mass: Tensor, client: Tensor) -> None:
+    """RefusedError unless there are `count` scores, all new, this client's, of one weight, together at most `mass`."""
+    if {len(leaf) for leaf in tree.leaves(side)} != {count}:
         raise RefusedError(f"its scores ({name}) and what belongs to them are not {count}")
     even = bool((side.weight == side.weight[0]).all())
     within = 0 <= float(side.weight[0]) * count <= float(mass) * (1 + 1e-5)
     if not (even and within) or bool((side.age != 0).any()):
         raise RefusedError(f"the weights or ages of its scores ({name}) are none that it was given")
+    if isinstance(side.owner, Tensor) and not bool((side.owner == client).all()):
+        raise RefusedError(f"its scores ({name}) are marked as those of another client")
 
 
 def check_values(risk: XRisk, pool: Pool, with_u: bool) -> None:

@@ -21,6 +21,7 @@ class Share(NamedTuple):
     first: Tensor  # factor of its gradient from S1, 0 if it holds none
     second: Tensor  # the same for S2
     part: Tensor  # of the population; sums to 1 over all clients. It differs from `model` where cohorts are by size
+    client: Tensor  # its number
 
 
 class Fresh(NamedTuple):
@@ -68,6 +69,7 @@ class PoolWeights(NamedTuple):
 
     first: Tensor
     second: Tensor
+    owners: tuple[Tensor, Tensor] | None = None  # whose each entry is, where nobody is to draw its own; None: anyone may
 
 
 class DataFacts(NamedTuple):

@@ -154,4 +154,4 @@ def shares(num_first: Sequence[int], num_second: Sequence[int], weighting: Weigh
         mass = counts
     mass = mass / mass.sum(1, keepdim=True).clamp(min=1)  # [2, N], each row sums to 1, or is all 0
     first, second = torch.where(model > 0, mass / model, torch.zeros_like(mass))
-    return Share(model, first, second, part=model.clone())
+    return Share(model, first, second, part=model.clone(), client=torch.arange(len(model), dtype=torch.float64))

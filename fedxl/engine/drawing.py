@@ -30,15 +30,36 @@ class PoolDraws(NamedTuple):
 
     first: npt.NDArray[np.float64] | int
     second: npt.NDArray[np.float64] | int
+    owners: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None  # whose each entry is
 
     @classmethod
     def of(cls, pool: PoolWeights) -> PoolDraws:
+        def array(leaf: Tensor) -> npt.NDArray[np.float64]:
+            host: npt.NDArray[np.float64] = leaf.double().cpu().numpy()
+            return host
+
         def side(weights: Tensor) -> npt.NDArray[np.float64] | int:
-            host: npt.NDArray[np.float64] = weights.double().cpu().numpy()
+            host = array(weights)
             # One entry of weight 0 stands for an empty pool: draw it, it counts for nothing.
             return len(host) if float(np.ptp(host)) <= 1e-12 * float(host.max()) else host
 
-        return cls(side(pool.first), side(pool.second))
+        if pool.owners is None:
+            return cls(side(pool.first), side(pool.second))
+        first, second = map(array, pool.owners)
+        return cls(array(pool.first), array(pool.second), (first, second))
+
+    def of_others(self, number: int) -> PoolDraws:
+        """The pool as this client may draw from it: where entries have owners, not its own, unless all are."""
+        if self.owners is None:
+            return self
+
+        def side(weights: npt.NDArray[np.float64], owner: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | int:
+            others = np.where(owner == number, 0.0, weights)
+            kept = others if others.any() else weights
+            return kept if kept.any() else len(kept)
+
+        assert not isinstance(self.first, int) and not isinstance(self.second, int)
+        return PoolDraws(side(self.first, self.owners[0]), side(self.second, self.owners[1]))
 
     @property
     def even(self) -> bool:
@@ -51,6 +72,7 @@ def draw_lags(
 ) -> tuple[Indices, Indices]:
     """Which entries of the pool a client's steps read, S1's [K, B1] and S2's [K, B2]."""
     rng, steps = sampling.generator(schedule.seed, Purpose.POOL, number, round), schedule.local_steps
+    pool = pool.of_others(number)
     first = sampling.pooled(rng, steps * reading.size1, pool.first).reshape(steps, reading.size1)
     return first, sampling.pooled(rng, steps * reading.size2, pool.second).reshape(steps, reading.size2)
 

@@ -66,7 +66,8 @@ class Simulator:
         self.source: Source = self.federation.source.to(device)
         self.labels = self.source.labels.to(dtype)
         self.shares = tree.map(lambda leaf: leaf.to(device, dtype), self.shares)
-        self.most_rows = max(map(len, self.drawing.first))
+        # Rounded up, so that federations whose largest clients differ a little share one compiled program.
+        self.most_rows = 2 ** (max(map(len, self.drawing.first)) - 1).bit_length()
         self.store = ClientStore(len(self.federation.parts))
         self._bound: dict[str, BoundRound] = {}
 

@@ -112,7 +112,12 @@ def check_data(problem: Problem, holders: Sequence[Holder]) -> None:
     both = [all(holder.count(side) for side in risk.sides) for holder in holders]
     if algorithm.local_pairs:
         require(any(both), "no client holds both sides of a pair, so there is nothing to train on; use fedxl2")
-    check_classes(problem.model, all(both))
+    lends = getattr(algorithm, "with_one_class", "") == "lend"
+    require(
+        any(both) or not lends,
+        "no client holds both classes, and sites with one class only lend scores, so nobody would train; set one_class = 'train'",
+    )
+    check_classes(problem.model, all(both) or algorithm.local_pairs)
     require(
         algorithm.centralized or cohort <= len(holders),
         f"cohort is {cohort}, but there are only {len(holders)} clients",

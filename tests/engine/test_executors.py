@@ -219,7 +219,7 @@ def test_a_whole_gradient_from_one_class_clients(network):
     for risk in (auroc(), partial_auc()):
         model = network()
         federation = from_arrays(clients)
-        algorithm = FeDXL2(risk=risk, lr=1.0, beta=1.0, gamma=1.0, uploads=0)
+        algorithm = FeDXL2(risk=risk, lr=1.0, beta=1.0, gamma=1.0, uploads=0, level="free")
         engine = engine_for(algorithm, model, federation, vectorised, 1, 4, 4)
         server = algorithm.init(weights_of(model))
         everyone = np.arange(3)

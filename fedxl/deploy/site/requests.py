@@ -147,7 +147,7 @@ def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequ
     server = tree.to(problem.algorithm.init(weights_of(problem.model)), "cpu")  # where requests arrive
     one = torch.zeros((), dtype=problem.dtype)
     passive = passive_like(phase, server, problem.reading, problem.settings.local_steps)
-    like = TrainRequest(phase.downlink(server), Share(one, one, one, one), passive)
+    like = TrainRequest(phase.downlink(server), Share(one, one, one, one, one), passive)
     return wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
 
 

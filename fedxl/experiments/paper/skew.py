@@ -16,7 +16,12 @@ from fedxl.experiments.paper.setup import Budget, TableColumn, Task
 
 METRIC = "pauc@0.3"
 # One line is one method and one column.
-METHODS: Sequence[TableColumn] = (*setup.TABLE1,)
+METHODS: Sequence[TableColumn] = (
+    *setup.TABLE1[:-1],
+    TableColumn("FeDXL, paper", {"name": "fedxl2", **setup.PLAIN, **setup.AVERAGES}, setup.PAUC, tunes_lam=True),
+    TableColumn("FeDXL, balanced", {"name": "fedxl2", "level": "balanced", **setup.AVERAGES}, setup.PAUC, tunes_lam=True),
+    TableColumn("FeDXL", {"name": "fedxl2", **setup.AVERAGES}, setup.PAUC, tunes_lam=True),
+)
 WEIGHTINGS = typing.get_args(Weighting)
 NORM: Table = {"norm": "group"}  # of image networks: batch norm would mix the statistics of sites that differ
 
