@@ -106,7 +106,7 @@ def test_balanced_clients_conserve_the_level(risk):
     assert all(abs(level) > 1e-4 for level in free)
 
 
-@pytest.mark.parametrize("risk", [auroc(), partial_auc()])
+@pytest.mark.parametrize("risk", [auroc(), partial_auc(scores="raw")])
 def test_even_pulls_keep_the_level_where_only_the_counts_are_skewed(risk):
     """A client that holds every positive three times counts three times as much for them, and its level stays.
 
