@@ -25,7 +25,7 @@ from fedxl.deploy.provision.settings import SiteFile, SiteSettings
 from fedxl.deploy.site import cache
 from fedxl.deploy.supervise.children import descendants
 from fedxl.deploy.supervise.processes import free_port, local
-from fedxl.models import resnet18, scorer, weights_of
+from fedxl.models import resnet18, weights_of
 from fedxl.risks import partial_auc
 from fedxl.training.rundir import read_metrics
 
@@ -33,7 +33,7 @@ from fedxl.training.rundir import read_metrics
 def letters(clients: int, steps: int, batch: int, precision: str) -> dict[str, float]:
     """MB of a letter to a site, and how much of it are pooled scores."""
     model = resnet18((3, 32, 32))
-    server = FeDXL2(score=scorer(model, True), risk=partial_auc()).init(weights_of(model))
+    server = FeDXL2(partial_auc()).init(weights_of(model))
     entries = clients * steps * batch
 
     def full(side):  # type: ignore[no-untyped-def]

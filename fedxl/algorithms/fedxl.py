@@ -73,9 +73,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     pool_rounds: int = 1  # rounds of which the pool keeps the scores
     uploads: int = 0  # scores that a client uploads for each side in a round; 0: all K * B of them
-    level: Level = "even"  # what steps may do to the level of all scores: even, balanced, bounded, or free (the paper)
-    one_class: OneClass = "auto"  # clients with one class lend scores, train (the paper), or train less their mean pull
-    reach: float = 1.0  # how far a client with one class that trains may move its scores in a round; 0: any distance
+    level: Level = "even"  # what steps may do to the level of all scores: even, balanced, bounded; free: the paper
+    one_class: OneClass = "auto"  # clients with one class: lend scores, train (the paper), or centre their pull
+    reach: float = 0.0  # how far a client with one class that trains may move its scores in a round; 0: any distance
     mix: float = 0.0  # weight of a client's own fresh pairs; 1/N: as much as they have in the whole risk
     fresh: bool = False  # pool scores of fresh examples (the paper's z-hat, an extra forward pass), not of the batch
 
@@ -162,7 +162,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         """All of G at a client with both classes; at one with one class nothing, or until its level has moved far."""
         if self.with_one_class == "lend":
             return tree.map(lambda leaf: leaf * work.both, G), work.moved.clone()
-        if self.level == "free" or self.with_one_class != "train" or not self.reach:
+        if self.with_one_class != "train" or not self.reach:
             return G, work.moved.clone()
         along = torch.stack([(gradient[name] * G[name]).sum() for name in G]).sum()
         descent = self.rate(work.step, d.dtype) * along
@@ -189,9 +189,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         first, second = self.upload(trace, share, share.model * work.factors[0], share.model * share.second)
         return client, FeDXLUpdate(work.weights, work.G, first, second, share, work.step - server.step)
 
-    def upload(
-        self, trace: ScoreTrace, share: Share, mass1: Tensor, mass2: Tensor
-    ) -> tuple[S1Scores, S2Scores]:
+    def upload(self, trace: ScoreTrace, share: Share, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
         a, u, b, y = (thin(scores, self.uploads) for scores in trace)
         ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
@@ -248,8 +246,12 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         if not torch.equal(update.share.model, share.model):
             # With share 0 its scores would enter the pool, and its sizes would not be compared.
             raise RefusedError("its share is not the one that it was given")
-        check_upload("first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first, share.client)
-        check_upload("second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second, share.client)
+        check_upload(
+            "first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first, share.client
+        )
+        check_upload(
+            "second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second, share.client
+        )
         scores = Pool(update.first, update.second)
         check_values(self.risk, scores, with_u)
         # Squared, as the steepest surrogates are in the scores.

@@ -14,9 +14,9 @@ from torch import Tensor
 
 # What a client's steps may do to the level of its scores.
 # free: anything, as in the paper.
-# bounded: it stays where the link passes gradient, and one class moves it by `reach` in a round.
-# even: besides, a client with both classes pulls as hard on S1 as on S2, whatever it counts for on either.
-# balanced: bounded, and no step of a client with both classes moves its level at all.
+# bounded: where a client holds both classes, it stays where the link passes gradient.
+# even: besides, such a client pulls as hard on S1 as on S2, whatever it counts for on either.
+# balanced: bounded, and no step of such a client moves its level at all.
 Level = Literal["even", "balanced", "bounded", "free"]
 # What a client with one class does. lend: it scores, and does not train. train: it trains like all others.
 # centre: it trains on its pull less the mean. auto: it lends where levels are even or balanced, and trains otherwise.
@@ -46,7 +46,7 @@ def even(factors: Tensor) -> Tensor:
 
 
 def balanced(d: Tensor, size1: int) -> Tensor:
-    """Gradients by outputs [B1 + B2]; each side is shifted by half of their sum, so that together they sum to zero."""
+    """Gradients by outputs [B1 + B2], each side shifted by half of their sum, so that together they sum to zero."""
     half, size2 = 0.5 * d.sum(0), d.shape[0] - size1
     return torch.cat((d[:size1] - half / size1, d[size1:] - half / size2))
 

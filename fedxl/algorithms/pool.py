@@ -128,7 +128,7 @@ def thin(scores: Tensor, count: int) -> Tensor:
 
 
 def check_upload(name: str, side: S1Scores | S2Scores, count: int, mass: Tensor, client: Tensor) -> None:
-    """RefusedError unless there are `count` scores, all new, this client's, of one weight, together at most `mass`."""
+    """RefusedError unless there are `count` new scores of this client, all of one weight, together at most `mass`."""
     if {len(leaf) for leaf in tree.leaves(side)} != {count}:
         raise RefusedError(f"its scores ({name}) and what belongs to them are not {count}")
     even = bool((side.weight == side.weight[0]).all())

@@ -69,7 +69,9 @@ class PoolWeights(NamedTuple):
 
     first: Tensor
     second: Tensor
-    owners: tuple[Tensor, Tensor] | None = None  # whose each entry is, where nobody is to draw its own; None: anyone may
+    owners: tuple[Tensor, Tensor] | None = (
+        None  # whose each entry is, where nobody is to draw its own; None: anyone may
+    )
 
 
 class DataFacts(NamedTuple):

@@ -58,7 +58,8 @@ class PoolDraws(NamedTuple):
             kept = others if others.any() else weights
             return kept if kept.any() else len(kept)
 
-        assert not isinstance(self.first, int) and not isinstance(self.second, int)
+        assert not isinstance(self.first, int)
+        assert not isinstance(self.second, int)
         return PoolDraws(side(self.first, self.owners[0]), side(self.second, self.owners[1]))
 
     @property

@@ -33,7 +33,8 @@ class Watch:
             self.told = True
             self.say(
                 f"the scores have collapsed by round {round}: they are all alike, or so near the ends of their range "
-                "that no gradient passes; start a new run with a smaller lr, fewer local_steps, level = 'even' or score_norm = true"
+                "that no gradient passes; start a new run with a smaller lr, fewer local_steps, level = 'even' or "
+                "score_norm = true"
             )
         return {COLLAPSED: True}
 

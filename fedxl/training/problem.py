@@ -115,7 +115,8 @@ def check_data(problem: Problem, holders: Sequence[Holder]) -> None:
     lends = getattr(algorithm, "with_one_class", "") == "lend"
     require(
         any(both) or not lends,
-        "no client holds both classes, and sites with one class only lend scores, so nobody would train; set one_class = 'train'",
+        "no client holds both classes, and one with one class only lends its scores, so nobody would train; "
+        "set one_class = 'train'",
     )
     check_classes(problem.model, all(both) or algorithm.local_pairs)
     require(

@@ -35,6 +35,8 @@ FREE = {
     for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once", "metrics")
 }
 SINCE = {"task.examples", "task.validation", "task.risk_name"}  # absent from checkpoints of older versions
+# What a run of an older version had that did not record it.
+OLDER = {"algorithm.level": "free"}
 BY_SIZE = "run.cohorts_by_size"  # whether clients are drawn by size; up to version 0.3 they never were
 
 
@@ -324,7 +326,8 @@ class Trainer:
 
 
 def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: AnyAlgorithm) -> None:
-    before, now = (_with_defaults(settings, algorithm) for settings in (before, now))
+    now = _with_defaults(now, algorithm)
+    before = _with_defaults({**{key: value for key, value in OLDER.items() if key in now}, **before}, algorithm)
     alike = (before.get(name) == now.get(name) for name in ("run.weighting", "run.cohort"))
     require(
         not (all(alike) and BY_SIZE in now and BY_SIZE not in before),
@@ -336,7 +339,8 @@ def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: 
         for key in sorted(before.keys() | now.keys())
         if key not in FREE and before.get(key) != now.get(key) and not (key in SINCE and key not in before)
     ]
-    require(not changed, f"this run began with other settings: {'; '.join(changed)}")
+    advice = "; write what it was into its config, or begin a new run"
+    require(not changed, f"this run began with other settings: {'; '.join(changed)}{advice}")
 
 
 def _with_defaults(settings: Mapping[str, Any], algorithm: AnyAlgorithm) -> dict[str, Any]:

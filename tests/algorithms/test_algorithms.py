@@ -172,7 +172,9 @@ def test_both_pulls_of_a_normalised_risk_are_its_exact_gradient(scores, lam_oute
     passive = Passive(a, risk.inner(a, b, y), b, y)
     unknown, whole = torch.full((5,), float("nan"), dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     for algorithm in (FeDXL2(risk, lr=0.1), LocalPair(risk, lr=0.1)):
-        work = PairWork(weights_of(nn.Linear(1, 1)), {}, unknown, whole[0], factors=whole, both=whole[0], moved=0 * whole[0])
+        work = PairWork(
+            weights_of(nn.Linear(1, 1)), {}, unknown, whole[0], factors=whole, both=whole[0], moved=0 * whole[0]
+        )
         da, db, _ = algorithm.pull(passive, work, a, b, y, unknown)
         torch.testing.assert_close(torch.cat((da, db)), exact, rtol=0, atol=1e-10)
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from fedxl import tree
 from fedxl.algorithms import FeDXL1, FeDXL2, LocalPair
-from fedxl.algorithms.compositional import PairWork
 from fedxl.algorithms.level import MOST_LEVEL, MOST_SPREAD, balanced, centred, guarded
 from fedxl.data.federation import from_arrays
 from fedxl.engine.executors import loop, vectorised
@@ -21,8 +20,8 @@ from tests.running import engine_for, fit_named, play
 
 OPTIONS = [
     {"level": "free"},
-    {"level": "bounded"},
-    {"level": "bounded", "reach": 0.0},
+    {"level": "free", "reach": 0.1},
+    {"level": "bounded", "reach": 0.1},
     {"level": "balanced"},
     {"level": "even", "one_class": "train"},
     {"level": "balanced", "one_class": "centre"},
@@ -95,9 +94,11 @@ def local_models(algorithm, clients, weighting="samples", steps=3) -> tuple[list
     return updates.weights.params["offset"].tolist(), float(after.weights.params["offset"])
 
 
-@pytest.mark.parametrize("risk", [auroc(), auroc(scores="sigmoid"), partial_auc(), partial_auc(scores="raw"), average_precision()])
+@pytest.mark.parametrize(
+    "risk", [auroc(), auroc(scores="sigmoid"), partial_auc(), partial_auc(scores="raw"), average_precision()]
+)
 def test_balanced_clients_conserve_the_level(risk):
-    """Each client with both classes to rounding, linear and nonlinear f, raw and sigmoid scores; the paper's do not."""
+    """To rounding, with linear and nonlinear f, raw and sigmoid scores. The paper's plain form does not."""
     clients = make_clients(SKEWED)
     moved, server = local_models(FeDXL2(risk, lr=0.3, level="balanced"), clients)
     assert moved == pytest.approx([0] * 4, abs=1e-12), "one-class clients only lend"
@@ -127,7 +128,7 @@ def test_even_pulls_keep_the_level_where_only_the_counts_are_skewed(risk):
 
 
 def test_a_client_with_one_class_moves_its_level_no_further_than_its_reach():
-    """A linear score with an offset: the pull-weighted mean moves as predicted, so the limit is exact up to f's own."""
+    """The score is linear, so the mean that the limit is on moves just as predicted."""
     clients = make_clients(SKEWED)
     for reach in (0.01, 0.05):
         bounded = FeDXL2(auroc(), lr=5.0, level="bounded", reach=reach)
@@ -153,9 +154,12 @@ def test_the_ways_with_one_class():
         }
         assert float(updates.first.weight[1].sum()) > 0, "its scores are in the pool in any case"
     lend, centre, train = (changes[way] for way in ("lend", "centre", "train"))
-    assert lend["linear.weight"][1:3].tolist() == [0, 0] and lend["linear.weight"][0] > 0
-    assert centre["linear.weight"][1] > 0 and float(centre["offset"][1]) < 1e-12
-    assert train["linear.weight"][1] > 0 and float(train["offset"][1]) > 1e-3
+    assert lend["linear.weight"][1:3].tolist() == [0, 0]
+    assert lend["linear.weight"][0] > 0
+    assert centre["linear.weight"][1] > 0
+    assert float(centre["offset"][1]) < 1e-12
+    assert train["linear.weight"][1] > 0
+    assert float(train["offset"][1]) > 1e-3
 
 
 def test_lenders_leave_the_average_to_others():

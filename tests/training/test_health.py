@@ -36,20 +36,20 @@ def run(algorithm: Any, said: list[str], clients: Any = None, network: Any = Non
 
 def test_a_collapse_is_said_at_the_first_evaluation_and_once(tmp_path):
     said: list[str] = []
-    result = run(FeDXL2(partial_auc(), lr=1000.0), said, out=tmp_path)
+    result = run(FeDXL2(partial_auc(), lr=1000.0, level="free"), said, out=tmp_path)
     [line] = said
     assert line.startswith("the scores have collapsed by round 2: ")
     assert "smaller lr" in line
     assert [record.get("collapsed") for record in result.history] == [True] * 3
     rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("collapsed") for row in rows if "validation" in row] == [True] * 3
-    run(FeDXL2(partial_auc(), lr=1000.0), said, out=tmp_path, resume=True, rounds=8)
+    run(FeDXL2(partial_auc(), lr=1000.0, level="free"), said, out=tmp_path, resume=True, rounds=8)
     assert len(said) == 1, "nor again when the run is resumed"
 
 
 def test_without_scores_of_its_own_fedxl_asks_the_pool():
     said: list[str] = []
-    result = run(FeDXL2(partial_auc(), lr=1000.0), said, validation=None)
+    result = run(FeDXL2(partial_auc(), lr=1000.0, level="free"), said, validation=None)
     assert result.history[0]["collapsed"]
     assert len(said) == 1
 
@@ -68,7 +68,7 @@ def zero_head() -> nn.Module:
         (FeDXL2(partial_auc(), lr=0.3), {"validation": None}),
         (FeDXL2(partial_auc(), lr=1e-9), {"network": zero_head()}),
         (FeDXL2(partial_auc(), lr=1e-9), {"network": zero_head(), "validation": None}),
-        (FeDXL1(auroc(scores="raw"), lr=1000.0), {}),
+        (FeDXL1(auroc(scores="raw"), lr=1000.0, level="free"), {}),
         (LocalPair(partial_auc(), lr=0.3), {}),
     ],
     ids=["healthy", "by its pool", "slow", "slow, by its pool", "raw scores do not saturate", "local pair"],
@@ -92,7 +92,7 @@ def test_cross_entropy_does_not_depend_on_the_link_of_the_reported_risk():
 def test_a_run_may_stop_where_its_scores_have_collapsed():
     said: list[str] = []
     hooks = Hooks(say=said.append, stop_collapsed=True)
-    result = run(FeDXL2(partial_auc(), lr=1000.0), said, hooks=hooks, rounds=20)
+    result = run(FeDXL2(partial_auc(), lr=1000.0, level="free"), said, hooks=hooks, rounds=20)
     assert result.interrupted
     assert [record["round"] for record in result.history] == [2]
     assert result.metrics["validation"]["auroc"] == result.history[0]["validation"]["auroc"]

@@ -234,12 +234,13 @@ def markdown(study: Study, chosen: Plan, results: Results) -> str:
 
 def _how(study: Study) -> str:
     budget, run = study.budget, dict(study.budget.run)
+    others = "another seed" if budget.tuning_seeds == 1 else f"{budget.tuning_seeds} other seeds"
     rates = "one learning rate" if len(budget.rates) == 1 else f"{len(budget.rates)} learning rates"
     return (
         f"Test partial AUC (FPR ≤ 0.3), {over_seeds(study.seeds)} of {budget.iterations:,} iterations, each at its "
         "best round on validation data. A seed draws its own sites. In every cell every method was tuned by "
         f"{rates}, on validation data, in trials of {budget.trial_iterations:,} "
-        f"iterations with another seed; lam is {budget.lams[0]:g}, K is {budget.local_steps}, and weighting is "
+        f"iterations with {others}; lam is {budget.lams[0]:g}, K is {budget.local_steps}, and weighting is "
         f"{run.get('weighting', 'clients')}.\n"
     )
 

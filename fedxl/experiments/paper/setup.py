@@ -111,6 +111,7 @@ class Budget:
     local_steps: int = 32
     batch: int = 32  # of S1 and of S2
     evaluations: int = 20  # in a run
+    tuning_seeds: int = 1  # of each trial; its value is their mean
     network: Table | None = None  # instead of the task's own
     falls: tuple[float, ...] = (0.5, 0.75)  # after these shares of a run the learning rate falls to a tenth
     run: tuple[tuple[str, Any], ...] = ()  # other settings of a run

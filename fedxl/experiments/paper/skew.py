@@ -16,11 +16,12 @@ from fedxl.experiments.paper.setup import Budget, TableColumn, Task
 
 METRIC = "pauc@0.3"
 # One line is one method and one column.
+FEDXL: Table = {"name": "fedxl2", **setup.AVERAGES}
 METHODS: Sequence[TableColumn] = (
     *setup.TABLE1[:-1],
-    TableColumn("FeDXL, paper", {"name": "fedxl2", **setup.PLAIN, **setup.AVERAGES}, setup.PAUC, tunes_lam=True),
-    TableColumn("FeDXL, balanced", {"name": "fedxl2", "level": "balanced", **setup.AVERAGES}, setup.PAUC, tunes_lam=True),
-    TableColumn("FeDXL", {"name": "fedxl2", **setup.AVERAGES}, setup.PAUC, tunes_lam=True),
+    TableColumn("FeDXL, paper", {**FEDXL, **setup.PLAIN}, setup.PAUC, tunes_lam=True),
+    TableColumn("FeDXL, balanced", {**FEDXL, "level": "balanced"}, setup.PAUC, tunes_lam=True),
+    TableColumn("FeDXL", FEDXL, setup.PAUC, tunes_lam=True),
 )
 WEIGHTINGS = typing.get_args(Weighting)
 NORM: Table = {"norm": "group"}  # of image networks: batch norm would mix the statistics of sites that differ
@@ -31,6 +32,7 @@ BUDGETS: Mapping[str, Budget] = {
     "quick": replace(
         setup.BUDGETS["quick"],
         iterations=320, trial_iterations=320, rates=(0.1, 0.3, 1.0, 3.0, 10.0), lams=(2.0,), evaluations=8,
+        tuning_seeds=3,
     ),
     "short": replace(
         setup.BUDGETS["short"],

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from fedxl.config.experiment import Table
 from fedxl.errors import require
-from fedxl.experiments.paper.runs import PlannedRun, Runner, RunRecord
+from fedxl.experiments.paper.runs import PlannedRun, Runner
 from fedxl.experiments.paper.setup import Budget, HyperParameters, TableColumn, Task, experiment
 
-SEED = 100  # of tuning; results are of other seeds
+SEED = 100  # the first of tuning; results are of other seeds
 
 
 class Trial(NamedTuple):
@@ -63,21 +63,28 @@ class TuningSearch:
         self, pairs: Sequence[tuple[Task, TableColumn]], choices: Mapping[tuple[str, str], Sequence[HyperParameters]]
     ) -> dict[tuple[str, str], list[Trial]]:
         """One stage: each pair with its choices, as many for all pairs."""
-        jobs: list[tuple[tuple[str, str], HyperParameters, PlannedRun]] = []
+        jobs: list[tuple[tuple[str, str], HyperParameters, list[PlannedRun]]] = []
         # All methods with one learning rate, then the next: parallel runs then compile different programs, once each.
         for number in range(max(map(len, choices.values()))):
             for task, method in pairs:
                 choice = choices[_name(task, method)][number]
-                config = experiment(
-                    task, method, self.budget, choice, SEED, self.budget.trial_iterations, self.data,
-                    select=self.select,
-                )  # fmt: skip
+                configs = [
+                    experiment(
+                        task, method, self.budget, choice, SEED + extra, self.budget.trial_iterations, self.data,
+                        select=self.select,
+                    )
+                    for extra in range(self.budget.tuning_seeds)
+                ]  # fmt: skip
                 label = f"trial {task.title}, {method.label}, {describe(choice)}"
-                jobs.append((_name(task, method), choice, PlannedRun(label, config, trial=True)))
-        records: list[RunRecord] = self.runner([job for _, _, job in jobs])
+                jobs.append(
+                    (_name(task, method), choice, [PlannedRun(label, config, trial=True) for config in configs])
+                )
+        records = iter(self.runner([run for _, _, runs in jobs for run in runs]))
         found: dict[tuple[str, str], list[Trial]] = {_name(*pair): [] for pair in pairs}
-        for (name, choice, _), record in zip(jobs, records, strict=True):
-            found[name].append(Trial(choice, record.validation(self.select), record.collapsed))
+        for name, choice, runs in jobs:
+            of_trial = [next(records) for _ in runs]
+            value = sum(record.validation(self.select) for record in of_trial) / len(of_trial)
+            found[name].append(Trial(choice, value, any(record.collapsed for record in of_trial)))
         return found
 
 

@@ -87,11 +87,11 @@ def _line(name: str, x: Sequence[int], seeds: Sequence[int], run: Run, say: Prog
 
 
 def fedxl1(lr: float) -> FeDXL1:
-    return FeDXL1(risk=AUROC, lr=lr)
+    return FeDXL1(risk=AUROC, lr=lr, level="free")
 
 
 def fedxl2(lr: float, moving: float) -> FeDXL2:
-    return FeDXL2(risk=PARTIAL_AUC, lr=lr, beta=moving, gamma=moving)
+    return FeDXL2(risk=PARTIAL_AUC, lr=lr, beta=moving, gamma=moving, level="free")
 
 
 def floor(bed: Testbed, algorithm: FeDXL2, steps: int, local_steps: int, seed: int, cohort: int = 0) -> float:
