@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 # Chosen by benchmarks/tune_demo.py: sixteen trials for each algorithm, three other seeds, validation data only.
 ENTRIES = (
-    Entry("FeDXL2", {"name": "fedxl2", "lr": 0.3, "weight_decay": 1e-3, "gamma": 0.1}, {"lam": 0.5}),
+    Entry("FeDXL2", {"name": "fedxl2", "level": "free", "lr": 0.3, "weight_decay": 1e-3, "gamma": 0.1}, {"lam": 0.5}),
     Entry("Local SGD", {"name": "local_sgd", "lr": 0.3, "weight_decay": 0.0}),
     Entry("Local Pair", {"name": "local_pair", "lr": 3.0, "weight_decay": 1e-3, "gamma": 0.1}, {"lam": 1.0}),
     Entry("CODASCA", {"name": "codasca", "lr": 1.0, "weight_decay": 1e-4}),

@@ -140,8 +140,8 @@ RULES: Sequence[Rule] = (
         "steps",
         "sites are skewed",
         lambda facts: facts.skewed,
-        {"run.local_steps": 8, "algorithm.lr": 0.03},
-        "skewed sites drift apart within a round, and high rates let all scores run off together; " + THEN,
+        {"run.local_steps": 8, "algorithm.lr": 0.1},
+        "skewed sites drift apart within a round; " + THEN,
     ),
     Rule(
         "steps",

@@ -118,7 +118,13 @@ def transcription(federation: Federation, draws, cohorts, w, risk, beta, gamma):
 
 CASES = {
     "FeDXL1": (auroc(), PSM, FeDXL1, {"level": "free"}, 1.0),
-    "FeDXL2": (partial_auc(lam=LAM, scores="raw"), KLOPAUC, FeDXL2, {"level": "free", "beta": 0.3, "gamma": 0.4}, 0.3),
+    "FeDXL2": (
+        partial_auc(lam=LAM, scores="raw"),
+        KLOPAUC,
+        FeDXL2,
+        {"level": "free", "beta": 0.3, "gamma": 0.4},
+        0.3,
+    ),
 }
 SIZES = {
     "both classes everywhere": [(4, 9), (5, 5), (2, 7), (6, 6), (3, 8)],
