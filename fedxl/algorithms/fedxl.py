@@ -141,12 +141,14 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
                 g = torch.where(own > 0, risk.blend(g, risk.estimate(l[2]), self.mix), g)
             u = risk.blend(before, g, self.gamma)
         estimates = torch.stack((u, passive.u, u)[: len(blocks)])
-        first, second = back(risk.weights(l, estimates, sample=passive.u))
+        force1, force2 = self.forces(work)
+        forces = torch.stack((force1, force2, torch.ones_like(force1))[: len(blocks)])
+        weights = risk.weights(l, estimates, sample=passive.u)
+        first, second = back(weights * forces.view(-1, *[1] * (l.ndim - 1)))
         da, db = first[0], second[1]
         if self.mix:
-            da, db = torch.lerp(da, first[2], own), torch.lerp(db, second[2], own)
-        first_factor, second_factor = self.forces(work)
-        return first_factor * da, second_factor * db, u
+            da, db = torch.lerp(da, force1 * first[2], own), torch.lerp(db, force2 * second[2], own)
+        return da, db, u
 
     def forces(self, work: PairWork) -> Tensor:
         """What the pulls on S1 and on S2 are multiplied by."""
@@ -243,8 +245,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def check_scores(self, update: FeDXLUpdate, assignment: Assignment, with_u: bool) -> dict[str, Tensor]:
         """The size of its part of the pool, where nothing else bounds scores."""
         share, (_, _, size1, size2, _) = assignment.share, assignment.reading
-        if not torch.equal(update.share.model, share.model):
-            # With share 0 its scores would enter the pool, and its sizes would not be compared.
+        if not all(map(torch.equal, update.share, share)):
+            # With share 0 its scores would enter the pool, and its sizes would not be compared. The factors say whether
+            # it holds both classes, and so whether its model counts.
             raise RefusedError("its share is not the one that it was given")
         check_upload(
             "first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first, share.client
