@@ -246,8 +246,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         """The size of its part of the pool, where nothing else bounds scores."""
         share, (_, _, size1, size2, _) = assignment.share, assignment.reading
         if not all(map(torch.equal, update.share, share)):
-            # With share 0 its scores would enter the pool, and its sizes would not be compared. The factors say whether
-            # it holds both classes, and so whether its model counts.
+            # With share 0 its scores would enter the pool, and its sizes would not be compared. The factors say
+            # whether it holds both classes, and so whether its model counts.
             raise RefusedError("its share is not the one that it was given")
         check_upload(
             "first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first, share.client
