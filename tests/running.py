@@ -8,7 +8,7 @@ from torch import nn
 
 from fedxl import fit
 from fedxl.algorithms import ALGORITHMS
-from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
+from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.federation import Federation
 from fedxl.engine.group import Executor
 from fedxl.engine.simulator import Simulator
@@ -23,7 +23,7 @@ from fedxl.training.trainer import Result
 
 def problem_of(algorithm: AnyAlgorithm, model: nn.Module, federation: Federation, **settings: Any) -> Problem:
     run = Settings(**{"device": "cpu", "dtype": "float64", **settings})
-    return assemble(model, algorithm, run, DataFacts(federation.positive_share(run.weighting)))
+    return assemble(model, algorithm, run, federation.facts(run.weighting))
 
 
 def engine_for(

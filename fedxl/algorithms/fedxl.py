@@ -12,7 +12,7 @@ round (passive, numbers from the pool):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
@@ -35,7 +35,7 @@ from fedxl.algorithms.pool import (
     spread,
     thin,
 )
-from fedxl.algorithms.protocol import Assignment, Batch, Fresh, Health, PoolWeights, Reading, Share
+from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Health, PoolWeights, Reading, Share
 from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights
 
@@ -85,6 +85,10 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         if self.one_class not in get_args(OneClass):
             raise unknown("way with one_class", self.one_class, get_args(OneClass))
         require(self.reach >= 0, f"reach must not be negative (0: no limit), got {self.reach}")
+        trains = self.with_one_class == "train"
+        require(
+            trains or not self.reach, "reach is for clients with one class that train: set one_class = 'train', too"
+        )
         require(0 <= self.mix < 1, f"mix must lie in [0, 1), got {self.mix}")
         require(self.uploads >= 0, f"uploads must not be negative (0: all), got {self.uploads}")
 
@@ -94,6 +98,10 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         if self.one_class != "auto":
             return self.one_class
         return "lend" if self.level in ("even", "balanced") else "train"
+
+    def with_facts(self, facts: DataFacts) -> FeDXL2:
+        """If no client holds both classes, nobody can be lent to, and `auto` lets all train."""
+        return self if self.one_class != "auto" or facts.both_classes else replace(self, one_class="train")
 
     def phase(self, round: int) -> FeDXL2 | WarmUp:  # type: ignore[override]
         return WarmUp(self) if round == 0 else self
@@ -151,8 +159,11 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         return da, db, u
 
     def forces(self, work: PairWork) -> Tensor:
-        """What the pulls on S1 and on S2 are multiplied by."""
-        return torch.where(work.both > 0, even(work.factors), work.factors) if self.level == "even" else work.factors
+        """What the pulls on S1 and on S2 are multiplied by: the same where there is something to pull on both."""
+        if self.level != "even":
+            return work.factors
+        force = even(work.factors)
+        return torch.where(force > 0, force, work.factors)
 
     def conserved(self, d: Tensor, size1: int, work: PairWork) -> Tensor:
         d = super().conserved(d, size1, work)
@@ -189,7 +200,13 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     ) -> tuple[ClientEstimates, FeDXLUpdate]:
         client = ClientEstimates(work.u, self.own_buffers(work.weights.buffers))
         first, second = self.upload(trace, share, share.model * work.factors[0], share.model * share.second)
-        return client, FeDXLUpdate(work.weights, work.G, first, second, share, work.step - server.step)
+        weights, G = work.weights, work.G
+        if self.with_one_class == "lend":
+            # Who only lends scores sends nothing else of its examples, above all no gradient.
+            weights, G = tree.map(
+                lambda own, sent: torch.where(work.both > 0, own, sent), (weights, G), (server.weights, server.G)
+            )
+        return client, FeDXLUpdate(weights, G, first, second, share, work.step - server.step)
 
     def upload(self, trace: ScoreTrace, share: Share, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
@@ -223,10 +240,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def trained(self, share: Share) -> Tensor:
         """How much each client counts in the average of the models: not at all if it only lends its scores."""
-        both = (share.first > 0) & (share.second > 0)
-        if self.with_one_class != "lend" or not bool(both.any()):
-            return share.model
-        return share.model * both
+        return (
+            share.model * ((share.first > 0) & (share.second > 0)) if self.with_one_class == "lend" else share.model
+        )
 
     def merge(self, pool: Pool, updates: FeDXLUpdate) -> Pool:
         return Pool(
@@ -237,8 +253,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
         sizes = super().check_update(server, update, assignment)
         # A client with rare examples has its gradient multiplied by this factor. That alone is not an excess.
-        share = assignment.share
-        factor = torch.stack((share.first, share.second)).max().clamp(min=1).double()
+        factors = torch.stack((assignment.share.first, assignment.share.second))
+        both = bool((factors > 0).all())
+        factor = (even(factors) if self.level == "even" and both else factors).max().clamp(min=1).double()
         sizes |= {WEIGHTS_AND_G: sizes[WEIGHTS_AND_G] / factor}
         return sizes | self.check_scores(update, assignment, with_u=not self.risk.linear)
 

@@ -19,10 +19,11 @@ from torch import Tensor
 # balanced: bounded, and no step of such a client moves its level at all.
 Level = Literal["even", "balanced", "bounded", "free"]
 # What a client with one class does. lend: it scores, and does not train. train: it trains like all others.
-# centre: it trains on its pull less the mean. auto: it lends where levels are even or balanced, and trains otherwise.
+# centre: it trains on its pull less the mean. auto: it lends where levels are
+# even or balanced and some client holds both classes, and trains otherwise.
 OneClass = Literal["auto", "lend", "train", "centre"]
 
-# Between which limits a bounded link sees a batch of outputs: there a sigmoid passes most of its gradient.
+# The limits of the guard. Within them a sigmoid passes most of its gradient.
 MOST_SPREAD = 1.0
 MOST_LEVEL = 1.0
 TINY = 1e-12

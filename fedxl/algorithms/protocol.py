@@ -77,9 +77,9 @@ class PoolWeights(NamedTuple):
 class DataFacts(NamedTuple):
     """What an algorithm may know of all clients' data together."""
 
-    positive_share: float = (
-        math.nan
-    )  # the probability that an example is positive, with clients weighted as in the run
+    # The probability that an example is positive, with clients weighted as in the run.
+    positive_share: float = math.nan
+    both_classes: float = 1.0  # whether any client holds both classes: 1 or 0
 
 
 class Health(NamedTuple):

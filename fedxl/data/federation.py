@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedxl import sampling
-from fedxl.algorithms.protocol import Share
+from fedxl.algorithms.protocol import DataFacts, Share
 from fedxl.data.augment import Augment
 from fedxl.data.source import Source, TensorSource, checked
 from fedxl.errors import require
@@ -19,6 +19,12 @@ from fedxl.risks import Side, belongs
 from fedxl.sampling import Floats, Indices
 
 Weighting = Literal["clients", "samples"]
+
+
+class Counted(Protocol):
+    """A client or site, of which the number of examples is known."""
+
+    def count(self, side: Side) -> int: ...
 
 
 class Holding(NamedTuple):
@@ -74,12 +80,17 @@ class Federation:
     def holdings(self) -> list[Holding]:
         return [Holding(len(p), len(n)) for p, n in zip(self.side("positive"), self.side("negative"), strict=True)]
 
-    def positive_share(self, weighting: Weighting) -> float:
-        """The probability that an example is positive, if every client, or every example, has the same weight."""
-        labels = self.source.labels.cpu().numpy()
-        if weighting == "samples":
-            return float(labels[np.concatenate(self.parts)].mean())
-        return float(np.mean([labels[part].mean() for part in self.parts]))
+    def facts(self, weighting: Weighting) -> DataFacts:
+        return facts_about(self.holdings(), weighting)
+
+
+def facts_about(holdings: Sequence[Counted], weighting: Weighting) -> DataFacts:
+    """What an algorithm may know of these clients' data together."""
+    positives, sizes = ([float(one.count(side)) for one in holdings] for side in ("positive", "all"))
+    shares = [many / size for many, size in zip(positives, sizes, strict=True)]
+    share = sum(positives) / sum(sizes) if weighting == "samples" else float(np.mean(shares))
+    both = any(one.count("positive") and one.count("negative") for one in holdings)
+    return DataFacts(share, float(both))
 
 
 class Split(NamedTuple):

@@ -17,7 +17,6 @@ from torch.nn import functional as nnf
 
 from fedxl import sampling
 from fedxl.algorithms import ALGORITHMS
-from fedxl.algorithms.protocol import DataFacts
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.sites import MEANS
@@ -95,7 +94,7 @@ class Job:
     ) -> None:
         self.cohort, self.clients = cohort, len(federation.parts)
         settings = Settings(local_steps=local_steps, batch1=batch, batch2=batch, device=device, precision=precision)
-        facts = DataFacts(federation.positive_share(settings.weighting))
+        facts = federation.facts(settings.weighting)
         problem = assemble(model, ALGORITHMS[algorithm](risk=partial_auc(), lr=0.01), settings, facts)
         self.algorithm = problem.algorithm
         self.engine = simulator(problem, federation, run)

@@ -70,11 +70,18 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "algorithm",
+        "no site holds both classes",
+        lambda facts: facts.one_class == facts.sites,
+        {"algorithm.name": "{fedxl}", "algorithm.level": "bounded", "algorithm.one_class": "train"},
+        "no site holds both classes, so all must train on one, paired with the scores of others",
+    ),
+    Rule(
+        "algorithm",
         "some sites hold one class",
         lambda facts: facts.one_class > 0,
         {"algorithm.name": "{fedxl}"},
-        "{one_class} of {sites} sites hold one class, with {one_class_share:.0%} of the examples; local_pair would "
-        "leave them out",
+        "{one_class} of {sites} sites hold one class, with {one_class_share:.0%} of the examples; the others are "
+        "compared with their scores, which local_pair leaves out",
     ),
     Rule(
         "algorithm",
@@ -89,8 +96,8 @@ RULES: Sequence[Rule] = (
         "otherwise",
         lambda facts: True,
         {"algorithm.name": "local_pair"},
-        "all {sites} sites hold both classes in a similar mix (distance {apart:.2f}; 0 is alike), where {fedxl} is "
-        "level with local_pair, which sends no scores",
+        "all {sites} sites hold both classes in a similar mix (distance {apart:.2f}; 0 is alike), where {fedxl} and "
+        "local_pair are level if the network norms its scores, and local_pair sends none",
     ),
     Rule(
         "weighting",
@@ -193,8 +200,9 @@ def advise(
         network: Which of the options norm and score_norm the network has.
 
     >>> import torch
-    >>> print(advise([(torch.zeros(40, 2), torch.ones(40)), (torch.zeros(60, 2), torch.zeros(60))]).lines[0])
-    algorithm.name = "fedxl2": 2 of 2 sites hold one class, with 100% of the examples; local_pair would leave them out
+    >>> advice = advise([(torch.zeros(40, 2), torch.ones(40)), (torch.zeros(60, 2), torch.zeros(60))])
+    >>> advice.settings["algorithm.one_class"]
+    'train'
     """
     federation = clients if isinstance(clients, Federation) else from_arrays(clients)
     risk = risk or partial_auc()

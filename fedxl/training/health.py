@@ -17,8 +17,8 @@ class Watch:
 
     def __init__(self, algorithm: AnyAlgorithm, say: Callable[[str], None]) -> None:
         self.algorithm, self.say = algorithm, say
-        self.told = False  # whether the collapse has been
-        self.told_age = dict[str, int]()  # of a side's passive scores
+        self.told = False  # whether the collapse has been said
+        self.told_age = dict[str, int]()  # the age of a side's passive scores when it was last said
 
     def __call__(self, server: ServerState, round: int, h: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
         """What to add to the metrics row. h: raw scores of data held back, where they are known here."""
@@ -33,10 +33,15 @@ class Watch:
             self.told = True
             self.say(
                 f"the scores have collapsed by round {round}: they are all alike, or so near the ends of their range "
-                "that no gradient passes; start a new run with a smaller lr, fewer local_steps, level = 'even' or "
-                "score_norm = true"
+                f"that no gradient passes; start a new run with {self._remedies()}"
             )
         return {COLLAPSED: True}
+
+    def _remedies(self) -> str:
+        remedies = ["a smaller lr", "fewer local_steps"]
+        if getattr(self.algorithm, "level", "") == "free":
+            remedies.append("level = 'bounded'" if self.algorithm.local_pairs else "level = 'even'")
+        return f"{', '.join(remedies)}, or a network that norms its scores (score_norm = true)"
 
     def _tell_ages(self, ages: Mapping[str, int]) -> None:
         for side, age in ages.items():

@@ -9,18 +9,18 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import nn
 
 from fedxl.algorithms.protocol import AnyAlgorithm, Assignment, DataFacts, Reading, Share
+from fedxl.data.federation import Counted
 from fedxl.engine.drawing import Schedule
 from fedxl.engine.simulator import Placement
 from fedxl.errors import require
 from fedxl.models import Score, scorer
 from fedxl.models.layers import check_classes
-from fedxl.risks import Side, XRisk, check_risk
+from fedxl.risks import XRisk, check_risk
 from fedxl.training.evaluate import Evaluator, asked_for
 from fedxl.training.settings import DTYPES, Settings, pick_device
 
@@ -97,13 +97,7 @@ def assemble(
     return Problem(model, algorithm.with_facts(facts), settings, device, algorithm)
 
 
-class Holder(Protocol):
-    """A client or site, of which the number of examples is known."""
-
-    def count(self, side: Side) -> int: ...
-
-
-def check_data(problem: Problem, holders: Sequence[Holder]) -> None:
+def check_data(problem: Problem, holders: Sequence[Counted]) -> None:
     """One line if there is nothing to train on."""
     risk, algorithm, cohort = problem.risk, problem.algorithm, problem.settings.cohort
     for name, side in zip(("S1", "S2"), risk.sides, strict=True):

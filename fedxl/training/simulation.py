@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedxl.algorithms import ALGORITHMS
-from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
+from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.federation import Federation, weigh
 from fedxl.data.source import fingerprint, floats_as
 from fedxl.digest import add_tensor
@@ -42,7 +42,7 @@ class Simulation:
         """pairs: validation and test data. sections: the tables of a config, which a resumed run must match."""
         centralized = bool(getattr(algorithm, "centralized", False))
         self.federation = federation.pooled() if centralized else federation
-        facts = DataFacts(self.federation.positive_share(settings.weighting))
+        facts = self.federation.facts(settings.weighting)
         self.problem = assemble(model, algorithm, settings, facts)
         check_data(self.problem, self.federation.holdings())
         self.announce, self.sections = announce, sections or {}

@@ -248,7 +248,7 @@ class Trainer:
     def _settings(self) -> dict[str, Any]:
         """What must be the same when this run is resumed."""
         by_size = {BY_SIZE: True} if self.task.engine.chances is not None else {}
-        return {**self.task.description, **by_size}
+        return {**_with_defaults(self.task.description, self.algorithm), **by_size}
 
     def _checkpoint(self, folder: RunDir) -> None:
         self._require_finite()

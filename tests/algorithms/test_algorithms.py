@@ -73,7 +73,7 @@ def test_codasca_against_a_plain_transcription(control):
     federation = from_arrays(make_clients(sizes))
     model = nn.Linear(5, 1, bias=False).double()
     nn.init.constant_(model.weight, 0.2)
-    p, eta, gamma, wd, clip, T0 = federation.positive_share("clients"), 0.4, 20.0, 1e-2, 0.05, 6
+    p, eta, gamma, wd, clip, T0 = federation.facts("clients").positive_share, 0.4, 20.0, 1e-2, 0.05, 6
     algorithm = CODASCA(
         lr=eta, positive_share=p, proximal=gamma, weight_decay=wd, clip=clip,
         stage_steps=T0, control=control,

@@ -175,6 +175,23 @@ def test_lenders_leave_the_average_to_others():
     torch.testing.assert_close(after.weights.params["linear.weight"], wanted)
 
 
+def test_a_cohort_of_lenders_changes_the_pool_and_nothing_else():
+    """Nor does a lender send a gradient, of which examples could be rebuilt: weights and G are those it received."""
+    clients, model = make_clients(SKEWED), Offset().double()
+    algorithm, federation = FeDXL2(partial_auc(), lr=0.5, weight_decay=0.01), from_arrays(clients)
+    engine = engine_for(algorithm, model, federation, vectorised, 2, 4, 4)
+    server = play(algorithm, engine, algorithm.init(weights_of(model)), 0, np.arange(4))
+    server = play(algorithm, engine, server, 1, np.arange(4))
+    updates = engine.run_round(server, 2, np.array([1, 2]))
+    for mine, sent in ((updates.weights, server.weights), (updates.G, server.G)):
+        for name, leaf in tree.pack(mine).items():
+            assert torch.equal(leaf, tree.pack(sent)[name].expand_as(leaf)), name
+    after = algorithm.aggregate(server, updates)
+    assert tree.norm(tree.map(torch.sub, (after.weights, after.G), (server.weights, server.G))) == 0
+    assert len(after.pool.first.a) == 8
+    assert not torch.equal(after.pool.first.a, server.pool.first.a[:8])
+
+
 @pytest.mark.parametrize("risk", [auroc(), partial_auc(lam=0.5), average_precision()])
 def test_own_fresh_pairs_at_one_nth_are_the_exact_gradient(risk):
     """Two clients with all of their examples in a batch: the averaged step is that of F, to rounding.
@@ -288,6 +305,7 @@ def test_a_rate_that_saturates_the_plain_form_trains_with_balanced_levels():
         ({"level": "balance"}, "level"),
         ({"one_class": "skip"}, "one_class"),
         ({"reach": -1.0}, "reach must not be negative"),
+        ({"reach": 1.0}, "set one_class = 'train', too"),
         ({"mix": 1.0}, r"mix must lie in \[0, 1\)"),
     ],
 )
@@ -296,11 +314,12 @@ def test_wrong_settings_are_one_line(options, says):
         FeDXL2(partial_auc(), **options)
 
 
-def test_a_federation_of_one_class_clients_alone_says_what_to_do():
+def test_a_federation_of_one_class_clients_alone_trains_unless_they_only_lend():
     clients = make_clients([(8, 0), (0, 8)])
+    sizes = {"rounds": 2, "local_steps": 2, "batch1": 4, "batch2": 4, "lr": 0.5}
     with pytest.raises(UserError, match="set one_class = 'train'"):
-        fit_named(nn.Linear(5, 1), clients, auroc(), rounds=1, local_steps=1, batch1=2, batch2=2)
-    result = fit_named(
-        nn.Linear(5, 1), clients, auroc(), rounds=2, local_steps=2, batch1=4, batch2=4, lr=0.5, one_class="train"
-    )
-    assert result.best_round == 2
+        fit_named(nn.Linear(5, 1), clients, auroc(), one_class="lend", **sizes)
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1)
+    result = fit_named(model, clients, auroc(), **sizes)
+    assert not torch.equal(result.model.weight, model.weight), "auto: with nobody to lend to, all train"

@@ -124,6 +124,6 @@ def test_a_federation_from_arrays_keeps_clients_apart():
     federation = from_arrays([(torch.zeros(2, 3), torch.tensor([0, 1])), (torch.ones(3, 3), torch.tensor([1, 1, 0]))])
     assert [part.tolist() for part in federation.parts] == [[0, 1], [2, 3, 4]]
     assert [side.tolist() for side in federation.side("positive")] == [[1], [2, 3]]
-    assert federation.positive_share("samples") == pytest.approx(3 / 5)
-    assert federation.positive_share("clients") == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert federation.facts("samples").positive_share == pytest.approx(3 / 5)
+    assert federation.facts("clients").positive_share == pytest.approx((1 / 2 + 2 / 3) / 2)
     assert len(federation.pooled().parts) == 1

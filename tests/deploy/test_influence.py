@@ -83,7 +83,7 @@ class Measured:
 HONEST = {
     "fedxl2": ({"lr": 0.3, "weight_decay": 1e-3}, {"lam": 0.5}, {}),
     "fedxl2, rare positives": ({"lr": 0.3}, {}, {"weighting": "samples"}),
-    "fedxl2, raw": ({"lr": 0.1}, {"scores": "raw", "surrogate": "logistic"}, {}),
+    "fedxl2, raw": ({"lr": 0.03}, {"scores": "raw", "surrogate": "logistic"}, {}),
     "fedxl1": ({"lr": 0.3}, {"name": "auroc"}, {}),
     "local_sgd": ({"lr": 0.3}, {}, {}),
     "local_pair": ({"lr": 3.0}, {}, {}),

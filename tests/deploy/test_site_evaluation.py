@@ -52,7 +52,7 @@ def test_collapsed_scores_are_noticed_by_the_pool_where_sites_send_metrics_alone
     hooks = Hooks(say=said.append)
     for name, lr in (("wild", 100.0), ("mild", 0.2)):
         base = config("fedxl2", weighting="samples")
-        experiment = replace(base, algorithm={**base.algorithm, "lr": lr})
+        experiment = replace(base, algorithm={**base.algorithm, "lr": lr, "level": "free"})
         carrier = Judging(tmp_path / name, ["metrics"] * 4)
         found = deployed(tmp_path / name, experiment, carrier, hooks, evaluate="sites")
         assert ["collapsed" in record for record in found.history] == [False, name == "wild"]

@@ -50,8 +50,9 @@ def test_facts_are_counts():
         ([(50, 50)], ["norm"], {"algorithm.name": "sox", "run.weighting": "clients", "model.norm": "batch"}),
         (ONE_CLASS, ["norm", "score_norm"], {
             "algorithm.name": "fedxl2", "run.weighting": "samples", "model.norm": "group", "run.local_steps": 8,
-            "algorithm.lr": 0.03,
+            "algorithm.lr": 0.1,
         }),
+        ([(50, 0), (0, 50)], [], {"algorithm.name": "fedxl2", "algorithm.one_class": "train"}),
         (ONE_CLASS, [], {
             "algorithm.name": "fedxl2", "run.weighting": "samples", "run.local_steps": 8, "algorithm.lr": 0.3,
         }),
@@ -80,7 +81,7 @@ def test_numbers_that_led_to_it_are_named():
     assert '"fedxl2": 2 of 4 sites hold one class, with 60% of the examples' in lines[0]
     assert "the positive examples are the rarest side (200 of 500), and a site with 50 of them" in lines[1]
     assert 'model.norm = "group"' in lines[1]
-    assert lines[2].startswith("run.local_steps = 8, algorithm.lr = 0.03: ")
+    assert lines[2].startswith("run.local_steps = 8, algorithm.lr = 0.1: ")
     assert fedxl.advise(make_clients(list(ONE_CLASS)), auroc()).settings["algorithm.name"] == "fedxl1", "linear f"
 
 

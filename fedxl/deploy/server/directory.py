@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedxl import __version__
-from fedxl.data.federation import Holding, Weighting
+from fedxl.algorithms.protocol import DataFacts
+from fedxl.data.federation import Holding, Weighting, facts_about
 from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import first_line, printable, require
@@ -119,9 +120,5 @@ class Directory:
         if examples > limit:
             raise RefusedError(f"{name} reports {examples:.15g} examples; it is approved for at most {limit}")
 
-    def positive_share(self, weighting: Weighting) -> float:
-        """The probability that an example is positive, if every client, or every example, has the same weight."""
-        each = [self.facts[name] for name in self.settings.sites]
-        if weighting == "samples":
-            return sum(one.positives for one in each) / sum(one.count("all") for one in each)
-        return sum(one.positives / one.count("all") for one in each) / len(each)
+    def facts_of_all(self, weighting: Weighting) -> DataFacts:
+        return facts_about([self.facts[name] for name in self.settings.sites], weighting)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fedxl.algorithms.protocol import DataFacts
 from fedxl.config.experiment import Config, build_problem, load_data
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
 from fedxl.deploy.provision.settings import ServerFile
@@ -61,7 +60,7 @@ def serve(
     each = {facts.shape for facts in directory.facts.values()}
     require(len(each) == 1, f"sites hold examples of different shapes: {', '.join(map(str, sorted(each)))}")
     shape = each.pop()
-    facts_of_all = DataFacts(directory.positive_share(config.run.get("weighting", "clients")))
+    facts_of_all = directory.facts_of_all(config.run.get("weighting", "clients"))
     problem = build_problem(config, shape, facts_of_all, torch.device("cpu"))
     name = str(config.algorithm["name"])
     require(not problem.algorithm.centralized, f"{name} wants all data in one place; that is not what sites are for")

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from fedxl import metrics
-from fedxl.algorithms.protocol import DataFacts
 from fedxl.config.experiment import Config, build_algorithm, build_model, build_risk, load_data
 from fedxl.data.federation import Federation
 from fedxl.errors import UserError
@@ -141,7 +140,7 @@ def _unfit(config: Config, federation: Federation) -> str:
     """Why a method cannot train on these sites; empty: it can."""
     settings = call(Settings, config.run, "run")
     model = build_model(config, federation.example_shape, build_risk(config))
-    facts = DataFacts(federation.positive_share(settings.weighting))
+    facts = federation.facts(settings.weighting)
     problem = assemble(model, build_algorithm(config), settings, facts, torch.device("cpu"))
     try:
         check_data(problem, federation.holdings())

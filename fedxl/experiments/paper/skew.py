@@ -102,7 +102,7 @@ def plan(alphas: str, one_class: str, only: str = "") -> Plan:
     )
     counts = sorted(_number(text, "one-class") for text in listed(one_class))
     require(all(rate > 0 for rate in rates), f"alphas must be positive numbers or equal, got {alphas}")
-    whole = all(count >= 0 and count == int(count) for count in counts)
+    whole = all(count >= 0 and count.is_integer() for count in counts)
     require(whole, f"one-class must be whole numbers of sites, got {one_class}")
     require(bool(rates or counts), "there are no cells: both alphas and one-class are empty")
     known = {short_name(method): method for method in METHODS}

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fedxl import sampling
 from fedxl.algorithms.fedxl import FeDXL2
-from fedxl.algorithms.protocol import DataFacts
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.engine.drawing import Drawing
@@ -147,7 +146,7 @@ def squared_norms(
 
 def _engine(bed: Testbed, algorithm: FeDXL2, local_steps: int, batch: int, seed: int, cohort: int) -> Simulator:
     run = Settings(device="cpu", dtype="float64", seed=seed, local_steps=local_steps, batch1=batch, batch2=batch)
-    problem = assemble(bed.model, algorithm, run, DataFacts(bed.federation.positive_share(run.weighting)))
+    problem = assemble(bed.model, algorithm, run, bed.federation.facts(run.weighting))
     together = (cohort or len(bed.federation.parts)) > 1
     engine = simulator(problem, bed.federation, vectorised if together else loop)
     engine.drawing = WithReplacement(bed.federation, engine.reading, engine.schedule)
