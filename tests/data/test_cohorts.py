@@ -104,8 +104,11 @@ def test_all_else_is_as_it_was(weighting, cohort):
     assert sampling.cohort(3, 9, 6, 2).tolist() == sorted(rng.choice(6, 2, replace=False))
 
 
-@pytest.mark.parametrize("algorithm", [FeDXL2(partial_auc(), lr=0.3, level="free"), LocalSGD(lr=0.3), CODASCA(lr=0.3)],
-                         ids=["fedxl2", "local_sgd", "codasca"])  # fmt: skip
+@pytest.mark.parametrize(
+    "algorithm",
+    [FeDXL2(partial_auc(), lr=0.3, level="free"), LocalSGD(lr=0.3), CODASCA(lr=0.3)],
+    ids=["fedxl2", "local_sgd", "codasca"],
+)
 @pytest.mark.parametrize("cohort", [2, 3], ids=["nobody is certain", "one is certain"])
 def test_the_average_step_is_that_of_all_clients(algorithm, cohort, network):
     """The same state, every cohort, weighted by its probability: the model moves as if all had taken part."""
