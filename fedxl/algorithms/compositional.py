@@ -21,6 +21,7 @@ from fedxl.algorithms.level import Level, balanced, guarded
 from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState, Share
 from fedxl.errors import require, unknown
 from fedxl.models import Score, Weights
+from fedxl.risks import belongs
 from fedxl.risks.saturation import saturated_outputs
 
 WEIGHTS_AND_G = "change of weights and G"
@@ -165,7 +166,14 @@ class Compositional(Descent[S, ClientEstimates, U]):
 
         Not at a client with one class: the level and the spread of one class are what it has learned.
         """
-        return self.risk.link(torch.where(both > 0, guarded(h, size1), h) if self.guards else h)
+        return self.risk.link(torch.where(both > 0, guarded(h, h[:size1], h[size1:]), h) if self.guards else h)
+
+    def shown(self, h: Tensor, labels: Tensor) -> Tensor:
+        """Outputs of examples with these labels, as the risk sees them before its link."""
+        if not self.guards:
+            return h
+        first, second = (belongs(labels, side) for side in self.risk.sides)
+        return guarded(h, h[first], h[second])
 
     @property
     def guards(self) -> bool:

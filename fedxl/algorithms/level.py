@@ -29,13 +29,13 @@ MOST_LEVEL = 1.0
 TINY = 1e-12
 
 
-def guarded(h: Tensor, size1: int) -> Tensor:
-    """Outputs [B1 + B2] with their spread scaled down to MOST_SPREAD and their level moved to within MOST_LEVEL.
+def guarded(h: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Outputs with their spread scaled down to MOST_SPREAD and their level moved to within MOST_LEVEL.
 
+    Level and spread are those of the outputs of S1 and of S2, which count the same, however many there are.
     Unchanged within these limits. Beyond them no gradient moves the level, or the spread, any further.
     """
-    first, second = h[:size1], h[size1:]
-    mean = 0.5 * (first.mean(0) + second.mean(0))  # S1 and S2 count the same, however many examples they have
+    mean = 0.5 * (first.mean(0) + second.mean(0))
     variance = 0.5 * ((first - mean).square().mean(0) + (second - mean).square().mean(0))
     spread = torch.sqrt(variance + TINY)
     return (h - mean) * (MOST_SPREAD / spread).clamp(max=1) + mean.clamp(-MOST_LEVEL, MOST_LEVEL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ class Evaluator:
     metrics: Sequence[NamedMetric]  # besides the risk; none where scores are vectors
     dtype: torch.dtype
     precision: str = "fp32"
+    shown: Callable[[Tensor, Tensor], Tensor] | None = None  # outputs and labels -> what the risk sees; None: outputs
 
     def scores(self, weights: Weights, source: Source) -> Tensor:
         """Raw outputs [n, *d] for all examples of a source."""
@@ -43,7 +44,8 @@ class Evaluator:
 
     def metrics_of(self, h: Tensor, labels: Tensor) -> dict[str, float]:
         """Metrics of scores need one score an example; the risk is always there."""
-        risk = {"risk": float(self.risk.value(h, labels))}
+        seen = self.shown(h, labels) if self.shown else h
+        risk = {"risk": float(self.risk.value(seen, labels))}
         if self.risk.score_shape:
             return risk
         return metrics.judge(self.metrics, h.double().cpu().numpy(), labels.cpu().numpy()) | risk

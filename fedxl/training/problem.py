@@ -72,7 +72,8 @@ class Problem:
         # Never in half precision, in which many scores would be tied.
         exact = "fp32" if self.settings.precision == "fp32" else "tf32"
         metrics = asked_for(self.risk, self.select, self.settings.fpr, self.settings.metrics)
-        return Evaluator(scorer(self.model, False), self.risk, metrics, self.dtype, exact)
+        shown = getattr(self.algorithm, "shown", None)  # an algorithm may optimise the risk of other scores
+        return Evaluator(scorer(self.model, False), self.risk, metrics, self.dtype, exact, shown)
 
     def assignment(self, share: Share) -> Assignment:
         """What a client with this share does in a round."""

@@ -38,14 +38,14 @@ def outputs(level: float, spread: float, size1: int = 5, size2: int = 7) -> torc
 
 def test_a_guard_changes_nothing_within_its_limits():
     h = outputs(level=0.7, spread=0.3)
-    torch.testing.assert_close(guarded(h, 5), h, rtol=0, atol=1e-15)
+    torch.testing.assert_close(guarded(h, h[:5], h[5:]), h, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(("level", "spread"), [(80.0, 0.2), (-80.0, 50.0), (0.1, 1e4), (3e4, 1e4)])
 def test_guarded_outputs_stay_where_a_sigmoid_passes_gradient(level, spread):
     """And their order is that of the outputs."""
     h = outputs(level, spread).requires_grad_()
-    seen = guarded(h, 5)
+    seen = guarded(h, h[:5], h[5:])
     a, b = seen.detach()[:5], seen.detach()[5:]
     mean = 0.5 * (a.mean() + b.mean())
     variance = 0.5 * ((a - mean).square().mean() + (b - mean).square().mean())
@@ -274,6 +274,20 @@ def test_executors_agree(options, risk):
     for other in states[1:]:
         for name, leaf in states[0].items():
             torch.testing.assert_close(leaf, other[name], rtol=0, atol=1e-11, equal_nan=True)
+
+
+def test_the_reported_risk_is_that_of_the_scores_that_are_optimised():
+    """Outputs far from 0 are no reason for a risk of constant scores, if the guard shows them nearer."""
+    clients = make_clients([(20, 20)] * 2, seed=1)
+    model = nn.Linear(5, 1)
+    nn.init.constant_(model.bias, 50.0)
+    sizes = {"rounds": 1, "local_steps": 1, "batch1": 4, "batch2": 4, "lr": 1e-9, "validation": clients[0]}
+    risks = {
+        level: fit_named(model, clients, partial_auc(), level=level, **sizes).metrics["validation"]["risk"]
+        for level in ("free", "even")
+    }
+    assert risks["free"] == pytest.approx(1.0, abs=1e-6)
+    assert abs(risks["even"] - 1) > 0.01
 
 
 def test_plain_is_one_setting_away():
