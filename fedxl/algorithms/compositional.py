@@ -155,8 +155,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
         d = self.conserved(d, size1, work)
         (gradient,) = back(d)
         G = self.blended(work.G, gradient)
-        step, moved = self.paced(G, gradient, d, work)
-        params = self.descend(work.weights.params, step, work.step)
+        pace, moved = self.paced(G, gradient, d, work)
+        params = self.descend(work.weights.params, G, work.step, pace)
         u = work.u if self.risk.linear else self.remember(work, batch.rows, before, new)
         after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved)
         return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
@@ -188,9 +188,9 @@ class Compositional(Descent[S, ClientEstimates, U]):
 
     def paced(
         self, G: dict[str, Tensor], gradient: dict[str, Tensor], d: Tensor, work: PairWork
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """G as this client follows it, and how far its level has moved then."""
-        return G, work.moved.clone()
+    ) -> tuple[Tensor | None, Tensor]:
+        """By how much this client shortens its step (None: not), and how far its level has moved then."""
+        return None, work.moved
 
     def blended(self, G: dict[str, Tensor], gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         """(1 - beta) G + beta gradient."""

@@ -60,11 +60,14 @@ class Descent(Generic[Server, Client, Update]):
             rate = torch.where(step >= milestone, rate * self.decay, rate)
         return rate
 
-    def descend(self, params: dict[str, Tensor], G: dict[str, Tensor], step: Tensor) -> dict[str, Tensor]:
-        """params - learning rate * (G + weight_decay * params)."""
+    def descend(
+        self, params: dict[str, Tensor], G: dict[str, Tensor], step: Tensor, pace: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """params - pace * learning rate * (G + weight_decay * params); no pace: 1."""
         if self.weight_decay:
             G = tree.map(lambda g, w: torch.add(g, w, alpha=self.weight_decay), G, params)
         rate = self.rate(step, next(iter(params.values())).dtype)
+        rate = rate if pace is None else rate * pace
         if isinstance(rate, float):
             return tree.map(lambda w, g: torch.add(w, g, alpha=-rate), params, G)
         back = -rate

@@ -171,17 +171,16 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def paced(
         self, G: dict[str, Tensor], gradient: dict[str, Tensor], d: Tensor, work: PairWork
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """All of G at a client with both classes; at one with one class nothing, or until its level has moved far."""
+    ) -> tuple[Tensor | None, Tensor]:
+        """Whole steps at a client with both classes; at one with one class none, or until its level has moved far."""
         if self.with_one_class == "lend":
-            return tree.map(lambda leaf: leaf * work.both, G), work.moved.clone()
+            return work.both, work.moved
         if self.with_one_class != "train" or not self.reach:
-            return G, work.moved.clone()
+            return None, work.moved
         along = torch.stack([(gradient[name] * G[name]).sum() for name in G]).sum()
         descent = self.rate(work.step, d.dtype) * along
         scale, moved = pace(d, descent, work.moved, self.reach)
-        scale = torch.where(work.both > 0, torch.ones_like(scale), scale)
-        return tree.map(lambda leaf: leaf * scale, G), moved
+        return torch.where(work.both > 0, torch.ones_like(scale), scale), moved
 
     def score_fresh(self, score: Score, work: PairWork, u: Tensor, batch: Batch) -> ScoreTrace:
         """Scores of the fresh points, by the model before the step; u of one never visited is its first estimate."""

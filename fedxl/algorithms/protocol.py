@@ -69,9 +69,8 @@ class PoolWeights(NamedTuple):
 
     first: Tensor
     second: Tensor
-    owners: tuple[Tensor, Tensor] | None = (
-        None  # whose each entry is, where nobody is to draw its own; None: anyone may
-    )
+    # Whose each entry is, where nobody is to draw its own; None: anyone may draw any.
+    owners: tuple[Tensor, Tensor] | None = None
 
 
 class DataFacts(NamedTuple):

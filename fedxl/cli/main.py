@@ -64,6 +64,12 @@ def main() -> None:
         sys.exit(2)
 
 
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; repeatable."),
+]
+
+
 @app.command()
 def demo(
     seeds: Annotated[int, typer.Option(help="How many runs of each algorithm to average.")] = 3,
@@ -80,10 +86,7 @@ def demo(
 @app.command()
 def train(
     config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; repeatable."),
-    ] = None,
+    overrides: Overrides = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="The run's folder; a new one under runs/ by default.")
     ] = None,
@@ -122,10 +125,7 @@ def report(
 @app.command()
 def advise(
     config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; repeatable."),
-    ] = None,
+    overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: facts, settings, lines and flags.")] = False,
 ) -> None:
     """Which algorithm, weighting, norm, local steps and rate fit the sites of a config, by their counts."""

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load, save
 
+from fedxl import tree
 from fedxl.config.experiment import Config, execute
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.provision.settings import ServerFile, ServerSettings, SiteFile, SiteSettings
@@ -114,3 +116,11 @@ def deployed(
 
 def simulated(experiment: Config) -> Result:
     return execute(experiment, hooks=QUIET)
+
+
+def assert_same(found: Result, expected: Result) -> None:
+    """The whole state of the server, to the last bit."""
+    mine, theirs = tree.pack(found.server), tree.pack(expected.server)
+    assert mine.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(mine[name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
