@@ -53,8 +53,10 @@ class Descent(Generic[Server, Client, Update]):
 
     def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor | float:
         """The learning rate at a step; a plain number if there are no milestones."""
-        if not self.milestones:
-            return float(self.lr)
+        return self.falling(step, dtype) if self.milestones else float(self.lr)
+
+    def falling(self, step: Tensor, dtype: torch.dtype) -> Tensor:
+        """The learning rate at a step, as a tensor, whether it falls or not."""
         rate = torch.full_like(step, self.lr, dtype=dtype)
         for milestone in self.milestones:
             rate = torch.where(step >= milestone, rate * self.decay, rate)
@@ -66,8 +68,9 @@ class Descent(Generic[Server, Client, Update]):
         """params - pace * learning rate * (G + weight_decay * params); no pace: 1."""
         if self.weight_decay:
             G = tree.map(lambda g, w: torch.add(g, w, alpha=self.weight_decay), G, params)
-        rate = self.rate(step, next(iter(params.values())).dtype)
-        rate = rate if pace is None else rate * pace
+        dtype = next(iter(params.values())).dtype
+        # A rate of 1 as a plain number would vanish from a compiled step, and cost it a program of its own.
+        rate = self.rate(step, dtype) if pace is None else self.falling(step, dtype) * pace
         if isinstance(rate, float):
             return tree.map(lambda w, g: torch.add(w, g, alpha=-rate), params, G)
         back = -rate
