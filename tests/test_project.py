@@ -21,6 +21,7 @@ LAYERS = [
     {"files", "tree", "options", "toml", "registry"},
     {"wire", "sampling"},
     {"risks", "models", "metrics"},
+    {"evaluation"},
     {"algorithms"},
     {"data"},
     {"engine"},

@@ -32,7 +32,8 @@ def npz(path: str) -> Splits:
     # Clients are renumbered from 0, in the order of the given numbers.
     order = np.argsort(client, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
-    return Splits(Federation(source, parts), *(_split(arrays, name, path) for name in ("validation", "test")))
+    names = [str(client[part[0]]) for part in parts]
+    return Splits(Federation(source, parts), _split(arrays, "validation", path), _split(arrays, "test", path), names)
 
 
 def _split(arrays: dict[str, np.ndarray], name: str, path: str) -> Split | None:

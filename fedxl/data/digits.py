@@ -90,8 +90,12 @@ def digits(
     y = torch.from_numpy(corrupt(y.numpy(), flipped, generator(seed, Purpose.DATA, 0, Stream.CORRUPT)))
     (x, y), parts = only_first(present, (x, y), parts)
     federation = Federation(TensorSource(x, y), parts)
-    held_back = (Split(*seen(which, rng.integers(clients, size=len(which)))) for which in (validation, test))
-    return Splits(federation, *held_back)
+
+    def held_back(which: Indices) -> Split:
+        at = rng.integers(clients, size=len(which))
+        return Split(*seen(which, at), at)
+
+    return Splits(federation, held_back(validation), held_back(test))
 
 
 def _stratified(indices: Indices, labels: Indices, share: float, rng: np.random.Generator) -> tuple[Indices, Indices]:

@@ -98,12 +98,15 @@ class Split(NamedTuple):
 
     x: Tensor
     y: Tensor
+    sites: Indices | None = None  # the client that each example is from, if that is known
+    rows: Sequence[str] = ()  # what identifies each example where it is from, if that is known
 
 
 class Splits(NamedTuple):
     train: Federation
     validation: Split | None
     test: Split | None
+    names: Sequence[str] = ()  # of the clients; empty: they have numbers alone
 
 
 def from_arrays(clients: Iterable[tuple[Tensor, Tensor]]) -> Federation:

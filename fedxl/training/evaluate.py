@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fedxl import metrics, registry
+from fedxl.data.federation import Split
 from fedxl.data.source import Source, checked, floats_as
 from fedxl.errors import require, unknown
+from fedxl.evaluation.scored import Scored
 from fedxl.metrics import METRICS, Item, NamedMetric
 from fedxl.models import Score, Weights
 from fedxl.models.precision import PRECISIONS, products
 from fedxl.risks import XRisk
+from fedxl.sampling import Indices
 
 BATCH = 4096
 Pair = tuple[Tensor, Tensor]
@@ -56,6 +59,14 @@ class Evaluator:
         return {m.name: m.metric.range for m in self.metrics} | {"risk": METRICS["risk"].range}
 
 
+class Origin(NamedTuple):
+    """Where the examples of a split are from, as far as it is known."""
+
+    sites: Indices | None = None  # an index into `names`
+    names: Sequence[str] = ()
+    rows: Sequence[str] = ()  # what identifies each example
+
+
 @dataclass(frozen=True)
 class Findings:
     """The metrics of an evaluation, and its scores and labels where they are known here."""
@@ -64,6 +75,14 @@ class Findings:
     scores: Tensor | None = field(default=None, repr=False)
     labels: Tensor | None = field(default=None, repr=False)
     remarks: Mapping[str, Any] = field(default_factory=dict)  # for the metrics row
+    origin: Origin = field(default_factory=Origin)
+
+    def scored(self) -> Scored | None:
+        """Its scores for reports; None where they are not known here, or are vectors."""
+        if self.scores is None or self.labels is None or self.scores.ndim != 1:
+            return None
+        h, y = self.scores.double().cpu().numpy(), self.labels.to(torch.int64).cpu().numpy()
+        return Scored(h, y, self.origin.sites, tuple(self.origin.names), tuple(self.origin.rows))
 
 
 class Examiner(Protocol):
@@ -82,6 +101,7 @@ class HeldBack:
 
     evaluator: Evaluator
     sources: Mapping[str, Source]
+    origins: Mapping[str, Origin] = field(default_factory=dict)
 
     @property
     def splits(self) -> Collection[str]:
@@ -90,17 +110,18 @@ class HeldBack:
     def examine(self, weights: Weights, split: str) -> Findings:
         labels = self.sources[split].labels
         scores = self.evaluator.scores(weights, self.sources[split])
-        return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
+        origin = self.origins.get(split, Origin())
+        return Findings(self.evaluator.metrics_of(scores, labels), scores, labels, origin=origin)
 
 
-def held_back(pairs: Mapping[str, Pair | None], probe: Tensor) -> dict[str, Source]:
+def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor) -> dict[str, Source]:
     """Sources of the splits that there are, on the device of `probe`, an example as clients have them."""
     sources: dict[str, Source] = {}
     for name, pair in pairs.items():
         if pair is None:
             continue
-        require(isinstance(pair, (tuple, list)) and len(pair) == 2, f"{name} must be a pair (x, y)")
-        source = checked(*pair, name).to(probe.device)
+        x, y = pair[:2] if isinstance(pair, Split) else _pair(pair, name)
+        source = checked(x, y, name).to(probe.device)
         seen = source.fetch(torch.tensor([0], device=probe.device))
         require(
             seen.shape[1:] == probe.shape[1:],
@@ -108,6 +129,20 @@ def held_back(pairs: Mapping[str, Pair | None], probe: Tensor) -> dict[str, Sour
         )
         sources[name] = source
     return sources
+
+
+def _pair(pair: Any, name: str) -> Pair:
+    require(isinstance(pair, (tuple, list)) and len(pair) == 2, f"{name} must be a pair (x, y)")
+    return pair[0], pair[1]
+
+
+def origins(pairs: Mapping[str, Pair | Split | None], clients: Sequence[str]) -> dict[str, Origin]:
+    """Where the examples of each split are from, where the splits say so; `clients` are the names."""
+    return {
+        name: Origin(split.sites, clients if split.sites is not None else (), split.rows)
+        for name, split in pairs.items()
+        if isinstance(split, Split)
+    }
 
 
 def asked_for(risk: XRisk, select: str, fprs: Sequence[float], more: Sequence[Item] = ()) -> list[NamedMetric]:

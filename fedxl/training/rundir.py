@@ -1,4 +1,7 @@
-"""A run's folder: config.toml, metrics.jsonl, checkpoints/ and model.safetensors. Only one process writes to it."""
+"""A run's folder: config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz and model.safetensors.
+
+Only one process writes to it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedxl.errors import UserError
+from fedxl.evaluation import scored
+from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically
 from fedxl.metrics import COUNTS
 from fedxl.training.checkpoint import Checkpoint, load_latest, save_checkpoint
 
+SCORES = "scores.npz"
 LARGEST = 2**53  # of whole numbers in a metrics row; no run counts further
 
 
@@ -75,6 +81,11 @@ class RunDir:
         kept = [r for r in records if r["round"] <= round and regular(r["round"]) and "test" not in r]
         self.write(self.metrics.name, "".join(json.dumps(plain(record)) + "\n" for record in kept))
         return kept, [f"{unreadable} unreadable line(s) in {self.metrics.name} left out"] if unreadable else []
+
+    def save_scores(self, splits: Mapping[str, Scored]) -> None:
+        """The chosen model's scores on data that were held back, which reports are made from."""
+        if splits:
+            self._guard(lambda: scored.save(self.path / SCORES, dict(splits)))
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         """The chosen weights under the model's own names, for `load_state_dict`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
@@ -14,14 +14,16 @@ from torch import Tensor, nn
 
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm
-from fedxl.data.federation import Federation, weigh
+from fedxl.data.federation import Federation, Split, weigh
 from fedxl.data.source import fingerprint, floats_as
 from fedxl.digest import add_tensor
 from fedxl.engine.choose import choose, executor, possible
 from fedxl.engine.group import Executor
 from fedxl.engine.simulator import Simulator
+from fedxl.errors import require
 from fedxl.models import check_output, weights_of
-from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back
+from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
+from fedxl.training.members import members, numbered
 from fedxl.training.problem import Problem, assemble, check_data
 from fedxl.training.settings import Settings
 
@@ -35,11 +37,18 @@ class Simulation:
         federation: Federation,
         algorithm: AnyAlgorithm,
         settings: Settings,
-        pairs: Mapping[str, Pair | None],
+        pairs: Mapping[str, Pair | Split | None],
         announce: Callable[[str], None],
         sections: Mapping[str, Any] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
-        """pairs: validation and test data. sections: the tables of a config, which a resumed run must match."""
+        """pairs: validation and test data. sections: the tables of a config, which a resumed run must match.
+
+        names: of the clients, if they have any.
+        """
+        require(len(names) in (0, len(federation.parts)), f"{len(federation.parts)} clients have {len(names)} names")
+        self.names = tuple(names) or numbered(len(federation.parts))
+        self.members = members(self.names, federation.holdings())
         centralized = bool(getattr(algorithm, "centralized", False))
         self.federation = federation.pooled() if centralized else federation
         facts = self.federation.facts(settings.weighting)
@@ -68,12 +77,12 @@ class Simulation:
             self.announce(f"executor: {name} ({why})")
         return executor(name, run.compile, self.announce)
 
-    def _examiner(self, pairs: Mapping[str, Pair | None]) -> HeldBack:
+    def _examiner(self, pairs: Mapping[str, Pair | Split | None]) -> HeldBack:
         found, sources = self.problem.evaluator, held_back(pairs, self.probe)
         if "validation" in sources:
             check_selection(self.problem.select, found, sources["validation"])
         train = {"train": self.engine.source} if self.problem.settings.train_metrics else {}
-        return HeldBack(found, sources | train)
+        return HeldBack(found, sources | train, origins(pairs, self.names))
 
     @cached_property
     def description(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from fedxl import sampling, tree
 from fedxl.algorithms.protocol import AnyAlgorithm, ServerState
 from fedxl.errors import DivergedError, UserError, require
+from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
 from fedxl.training.checkpoint import Checkpoint
-from fedxl.training.evaluate import Examiner, better_at_common_sites, value_of
+from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites, value_of
 from fedxl.training.health import COLLAPSED, Watch
+from fedxl.training.members import ABOUT, Member, about
 from fedxl.training.problem import Problem
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
 from fedxl.training.rundir import RunDir
@@ -50,10 +52,16 @@ class Result:
     metrics: dict[str, dict[str, float]]  # by split: validation (of the best round) and test
     history: list[dict[str, Any]]  # a metrics row for each evaluation
     seconds: float  # since the run began, without interruptions
-    test_scores: tuple[Floats, Floats] | None = field(default=None, repr=False)  # raw scores and labels
+    scored: dict[str, Scored] = field(default_factory=dict, repr=False)  # its scores by split, where they are known
     traffic: Traffic | None = None  # bytes that a client receives and sends in a round
     interrupted: bool = False  # whether it was stopped before its last round
     server: ServerState | None = field(default=None, repr=False)  # the state after the last round
+
+    @property
+    def test_scores(self) -> tuple[Floats, Floats] | None:
+        """Raw scores and labels of the test data."""
+        test = self.scored.get("test")
+        return None if test is None else (test.scores, test.labels.astype(np.float64))
 
 
 class Progress(NamedTuple):
@@ -109,6 +117,10 @@ class Trainable(Protocol):
     cohort: int
 
     @property
+    def members(self) -> Sequence[Member]:
+        """Who takes part."""
+
+    @property
     def description(self) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
 
@@ -128,6 +140,8 @@ def train(
     with RunDir(out, resume) as folder:
         for name, text in (files or {}).items():
             folder.write(name, text)
+        if not resume:
+            folder.write(ABOUT, about(task.description, task.members))
         return Trainer(task, hooks, folder, resume).train()
 
 
@@ -144,6 +158,7 @@ class Trainer:
         self.evaluating = 0.0  # of these seconds
         self.traffic: Traffic | None = None
         self.history: list[dict[str, Any]] = []
+        self.found: Findings | None = None  # of the best round on the validation data; None after a resumption
         self.watch = Watch(self.algorithm, hooks.say)
         if folder and resume:
             checkpoint, complaints = folder.load()
@@ -200,16 +215,16 @@ class Trainer:
         task, weights = self.task, self.server.weights
         record: dict[str, Any] = {"round": self.round, "steps": int(self.server.step), "seconds": self.seconds}
         record["training_seconds"] = self._elapsed() - self.evaluating
-        h, labels = None, None
+        h, labels, latest = None, None, None
         for name in ("train", "validation"):
             if name in task.examiner.splits:
                 found = task.examiner.examine(weights, name)
                 record |= {**({name: found.metrics} if found.metrics else {}), **found.remarks}
-                h, labels = found.scores, found.labels
+                h, labels, latest = found.scores, found.labels, found if name == "validation" else None
         record |= task.engine.remarks() | self.watch(self.server, self.round, h, labels)
         value = self._value(record)
         if self._better(value, record):
-            self.best, self.best_round, self.best_value = weights, self.round, value
+            self.best, self.best_round, self.best_value, self.found = weights, self.round, value, latest
         self.history.append(record)
         if self.folder:
             self.folder.append(record)
@@ -300,15 +315,16 @@ class Trainer:
         record = next((record for record in self.history if record["round"] == best_round), {})
         model = load(self.problem.model, chosen).eval()
         test: dict[str, float] = {}
-        test_scores = None
+        scored: dict[str, Scored | None] = {}
         if not interrupted:
+            scored["validation"] = self._validated(chosen)
             final = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
             if "test" in task.examiner.splits:
                 found = task.examiner.examine(chosen, "test")
                 test, final = found.metrics, {**final, **found.remarks}
-                if found.scores is not None and found.labels is not None:
-                    test_scores = found.scores.double().cpu().numpy(), found.labels.double().cpu().numpy()
+                scored["test"] = found.scored()
             if self.folder:
+                self.folder.save_scores({name: each for name, each in scored.items() if each is not None})
                 self.folder.save_model(model.state_dict())
                 self.folder.append({**final, "test": test})
         return Result(
@@ -318,11 +334,18 @@ class Trainer:
             metrics={"validation": record.get("validation", {}), "test": test},
             history=self.history,
             seconds=self.seconds,
-            test_scores=test_scores,
+            scored={name: each for name, each in scored.items() if each is not None},
             traffic=self.traffic,
             interrupted=interrupted,
             server=self.server,
         )
+
+    def _validated(self, chosen: Weights) -> Scored | None:
+        """The chosen model's scores on validation data; a run resumed after its best round computes them again."""
+        if "validation" not in self.task.examiner.splits:
+            return None
+        found = self.found or self.task.examiner.examine(chosen, "validation")
+        return found.scored()
 
 
 def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: AnyAlgorithm) -> None:

@@ -39,6 +39,8 @@ def test_train_leaves_everything_in_a_new_folder(finished):
         ".lock",
         "config.toml",
         "metrics.jsonl",
+        "run.json",
+        "scores.npz",
         "model.safetensors",
         "checkpoints",
     }

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedxl import wire
@@ -16,7 +17,7 @@ from fedxl.deploy.server.directory import Directory
 from fedxl.errors import first_line, printable
 from fedxl.metrics import COUNTS
 from fedxl.models import Weights
-from fedxl.training.evaluate import Evaluator, Findings, pairs_in, value_of
+from fedxl.training.evaluate import Evaluator, Findings, Origin, pairs_in, value_of
 from fedxl.wire import RefusedError
 
 SiteFinding = Findings | str  # or why there is none
@@ -106,7 +107,7 @@ class SiteExaminer:
             )
             return Findings({}, remarks=remarks)
         remarks[f"{split}_from"] = f"{'scores' if scored else 'metrics'} of {', '.join(sorted(reported))}"
-        return Findings(found.metrics, found.scores, found.labels, remarks)
+        return Findings(found.metrics, found.scores, found.labels, remarks, found.origin)
 
     def _pooled(self, reported: Mapping[str, Findings]) -> Findings | None:
         scores = [found.scores for found in reported.values() if found.scores is not None]
@@ -115,7 +116,8 @@ class SiteExaminer:
             return None
         h, y = torch.cat(scores), torch.cat(labels)
         values = self.evaluator.metrics_of(h, y)
-        return None if math.isnan(value_of(values, self.select)) else Findings(values, h, y)
+        origin = Origin(np.repeat(np.arange(len(scores)), list(map(len, scores))), list(reported))
+        return None if math.isnan(value_of(values, self.select)) else Findings(values, h, y, origin=origin)
 
     def _mean(self, reported: Mapping[str, Findings]) -> Findings | None:
         """Of those who have the metric that is asked for: with one class at a site there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_back
+from fedxl.training.members import Member
 from fedxl.training.problem import Problem, check_data
 from fedxl.training.simulation import flattened
 from fedxl.training.trainer import Hooks, Result, train
@@ -34,6 +35,7 @@ class ServerTask:
     examiner: Examiner
     num_clients: int
     cohort: int
+    members: Sequence[Member]
     description: dict[str, Any]
 
 
@@ -86,8 +88,13 @@ def _task(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> ServerT
         examiner=_examiner(engine, config, shape),
         num_clients=len(sites),
         cohort=problem.settings.cohort,
+        members=[_member(name, engine.directory.facts[name]) for name in sites],
         description=_described(config, engine),
     )
+
+
+def _member(name: str, facts: SiteFacts) -> Member:
+    return Member(name, facts.positives, facts.negatives)
 
 
 def _examiner(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> Examiner:
