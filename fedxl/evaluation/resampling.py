@@ -83,7 +83,8 @@ def measured(metric: metrics.NamedMetric, scores: Floats, labels: Ints) -> Stati
         true, both = np.cumsum(np.where(positive, each, 0.0), axis=1), np.cumsum(each, axis=1)
         if tied:
             true, both = true[:, ranked.ends], both[:, ranked.ends]
-        return curve(both - true, true, *extra)
+        # BCa counts draws below the observed value, and halves ties: rounding must not decide which is which.
+        return np.round(curve(both - true, true, *extra), 12)
 
     return statistic
 
