@@ -68,7 +68,7 @@ def save(path: Path, splits: dict[str, Scored]) -> None:
 def load(path: Path) -> dict[str, Scored]:
     """What `save` wrote; nothing if there is no such file."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {
                 name.removesuffix("_scores"): _scored(arrays, name.removesuffix("_scores"))
                 for name in arrays.files
