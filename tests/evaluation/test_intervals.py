@@ -155,7 +155,7 @@ def test_many_draws_at_once_are_the_metric_of_each(name, tied):
     assert named.metric.compute in CURVES
     rng, total = np.random.default_rng(0), len(labels)
     weights = np.stack([rng.multinomial(total, np.full(total, 1 / total)) for _ in range(20)]).astype(np.float64)
-    found = measured(named, scores, labels)(weights)
+    found = measured(named, scores, labels)(weights[:, labels == 1], weights[:, labels == 0])
     for value, row in zip(found, weights, strict=True):
         chosen = np.repeat(np.arange(total), row.astype(int))
         assert value == pytest.approx(named.value(scores[chosen], labels[chosen]), rel=1e-12)
