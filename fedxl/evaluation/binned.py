@@ -8,8 +8,10 @@ bounds are those of the best and of the worst order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,7 @@ from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish, split
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-DRAWS = 200  # of noise, for the standard error that it causes
+DRAWS = 100  # of noise, for the standard error that it causes
 
 
 class Bounded(NamedTuple):
@@ -150,7 +152,7 @@ class Binned:
         """Scores and labels with these counts: each score in the middle of its bin. For calibration, for example."""
         ends = np.concatenate((self.edges[:1], self.edges, self.edges[-1:]))
         middles = (ends[1:] + ends[:-1]) / 2  # of an open bin, its edge
-        sides = [np.repeat(middles, _rounded(counts)) for counts in self._likely]
+        sides = [np.repeat(middles, rounded(counts)) for counts in self._likely]
         labels = np.repeat([1, 0], list(map(len, sides)))
         return np.concatenate(sides), labels.astype(np.int64)
 
@@ -164,23 +166,22 @@ class Binned:
 
     # Noise
 
-    @property
+    @cached_property
     def _likely(self) -> tuple[Floats, Floats]:
         """The counts; with noise, likely ones that are not negative and have the same sum."""
         sides = (self.positives.astype(np.float64), self.negatives.astype(np.float64))
         return (_without_noise(sides[0]), _without_noise(sides[1])) if self.noise else sides
 
-    def noise_error(self, metric: Callable[[Binned], float], draws: int = DRAWS, seed: int = 0) -> float:
-        """The standard error of a metric that noise causes, by adding as much once more, many times."""
-        if not self.noise:
-            return 0.0
-        rng, shape = np.random.default_rng(seed), (2, len(self.positives))
-        found = []
-        for _ in range(draws):
-            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=shape)).astype(np.int64)
-            sides = [_rounded(side) + more for side, more in zip(self._likely, noise, strict=True)]
-            found.append(metric(replace(self, positives=sides[0], negatives=sides[1])))
-        return float(np.std(found))
+    def with_noise_again(self, seed: int = 0) -> Iterator[Binned]:
+        """Without end: likely counts with as much noise once more, to see what noise does to a metric."""
+        rng, likely = np.random.default_rng(seed), [rounded(side) for side in self._likely]
+        while True:
+            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives))))
+            yield replace(
+                self,
+                positives=likely[0] + noise[0].astype(np.int64),
+                negatives=likely[1] + noise[1].astype(np.int64),
+            )
 
 
 UNKNOWN = Bounded(math.nan, math.nan, math.nan)
@@ -225,10 +226,10 @@ def judge(metrics: Iterable[NamedMetric], found: Binned) -> dict[str, Bounded]:
     return {metric.name: _value(metric, found) for metric in known}
 
 
-def noise_errors(metrics: Iterable[NamedMetric], found: Binned) -> dict[str, float]:
+def noise_errors(metrics: Sequence[NamedMetric], found: Binned, draws: int = DRAWS) -> dict[str, float]:
     """The standard errors of the same metrics that noise causes."""
-    known = [metric for metric in metrics if split(metric.name)[0] in FROM_COUNTS]
-    return {m.name: found.noise_error(lambda again, m=m: _value(m, again).value) for m in known}  # type: ignore[misc]
+    each = [judge(metrics, again) for again in islice(found.with_noise_again(), draws)]
+    return {name: float(np.std([values[name].value for values in each])) for name in each[0]}
 
 
 def example_counts(found: Binned) -> dict[str, float]:
@@ -256,6 +257,6 @@ def _without_noise(counts: Floats) -> Floats:
     return np.diff(np.clip(sums, 0.0, total), prepend=0.0, append=total)
 
 
-def _rounded(counts: Floats) -> Ints:
+def rounded(counts: Floats) -> Ints:
     """Whole numbers whose running sums are those of the counts, rounded."""
     return np.diff(np.rint(np.cumsum(counts)), prepend=0.0).astype(np.int64)

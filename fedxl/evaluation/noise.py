@@ -26,10 +26,15 @@ Below = Callable[[int], int]  # a whole number from 0 up to, but not including, 
 
 
 def exactly(epsilon: float) -> Fraction:
-    """The number as it was written: 0.1 is one tenth, which no float is."""
+    """An epsilon as it was written: 0.1 is one tenth, which no float is."""
     known = math.isfinite(epsilon) and LEAST_EPSILON <= epsilon <= MOST_EPSILON
     require(known, f"epsilon must lie between {LEAST_EPSILON:g} and {MOST_EPSILON:g}, got {epsilon:g}")
-    return Fraction(repr(float(epsilon)))
+    return written(epsilon)
+
+
+def written(number: float) -> Fraction:
+    """A finite number as its shortest decimal form."""
+    return Fraction(repr(float(number)))
 
 
 def noise(epsilon: Fraction, count: int, below: Below = secrets.randbelow) -> npt.NDArray[np.int64]:
