@@ -20,7 +20,7 @@ from scipy.optimize import isotonic_regression
 from scipy.special import digamma
 
 from fedxl.errors import require
-from fedxl.evaluation.grid import Grid
+from fedxl.evaluation.grid import Grid, Spread
 from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish, split
 
 Floats = npt.NDArray[np.float64]
@@ -157,12 +157,11 @@ class Binned:
         return np.concatenate(sides), labels.astype(np.int64)
 
     def grid_around(self, bins: int) -> Grid:
-        """A grid for scores such as these, with narrow bins where most of them lie."""
-        scores, _ = self.as_scores()
-        low, centre, high = np.quantile(scores, [0.25, 0.5, 0.75]) if len(scores) else (0.0, 0.0, 0.0)
-        at = int(np.clip(np.searchsorted(self.edges, centre), 1, len(self.edges) - 1))
-        spread = float(max(high - low, self.edges[at] - self.edges[at - 1]))  # as good as it is known
-        return Grid(bins, float(centre), spread / 8, spread * 100)
+        """A grid for scores such as these, with narrow bins where most of them lie; needs at least one."""
+        found = Spread.of(self.as_scores()[0])
+        at = int(np.clip(np.searchsorted(self.edges, found.centre), 1, len(self.edges) - 1))
+        known = float(self.edges[at] - self.edges[at - 1])  # nobody sees further than this
+        return Grid.around(bins, Spread(found.centre, max(found.width, known)), reach=100)
 
     # Noise
 

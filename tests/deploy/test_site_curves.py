@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from fedxl import UserError, metrics
+from fedxl.algorithms.protocol import DataFacts
+from fedxl.config.experiment import build_problem
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
@@ -91,6 +93,32 @@ def test_the_run_keeps_the_curves_of_the_chosen_model(honest):
         above = exact.scores >= point.threshold
         assert point.sensitivity == pytest.approx(above[exact.labels == 1].mean(), abs=1e-12)
     assert not (folder / "server" / "run" / "scores.npz").exists()
+
+
+def test_bins_follow_from_pooled_scores_or_else_fit_any(honest, tmp_path):
+    """The pool before the first evaluation: with a sigmoid link, its scores are those of a sigmoid's outputs."""
+    grid = Grid.from_json(json.loads((honest[2] / "server" / "run" / "grids.json").read_text())["validation"])
+    problem, state = config("fedxl2", rounds=2, eval_every=1), honest[3].server
+    algorithm = build_problem(problem, (1, 8, 8), DataFacts(0.5, 0.5), torch.device("cpu")).algorithm
+    pool, outputs = state.pool, algorithm.pooled_outputs(state)
+    scores = torch.cat((pool.first.a, pool.second.b))
+    torch.testing.assert_close(torch.sigmoid(outputs), scores, rtol=1e-9, atol=1e-12)
+    centre, width = float(outputs.median()), float(outputs.quantile(0.75) - outputs.quantile(0.25))
+    assert grid.centre == pytest.approx(centre, abs=0.01)
+    assert grid.scale == pytest.approx(width / 8, rel=1e-6)
+    judged(tmp_path, experiment=config("local_sgd", rounds=2))
+    plain = json.loads((tmp_path / "server" / "run" / "grids.json").read_text())["validation"]
+    assert Grid.from_json(plain) == Grid()
+
+
+def test_a_curve_goes_through_records_as_it_is(honest):
+    pytest.importorskip("flwr", reason="needs fedxl[flower]")
+    from fedxl.deploy.protocol.records import from_records, to_records
+
+    for message in (honest[1].request, honest[1].answered[-1][1]):
+        found = from_records(to_records(message), 1.0)
+        assert found.facts == message.facts
+        assert all(torch.equal(found.tensors[name], tensor) for name, tensor in message.tensors.items())
 
 
 def test_scores_are_counted_by_the_server_where_others_disclose_curves(tmp_path, honest):

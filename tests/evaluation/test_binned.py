@@ -16,7 +16,7 @@ from fedxl import metrics
 from fedxl.errors import UserError
 from fedxl.evaluation import binned, curves
 from fedxl.evaluation.binned import Binned, count, pooled
-from fedxl.evaluation.grid import Grid
+from fedxl.evaluation.grid import Grid, Spread
 from fedxl.evaluation.noise import noise, variance
 
 METRICS = {
@@ -48,7 +48,7 @@ def example(n: int = 1000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_metrics_of_scores_lie_within_the_bounds_in_a_thousand_random_cases():
-    largest = dict.fromkeys(METRICS, 0.0)
+    ratios: dict[str, list[float]] = {name: [] for name in METRICS}
     for scores, labels, grid in cases(1000):
         found = count(grid.edges(), scores, labels)
         for name, (from_counts, exact) in METRICS.items():
@@ -58,8 +58,10 @@ def test_the_metrics_of_scores_lie_within_the_bounds_in_a_thousand_random_cases(
             assert low - ROUNDING <= value <= high + ROUNDING
             assert abs(true - value) <= bounded.bound + ROUNDING
             if bounded.bound > ROUNDING:
-                largest[name] = max(largest[name], abs(true - value) / bounded.bound)
-    assert all(0.9 < ratio < 1 + 1e-6 for ratio in largest.values()), f"bounds are reached, and kept: {largest}"
+                ratios[name].append(abs(true - value) / bounded.bound)
+    for name, each in ratios.items():  # for docs/deployment.md: pytest -s
+        print(f"{name}: error / bound at most {max(each):.3f}, median {np.median(each):.3f}, {len(each)} cases")
+        assert 0.9 < max(each) < 1 + 1e-6, "the bound is kept, and no larger than it must be"
 
 
 def test_the_value_is_the_metric_of_scores_that_are_equal_within_their_bin():
@@ -162,6 +164,13 @@ def test_a_grid_around_counts_bounds_more_tightly_wherever_scores_lie():
         for _ in range(3):
             first = count(first.grid_around(512).edges(), moved, labels)
         assert first.auroc().bound < 5e-3
+
+
+def test_a_grid_around_scores_is_one_whatever_they_are():
+    for scores in ([0.0], [5.0] * 9, [-1e4, 1e4], [1e4, 1e4 + 1e-9], [1e-9, 2e-9], [-745.0, 37.0]):
+        spread = Spread.of(np.array(scores, np.float32))
+        edges = Grid.around(512, spread, 1e4).edges()
+        assert edges[0] < min(scores) <= max(scores) < edges[-1]
 
 
 def test_numbers_that_are_none_count_as_lowest_and_infinite_ones_at_the_ends():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedxl.deploy.server.directory import Directory
 from fedxl.errors import first_line, printable
 from fedxl.evaluation import binned
 from fedxl.evaluation.binned import FROM_COUNTS, Binned
-from fedxl.evaluation.grid import Grid
+from fedxl.evaluation.grid import Grid, Spread
 from fedxl.metrics import COUNTS, key
 from fedxl.models import Weights
 from fedxl.training.evaluate import Evaluator, Findings, Origin, pairs_in, value_of
@@ -45,6 +45,7 @@ class SiteExaminer:
     select: str
     head: RunHeader
     grids: GridBook
+    pooled: Callable[[], Spread | None] = lambda: None  # where pooled scores lie, if it is known
 
     @property
     def splits(self) -> Collection[str]:
@@ -54,7 +55,7 @@ class SiteExaminer:
         settings, carrier = self.directory.settings, self.directory.carrier
         nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
         # Never rounded: it is this model that is judged.
-        grid = self.grids.grid(split)
+        grid = self.grids.grid(split, self.pooled())
         facts = {**self.head.facts, "split": split, "grid": json.dumps(grid.to_json())}
         request = Envelope(facts, wire.flatten(weights))
         replies: dict[str, SiteFinding] = dict.fromkeys(settings.sites, "it is not connected")
