@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from fedxl import metrics
 from fedxl.deploy.server.curves import FAR
-from fedxl.evaluation.binned import Binned, count, judge
+from fedxl.evaluation.binned import Binned, count, judge, pooled
 from fedxl.evaluation.grid import Grid, Spread
 from fedxl.evaluation.noise import noise, variance
 
 NAMED = metrics.resolve(["auroc", "pauc", "ap"], [0.3])
-EXAMPLES, DRAWS = 2000, 100
+EXAMPLES, DRAWS = 2000, 40
 
 
 def main() -> None:
@@ -28,10 +28,12 @@ def main() -> None:
     for bins, level in ((bins, level) for bins in (64, 128, 512, 2048) for level in (0, 5)):
         print(f"| {bins} | {level} | {' | '.join(bounds(bins, level))} |")
     print(f"\nNoise: mean error and standard error of AUROC over {DRAWS} draws, bins by counts\n")
-    print("| examples | epsilon | " + " | ".join(f"{bins} bins" for bins in (32, 64, 512)) + " |")
-    print("|---:|---:|---:|---:|---:|")
-    for examples, epsilon in ((n, e) for n in (1000, 10_000, 100_000) for e in ("0.1", "0.5", "1", "4")):
-        print(f"| {examples:,} | {epsilon} | {' | '.join(noisy(examples, epsilon))} |")
+    print("| sites | examples of each | epsilon | 32 bins | 64 bins | 512 bins |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    for sites, examples in ((1, 1000), (10, 1000), (10, 10_000)):
+        for epsilon in ("0.1", "1"):
+            cells = (noisy(sites, examples, epsilon, bins) for bins in (32, 64, 512))
+            print(f"| {sites} | {examples:,} | {epsilon} | {' | '.join(cells)} |", flush=True)
 
 
 def scored(examples: int, level: float = 0.0) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
@@ -51,19 +53,23 @@ def bounds(bins: int, level: float) -> Iterator[str]:
         yield " / ".join(f"{found.bound:.4f}" for found in each)
 
 
-def noisy(examples: int, epsilon: str) -> Iterator[str]:
-    scores, labels = scored(examples)
-    for bins in (32, 64, 512):
-        exact = count(count(Grid(bins).edges(), scores, labels).grid_around(bins).edges(), scores, labels)
-        errors = []
-        for _ in range(DRAWS):
-            more = noise(Fraction(epsilon), 2 * bins).reshape(2, bins)
-            found = Binned(
-                exact.edges, exact.positives + more[0], exact.negatives + more[1], variance(float(epsilon))
-            )
-            errors.append(found.auroc().value - exact.auroc().value)
-        lost = int(np.isnan(errors).sum())
-        yield f"{np.nanmean(errors):+.4f}, {np.nanstd(errors):.4f}" + (f" ({lost} lost)" if lost else "")
+def noisy(sites: int, examples: int, epsilon: str, bins: int) -> str:
+    scores, labels = scored(sites * examples)
+    edges = count(Grid(bins).edges(), scores, labels).grid_around(bins).edges()
+    each = [count(edges, scores[part::sites], labels[part::sites]) for part in range(sites)]
+    exact = pooled(each).auroc().value
+    errors = (
+        np.array([pooled([disclosed(part, epsilon) for part in each]).auroc().value for _ in range(DRAWS)]) - exact
+    )
+    lost = int(np.isnan(errors).sum())
+    return f"{np.nanmean(errors):+.4f}, {np.nanstd(errors):.4f}" + (f" ({lost} lost)" if lost else "")
+
+
+def disclosed(found: Binned, epsilon: str) -> Binned:
+    """A site's counts as the server adds them."""
+    more = noise(Fraction(epsilon), 2 * len(found.positives)).reshape(2, -1)
+    both = found.positives + more[0], found.negatives + more[1]
+    return Binned(found.edges, *both, variance(float(epsilon))).without_noise()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -171,15 +171,20 @@ class Binned:
         sides = (self.positives.astype(np.float64), self.negatives.astype(np.float64))
         return (_without_noise(sides[0]), _without_noise(sides[1])) if self.noise else sides
 
+    def without_noise(self) -> Binned:
+        """With likely counts, which are not negative, in place of noisy ones. Their noise stays on record."""
+        positives, negatives = map(rounded, self._likely)
+        return replace(self, positives=positives, negatives=negatives)
+
     def with_noise_again(self, seed: int = 0) -> Iterator[Binned]:
         """Without end: likely counts with as much noise once more, to see what noise does to a metric."""
-        rng, likely = np.random.default_rng(seed), [rounded(side) for side in self._likely]
+        rng, likely = np.random.default_rng(seed), self.without_noise()
         while True:
             noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives))))
             yield replace(
                 self,
-                positives=likely[0] + noise[0].astype(np.int64),
-                negatives=likely[1] + noise[1].astype(np.int64),
+                positives=likely.positives + noise[0].astype(np.int64),
+                negatives=likely.negatives + noise[1].astype(np.int64),
             )
 
 
@@ -256,6 +261,6 @@ def _without_noise(counts: Floats) -> Floats:
     return np.diff(np.clip(sums, 0.0, total), prepend=0.0, append=total)
 
 
-def rounded(counts: Floats) -> Ints:
+def rounded(counts: npt.NDArray[np.floating[Any]]) -> Ints:
     """Whole numbers whose running sums are those of the counts, rounded."""
     return np.diff(np.rint(np.cumsum(counts)), prepend=0.0).astype(np.int64)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +21,10 @@ from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.deploy.server.curves import read_curve
+from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.deploy.site import curve, requests
 from fedxl.deploy.site.curve import GRIDS, SPENT
+from fedxl.errors import RefusedError
 from fedxl.evaluation import curves
 from fedxl.evaluation.binned import pooled
 from fedxl.evaluation.grid import Grid
@@ -29,6 +34,7 @@ from tests.deploy.test_site_evaluation import Judging
 
 pytestmark = pytest.mark.usefixtures("impatient")
 OTHER_RUN = "f" * 16
+ROOT = Path(__file__).parents[2]
 
 
 class Recording(Judging):
@@ -322,6 +328,35 @@ def test_noise_is_no_way_to_count_for_more_than_was_approved(honest, request_to_
     [*_, (_, reply)] = honest[1].answered
     grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
     assert 400 < sum(read_curve(claim(reply), grid, 500).binned.totals()) <= 500
+
+
+def test_noise_is_no_way_to_take_away_what_others_count(honest, request_to_a):
+    claim = with_counts(lambda counts: counts - 60, epsilon=1.0, spent=1.0)
+    [*_, (_, reply)] = honest[1].answered
+    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
+    found = read_curve(claim(reply), grid, None).binned
+    assert found.positives.min() >= 0
+    assert found.totals()[0] == 0
+
+
+def test_counts_are_not_taken_for_vectors(honest, request_to_a):
+    examiner = SiteExaminer(None, SimpleNamespace(risk=SimpleNamespace(score_shape=(16,))), "-risk", None, None)
+    [*_, (name, reply)] = honest[1].answered
+    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
+    with pytest.raises(RefusedError, match="the risk pairs vectors"):
+        examiner._read(name, "test", grid, reply)
+
+
+def test_the_example_in_the_documentation_runs(honest, tmp_path, monkeypatch, capsys):
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deployment.md").read_text(), re.DOTALL)
+    (tmp_path / "hospitals").mkdir()
+    (tmp_path / "hospitals" / "server").symlink_to(honest[2] / "server")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["validation", "test"]
+    assert "Bounded(value=" in lines[1]
+    assert "EdgePoint(threshold=" in lines[1]
 
 
 def test_settings_are_checked():

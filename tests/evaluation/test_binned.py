@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn import metrics as reference
+from sklearn.calibration import calibration_curve
+from sklearn.linear_model import LogisticRegression
 
 from fedxl import metrics
 from fedxl.errors import UserError
@@ -154,6 +156,21 @@ def test_scores_in_the_middle_of_their_bins_stand_for_those_that_nobody_sees():
     for side in (0, 1):
         gap = np.abs(np.sort(middles[same == side]) - np.sort(scores[labels == side]))
         assert (gap <= 0.03 * np.abs(np.sort(scores[labels == side])) + 0.001).all()
+
+
+def test_calibration_from_counts_is_that_of_the_scores():
+    """Logistic regression (Platt's scaling) and the observed rate by predicted probability, by scikit-learn."""
+    scores, labels = example(3000)
+    exact = LogisticRegression(C=1e9).fit(scores[:, None], labels)
+    middles, same = count(Grid().edges(), scores, labels).as_scores()
+    found = LogisticRegression(C=1e9).fit(middles[:, None], same)
+    assert found.coef_[0, 0] == pytest.approx(exact.coef_[0, 0], rel=0.01)
+    assert found.intercept_[0] == pytest.approx(exact.intercept_[0], rel=0.01)
+    rates = [
+        calibration_curve(y, exact.predict_proba(s[:, None])[:, 1], n_bins=5)[0]
+        for s, y in ((scores, labels), (middles, same))
+    ]
+    np.testing.assert_allclose(*rates, atol=0.02)
 
 
 def test_a_grid_around_counts_bounds_more_tightly_wherever_scores_lie():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from fedxl import wire
@@ -89,11 +89,22 @@ def read_curve(reply: Envelope, grid: Grid, limit: float | None) -> Disclosed:
             raise RefusedError(f"it counts {lowest} {name} in a bin")
         if max(total, int(counts.max())) > MOST_COUNTED:
             raise RefusedError(f"it counts {max(total, int(counts.max()))} {name}")
-    both = np.stack([counts.numpy() for counts in received])
-    if epsilon and limit is not None and both.sum() > limit:
-        # Noise alone may have come to more.
-        both = rounded(both.ravel() * (limit / both.sum())).reshape(both.shape)
-    return Disclosed(Binned(grid.edges(), both[0], both[1], variance(epsilon)), epsilon, spent)
+    found = Binned(grid.edges(), received.positives.numpy(), received.negatives.numpy(), variance(epsilon))
+    return Disclosed(_bounded(found, limit) if epsilon else found, epsilon, spent)
+
+
+def _bounded(found: Binned, limit: float | None) -> Binned:
+    """Noisy counts of one site as they enter the sum of all: not negative, and no more than the site is approved for.
+
+    The sum of raw counts would be a little more precise. But then a site that claims much noise could take away the
+    counts of others. That a total exceeds the limit may be noise, and is no reason to leave the site out.
+    """
+    found = found.without_noise()
+    total = sum(found.totals())
+    if limit is None or total <= limit:
+        return found
+    share = limit / total
+    return replace(found, positives=rounded(found.positives * share), negatives=rounded(found.negatives * share))
 
 
 def _number(value: Any) -> float:

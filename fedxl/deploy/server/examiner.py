@@ -89,6 +89,8 @@ class SiteExaminer:
         return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
 
     def _curve(self, name: str, split: str, grid: Grid, reply: Envelope) -> Findings:
+        if self.evaluator.risk.score_shape:
+            raise RefusedError("it counts scores, and the risk pairs vectors")
         disclosed = read_curve(reply, grid, self.directory.limits.get(name))
         found = disclosed.binned
         if not disclosed.epsilon:
