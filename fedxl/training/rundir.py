@@ -24,6 +24,7 @@ from fedxl.metrics import COUNTS
 from fedxl.training.checkpoint import Checkpoint, load_latest, save_checkpoint
 
 SCORES = "scores.npz"
+STOPPED_EARLY = "stopped_early"  # in the last metrics row of a run that its patience ended
 LARGEST = 2**53  # of whole numbers in a metrics row; no run counts further
 
 

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from fedxl import sampling, tree
-from fedxl.algorithms.protocol import AnyAlgorithm, ServerState
+from fedxl.algorithms.protocol import ServerState
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights, load, weights_of
@@ -25,21 +25,12 @@ from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites, 
 from fedxl.training.health import COLLAPSED, Watch
 from fedxl.training.members import ABOUT, Member, about
 from fedxl.training.problem import Problem
+from fedxl.training.resuming import BY_SIZE, require_same, with_defaults
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
-from fedxl.training.rundir import RunDir
-from fedxl.training.simulation import plain
+from fedxl.training.rundir import STOPPED_EARLY, RunDir
 from fedxl.wire import RefusedError, fitted
 
 Floats = npt.NDArray[np.float64]
-# What may change between the beginning of a run and its resumption without changing its results so far.
-FREE = {
-    f"run.{name}"
-    for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once", "metrics")
-}
-SINCE = {"task.examples", "task.validation", "task.risk_name"}  # absent from checkpoints of older versions
-# What a run of an older version had that did not record it.
-OLDER = {"algorithm.level": "free"}
-BY_SIZE = "run.cohorts_by_size"  # whether clients are drawn by size; up to version 0.3 they never were
 
 
 @dataclass
@@ -55,6 +46,7 @@ class Result:
     scored: dict[str, Scored] = field(default_factory=dict, repr=False)  # its scores by split, where they are known
     traffic: Traffic | None = None  # bytes that a client receives and sends in a round
     interrupted: bool = False  # whether it was stopped before its last round
+    stopped_early: bool = False  # whether it ended before its last round because it no longer became better
     server: ServerState | None = field(default=None, repr=False)  # the state after the last round
 
     @property
@@ -160,6 +152,10 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.found: Findings | None = None  # of the best round on the validation data; None after a resumption
         self.watch = Watch(self.algorithm, hooks.say)
+        require(
+            not self.run.patience or "validation" in task.examiner.splits,
+            f"patience = {self.run.patience} needs validation data to tell whether the model still becomes better",
+        )
         if folder and resume:
             checkpoint, complaints = folder.load()
             if checkpoint:
@@ -174,7 +170,8 @@ class Trainer:
     def train(self) -> Result:
         run, interrupted = self.run, False
         self.began = time.monotonic() - self.seconds
-        while self.round < run.rounds and not interrupted:
+        # A run that is resumed may have run out of patience before.
+        while self.round < run.rounds and not interrupted and not self._out_of_patience:
             self.round += 1
             self._round()
             self.seconds = self._elapsed()
@@ -183,17 +180,31 @@ class Trainer:
                 self._evaluate()
                 self.seconds = self._elapsed()
                 interrupted |= self.hooks.stop_collapsed and COLLAPSED in self.history[-1]
-            due = self.round == run.rounds or self.round % run.checkpoint_every == 0
+            last = self.round == run.rounds or self._out_of_patience
+            due = last or self.round % run.checkpoint_every == 0
             if self.folder and (due or interrupted):
                 self._checkpoint(self.folder)
             latest = self.history[-1] if self.history else None
             self.hooks.on_progress(Progress(self.round, run.rounds, self.seconds, latest))
-        if self.round < run.rounds:
+        if self.round < run.rounds and not self._out_of_patience:
             return self._result(interrupted=True)
+        if self.round < run.rounds:
+            many = f"{run.patience} evaluations" if run.patience > 1 else "one evaluation"
+            self.hooks.say(f"stopped early after round {self.round}: {many} without a better {self.problem.select}")
         if not self._regular(self.round):
             # After the checkpoint, so that a run which is extended later has the evaluations of a longer run.
             self._evaluate()
         return self._result(interrupted=False)
+
+    @property
+    def _out_of_patience(self) -> bool:
+        """Whether the last `patience` evaluations have not found a better model.
+
+        It follows from the metrics rows alone, so that a resumed run decides as one that was never stopped. An
+        evaluation to which no site replied says nothing and does not count.
+        """
+        since = [row for row in self.history if row["round"] > self.best_round and "validation" in row]
+        return 0 < self.run.patience <= len(since)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.began
@@ -263,7 +274,7 @@ class Trainer:
     def _settings(self) -> dict[str, Any]:
         """What must be the same when this run is resumed."""
         by_size = {BY_SIZE: True} if self.task.engine.chances is not None else {}
-        return {**_with_defaults(self.task.description, self.algorithm), **by_size}
+        return {**with_defaults(self.task.description, self.algorithm), **by_size}
 
     def _checkpoint(self, folder: RunDir) -> None:
         self._require_finite()
@@ -281,7 +292,7 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
             standing = call(Standing, checkpoint.info, "checkpoint")
-            _require_same(standing.settings, self._settings, self.algorithm)
+            require_same(standing.settings, self._settings, self.algorithm)
             done, wanted = standing.round, self.run.rounds
             require(done <= wanted, f"this run is at round {done} already, beyond rounds = {wanted}")
             self._take_up(checkpoint.tensors)
@@ -313,12 +324,14 @@ class Trainer:
             (self.best, self.best_round) if self.best_round > 0 else (self.server.weights, self.round)
         )
         record = next((record for record in self.history if record["round"] == best_round), {})
+        early = not interrupted and self.round < self.run.rounds
         model = load(self.problem.model, chosen).eval()
         test: dict[str, float] = {}
         scored: dict[str, Scored | None] = {}
         if not interrupted:
             scored["validation"] = self._validated(chosen)
-            final = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
+            final: dict[str, Any] = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
+            final |= {STOPPED_EARLY: True} if early else {}
             if "test" in task.examiner.splits:
                 found = task.examiner.examine(chosen, "test")
                 test, final = found.metrics, {**final, **found.remarks}
@@ -337,6 +350,7 @@ class Trainer:
             scored={name: each for name, each in scored.items() if each is not None},
             traffic=self.traffic,
             interrupted=interrupted,
+            stopped_early=early,
             server=self.server,
         )
 
@@ -346,28 +360,3 @@ class Trainer:
             return None
         found = self.found or self.task.examiner.examine(chosen, "validation")
         return found.scored()
-
-
-def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: AnyAlgorithm) -> None:
-    now = _with_defaults(now, algorithm)
-    before = _with_defaults({**{key: value for key, value in OLDER.items() if key in now}, **before}, algorithm)
-    alike = (before.get(name) == now.get(name) for name in ("run.weighting", "run.cohort"))
-    require(
-        not (all(alike) and BY_SIZE in now and BY_SIZE not in before),
-        "this run began with fedxl 0.3 or older, which drew cohorts uniformly; with weighting = 'samples' they are "
-        "drawn by size now: begin a new run, or finish this one with that version",
-    )
-    changed = [
-        f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
-        for key in sorted(before.keys() | now.keys())
-        if key not in FREE and before.get(key) != now.get(key) and not (key in SINCE and key not in before)
-    ]
-    advice = "; write what it was into its config, or begin a new run"
-    require(not changed, f"this run began with other settings: {'; '.join(changed)}{advice}")
-
-
-def _with_defaults(settings: Mapping[str, Any], algorithm: AnyAlgorithm) -> dict[str, Any]:
-    """Whether a hyper-parameter at its default was given or left out makes no difference."""
-    known: tuple[Field[Any], ...] = fields(algorithm) if is_dataclass(algorithm) else ()
-    defaults = plain({f"algorithm.{item.name}": item.default for item in known if item.default is not MISSING})
-    return {**defaults, **settings}
