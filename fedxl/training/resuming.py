@@ -14,7 +14,7 @@ from fedxl.training.simulation import plain
 FREE = {
     f"run.{name}"
     for name in (
-        *("rounds", "patience", "checkpoint_every", "metrics"),
+        *("rounds", "patience", "checkpoint_every", "metrics", "track", "tracking_uri"),
         *("executor", "compile", "device", "clients_at_once"),
     )
 }

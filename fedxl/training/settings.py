@@ -40,6 +40,10 @@ class Settings:
     select: str = ""  # the validation metric that chooses the best round ("-name": less is better); empty: the risk's
     patience: int = 0  # evaluations without a better validation metric after which the run ends; 0: it never does
     train_metrics: bool = False  # evaluate on the training data, too
+    track: tuple[
+        str, ...
+    ] = ()  # where metrics go, too: "tensorboard", "mlflow", or "package.module:Class" of your own
+    tracking_uri: str = ""  # MLflow's store; empty: MLFLOW_TRACKING_URI, else mlflow.db beside the run's folder
     executor: str = "auto"  # loop, vmap, graph (on a GPU); auto: what is fastest for model and device
     compile: bool = True  # whether graph compiles the step, which takes a while before the first round
     precision: str = "fp32"  # of the network in training: fp32, or tf32 and bf16, which are faster on a GPU

@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from fedxl import sampling, tree
+from fedxl import metrics, sampling, tree
 from fedxl.algorithms.protocol import ServerState
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
+from fedxl.tracking import trackers as trackers_of
+from fedxl.tracking.tracker import FAILED, FINISHED, STOPPED, Tracked, Trackers
 from fedxl.training.checkpoint import Checkpoint
 from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites, value_of
 from fedxl.training.health import COLLAPSED, Watch
@@ -127,21 +129,39 @@ def train(
     task: Trainable, hooks: Hooks, out: Path | None, resume: bool = False, files: Mapping[str, str] | None = None
 ) -> Result:
     """Run all rounds that are still to do. `files` go into the folder of a new run before its first round."""
+    run = task.problem.settings
     if out is None:
+        require(not run.track, "track needs a folder for the run: --out, in Python out=...")
         return Trainer(task, hooks, None, resume).train()
+    trackers = trackers_of(
+        run.track, run.tracking_uri, hooks.say
+    )  # first: what is missing for them is said before anything is written
     with RunDir(out, resume) as folder:
         for name, text in (files or {}).items():
             folder.write(name, text)
         if not resume:
             folder.write(ABOUT, about(task.description, task.members))
-        return Trainer(task, hooks, folder, resume).train()
+        trainer = Trainer(task, hooks, folder, resume, trackers)
+        state = FAILED
+        try:
+            result = trainer.train()
+            state = STOPPED if result.interrupted else FINISHED
+        except KeyboardInterrupt:
+            state = STOPPED
+            raise
+        finally:
+            trackers.end(state)
+        return result
 
 
 class Trainer:
     """The loop over rounds, from the state before the first one or from a folder's newest whole checkpoint."""
 
-    def __init__(self, task: Trainable, hooks: Hooks, folder: RunDir | None, resume: bool) -> None:
+    def __init__(
+        self, task: Trainable, hooks: Hooks, folder: RunDir | None, resume: bool, trackers: Trackers | None = None
+    ) -> None:
         self.task, self.hooks, self.folder = task, hooks, folder
+        self.trackers = trackers or Trackers({}, hooks.say)
         self.problem, self.run, self.algorithm = task.problem, task.problem.settings, task.problem.algorithm
         self.server = self.algorithm.init(weights_of(task.problem.model))
         self.round = self.algorithm.first_round - 1  # the last round done
@@ -166,6 +186,9 @@ class Trainer:
             self.watch.told = any(COLLAPSED in record for record in self.history)
             for line in complaints + more:
                 hooks.say(line)
+        if folder:
+            run = (task.description, metrics.key(self.problem.select), resume, self.round, [*self.history])
+            self.trackers.begin(Tracked(folder.path, *run))
 
     def train(self) -> Result:
         run, interrupted = self.run, False
@@ -239,6 +262,7 @@ class Trainer:
         self.history.append(record)
         if self.folder:
             self.folder.append(record)
+            self.trackers.write(record)
         self.evaluating += time.monotonic() - began
 
     def _value(self, record: Mapping[str, Any]) -> float:
@@ -340,6 +364,7 @@ class Trainer:
                 self.folder.save_scores({name: each for name, each in scored.items() if each is not None})
                 self.folder.save_model(model.state_dict())
                 self.folder.append({**final, "test": test})
+                self.trackers.write({**final, "test": test})
         return Result(
             model=model,
             weights=chosen,
