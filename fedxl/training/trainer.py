@@ -140,7 +140,7 @@ def train(
         for name, text in (files or {}).items():
             folder.write(name, text)
         if not resume:
-            folder.write(ABOUT, about(task.description, task.members))
+            folder.write(ABOUT, about(task.description, task.members, task.problem.select))
         trainer = Trainer(task, hooks, folder, resume, trackers)
         state = FAILED
         try:
