@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from fedxl.errors import require
+from fedxl.errors import UserError, require
 from fedxl.experiments.tune.plan import FIRST_SEED, Plan, Rung
 from fedxl.experiments.tune.samplers import propose, require_optuna
 from fedxl.experiments.tune.trials import Outcome, RunOutcome, Trial, TrialRun, TrialStore, perform
@@ -56,31 +57,26 @@ class Search:
         except FileNotFoundError:
             write_json(path, wanted)
             return
-        except ValueError:
-            there = None
-        spaces = {**there.get("space", {})} if isinstance(there, dict) else {}
-        # Other algorithms may be added to a search: each has its own trials.
-        both = {name: wanted["space"][name] for name in wanted["space"] if name in spaces}
-        same = isinstance(there, dict) and {**there, "space": {name: spaces[name] for name in both}} == {
-            **wanted,
-            "space": both,
-        }
-        require(same, f"{self.folder} holds a search with other settings; choose another --out, or remove it")
-        write_json(path, {**wanted, "space": spaces | wanted["space"]})
+        except ValueError as error:
+            raise UserError(f"cannot read {path}: {error}; remove {self.folder} to begin anew") from None
+        changed = _changes(there, wanted)
+        what = f"{self.folder} holds a search with another {', '.join(changed)}"
+        require(not changed, f"{what}; choose another --out, or remove it")
+        write_json(path, {**wanted, "space": there["space"] | wanted["space"]})
 
     def _climb(self) -> Found:
         found: Found = {name: [] for name in self.plan.algorithms}
         rungs = self.plan.rungs
         if self.plan.settings.sampler == "optuna":
             # A proposal looks at the trials before it: as many at once as there are processes.
-            for first in range(0, rungs[0].trials, self.jobs):
-                numbers = range(first, min(first + self.jobs, rungs[0].trials))
+            for first in range(1, rungs[0].trials + 1, self.jobs):
+                numbers = range(first, min(first + self.jobs, rungs[0].trials + 1))
                 fresh = [self._trial(name, number, found[name]) for number in numbers for name in found]
                 self._advance(fresh, rungs[0], 0)
                 for trial in fresh:
                     found[trial.algorithm].append(trial)
             return found
-        for number in range(rungs[0].trials):
+        for number in range(1, rungs[0].trials + 1):
             for name in found:
                 found[name].append(self._trial(name, number, []))
         base = 0
@@ -143,6 +139,18 @@ class Search:
             return f"{trial.label} ({settings}): {outcome.failed}"
         value = shown(outcome.value, self.plan.metric)
         return f"{trial.label} ({settings}): {value} after {outcome.rounds} rounds  ({outcome.seconds:.1f} s)"
+
+
+def _changes(there: Any, wanted: Mapping[str, Any]) -> list[str]:
+    """What differs between the search in a folder and the one asked for; other algorithms may join it."""
+    if not isinstance(there, dict) or not isinstance(there.get("space"), dict):
+        return ["form"]
+    found = []
+    for part in ("config", "tune", "space"):
+        before, now = there.get(part) or {}, wanted[part]
+        names = before.keys() & now.keys() if part == "space" else before.keys() | now.keys()
+        found += [f"{part}.{name}" for name in sorted(names) if before.get(name) != now.get(name)]
+    return found + (["metric"] if there.get("metric") != wanted["metric"] else [])
 
 
 def promoted(trials: Sequence[Trial], count: int, base: int) -> list[Trial]:
