@@ -107,6 +107,8 @@ def spaces(config: Config, algorithms: Sequence[str], table: Table) -> dict[str,
         if name not in SECTIONS and name not in algorithms:
             raise unknown("table", name, [*SECTIONS, *algorithms], section="tune.space.")
     shared = _flat({name: part for name, part in table.items() if name in SECTIONS}, "tune.space")
+    for setting in shared:
+        _require_known(setting, algorithms, config, "tune.space.")
     found: dict[str, Space] = {}
     for name in algorithms:
         own = _flat(table.get(name, {}), f"tune.space.{name}")
@@ -115,8 +117,6 @@ def spaces(config: Config, algorithms: Sequence[str], table: Table) -> dict[str,
         fitting = {setting: each for setting, each in shared.items() if setting_of(name, config, setting)}
         found[name] = {**fitting, **own} if table else defaults(name, config)
         require(bool(found[name]), f"[tune.space] holds no setting of {name}")
-    for setting in shared:
-        _require_known(setting, algorithms, config, "tune.space.")
     return found
 
 
