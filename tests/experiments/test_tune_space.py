@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedxl import UserError
-from fedxl.config.experiment import Config
-from fedxl.experiments.tune.plan import Rung, TuneSettings, ladder, plan
+from fedxl.config.experiment import Config, dump
+from fedxl.experiments.tune.plan import Rung, TuneSettings, ladder, plan, read
 from fedxl.experiments.tune.space import Choice, Range, defaults, draw, parse, spaces
 
 CONFIG = Config(data={"name": "digits"}, risk={"name": "pauc"}, algorithm={"name": "fedxl2", "level": "free"})
@@ -99,6 +101,17 @@ def test_mistakes_are_one_line(table, message):
 def test_distributions_come_back_from_their_record():
     for each in (Range(0.1, 1.0, log=True), Range(0.1, 1.0), Range(1, 9, whole=True), Choice((1, [2, 3]))):
         assert parse(each.as_json(), "x") == each
+
+
+def test_the_guide_shows_a_section_that_is_accepted(tmp_path):
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "tuning.md"
+    (section,) = re.findall(r"```toml\n(.*?)```", guide.read_text(), re.DOTALL)
+    (tmp_path / "a.toml").write_text(dump(CONFIG) + section)
+    found = plan(CONFIG, *read(tmp_path / "a.toml", {}))
+    assert found.spaces["local_sgd"]["algorithm.lr"] == Range(0.1, 3.0, log=True)
+    assert found.spaces["fedxl2"]["run.local_steps"] == Range(8, 64, whole=True)
+    assert "algorithm.gamma" not in found.spaces["local_sgd"]
+    assert (found.settings.trials, found.settings.seeds) == (16, 2)
 
 
 def test_the_risk_itself_is_no_metric_where_it_is_searched():
