@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fedxl import __version__
 from fedxl.algorithms import ALGORITHMS
-from fedxl.cli import deploy, paper, theory
+from fedxl.cli import deploy, follow, paper, theory, tune
 from fedxl.config import experiment as configs
 from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
@@ -172,6 +172,8 @@ def bench(
 
 
 app.command()(theory.theory)
+app.command()(follow.watch)
+app.command()(tune.tune)
 
 
 @app.command()

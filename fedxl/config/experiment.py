@@ -30,6 +30,7 @@ from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import Hooks, Result, train
 
 SECTIONS = ("data", "model", "risk", "algorithm", "run")
+TUNE = "tune"  # a section that `fedxl tune` alone reads
 Table = toml.Table
 
 
@@ -49,7 +50,8 @@ class Config:
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a file, with `section.key=value` overrides put in."""
-    tables = read_tables(path, SECTIONS)
+    tables = read_tables(path, (*SECTIONS, TUNE))
+    tables.pop(TUNE, None)
     for override in overrides:
         _override(tables, override)
     for name in ("data", "risk", "algorithm"):
@@ -182,13 +184,16 @@ def build_problem(
     return assemble(model, algorithm, settings, facts, device)
 
 
-def simulate(config: Config, announce: Callable[[str], None]) -> Simulation:
-    """All that a config names, put together and checked: nothing is begun yet, and nothing written."""
+def simulate(config: Config, announce: Callable[[str], None], test: bool = True) -> Simulation:
+    """All that a config names, put together and checked: nothing is begun yet, and nothing written.
+
+    test: whether the run is evaluated on test data in the end; trials of tuning must not be.
+    """
     settings = call(Settings, config.run, "run")
     algorithm = build_algorithm(config)
     splits = load_data(config)
     model = build_model(config, splits.train.example_shape, algorithm.risk)
-    held_back = {"validation": splits.validation, "test": splits.test}
+    held_back = {"validation": splits.validation, **({"test": splits.test} if test else {})}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
     return Simulation(model, splits.train, algorithm, settings, held_back, announce, sections, splits.names)
 

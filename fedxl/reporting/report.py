@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedxl import metrics, toml
 from fedxl.errors import printable, require
-from fedxl.training.rundir import read_metrics
+from fedxl.training.rundir import STOPPED_EARLY, read_metrics
 
 
 def run_dirs(paths: Iterable[Path]) -> list[Path]:
@@ -58,11 +58,18 @@ def _outcome(path: Path) -> Outcome:
     run = [
         path.resolve().name,
         *(str(config.get(section, {}).get("name", "?")) for section in ("algorithm", "risk")),
-        "finished" if done else f"at round {latest.get('round', 0)}",
+        _state(done, latest),
         str(done.get("best_round", "")) if done else "",
     ]
     on = "test" if (done or {}).get("test") else "validation" if values else ""
     return Outcome(run, values, [on, _number((done or latest).get("seconds"), 1)])
+
+
+def _state(done: Mapping[str, Any] | None, latest: Mapping[str, Any]) -> str:
+    """How far a run is."""
+    if done is None:
+        return f"at round {latest.get('round', 0)}"
+    return "finished (stopped early)" if done.get(STOPPED_EARLY) else "finished"
 
 
 def in_words(values: Mapping[str, Any]) -> str:

@@ -68,6 +68,8 @@ def serve(
     name = str(config.algorithm["name"])
     require(not problem.algorithm.centralized, f"{name} wants all data in one place; that is not what sites are for")
     sections = {name: table for name, table in config.tables().items() if name != "data"}
+    # Where the server's metrics go is none of the sites' business.
+    sections["run"] = {key: value for key, value in config.run.items() if key not in ("track", "tracking_uri")}
     # What follows from all sites' data goes to sites only if the algorithm needs it.
     needed = facts_of_all._asdict() if problem.algorithm is not problem.given else {}
     engine = GridEngine(directory, problem, RunHeader(run_id, json.dumps(sections), json.dumps(needed)))
