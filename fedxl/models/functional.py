@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedxl.errors import RefusedError, UserError, first_line, require
+from fedxl.models.hints import hint
 from fedxl.models.precision import PRECISIONS
 
 
@@ -18,6 +19,8 @@ class Weights(NamedTuple):
     buffers: dict[str, Tensor]  # kept, but not trained: BatchNorm statistics
 
 
+# What networks raise for examples that they cannot score.
+CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")  # buffers of torch's norm layers, whose roots are taken
 
 # (weights, x [B, ...]) -> (scores [B] or [B, d], the buffers after the call)
@@ -61,6 +64,16 @@ def scorer(model: nn.Module, training: bool, precision: str = "fp32") -> Score:
     return score
 
 
+def takes(model: nn.Module, x: Tensor) -> bool:
+    """Whether the model can score these examples."""
+    try:
+        with torch.no_grad():
+            scorer(model, training=False)(weights_of(model), x)
+    except CANNOT:
+        return False
+    return True
+
+
 def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> None:
     """A one-line error if the model cannot score these examples, or returns a shape that the risk does not take."""
     require(any(p.requires_grad for p in model.parameters()), "the model has no parameter to train")
@@ -68,12 +81,13 @@ def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> N
     try:
         with torch.no_grad():
             h, _ = scorer(model, training=False)(weights_of(model), x)
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+    except CANNOT as error:
         raise UserError(
-            f"the model cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}"
+            f"the model cannot score examples of shape {list(x.shape[1:])}: {hint(model, x) or first_line(error)}"
         ) from error
     require(isinstance(h, Tensor), f"the model must return a tensor of scores {wanted}, not {type(h).__name__}")
+    end = "; end the model with one output, as nn.Linear(..., 1) does" if h.ndim == 2 and not score_shape else ""
     require(
         tuple(h.shape) == (len(x), *score_shape),
-        f"the model returned scores of shape {list(h.shape)} for {len(x)} examples; this risk needs {wanted}",
+        f"the model returned scores of shape {list(h.shape)} for {len(x)} examples; this risk needs {wanted}{end}",
     )
