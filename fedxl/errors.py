@@ -59,10 +59,13 @@ def kind_of(value: object) -> str:
 
     >>> kind_of(None), kind_of([]), kind_of(int)
     ('None', 'a list', 'the class int')
+    >>> kind_of(3)
+    'an int'
     """
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def first_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from fedxl import sampling
 from fedxl.algorithms.protocol import DataFacts, Share
 from fedxl.data.augment import Augment
 from fedxl.data.holders import gather, gather_split
-from fedxl.data.labels import Label
+from fedxl.data.label_forms import Label
 from fedxl.data.source import Source, TensorSource
 from fedxl.errors import require
 from fedxl.risks import Side, belongs

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedxl.data.features import features, is_frame
-from fedxl.data.labels import Label, as_array, listed
+from fedxl.data.feature_forms import features, is_frame
+from fedxl.data.label_forms import Label, as_array, listed
 from fedxl.data.source import TensorSource, checked_tensors
 from fedxl.data.torch_datasets import loader_of, read
 from fedxl.errors import kind_of, printable, require
@@ -51,9 +51,8 @@ def gather(clients: Any, positive: Label | None = None) -> Holdings:
     )
     opened = [_open(data, _called(number, names), positive) for number, data in enumerate(held)]
     found = _joined(opened, names)
-    if positive is not None and not bool(found.source.labels.any()):
-        seen = listed(as_array(opened[0].labels, "client 0").ravel())
-        require(False, f"no label is {printable(repr(positive), 40)}; those of {_called(0, names)} are {seen}")
+    if positive is not None:
+        _require_two_values(found, opened, positive)
     return found
 
 
@@ -98,16 +97,32 @@ def _open(data: Any, where: str, positive: Label | None) -> _Opened:
     return _Opened(checked_tensors(found.x, y, where, positive), found.columns, y)
 
 
+def _require_two_values(found: Holdings, opened: Sequence[_Opened], positive: Label) -> None:
+    """Each client has been checked alone; all of them together must agree, too."""
+    labels = [as_array(one.labels, "labels").ravel() for one in opened]
+    seen = listed(np.concatenate([values[:1000].astype(object) for values in labels]))
+    some = bool(found.source.labels.any())
+    require(some, f"no label is {printable(repr(positive), 40)}; they are {seen}")
+    first = zip(labels, _negatives(found), strict=True)
+    others = {values[index] for values, index in first if index is not None}
+    require(len(others) <= 1, f"labels of different clients are {seen}; they must be the same two values everywhere")
+
+
+def _negatives(found: Holdings) -> list[int | None]:
+    """The place of a negative among each holder's examples, if it has one."""
+    parts = [labels.numpy() for labels in found.source.labels.split(found.sizes)]
+    return [int(np.argmin(part)) if (part == 0).any() else None for part in parts]
+
+
 def _joined(opened: Sequence[_Opened], names: tuple[str, ...]) -> Holdings:
     """All examples in one source, if they are of one kind."""
     shapes = {tuple(one.source.x.shape[1:]) for one in opened}
     require(len(shapes) == 1, f"clients hold examples of different shapes: {sorted(shapes)[:4]}")
-    columns = opened[0].columns
+    # An array has no names to compare: its columns are taken to be in order.
+    columns = next((one.columns for one in opened if one.columns), ())
     for number, one in enumerate(opened):
-        require(
-            one.columns == columns,
-            f"{_called(number, names)} has other columns than {_called(0, names)}, or in another order",
-        )
+        same = one.columns in ((), columns)
+        require(same, f"{_called(number, names)} has other columns than the clients before, or in another order")
     kind = _common_type([one.source.x.dtype for one in opened])
     x = [one.source.x.to(kind) for one in opened]
     labels = [one.source.labels for one in opened]

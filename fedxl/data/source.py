@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedxl.data.augment import NOTHING, Augment, scaled
-from fedxl.data.features import features
-from fedxl.data.labels import Label, encoded
+from fedxl.data.feature_forms import features
+from fedxl.data.label_forms import Label, encoded
 from fedxl.digest import add_tensor
 from fedxl.errors import require
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from fedxl.data.features import as_tensor
+from fedxl.data.feature_forms import as_tensor
 from fedxl.errors import UserError, kind_of, require
 from fedxl.progress import progress
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedxl.data.federation import Clients, Federation, Holding, Splits, as_splits
-from fedxl.data.labels import Label
+from fedxl.data.label_forms import Label
 from fedxl.risks import Side, XRisk, partial_auc
 
 APART = 0.25  # from here on classes lie at different sites; equal shards of some hundred examples are below 0.1

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Clients, Federation, HeldBack, Splits, Weighting, as_splits
-from fedxl.data.labels import Label
+from fedxl.data.label_forms import Label
 from fedxl.errors import UserError, kind_of, require
 from fedxl.metrics import Item
 from fedxl.options import call
@@ -122,8 +122,12 @@ def _require_model(model: Any) -> None:
     tensors = [*model.parameters(), *model.buffers()]
     lazy = any(is_lazy(tensor) for tensor in tensors)
     require(not lazy, "the model has lazy layers without shapes; call it once on some examples before fit")
+    real = not any(tensor.is_complex() for tensor in tensors)
+    require(real, "the model has complex weights; only real ones are trained")
     nowhere = any(tensor.device.type == "meta" for tensor in tensors)
     require(not nowhere, "the model is on the device 'meta', which holds no numbers; build it on cpu")
+    for name, tensor in model.named_parameters():
+        require(bool(tensor.isfinite().all()), f"the model's weight '{name}' holds NaN or infinity before training")
 
 
 def _augment(augment: Any) -> Augment:

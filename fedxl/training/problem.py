@@ -18,7 +18,7 @@ from fedxl.algorithms.protocol import AnyAlgorithm, Assignment, DataFacts, Readi
 from fedxl.data.federation import Counted
 from fedxl.engine.drawing import Schedule
 from fedxl.engine.simulator import Placement
-from fedxl.errors import require
+from fedxl.errors import printable, require
 from fedxl.models import Score, scorer
 from fedxl.models.layers import check_classes
 from fedxl.risks import XRisk, check_risk
@@ -99,7 +99,8 @@ def assemble(
 def require_algorithm(algorithm: Any) -> None:
     """One line for a name, a risk or a class in its place."""
     right = isinstance(getattr(algorithm, "risk", None), XRisk)
-    require(right, f"algorithm must be an object such as fedxl.FeDXL2(fedxl.auroc()), not {algorithm!r}")
+    found = printable(repr(algorithm), 60)
+    require(right, f"algorithm must be an object such as fedxl.FeDXL2(fedxl.auroc()), not {found}")
 
 
 def check_data(problem: Problem, holders: Sequence[Counted]) -> None:

@@ -19,8 +19,7 @@ WHICH = "say which value is positive, once: positive="
 def encoded(y: Any, where: str, positive: Label | None = None) -> Tensor:
     """One label for each example, 1 where it is positive.
 
-    positive: the value that counts as positive; every other value is then negative. None: labels are 0 and 1, -1 and
-    1, or booleans.
+    positive: the value that counts as positive; there is one other. None: labels are 0 and 1, -1 and 1, or booleans.
 
     >>> encoded(["malignant", "benign"], "client 0", positive="malignant").tolist()
     [1, 0]
@@ -112,7 +111,13 @@ def _equal(values: npt.NDArray[Any], positive: Label, where: str) -> npt.NDArray
     numbers = values.dtype.kind in "biuf"
     fits = values.dtype.kind == "O" or numbers != isinstance(positive, str)
     require(fits, f"{where}: positive is {printable(repr(positive), 40)}, but labels are {listed(values)}")
-    return np.asarray(values == positive, np.bool_)
+    found = np.asarray(values == positive, np.bool_)
+    others = values[~found]
+    if len(others) and (others != others[0]).any():
+        told = f"{where}: labels are {listed(values)}"
+        require(bool(found.any()), f"{told}, and positive is {printable(repr(positive), 40)}, which is none of them")
+        raise UserError(f"{told}; they must be two values: drop the others, or merge them")
+    return found
 
 
 def _first(values: npt.NDArray[Any]) -> Any:
