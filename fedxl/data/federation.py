@@ -16,6 +16,7 @@ from fedxl.algorithms.protocol import DataFacts, Share
 from fedxl.data.augment import Augment
 from fedxl.data.holders import gather, gather_split
 from fedxl.data.label_forms import Label
+from fedxl.data.preparation import Preparation
 from fedxl.data.source import Source, TensorSource
 from fedxl.errors import require
 from fedxl.risks import Side, belongs
@@ -116,6 +117,7 @@ class Splits(NamedTuple):
     validation: Split | None
     test: Split | None
     names: Sequence[str] = ()  # of the clients; empty: they have numbers alone
+    preparation: Preparation | None = None  # how examples were made of files, which a run keeps with its model
 
 
 def from_arrays(clients: Clients, positive: Label | None = None) -> Federation:

@@ -111,7 +111,9 @@ def fit(
     federation = splits.train if augment is None else splits.train.augmented(_augment(augment))
     hooks = hooks or Hooks()
     held_back = {"validation": splits.validation, "test": splits.test}
-    simulation = Simulation(model, federation, algorithm, settings, held_back, hooks.say, names=splits.names)
+    simulation = Simulation(
+        model, federation, algorithm, settings, held_back, hooks.say, None, splits.names, splits.preparation
+    )
     return train(simulation, hooks, None if out is None else Path(out), resume)
 
 
