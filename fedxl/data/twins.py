@@ -20,9 +20,9 @@ class Rows:
 
     def __init__(self, read: Callable[[Tensor], Tensor], count: int) -> None:
         self.read = read
-        width = max(1, read(torch.zeros(1, dtype=torch.int64)).numel() if count else 1)
-        blocks = torch.arange(count).split(max(1, WORDS // width))
-        self.hashes = np.concatenate([_hashed(_numbers(read(block))) for block in blocks] or [np.empty(0, np.uint64)])
+        width = max(1, read(torch.zeros(1, dtype=torch.int64)).numel()) if count else 1
+        blocks = torch.arange(count).split(max(1, WORDS // width)) if count else []
+        self.hashes = np.concatenate([np.empty(0, np.uint64), *(_hashed(_numbers(read(b))) for b in blocks)])
         self.order = np.argsort(self.hashes, kind="stable")
 
     def __len__(self) -> int:
