@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedxl.data.columns import File
 from fedxl.data.features import Features
-from fedxl.data.keys import Keys, Roles, read_keys
+from fedxl.data.keys import Keys
+from fedxl.data.rawtable import Chunks
 from fedxl.data.resized import unreadable
-from fedxl.data.table import TableOptions, feature_names, file_sites, image_paths, open_files
+from fedxl.data.table import TableOptions, feature_names, image_paths, open_files, read_rows
 from fedxl.errors import printable
 
 FEW = 5  # columns that a line lists
+ROWS = 2**14  # looked at together
 
 
 class Inspected(NamedTuple):
@@ -31,14 +33,14 @@ def inspect_table(
 ) -> Inspected:
     """The settings are those of the data set `table`."""
     files = open_files(path, label, options)
-    roles = Roles(label, options.site, options.split, options.group, options.id, options.image)
-    keys = read_keys(files, roles, options.positive, file_sites(files))
+    names = [] if options.image else feature_names(files[0], label, options)
+    keys, _, chunks = read_rows(Features(files, names, options.categorical, None), label, options)
     problems, remarks = _groups(keys, options.group)
     if options.image:
         folder = Path(os.path.commonpath([str(file.path.resolve().parent) for file in files]))
         damaged = unreadable(folder, image_paths(files, keys, options.image))
         return Inspected([*problems, *damaged], remarks, {"unreadable_images": len(damaged)})
-    missing = _missing(files, label, options)
+    missing = _missing(names, chunks)
     some = {name: count for name, count in missing.items() if count}
     if some:
         few = [f"{printable(name, 40)} {count / len(keys.labels):.1%}" for name, count in list(some.items())[:FEW]]
@@ -69,10 +71,9 @@ def _torn(groups: np.ndarray, places: np.ndarray) -> list[tuple[int, int]]:
     return [(int(first[owner[row]]), int(row)) for row in other[once]]
 
 
-def _missing(files: list[File], label: str, options: TableOptions) -> dict[str, int]:
+def _missing(names: Sequence[str], chunks: Chunks) -> dict[str, int]:
     """By column, in how many rows there is no value."""
-    features = Features(files, feature_names(files[0], label, options), options.categorical, None)
-    counts = np.zeros(len(features.names), np.int64)
-    for block, _ in features.blocks():
-        counts += np.isnan(block).sum(0)
-    return dict(zip(features.names, counts.tolist(), strict=True))
+    counts = np.zeros(len(names), np.int64)
+    for rows in np.array_split(np.arange(chunks.count), chunks.count // ROWS + 1):
+        counts += np.isnan(chunks.take(rows)).sum(0)
+    return dict(zip(names, counts.tolist(), strict=True))
