@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LocalSGD,
     )
     from fedxl.data.augment import Augment
+    from fedxl.data.frame import from_frame
     from fedxl.errors import UserError
     from fedxl.metrics import METRICS, Metric
     from fedxl.risks import (
@@ -69,6 +70,7 @@ __all__ = [
     "average_precision",
     "contrastive",
     "fit",
+    "from_frame",
     "gap",
     "identity",
     "named",
@@ -87,6 +89,7 @@ _HOMES = {
     "LocalSGD": "fedxl.algorithms",
     "SOX": "fedxl.algorithms",
     "Augment": "fedxl.data.augment",
+    "from_frame": "fedxl.data.frame",
     "UserError": "fedxl.errors",
     "METRICS": "fedxl.metrics",
     "Metric": "fedxl.metrics",

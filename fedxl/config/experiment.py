@@ -16,6 +16,7 @@ from torch import nn
 from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
+from fedxl.config.misplaced import require_settings_in_place
 from fedxl.data import DATASETS
 from fedxl.data.federation import Splits
 from fedxl.errors import UserError, require, unknown
@@ -59,6 +60,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     for name, table in tables.items():
         toml.require_plain(table, name)
         require(isinstance(table.get("name", ""), str), f"'{name}.name' must be a text, not {table.get('name')!r}")
+    require_settings_in_place(tables)
     return Config(**tables)
 
 
@@ -195,14 +197,19 @@ def simulate(config: Config, announce: Callable[[str], None], test: bool = True)
     model = build_model(config, splits.train.example_shape, algorithm.risk)
     held_back = {"validation": splits.validation, **({"test": splits.test} if test else {})}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
-    return Simulation(model, splits.train, algorithm, settings, held_back, announce, sections, splits.names)
+    return Simulation(
+        model, splits.train, algorithm, settings, held_back, announce, sections, splits.names, splits.preparation
+    )
 
 
-def advise(config: Config) -> Advice:
-    """What fits the federation that a config names; nothing but its counts is looked at, and nothing is built."""
+def advise(config: Config, splits: Splits | None = None) -> Advice:
+    """What fits the federation that a config names; nothing but its counts is looked at, and nothing is built.
+
+    splits: its data, if they have been read already.
+    """
     settings = call(Settings, config.run, "run")
     _, factory, _ = _named({"name": "mlp", **config.model}, "model", MODELS)
-    risk, train = build_risk(config), load_data(config).train
+    risk, train = build_risk(config), (splits or load_data(config)).train
     return advice.advise(train, risk, (settings.batch1, settings.batch2), accepted(factory))
 
 

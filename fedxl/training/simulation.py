@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.federation import Federation, Split, weigh
+from fedxl.data.preparation import Preparation
 from fedxl.data.source import fingerprint, floats_as
 from fedxl.digest import add_tensor
 from fedxl.engine.choose import choose, executor, possible
@@ -26,6 +27,7 @@ from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, 
 from fedxl.training.members import members, numbered
 from fedxl.training.problem import Problem, assemble, check_data
 from fedxl.training.settings import Settings
+from fedxl.training.suited import suited
 
 
 class Simulation:
@@ -41,11 +43,13 @@ class Simulation:
         announce: Callable[[str], None],
         sections: Mapping[str, Any] | None = None,
         names: Sequence[str] = (),
+        preparation: Preparation | None = None,
     ) -> None:
         """pairs: validation and test data. sections: the tables of a config, which a resumed run must match.
 
-        names: of the clients, if they have any.
+        names: of the clients, if they have any. preparation: how the data were made of files, to keep with the model.
         """
+        self.preparation = preparation
         require(len(names) in (0, len(federation.parts)), f"{len(federation.parts)} clients have {len(names)} names")
         self.names = tuple(names) or numbered(len(federation.parts))
         self.members = members(self.names, federation.holdings())
@@ -54,6 +58,7 @@ class Simulation:
         facts = self.federation.facts(settings.weighting)
         self.problem = assemble(model, algorithm, settings, facts)
         check_data(self.problem, self.federation.holdings())
+        self.federation = Federation(suited(self.problem, self.federation.source), self.federation.parts)
         self.announce, self.sections = announce, sections or {}
         self.num_clients = len(self.federation.parts)
         self.cohort = 0 if centralized else settings.cohort
@@ -78,7 +83,8 @@ class Simulation:
         return executor(name, run.compile, self.announce)
 
     def _examiner(self, pairs: Mapping[str, Pair | Split | None]) -> HeldBack:
-        found, sources = self.problem.evaluator, held_back(pairs, self.probe)
+        found = self.problem.evaluator
+        sources = {name: suited(self.problem, source) for name, source in held_back(pairs, self.probe).items()}
         if "validation" in sources:
             check_selection(self.problem.select, found, sources["validation"])
         train = {"train": self.engine.source} if self.problem.settings.train_metrics else {}

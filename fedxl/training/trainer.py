@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from fedxl import metrics, sampling, tree
 from fedxl.algorithms.protocol import ServerState
+from fedxl.data.preparation import NAME, Preparation
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.scored import Scored
@@ -117,6 +119,10 @@ class Trainable(Protocol):
         """Who takes part."""
 
     @property
+    def preparation(self) -> Preparation | None:
+        """How its data were made of files, if they were."""
+
+    @property
     def description(self) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
 
@@ -143,6 +149,8 @@ def train(
             folder.write(name, text)
         if not resume:
             folder.write(ABOUT, about(task.description, task.members, task.problem.select))
+            if task.preparation is not None:
+                folder.write(NAME, json.dumps(task.preparation.to_json(), indent=1) + "\n")
         trainer = Trainer(task, hooks, folder, resume, trackers)
         state = FAILED
         try:

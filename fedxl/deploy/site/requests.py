@@ -28,6 +28,7 @@ from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from fedxl.training.problem import Problem
 from fedxl.training.rounds import passive_like
 from fedxl.training.settings import pick_device
+from fedxl.training.suited import suited
 
 SPLITS = ("validation", "test")
 MOST_LIMITS = 6  # false positive rates at which a site discloses its partial AUC
@@ -57,6 +58,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     count(site, "train")
     federation = cache.training_data(site)
     problem = _problem(site, experiment, request, federation)
+    federation = Federation(suited(problem, federation.source), federation.parts)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
     received = tree.to(_received(problem, phase, request), problem.device)
@@ -96,7 +98,7 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     judge, device = problem.evaluator, problem.device
     grant = curve.granted(site, request.facts, problem.risk.score_shape) if kind == "curve" else None
-    scores = judge.scores(tree.to(weights, device), held.to(device)).cpu()
+    scores = judge.scores(tree.to(weights, device), suited(problem, held).to(device)).cpu()
     if grant is not None:
         facts, counts = curve.disclosed(site, grant, scores, held.labels)
         return Envelope({**header, "kind": kind, **facts}, wire.flatten(counts))
