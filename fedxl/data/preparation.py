@@ -101,7 +101,7 @@ class Preparation:
     >>> made = Preparation(columns=(age, Category("sex", ("f", "m"))), label="sick", positive="1", negative="0")
     >>> made.outputs()
     ['age', 'age is missing', 'sex = f', 'sex = m', 'sex is other or missing']
-    >>> made.apply(np.array([[70.0, 1], [np.nan, np.nan]])).tolist()
+    >>> made.apply(np.array([[70.0, np.nan], [1, np.nan]])).tolist()
     [[2.0, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0]]
     >>> Preparation.from_json(made.to_json()) == made
     True
@@ -137,21 +137,20 @@ class Preparation:
         return [*(column.name for column in numbers), *missing, *(text for each in categories for text in each)]
 
     def apply(self, block: Block, out: Inputs | None = None) -> Inputs:
-        """Rows [n, columns] of numbers and indices of categories, NaN where missing, as a network's inputs."""
-        out = np.empty((len(block), self.width), np.float32) if out is None else out
+        """A network's inputs [rows, width] of [columns, rows]: numbers, indices of categories, NaN where missing."""
+        out = np.empty((block.shape[1], self.width), np.float32) if out is None else out
         numbers, means, scales, indicated, places = self._plan
         if len(numbers):
-            # All columns of numbers at once: column by column it takes four times as long.
-            values = block if len(numbers) == block.shape[1] else block[:, numbers]
+            values = block if len(numbers) == len(block) else block[numbers]
             gone = np.isnan(values)
-            scaled = (values - means) / scales
+            scaled = (values - means[:, None]) / scales[:, None]
             np.copyto(scaled, 0.0, where=gone)
-            out[:, : len(numbers)] = scaled
-            out[:, len(numbers) : len(numbers) + len(indicated)] = gone[:, indicated]
+            out[:, : len(numbers)] = scaled.T
+            out[:, len(numbers) : len(numbers) + len(indicated)] = gone[indicated].T
         for at, start in places.items():
             column = self.columns[at]
             assert isinstance(column, Category)
-            column.fill(block[:, at], out[:, start : start + column.width])
+            column.fill(block[at], out[:, start : start + column.width])
         return out
 
     @cached_property

@@ -75,18 +75,18 @@ class Summary:
 def summarize(
     blocks: Iterable[Block], names: Sequence[str], texts: Sequence[Sequence[str] | None], rare: int
 ) -> Summary:
-    """The summary of one site's training rows, which come in blocks [n, d] of `ROWS` rows.
+    """The summary of one site's training rows, which come in blocks [columns, rows] of `ROWS` rows.
 
-    blocks: NaN where a value is missing; a category is an index into `texts` of its column, which is None for numbers.
+    NaN is a missing value; a category is an index into the `texts` of its column, which is None for numbers.
     rare: what occurs fewer times at the site is not told: a mean of two values would tell nearly both.
     """
     rows, (count, mean, squares) = 0, (np.zeros(len(names)) for _ in range(3))
     often = {at: np.zeros(len(known), np.int64) for at, known in enumerate(texts) if known is not None}
     for block in blocks:
-        rows += len(block)
+        rows += block.shape[1]
         count, mean, squares = _merged(count, mean, squares, *_moments(block))
         for at, counts in often.items():
-            values = block[:, at]
+            values = block[at]
             counts += np.bincount(values[~np.isnan(values)].astype(np.int64), minlength=len(counts))
     told: dict[str, Told] = {}
     for at, (name, known) in enumerate(zip(names, texts, strict=True)):
@@ -103,17 +103,21 @@ def summarize(
     return Summary(rows, told)
 
 
-def in_blocks(block: Block) -> Iterator[Block]:
-    """Rows as `summarize` takes them."""
-    return (block[start : start + ROWS] for start in range(0, len(block), ROWS))
+def in_blocks(columns: Block) -> Iterator[Block]:
+    """Columns [columns, rows] as `summarize` takes them."""
+    return (columns[:, start : start + ROWS] for start in range(0, columns.shape[1], ROWS))
 
 
 def _moments(block: Block) -> tuple[Block, Block, Block]:
     """(count, mean, sum of squared deviations) of each column, missing values left out."""
-    there = ~np.isnan(block)
-    count = there.sum(0).astype(np.float64)
-    mean = np.where(there, block, 0).sum(0) / np.maximum(count, 1)
-    return count, mean, (np.where(there, block - mean, 0) ** 2).sum(0)
+    gone = np.isnan(block)
+    some = bool(gone.any())
+    count = block.shape[1] - gone.sum(1).astype(np.float64)
+    mean = (np.where(gone, 0.0, block) if some else block).sum(1) / np.maximum(count, 1)
+    apart = block - mean[:, None]
+    if some:
+        np.copyto(apart, 0.0, where=gone)
+    return count, mean, np.einsum("ij,ij->i", apart, apart)
 
 
 def _merged(na: Any, ma: Any, qa: Any, nb: Any, mb: Any, qb: Any) -> tuple[Any, Any, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedxl.data.columns import File, open_table, require_column
 from fedxl.data.features import Features
@@ -181,9 +182,10 @@ def _read(features: Features, label: str, options: TableOptions) -> tuple[Keys, 
     counts = [0] * len(files)
     for number, block, texts in features.blocks(list(found)):
         chunks.append(block)
-        counts[number] += len(block)
+        counts[number] += block.shape[1]
         for name, column in texts.items():
             found[name].append(column)
+    pa.default_memory_pool().release_unused()
     columns = {name: pa.chunked_array(pieces, pa.string()) for name, pieces in found.items()}
     keys = keys_of(files, counts, columns, roles, options.positive, file_sites(files))
     splits = keys.splits
@@ -227,7 +229,7 @@ def _images(files: Sequence[File], label: str, options: TableOptions) -> Splits:
     x = resized(folder, [paths[row] for row in order.rows], image.size, cache, "images", image.channels, stamped=True)
     made = Preparation(image=image, **_about(keys, label, options))
     x = x.reshape(len(x), image.channels, image.size, image.size) if image.channels == 1 else x
-    return assemble(order, x, keys.labels, identities(files, keys, options.id), made)
+    return assemble(order, torch.from_numpy(x), keys.labels, identities(files, keys, options.id), made)
 
 
 def image_paths(files: Sequence[File], keys: Keys, column: str) -> list[str]:
