@@ -37,8 +37,8 @@ class Features:
 
     @property
     def texts(self) -> list[list[str] | None]:
-        """By column: the text of each index, None for numbers."""
-        return [list(self.index[name]) if self.kinds[name] == "category" else None for name in self.names]
+        """By column: the text of each index, None for numbers; of a column without any value there is none."""
+        return [None if self.kinds[name] == "number" else list(self.index[name]) for name in self.names]
 
     def blocks(self, more: Sequence[str] = ()) -> Iterator[tuple[int, Block, dict[str, Any]]]:
         """The rows of all files in batches: the file's number, the features, and these other columns as texts."""

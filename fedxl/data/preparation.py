@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -24,6 +25,8 @@ Inputs = npt.NDArray[np.float32]
 FORM = 1  # version of the file; a new number means other inputs for the same model
 NAME = "preparation.json"  # in a run's folder
 SMALLEST = 1e-30  # of a scale
+MOST_WIDTH = 8192  # inputs of a network
+MOST_TEXT = 4_000_000  # characters as JSON
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class Preparation:
         require(len(names) <= MOST_COLUMNS, f"a preparation has at most {MOST_COLUMNS} columns, not {len(names)}")
         require(len(set(names)) == len(names), "a preparation has a column twice")
         require(bool(self.columns) != bool(self.image), "a preparation has either columns or images")
+        require(self.width <= MOST_WIDTH, f"columns become {self.width:,} inputs, at most {MOST_WIDTH:,}; drop some")
         texts = (*names, self.label, self.positive, self.negative, self.site, self.id)
         require(all(len(text) <= LONGEST for text in texts), f"a name has more than {LONGEST} characters")
 
@@ -177,6 +181,19 @@ class Preparation:
         rest = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"form": FORM, **rest, "columns": columns, "image": self.image and asdict(self.image)}
 
+    def to_text(self) -> str:
+        return json.dumps(self.to_json(), indent=1) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str | bytes) -> Preparation:
+        """What `to_text` gave, or one line."""
+        require(len(text) <= MOST_TEXT, "the preparation of the data is too long")
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            raise UserError("cannot read the preparation of the data: it is not JSON") from None
+        return cls.from_json(content)
+
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Preparation:
         """What `to_json` gave, or one line: it may come from another party."""
@@ -201,9 +218,10 @@ def _column(content: Mapping[str, Any]) -> Number | Category:
     return call(Category, given, "column")
 
 
-def fit(summary: Summary, **about: Any) -> Preparation:
-    """The preparation that follows from the training data of all sites; about: the other fields."""
-    return Preparation(columns=tuple(_fitted(name, told) for name, told in summary.columns.items()), **about)
+def fit(summary: Summary) -> Preparation:
+    """The preparation that follows from the training data of all sites."""
+    columns = tuple(_fitted(name, told) for name, told in summary.columns.items())
+    return Preparation(columns=columns, **summary.about)  # type: ignore[arg-type]
 
 
 def _fitted(name: str, told: Any) -> Number | Category:

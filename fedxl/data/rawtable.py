@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedxl.data.federation import Federation, Split, Splits
-from fedxl.data.holdout import SPLITS, TRAIN
+from fedxl.data.holdout import SPLITS, TEST, TRAIN, VALIDATION
 from fedxl.data.preparation import Category, Preparation, fit
 from fedxl.data.source import TensorSource
 from fedxl.data.summary import ROWS as BLOCK
@@ -109,8 +109,16 @@ def assemble(
     order: Order, x: Tensor, labels: Indices, ids: Callable[[Indices], list[str]], made: Preparation
 ) -> Splits:
     """Splits of rows that are already in order; ids: what identifies rows of the file."""
-    parts, y = order.parts(), torch.from_numpy(labels[order.rows])
-    count = order.split(TRAIN).stop
+    parts, count = order.parts(), order.split(TRAIN).stop
+    y = torch.from_numpy(labels[order.rows])
+    train = Federation(TensorSource(x[:count], y[:count]), parts)
+    return Splits(train, *held_back(order, x, y, ids), order.names, made)
+
+
+def held_back(
+    order: Order, x: Tensor, y: Tensor, ids: Callable[[Indices], list[str]]
+) -> tuple[Split | None, Split | None]:
+    """Validation and test data, where there are any."""
 
     def held(split: int) -> Split | None:
         where = order.split(split)
@@ -120,7 +128,7 @@ def assemble(
         sites = np.repeat(np.arange(len(order.names)), [part.stop - part.start for part in sizes])
         return Split(x[where], y[where], sites, ids(order.rows[where]))
 
-    return Splits(Federation(TensorSource(x[:count], y[:count]), parts), held(1), held(2), order.names, made)
+    return held(VALIDATION), held(TEST)
 
 
 @dataclass
@@ -130,15 +138,15 @@ class RawTable:
     order: Order
     chunks: Chunks  # of the file's rows, as are labels and ids
     columns: list[str]
-    texts: list[list[str] | None]  # by column: the text of each index; None for numbers
+    texts: list[list[str] | None]  # by column: the text of each index; None for numbers, empty if it has no value
     labels: Indices
     ids: Callable[[Indices], list[str]]
-    about: dict[str, Any]  # the other fields of a preparation
+    about: dict[str, str]  # the other fields of a preparation
     rare: int
 
     def summary(self, site: int) -> Summary:
         """What a site tells of its training rows."""
-        return summarize(self.blocks(site, TRAIN), self.columns, self.texts, self.rare)
+        return summarize(self.blocks(site, TRAIN), self.columns, self.texts, self.rare, self.about)
 
     def blocks(self, site: int, split: int) -> Iterator[Block]:
         """A site's rows of a split."""
@@ -150,17 +158,23 @@ class RawTable:
         self.order.parts()
         with ThreadPoolExecutor(os.cpu_count()) as workers:
             told = workers.map(self.summary, range(len(self.order.names)))
-            return fit(merge(dict(zip(self.order.names, told, strict=True))), **self.about)
+            return fit(merge(dict(zip(self.order.names, told, strict=True))))
 
     def splits(self, made: Preparation) -> Splits:
         """The rows as a network's inputs. The table is empty afterwards."""
+        return assemble(self.order, self._inputs(made), self.labels, self.ids, made)
+
+    def held_back(self, made: Preparation) -> tuple[Split | None, Split | None]:
+        """Validation and test data alone, of a table that need not have others. It is empty afterwards."""
+        return held_back(self.order, self._inputs(made), torch.from_numpy(self.labels[self.order.rows]), self.ids)
+
+    def _inputs(self, made: Preparation) -> Tensor:
         recode = recoding(made, self.columns, self.texts)
         x = torch.empty(self.chunks.count, made.width)
-        inputs: Any = x.numpy()
+        inputs = x.numpy()
         self.chunks.drain(lambda rows, block: made.apply(recode(block), inputs[rows]))
         # The file's order becomes ours now, when numbers take half the memory that they took when they were read.
-        x, inputs = x[torch.from_numpy(self.order.rows)], None
-        return assemble(self.order, x, self.labels, self.ids, made)
+        return x[torch.from_numpy(self.order.rows)]
 
 
 def recoding(
@@ -172,15 +186,16 @@ def recoding(
     """
     wanted = {column.name: column for column in made.columns}
     require(list(wanted) == list(columns), f"the preparation is of the columns {_some(wanted)}, not {_some(columns)}")
-    places: Mapping[int, Block] = {}
+    places: dict[int, Block] = {}
     for at, (name, known) in enumerate(zip(columns, texts, strict=True)):
         column = wanted[name]
+        where = f"in column '{printable(name)}'"
         if isinstance(column, Category):
+            require(known is not None, f"the preparation has categories {where}, the table has numbers")
             index = {text: float(place) for place, text in enumerate(column.values)}
-            # None: the table has no value in this column, of any kind.
-            places = {**places, at: np.array([*(index.get(text, np.nan) for text in known or ()), np.nan])}
+            places[at] = np.array([*(index.get(text, np.nan) for text in known or ()), np.nan])
         else:
-            require(known is None, f"the preparation has numbers in column '{printable(name)}', the table has texts")
+            require(not known, f"the preparation has numbers {where}, the table has texts")
 
     def recode(block: Block) -> Block:
         if not places:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ ROWS = 4096  # summed at a time: a site comes to the same bits wherever it sums,
 LARGEST = 1e30  # of a number: its square has room in every type, and nothing that was measured is larger
 MOST_CATEGORIES = 256  # of one column
 COUNT = 2**53
+MOST_TEXT = 4_000_000  # characters of a summary as JSON
+ABOUT = ("label", "positive", "negative", "site", "id", "delimiter")
 
 
 class Numbers(NamedTuple):
@@ -54,18 +57,21 @@ class Summary:
 
     rows: int
     columns: Mapping[str, Told]
+    about: Mapping[str, str] = field(default_factory=dict)  # of `ABOUT`: the label's column and its values, and so on
 
     def to_json(self) -> str:
         columns = {name: [KINDS[type(told)], *told] for name, told in self.columns.items()}
-        return json.dumps({"rows": self.rows, "columns": columns})
+        return json.dumps({"rows": self.rows, "columns": columns, "about": dict(self.about)})
 
     @classmethod
     def from_json(cls, text: str, examples: int) -> Summary:
         """What a site sent, if a site with so many examples can have sent it."""
+        if len(text) > MOST_TEXT:
+            raise RefusedError(f"its summary has more than {MOST_TEXT:,} characters")
         try:
             content = json.loads(text)
             found = {str(name): _told(told) for name, told in content["columns"].items()}
-            summary = cls(content["rows"], found)
+            summary = cls(content["rows"], found, dict(content["about"]))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise RefusedError("its summary of its columns cannot be read") from None
         _check(summary, examples)
@@ -73,7 +79,11 @@ class Summary:
 
 
 def summarize(
-    blocks: Iterable[Block], names: Sequence[str], texts: Sequence[Sequence[str] | None], rare: int
+    blocks: Iterable[Block],
+    names: Sequence[str],
+    texts: Sequence[Sequence[str] | None],
+    rare: int,
+    about: Mapping[str, str] = MappingProxyType({}),
 ) -> Summary:
     """The summary of one site's training rows, which come in blocks [columns, rows] of `ROWS` rows.
 
@@ -100,7 +110,7 @@ def summarize(
             enough = present >= rare
             moments = (float(mean[at]), float(squares[at]))
             told[name] = Numbers(present, missing, *moments) if enough else Numbers(0, missing)
-    return Summary(rows, told)
+    return Summary(rows, told, about)
 
 
 def in_blocks(columns: Block) -> Iterator[Block]:
@@ -135,7 +145,18 @@ def merge(summaries: Mapping[str, Summary]) -> Summary:
     for site, summary in summaries.items():
         _require_same(names, list(summary.columns), first, site)
     columns = {name: _merge_column(name, {s: each.columns[name] for s, each in summaries.items()}) for name in names}
-    return Summary(sum(summary.rows for summary in summaries.values()), columns)
+    _require_one_label(summaries)
+    return Summary(sum(summary.rows for summary in summaries.values()), columns, summaries[first].about)
+
+
+def _require_one_label(summaries: Mapping[str, Summary]) -> None:
+    """That all sites predict the same."""
+    told = {site: tuple(each.about.get(name, "") for name in ABOUT[:3]) for site, each in summaries.items()}
+    (first, ours), *others = told.items()
+    for site, theirs in others:
+        if theirs != ours:
+            labels = (f"'{printable(l)}' ('{printable(p)}' or '{printable(n)}')" for l, p, n in (ours, theirs))
+            raise UserError(f"{first} predicts {next(labels)}, but {site} {next(labels)}")
 
 
 def _require_same(ours: list[str], theirs: list[str], first: str, site: str) -> None:
@@ -193,6 +214,9 @@ def _check(summary: Summary, examples: int) -> None:
     """Refuse numbers that no honest site can have; all sites' data would be scaled by them."""
     if not _whole(summary.rows) or summary.rows != examples:
         raise RefusedError(f"its summary is of {printable(summary.rows)} rows, but it has {examples} examples")
+    texts = all(isinstance(text, str) and len(text) <= LONGEST for text in summary.about.values())
+    if not texts or not {*summary.about} <= {*ABOUT}:
+        raise RefusedError("what its summary says of its label cannot be read")
     if not 0 < len(summary.columns) <= MOST_COLUMNS:
         raise RefusedError(f"its summary has {len(summary.columns)} columns")
     for name, told in summary.columns.items():

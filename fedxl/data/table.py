@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,8 @@ class TableOptions:
     """Settings of tables."""
 
     positive: Value | None = None  # the label's value that is positive; not needed for 0 and 1, or true and false
-    site: str = ""  # the column that names the site; "": one site for each file, called by the file or its folder
+    site: str = ""  # the column that names the site; "": one site for each file, called as the file or its folder
+    called: str = ""  # the site's name, if there is one file and no such column; "": as the file
     split: str = ""  # the column that says train, validation or test; "": they are drawn
     group: str = ""  # the column of patients or the like: a group is never in two splits that are drawn
     id: str = ""  # the column that identifies a row in predictions; "": its number, from 1
@@ -93,12 +93,9 @@ def unfitted(path: str | tuple[str, ...], label: str, options: TableOptions = Ta
 def load_preparation(path: Path) -> Preparation:
     """The preparation in a file, such as a run's preparation.json."""
     try:
-        content = json.loads(read_bytes(path))
+        return Preparation.from_text(read_bytes(path))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}; preparation must name a preparation.json") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"cannot read {path}: it is not JSON") from None
-    return Preparation.from_json(content)
 
 
 def open_files(path: str | tuple[str, ...], label: str, options: TableOptions) -> list[File]:
@@ -139,8 +136,10 @@ def _require_same_columns(first: File, file: File, but: set[str]) -> None:
             raise UserError(f"{told}; name it in drop, or list what to use in columns")
 
 
-def file_sites(files: Sequence[File]) -> list[str]:
+def file_sites(files: Sequence[File], called: str = "") -> list[str]:
     """A site's name for each file: its own, or its folder's where all files are called alike."""
+    if len(files) == 1 and called:
+        return [called]
     for names in ([_stem(f.path) for f in files], [f.path.resolve().parent.name for f in files]):
         if len(set(names)) == len(names):
             return names
@@ -187,7 +186,7 @@ def _read(features: Features, label: str, options: TableOptions) -> tuple[Keys, 
             found[name].append(column)
     pa.default_memory_pool().release_unused()
     columns = {name: pa.chunked_array(pieces, pa.string()) for name, pieces in found.items()}
-    keys = keys_of(files, counts, columns, roles, options.positive, file_sites(files))
+    keys = keys_of(files, counts, columns, roles, options.positive, file_sites(files, options.called))
     splits = keys.splits
     if splits is None:
         shares = (options.validation, options.test)
