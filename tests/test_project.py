@@ -27,7 +27,7 @@ LAYERS = [
     {"engine"},
     {"training"},
     {"config"},
-    {"reporting"},
+    {"reporting", "prediction"},
     {"experiments", "deploy"},
     {"cli"},
 ]

@@ -23,7 +23,7 @@ from fedxl.engine.simulator import Simulator
 from fedxl.errors import require
 from fedxl.models import check_output, weights_of
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
-from fedxl.training.members import members, numbered
+from fedxl.training.members import Form, members, numbered
 from fedxl.training.problem import Problem, assemble, check_data
 from fedxl.training.settings import Settings
 
@@ -65,6 +65,11 @@ class Simulation:
     def _probe(self) -> Tensor:
         x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
         return floats_as(x.to(self.problem.device), self.problem.dtype)
+
+    @property
+    def form(self) -> Form:
+        dtype = str(self.probe.dtype).removeprefix("torch.")
+        return Form(tuple(self.probe.shape[1:]), dtype, self.problem.risk.score_shape)
 
     def _executor(self) -> Executor:
         run, cohort = self.problem.settings, self.cohort or self.num_clients

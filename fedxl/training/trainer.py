@@ -23,7 +23,8 @@ from fedxl.options import call
 from fedxl.training.checkpoint import Checkpoint
 from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites, value_of
 from fedxl.training.health import COLLAPSED, Watch
-from fedxl.training.members import ABOUT, Member, about
+from fedxl.training.members import ABOUT, Form, Member, about
+from fedxl.training.predict import Prediction, decision_for, examples, predict, scorer_of
 from fedxl.training.problem import Problem
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
 from fedxl.training.rundir import RunDir
@@ -56,12 +57,37 @@ class Result:
     traffic: Traffic | None = None  # bytes that a client receives and sends in a round
     interrupted: bool = False  # whether it was stopped before its last round
     server: ServerState | None = field(default=None, repr=False)  # the state after the last round
+    form: Form | None = field(default=None, repr=False)  # what its network takes and gives
 
     @property
     def test_scores(self) -> tuple[Floats, Floats] | None:
         """Raw scores and labels of the test data."""
         test = self.scored.get("test")
         return None if test is None else (test.scores, test.labels.astype(np.float64))
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        calibration: str = "platt",
+        specificity: float | None = None,
+        sensitivity: float | None = None,
+    ) -> Prediction:
+        """Scores of new examples; with validation data, calibrated probabilities and classes, too.
+
+        Args:
+            x: Examples as the clients of `fit` hold them.
+            calibration: platt or isotonic, fitted to the validation scores.
+            specificity: The threshold between the classes reaches this on validation data; by default 0.9.
+            sensitivity: Or it reaches this.
+        """
+        require(self.form is not None, "this result does not say what its network takes; score with its model")
+        assert self.form is not None
+        from fedxl.evaluation.decision import Wish  # loads scipy, which training does not need
+
+        wish = Wish(calibration, specificity, sensitivity)
+        score = scorer_of(self.model, next(self.model.parameters()).device)
+        return predict(score, examples(x, self.form), self.form, decision_for(self.scored, wish))
 
 
 class Progress(NamedTuple):
@@ -121,6 +147,10 @@ class Trainable(Protocol):
         """Who takes part."""
 
     @property
+    def form(self) -> Form:
+        """What the network takes and gives."""
+
+    @property
     def description(self) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
 
@@ -141,7 +171,7 @@ def train(
         for name, text in (files or {}).items():
             folder.write(name, text)
         if not resume:
-            folder.write(ABOUT, about(task.description, task.members))
+            folder.write(ABOUT, about(task.description, task.members, task.form))
         return Trainer(task, hooks, folder, resume).train()
 
 
@@ -338,6 +368,7 @@ class Trainer:
             traffic=self.traffic,
             interrupted=interrupted,
             server=self.server,
+            form=task.form,
         )
 
     def _validated(self, chosen: Weights) -> Scored | None:
