@@ -84,7 +84,7 @@ class Decision:
         require(known, "a decision must have calibration, threshold and rule")
         threshold, rule, measured = content["threshold"], content["rule"], content.get("measured", {})
         number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
-        require(number and math.isfinite(threshold), "the threshold of a decision must be a finite number")
+        require(number and abs(threshold) < 1e300, "the threshold of a decision must be a finite number")
         require(isinstance(rule, str) and len(rule) < 100, "the rule of a decision must be a short text")
         require(isinstance(measured, dict), "what a decision reaches must be a table")
         return cls(calibrations.from_json(content["calibration"]), float(threshold), rule, measured)

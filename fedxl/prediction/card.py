@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ def card(about: Mapping[str, Any], judgement: Judgement | None) -> str:
         "## How good it is",
         *_metrics(judgement),
         "## What its scores mean",
-        *_decision(about),
+        *_decision(about, judgement),
         "## Training",
         *_training(about),
         "## Files",
@@ -105,32 +106,53 @@ def _sites(members: Sequence[Mapping[str, Any]]) -> str:
 def _metrics(judgement: Judgement | None) -> list[str]:
     if judgement is None:
         return ["The run kept no scores of held-back data, so nothing is known of it here."]
-    return []
+    parts = {"all together": judgement.pooled} | {text(name): judged for name, judged in judgement.sites.items()}
+    names = list(judgement.pooled.metrics)
+    rows = [
+        [name, f"{judged.positives + judged.negatives:,}", f"{judged.positives:,}"]
+        + [interval(judged.metrics[metric]._asdict()) for metric in names]
+        for name, judged in parts.items()
+    ]
+    said = [
+        f"Measured on {judgement.split} data, with intervals of {judgement.level:.0%}. The intervals are of the examples, "
+        "not of another training.",
+        table(["data of", "rows", "positives", *names], rows),
+        *(f"Note: {text(note)}." for note in judgement.notes),
+    ]
+    if judgement.pooled.brier is not None and judgement.pooled.reliability is not None:
+        error = judgement.pooled.reliability.error
+        said.append(f"Calibrated probabilities: Brier score {judgement.pooled.brier:.4f}, calibration error {error:.4f}.")
+    return said
 
 
-def _decision(about: Mapping[str, Any]) -> list[str]:
+def _decision(about: Mapping[str, Any], judgement: Judgement | None) -> list[str]:
     decision = about.get("decision")
     if decision is None:
         return [f"Nothing but an order: no calibration and no threshold, because {text(about['undecided'])}."]
     measured = decision["measured"]
     kind = {"platt": "Platt scaling (a logistic curve)", "isotonic": "isotonic regression"}
     share = measured["positives"] / measured["examples"]
+    columns = ["on validation data, which chose it"]
     rows = [[name, interval(measured[name])] for name in ("sensitivity", "specificity", "ppv", "npv")]
+    point = None if judgement is None else judgement.pooled.points.get(decision["rule"])
+    if judgement is not None and judgement.split == "test" and point is not None:
+        columns.append("on test data")
+        rows = [[name, value, interval(getattr(point, name)._asdict())] for name, value in rows]
     return [
         f"Probabilities: {kind[decision['calibration']['kind']]}, fitted to {measured['examples']:,} validation scores, "
         f"of which {share:.1%} are positive.",
         f"Class 1 from a raw score of {decision['threshold']:.6g} on: the threshold that reaches {text(decision['rule'])} "
-        "on the validation data. There it has:",
-        table(["on validation data", "value (interval)"], rows),
+        "on the validation data.",
+        table(["", *columns], rows),
     ]
 
 
 def interval(found: Mapping[str, Any]) -> str:
     """A metric with its interval, as far as both are known."""
     value, low, high = (found.get(name) for name in ("value", "low", "high"))
-    if value is None:
+    if value is None or math.isnan(value):
         return "not defined"
-    if low is None or high is None:
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
         return f"{value:.3f}"
     return f"{value:.3f} ({low:.3f} to {high:.3f})"
 

@@ -12,7 +12,8 @@ from torch import nn
 from fedxl import __version__
 from fedxl.errors import UserError, require
 from fedxl.evaluation.decision import Decision, Wish, why_undecided
-from fedxl.evaluation.judgement import Judgement, judge
+from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judgement, judge
+from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically, write_json
 from fedxl.prediction import card
 from fedxl.prediction.exported import CARD, DESCRIPTION, FORMAT, Exported, digest, is_exported, read_exported
@@ -56,13 +57,14 @@ def export(
     require(free, f"{target} holds something else; choose another folder")
     named = found.model is not None
     network = _network(found, model, allow_code, onnx)
-    decision = decision_for(found.scored, wish or Wish())
+    wish = wish or Wish()
+    decision = decision_for(found.scored, wish)
     checked = to_onnx(network, found.form) if onnx and network is not None else None
     if not named:
         say(NOT_REBUILT if checked else ONLY_WEIGHTS)
     if decision is None:
         say(f"no calibration and no threshold: {why_undecided(found.scored)}")
-    judgement = judge(found.scored) if found.scored else None
+    judgement = _judged(found.scored, wish)
     _write(target, found, decision, checked, judgement)
     return read_exported(target)
 
@@ -72,6 +74,22 @@ def _network(run: FinishedRun, given: nn.Module | None, allow_code: bool, onnx: 
     if run.model is None and given is None and not onnx:
         return None
     return run.network(given, allow_code)
+
+
+def _judged(scored: Mapping[str, Scored], wish: Wish) -> Judgement | None:
+    """What the run's scores say, at the usual operating points and the one that is exported."""
+    if not any(len(each) for each in scored.values()):
+        return None
+    more = {"specificities": (*SPECIFICITIES, wish.specificity), "sensitivities": (*SENSITIVITIES, wish.sensitivity)}
+    points = {name: tuple(sorted({share for share in shares if share is not None})) for name, shares in more.items()}
+    return judge(scored, calibration=wish.calibration, **points)
+
+
+def _shortened(judgement: Judgement) -> dict[str, Any]:
+    """Without curves for each site, which would make the file of a hundred sites long."""
+    content = judgement.to_json()
+    kept = ("positives", "negatives", "metrics", "points", "brier")
+    return {**content, "sites": {site: {key: told[key] for key in kept} for site, told in content["sites"].items()}}
 
 
 def _write(
@@ -116,7 +134,7 @@ def description(
         "undecided": why_undecided(run.scored),
         "onnx": checked,
         "training": {**_without_paths(run.about), "best_round": run.best_round},
-        "judgement": None if judgement is None else judgement.to_json(),
+        "judgement": None if judgement is None else _shortened(judgement),
     }
     return plain(content)  # type: ignore[no-any-return]
 

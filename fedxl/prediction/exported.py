@@ -73,7 +73,7 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> Exported:
     require(model is None or isinstance(model, dict), "model must be a table or null")
     require(model is None or isinstance(model.get("name"), str), "model.name must be a text")
     dtype = content.get("weights_dtype")
-    require(dtype in DTYPES, f"weights_dtype must be one of {', '.join(DTYPES)}")
+    require(isinstance(dtype, str) and dtype in DTYPES, f"weights_dtype must be one of {', '.join(DTYPES)}")
     preparation, decision = content.get("preparation"), content.get("decision")
     digests = convert(content.get("files"), dict, "files")
     for name, value in digests.items():
