@@ -195,7 +195,9 @@ def simulate(config: Config, announce: Callable[[str], None]) -> Simulation:
     model = build_model(config, splits.train.example_shape, algorithm.risk)
     held_back = {"validation": splits.validation, "test": splits.test}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
-    return Simulation(model, splits.train, algorithm, settings, held_back, announce, sections, splits.names)
+    return Simulation(
+        model, splits.train, algorithm, settings, held_back, announce, sections, splits.names, splits.preparation
+    )
 
 
 def advise(config: Config) -> Advice:

@@ -10,6 +10,7 @@ from fedxl.data.cifar import cifar10, cifar100
 from fedxl.data.digits import digits
 from fedxl.data.federation import Federation, Split, Splits, from_arrays
 from fedxl.data.medmnist import medmnist
+from fedxl.data.table import table
 
 __all__ = [
     "DATASETS",
@@ -23,10 +24,12 @@ __all__ = [
     "from_arrays",
     "medmnist",
     "npz",
+    "table",
 ]
 
 DATASETS: Mapping[str, Callable[..., Splits]] = {
     "digits": digits,
+    "table": table,
     "npz": npz,
     "cifar10": cifar10,
     "cifar100": cifar100,

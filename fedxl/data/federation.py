@@ -13,6 +13,7 @@ from torch import Tensor
 from fedxl import sampling
 from fedxl.algorithms.protocol import DataFacts, Share
 from fedxl.data.augment import Augment
+from fedxl.data.preparation import Preparation
 from fedxl.data.source import Source, TensorSource, checked
 from fedxl.errors import require
 from fedxl.risks import Side, belongs
@@ -107,6 +108,7 @@ class Splits(NamedTuple):
     validation: Split | None
     test: Split | None
     names: Sequence[str] = ()  # of the clients; empty: they have numbers alone
+    preparation: Preparation | None = None  # how examples were made of files, which a run keeps with its model
 
 
 def from_arrays(clients: Iterable[tuple[Tensor, Tensor]]) -> Federation:

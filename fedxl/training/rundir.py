@@ -1,5 +1,6 @@
-"""A run's folder: config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz and model.safetensors.
+"""A run's folder: settings, metrics, checkpoints and the model.
 
+It holds config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz, preparation.json and model.safetensors.
 Only one process writes to it.
 """
 

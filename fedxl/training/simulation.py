@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.federation import Federation, Split, weigh
+from fedxl.data.preparation import Preparation
 from fedxl.data.source import fingerprint, floats_as
 from fedxl.digest import add_tensor
 from fedxl.engine.choose import choose, executor, possible
@@ -41,11 +42,13 @@ class Simulation:
         announce: Callable[[str], None],
         sections: Mapping[str, Any] | None = None,
         names: Sequence[str] = (),
+        preparation: Preparation | None = None,
     ) -> None:
         """pairs: validation and test data. sections: the tables of a config, which a resumed run must match.
 
-        names: of the clients, if they have any.
+        names: of the clients, if they have any. preparation: how the data were made of files, to keep with the model.
         """
+        self.preparation = preparation
         require(len(names) in (0, len(federation.parts)), f"{len(federation.parts)} clients have {len(names)} names")
         self.names = tuple(names) or numbered(len(federation.parts))
         self.members = members(self.names, federation.holdings())

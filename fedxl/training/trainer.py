@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from fedxl import sampling, tree
 from fedxl.algorithms.protocol import AnyAlgorithm, ServerState
+from fedxl.data.preparation import NAME, Preparation
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights, load, weights_of
@@ -151,6 +153,10 @@ class Trainable(Protocol):
         """What the network takes and gives."""
 
     @property
+    def preparation(self) -> Preparation | None:
+        """How its data were made of files, if they were."""
+
+    @property
     def description(self) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
 
@@ -172,6 +178,8 @@ def train(
             folder.write(name, text)
         if not resume:
             folder.write(ABOUT, about(task.description, task.members, task.form))
+            if task.preparation is not None:
+                folder.write(NAME, json.dumps(task.preparation.to_json(), indent=1) + "\n")
         return Trainer(task, hooks, folder, resume).train()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fedxl.config.experiment import Config, build_problem, load_data
+from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
 from fedxl.deploy.provision.settings import ServerFile
 from fedxl.deploy.server.directory import Directory, SiteFacts
@@ -38,6 +39,7 @@ class ServerTask:
     members: Sequence[Member]
     form: Form
     description: dict[str, Any]
+    preparation: Preparation | None = None
 
 
 def serve(
