@@ -36,9 +36,7 @@ Allow = Annotated[
 
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or an exported one.")],
-    data: Annotated[
-        Path, typer.Argument(help="A table (CSV, Parquet), a folder of images, or an .npz file with x.")
-    ],
+    data: Annotated[Path, typer.Argument(help="A table (CSV, Parquet), a folder of images, or an .npz file with x.")],
     target: Annotated[Path, typer.Option("--out", "-o", help="Where predictions go: .csv or .parquet.")],
     calibration: Calibrated = "platt",
     specificity: Specificity = None,
@@ -54,7 +52,9 @@ def predict(
     from fedxl.evaluation.decision import Wish
     from fedxl.prediction import inputs, predictor, table
 
-    require(target.resolve() != data.resolve(), f"{target} is the data themselves; choose another file for the scores")
+    require(
+        target.resolve() != data.resolve(), f"{target} is the data themselves; choose another file for the scores"
+    )
     wish = Wish(calibration, specificity, sensitivity)
     require(threshold is None or not wish.asks, "give a threshold, or what it must reach, not both")
     found = predictor.load(
@@ -71,7 +71,7 @@ def predict(
         if found.decision.calibration.note:
             _say(f"probabilities: {found.decision.calibration.note}")
     if changed:
-        _say(f"{changed} identities begin like a formula and have an apostrophe before them; .parquet keeps them as they are")
+        _say(f"{changed} identities begin like a formula and got an apostrophe; .parquet keeps them as they are")
     _say(f"{len(rows.rows):,} predictions in {target}")
 
 
@@ -90,12 +90,13 @@ def export(
     """Write the model for use elsewhere: weights, ONNX, a description and a model card."""
     from fedxl.evaluation.decision import Wish
     from fedxl.prediction import export as exports
+    from fedxl.prediction.exported import DESCRIPTION
 
     wish = Wish(calibration, specificity, sensitivity)
     written = exports.export(
         folder, target, onnx=onnx, wish=wish, model=_network(model), allow_code=allow_code, say=_say
     )
-    _say(f"in {written.path}: {', '.join(sorted([*written.digests, exports.DESCRIPTION]))}")
+    _say(f"in {written.path}: {', '.join(sorted([*written.digests, DESCRIPTION]))}")
 
 
 def _network(name: str) -> nn.Module | None:

@@ -116,4 +116,3 @@ def decide(splits: Mapping[str, Scored], wish: Wish | None = None) -> Decision:
     }
     fitted = calibrations.fit(wish.calibration, found.scores, found.labels)
     return Decision(fitted, float(point.threshold), wish.rule, measured)
-

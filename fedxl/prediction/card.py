@@ -72,8 +72,8 @@ def _summary(about: Mapping[str, Any]) -> str:
     risk = settings.get("risk.name") or settings.get("task.risk_name") or "an X-risk"
     network = (about.get("model") or {}).get("name", "a network of the user's own")
     return (
-        f"A binary classifier, {text(network)} for examples of shape {list(about['shape'])}, trained on {rows:,} rows of "
-        f"{len(members)} sites that did not pool them. It was trained to rank positives above negatives "
+        f"A binary classifier, {text(network)} for examples of shape {list(about['shape'])}, trained on {rows:,} rows "
+        f"of {len(members)} sites that did not pool them. It was trained to rank positives above negatives "
         f"({text(risk)}, by {text(settings.get('algorithm.name', 'fedxl'))})."
     )
 
@@ -83,7 +83,10 @@ def _use(about: Mapping[str, Any]) -> str:
     prepared = about.get("preparation")
     if prepared is None:
         lines[1] = "fedxl predict . new.npz -o scores.csv"
-        lines += ["", f"`new.npz` holds `x`, an array [n, {', '.join(map(str, about['shape']))}], prepared as in training."]
+        lines += [
+            "",
+            f"`new.npz` holds `x`, an array [n, {', '.join(map(str, about['shape']))}], prepared as in training.",
+        ]
     else:
         lines += ["", "Files are prepared as the training data were; `model.json` says how, under `preparation`."]
     if about.get("onnx"):
@@ -114,14 +117,16 @@ def _metrics(judgement: Judgement | None) -> list[str]:
         for name, judged in parts.items()
     ]
     said = [
-        f"Measured on {judgement.split} data, with intervals of {judgement.level:.0%}. The intervals are of the examples, "
-        "not of another training.",
+        f"Measured on {judgement.split} data, with intervals of {judgement.level:.0%}. The intervals are of the "
+        "examples, not of another training.",
         table(["data of", "rows", "positives", *names], rows),
         *(f"Note: {text(note)}." for note in judgement.notes),
     ]
     if judgement.pooled.brier is not None and judgement.pooled.reliability is not None:
         error = judgement.pooled.reliability.error
-        said.append(f"Calibrated probabilities: Brier score {judgement.pooled.brier:.4f}, calibration error {error:.4f}.")
+        said.append(
+            f"Calibrated probabilities: Brier score {judgement.pooled.brier:.4f}, calibration error {error:.4f}."
+        )
     return said
 
 
@@ -139,10 +144,10 @@ def _decision(about: Mapping[str, Any], judgement: Judgement | None) -> list[str
         columns.append("on test data")
         rows = [[name, value, interval(getattr(point, name)._asdict())] for name, value in rows]
     return [
-        f"Probabilities: {kind[decision['calibration']['kind']]}, fitted to {measured['examples']:,} validation scores, "
-        f"of which {share:.1%} are positive.",
-        f"Class 1 from a raw score of {decision['threshold']:.6g} on: the threshold that reaches {text(decision['rule'])} "
-        "on the validation data.",
+        f"Probabilities: {kind[decision['calibration']['kind']]}, fitted to {measured['examples']:,} validation "
+        f"scores, of which {share:.1%} are positive.",
+        f"Class 1 from a raw score of {decision['threshold']:.6g} on: the threshold that reaches "
+        f"{text(decision['rule'])} on the validation data.",
         table(["", *columns], rows),
     ]
 
@@ -161,13 +166,17 @@ def _training(about: Mapping[str, Any]) -> list[str]:
     training = about["training"]
     settings = training["settings"]
     chosen = f", round {training['best_round']} chosen on validation data" if training.get("best_round") else ""
-    parts = [f"Begun {text(training.get('begun', 'at a time that is not recorded'))}{chosen}. fedxl {about['fedxl']}, "
-             f"torch {about['torch']}."]  # fmt: skip
+    begun = text(training.get("begun", "at a time that is not recorded"))
+    parts = [f"Begun {begun}{chosen}. fedxl {about['fedxl']}, torch {about['torch']}."]
     config = reproduced(settings)
     if "server.sites" in settings:
         return [*parts, "It was trained across real sites; the server's file had:", _code(config, "toml")]
     if config:
-        return [*parts, "To reproduce it, `fedxl train config.toml`, with the data where `[data]` says:", _code(config, "toml")]
+        return [
+            *parts,
+            "To reproduce it, `fedxl train config.toml`, with the data where `[data]` says:",
+            _code(config, "toml"),
+        ]
     lines = "\n".join(f"{key} = {value!r}" for key, value in settings.items())
     return [*parts, "It was trained from Python, with these settings:", _code(lines)]
 
@@ -191,6 +200,9 @@ def _code(content: str, language: str = "") -> str:
 
 
 def _files(about: Mapping[str, Any]) -> str:
-    rows = [["`model.safetensors`", "the weights"], ["`model.json`", "all that is needed to use them, and digests of the files"]]
+    rows = [
+        ["`model.safetensors`", "the weights"],
+        ["`model.json`", "all that is needed to use them, and digests of the files"],
+    ]
     rows += [["`model.onnx`", "the network for ONNX Runtime and other programs"]] if about.get("onnx") else []
     return table(["file", ""], rows)

@@ -80,9 +80,14 @@ def _judged(scored: Mapping[str, Scored], wish: Wish) -> Judgement | None:
     """What the run's scores say, at the usual operating points and the one that is exported."""
     if not any(len(each) for each in scored.values()):
         return None
-    more = {"specificities": (*SPECIFICITIES, wish.specificity), "sensitivities": (*SENSITIVITIES, wish.sensitivity)}
-    points = {name: tuple(sorted({share for share in shares if share is not None})) for name, shares in more.items()}
-    return judge(scored, calibration=wish.calibration, **points)
+    specificities = {*SPECIFICITIES} | ({wish.specificity} if wish.specificity is not None else set())
+    sensitivities = {*SENSITIVITIES} | ({wish.sensitivity} if wish.sensitivity is not None else set())
+    return judge(
+        scored,
+        calibration=wish.calibration,
+        specificities=sorted(specificities),
+        sensitivities=sorted(sensitivities),
+    )
 
 
 def _shortened(judgement: Judgement) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def read_rows(path: Path, preparation: Preparation | None) -> Rows:
     if preparation is None:
         require(
             arrays,
-            f"this model was trained on arrays, so it does not know how to prepare {path}; give it an .npz file with x",
+            f"this model was trained on arrays and does not know how to prepare {path}; give it an .npz file with x",
         )
         return _arrays(path)
     require(not arrays, f"this model prepares {_kind(preparation)} itself; give it one of those instead of {path}")
@@ -39,12 +39,16 @@ def _arrays(path: Path) -> Rows:
     found = read(path, f"there is no file {path}")
     require("x" in found, f"{path} lacks the array x; it must hold x, and may hold y and rows")
     x, y, names = found["x"], found.get("y"), found.get("rows")
-    require(x.dtype.kind in "biuf" and x.ndim >= 2, f"{path}: x must hold rows of numbers, not {x.dtype} {list(x.shape)}")
+    require(
+        x.dtype.kind in "biuf" and x.ndim >= 2, f"{path}: x must hold rows of numbers, not {x.dtype} {list(x.shape)}"
+    )
     require(len(x) > 0, f"{path} holds no rows")
     right = names is None or names.shape == (len(x),)
     require(right, f"{path}: rows must name each of the {len(x)} examples")
     numbered = [str(number) for number in range(len(x))]
-    return Rows(floats(x), numbered if names is None else [str(name) for name in names], _labels(y, len(x), path), None)
+    return Rows(
+        floats(x), numbered if names is None else [str(name) for name in names], _labels(y, len(x), path), None
+    )
 
 
 def _labels(y: np.ndarray | None, count: int, path: Path) -> np.ndarray | None:

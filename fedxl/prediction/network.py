@@ -43,7 +43,7 @@ def rebuilt(model: Mapping[str, Any], form: Form, dtype: str, allow_code: bool) 
 
 
 def with_weights(network: nn.Module, content: bytes, path: Path) -> nn.Module:
-    """The network with the weights in a file's content, in evaluation mode; one line if they are another network's."""
+    """The network with the weights of a file, in evaluation mode; one line if they are another network's."""
     tensors = tensors_in(content, path)
     own = network.state_dict()
     for name, tensor in own.items():

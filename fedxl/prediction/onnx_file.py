@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +78,9 @@ def _exported(scores: nn.Module, form: Form) -> Any:
             )
             return program.model_proto
     except Exception as error:  # the exporter may raise anything on a user's network
-        raise UserError(f"torch cannot write this network as ONNX: {first_line(error)}; --no-onnx leaves it out") from error
+        raise UserError(
+            f"torch cannot write this network as ONNX: {first_line(error)}; --no-onnx leaves it out"
+        ) from error
 
 
 @contextmanager
@@ -155,7 +158,9 @@ def scorer(content: bytes) -> Any:
         try:
             found = session.run(None, {entry.name: given.cpu().numpy()})[0]
         except Exception as error:
-            raise UserError(f"{ONNX} cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}") from None
+            raise UserError(
+                f"{ONNX} cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}"
+            ) from None
         return torch.from_numpy(np.asarray(found))
 
     return score
@@ -164,7 +169,7 @@ def scorer(content: bytes) -> Any:
 def _require_closed(content: bytes) -> None:
     """Refuse a file that names other files, which the runtime would read, wherever they lie."""
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from onnx.external_data_helper import _get_all_tensors, uses_external_data
 
     try:
@@ -177,9 +182,8 @@ def _require_closed(content: bytes) -> None:
 
 def require_extra() -> None:
     """One line if the packages for ONNX are not there."""
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"ONNX needs {error.name}; pip install 'fedxl[export]', or --no-onnx leaves it out") from None
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            import_module(name)
+        except ImportError:
+            raise UserError(f"ONNX needs {name}; pip install 'fedxl[export]', or --no-onnx leaves it out") from None

@@ -22,8 +22,8 @@ from fedxl.training.rundir import SCORES, read_metrics
 from fedxl.training.settings import DTYPES
 
 OWN = (
-    "the network of this run was an object in Python, and its code is not in the folder; name the function that builds "
-    "it, --model package.module:factory (in Python model=...)"
+    "the network of this run was an object in Python, and its code is not in the folder; name the function that "
+    "builds it, --model package.module:factory (in Python model=...)"
 )
 
 
@@ -70,7 +70,7 @@ def is_run(path: Path) -> bool:
 
 def read_run(path: Path) -> FinishedRun:
     """A finished run; one line if the folder holds none."""
-    old = f"{path} holds a run of an older version of fedxl, which did not record what its network takes; train it again"
+    old = f"{path} holds a run of an older version, which did not record what its network takes; train it again"
     try:
         about = read_json(path / ABOUT)
     except FileNotFoundError:
@@ -96,7 +96,9 @@ def read_form(content: Mapping[str, Any], path: Path) -> Form:
     form = Form(**{name: convert(content[name], kind, f"{path}: {name}") for name, kind in kinds.items()})
     sizes = (*form.shape, *form.score_shape)
     small = len(sizes) <= 8 and all(0 < size <= 10**6 for size in sizes)
-    require(small and len(form.shape) > 0, f"{path}: shapes of {list(form.shape)} and {list(form.score_shape)} are none")
+    require(
+        small and len(form.shape) > 0, f"{path}: shapes of {list(form.shape)} and {list(form.score_shape)} are none"
+    )
     kinds_of_numbers = (*DTYPES, "int64", "int32", "bool")
     require(form.dtype in kinds_of_numbers, f"{path}: dtype must be one of {', '.join(kinds_of_numbers)}")
     return form

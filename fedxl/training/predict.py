@@ -78,7 +78,9 @@ def _scored(score: Scorer, x: Tensor) -> Floats:
     except UserError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise UserError(f"the model cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}") from error
+        raise UserError(
+            f"the model cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}"
+        ) from error
     require(h.shape == (len(x),), f"the model gave scores of shape {list(h.shape)} for {len(x)} examples")
     return h.double().numpy()
 

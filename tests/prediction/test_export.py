@@ -71,7 +71,9 @@ def test_the_card_says_what_the_run_was(run, exported):
     assert f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})" in card
     about = json.loads((run / "run.json").read_text())
     for member in about["members"]:
-        assert f"| {member['name']} | {member['positives'] + member['negatives']:,} | {member['positives']:,} |" in card
+        assert (
+            f"| {member['name']} | {member['positives'] + member['negatives']:,} | {member['positives']:,} |" in card
+        )
     for title in ("What it is not for", "How good it is", "What its scores mean", "Training"):
         assert f"## {title}" in card
     # The config in the card is the run's own.
@@ -98,7 +100,9 @@ def test_the_operating_point_is_chosen_at_export(run, exported, npz, tmp_path):
 def test_a_network_of_the_users_own_predicts_by_onnx(tmp_path):
     data = digits(clients=4)
     options = {"validation": data.validation, "rounds": 2, "local_steps": 2, "eval_every": 1, "hooks": QUIET}
-    result = fedxl.fit(own_network(), data.train, fedxl.FeDXL2(fedxl.auroc(), lr=0.1), out=tmp_path / "run", **options)
+    result = fedxl.fit(
+        own_network(), data.train, fedxl.FeDXL2(fedxl.auroc(), lr=0.1), out=tmp_path / "run", **options
+    )
     with pytest.raises(UserError, match="its code is not in the folder"):
         export(tmp_path / "run")
     lines: list[str] = []
@@ -128,7 +132,11 @@ def test_an_export_replaces_an_export_and_nothing_else(run, tmp_path):
         export(run, tmp_path / "mine")
     export(run, tmp_path / "model")
     export(run, tmp_path / "model", onnx=False)
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["README.md", "model.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "README.md",
+        "model.json",
+        "model.safetensors",
+    ]
     with pytest.raises(UserError, match="holds no run"):
         export(tmp_path / "model")
 

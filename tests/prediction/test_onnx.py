@@ -69,7 +69,7 @@ def test_a_disagreement_is_an_error(monkeypatch):
         return exported(network, form)
 
     monkeypatch.setattr(onnx_file, "_exported", other)
-    with pytest.raises(UserError, match="ONNX and torch disagree by .*--no-onnx leaves it out"):
+    with pytest.raises(UserError, match=r"ONNX and torch disagree by .*--no-onnx leaves it out"):
         to_onnx(MODELS["linear"]((6,)), Form((6,), "float32", ()))
 
 
