@@ -11,7 +11,7 @@ from torch import nn
 
 from fedxl import registry
 from fedxl.errors import printable, require
-from fedxl.training.settings import pick_device
+from fedxl.evaluation.scored import Floats, Ints
 
 if TYPE_CHECKING:  # they load scipy, for which other commands need not wait
     from fedxl.evaluation.decision import Decision
@@ -49,16 +49,21 @@ def predict(
     device: Annotated[str, typer.Option(help="cpu, cuda, ..., or auto.")] = "auto",
 ) -> None:
     """Score new data: the identity of each row, its score, its calibrated probability and its class."""
-    from fedxl.evaluation.decision import Wish
     from fedxl.prediction import inputs, predictor, table
 
     require(
         target.resolve() != data.resolve(), f"{target} is the data themselves; choose another file for the scores"
     )
-    wish = Wish(calibration, specificity, sensitivity)
-    require(threshold is None or not wish.asks, "give a threshold, or what it must reach, not both")
+    asked = specificity is not None or sensitivity is not None
+    require(threshold is None or not asked, "give a threshold, or what it must reach, not both")
     found = predictor.load(
-        folder, wish=wish, model=_network(model), allow_code=allow_code, device=pick_device(device)
+        folder,
+        calibration=calibration,
+        specificity=specificity,
+        sensitivity=sensitivity,
+        model=_network(model),
+        allow_code=allow_code,
+        device=device,
     )
     found = found if threshold is None else found.with_threshold(threshold)
     rows = inputs.read_rows(data, found.preparation)
@@ -70,6 +75,8 @@ def predict(
         _say(_meaning(found.decision, _positive(found)))
         if found.decision.calibration.note:
             _say(f"probabilities: {found.decision.calibration.note}")
+    if rows.labels is not None and 0 < rows.labels.sum() < len(rows.labels):
+        _say(f"{data} has labels: {_auroc(predicted.scores, rows.labels)}")
     if changed:
         _say(f"{changed} identities begin like a formula and got an apostrophe; .parquet keeps them as they are")
     _say(f"{len(rows.rows):,} predictions in {target}")
@@ -88,13 +95,19 @@ def export(
     allow_code: Allow = False,
 ) -> None:
     """Write the model for use elsewhere: weights, ONNX, a description and a model card."""
-    from fedxl.evaluation.decision import Wish
     from fedxl.prediction import export as exports
     from fedxl.prediction.exported import DESCRIPTION
 
-    wish = Wish(calibration, specificity, sensitivity)
     written = exports.export(
-        folder, target, onnx=onnx, wish=wish, model=_network(model), allow_code=allow_code, say=_say
+        folder,
+        target,
+        onnx=onnx,
+        calibration=calibration,
+        specificity=specificity,
+        sensitivity=sensitivity,
+        model=_network(model),
+        allow_code=allow_code,
+        say=_say,
     )
     _say(f"in {written.path}: {', '.join(sorted([*written.digests, DESCRIPTION]))}")
 
@@ -118,6 +131,13 @@ def _positive(found: Predictor) -> str:
 def _meaning(decision: Decision, positive: str) -> str:
     where = " on validation data" if decision.measured else ""
     return f"class 1 ({positive}) from score {decision.threshold:.6g} on: {decision.rule}{where}"
+
+
+def _auroc(scores: Floats, labels: Ints) -> str:
+    from fedxl.evaluation.intervals import delong
+
+    found = delong(scores, labels)
+    return f"auroc {found.value:.4f} ({found.low:.4f} to {found.high:.4f})"
 
 
 def _say(line: str) -> None:

@@ -72,8 +72,8 @@ def _summary(about: Mapping[str, Any]) -> str:
     risk = settings.get("risk.name") or settings.get("task.risk_name") or "an X-risk"
     network = (about.get("model") or {}).get("name", "a network of the user's own")
     return (
-        f"A binary classifier, {text(network)} for examples of shape {list(about['shape'])}, trained on {rows:,} rows "
-        f"of {len(members)} sites that did not pool them. It was trained to rank positives above negatives "
+        f"A binary classifier, {text(network)} for examples of shape {list(about['shape'])}, trained on {rows:,} "
+        f"rows of {len(members)} sites that did not pool them. It was trained to rank positives above negatives "
         f"({text(risk)}, by {text(settings.get('algorithm.name', 'fedxl'))})."
     )
 

@@ -34,7 +34,9 @@ def export(
     out: str | Path | None = None,
     *,
     onnx: bool = True,
-    wish: Wish | None = None,
+    calibration: str = "platt",
+    specificity: float | None = None,
+    sensitivity: float | None = None,
     model: nn.Module | None = None,
     allow_code: bool = False,
     say: Callable[[str], None] = lambda line: None,
@@ -45,19 +47,20 @@ def export(
         run: The folder of a finished run.
         out: The folder to write; `export` in the run's folder by default.
         onnx: Whether to write model.onnx, too.
-        wish: Calibration and threshold, chosen on the run's validation scores.
+        calibration: platt or isotonic, fitted to the run's validation scores.
+        specificity: The threshold between the classes reaches this on validation data; by default 0.9.
+        sensitivity: Or it reaches this.
         model: A network of the run's architecture, for runs of `fit` with a network of your own.
         allow_code: Whether a network that the run names as "package.module:factory" may be imported.
         say: Receives lines about what the folder lacks.
     """
-    source = Path(run)
+    source, wish = Path(run), Wish(calibration, specificity, sensitivity)
     require(source.is_dir() and is_run(source), f"{source} holds no run")
     found, target = read_run(source), Path(out) if out is not None else source / "export"
     free = not target.exists() or is_exported(target) or (target.is_dir() and not any(target.iterdir()))
     require(free, f"{target} holds something else; choose another folder")
     named = found.model is not None
     network = _network(found, model, allow_code, onnx)
-    wish = wish or Wish()
     decision = decision_for(found.scored, wish)
     checked = to_onnx(network, found.form) if onnx and network is not None else None
     if not named:
@@ -145,7 +148,7 @@ def description(
 
 
 def _without_paths(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json says, with names of files in place of their paths: these are nobody else's business."""
+    """What run.json says, with names of files in place of absolute paths: these are nobody else's business."""
     chosen = {name: about[name] for name in ("begun", "settings", "members", "environment") if name in about}
     return {**chosen, "settings": {key: _name(value) for key, value in chosen["settings"].items()}}
 
@@ -153,4 +156,4 @@ def _without_paths(about: Mapping[str, Any]) -> dict[str, Any]:
 def _name(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_name(item) for item in value]
-    return Path(value).name if isinstance(value, str) and "/" in value else value
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value

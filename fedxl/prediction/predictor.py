@@ -19,6 +19,7 @@ from fedxl.prediction.onnx_file import ONNX
 from fedxl.prediction.run import FinishedRun, is_run, read_run
 from fedxl.training.members import Form
 from fedxl.training.predict import Prediction, Scorer, decision_for, examples, predict, scorer_of
+from fedxl.training.settings import pick_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,30 +47,35 @@ class Predictor:
 def load(
     folder: str | Path,
     *,
-    wish: Wish | None = None,
+    calibration: str = "platt",
+    specificity: float | None = None,
+    sensitivity: float | None = None,
     model: nn.Module | None = None,
     allow_code: bool = False,
-    device: torch.device | None = None,
+    device: str = "cpu",
 ) -> Predictor:
     """The model of a run's folder, or of an exported folder.
 
     Args:
         folder: What `fedxl train`, `fit(out=...)`, a deployed server or `fedxl export` has written.
-        wish: Calibration and threshold of a run; those of an exported folder were chosen when it was written.
+        calibration: platt or isotonic, fitted to the run's validation scores. In an exported folder it is fixed, like
+            the threshold.
+        specificity: The threshold between the classes reaches this on validation data; by default 0.9.
+        sensitivity: Or it reaches this.
         model: A network of the run's architecture, for runs of `fit` with a network of your own.
         allow_code: Whether a network that the folder names as "package.module:factory" may be imported.
-        device: Where to score; by default the CPU.
+        device: Where to score: cpu, cuda, ..., or auto.
     """
     path = Path(folder)
     require(path.is_dir(), f"{path} is not a folder; give the folder of a run, or an exported one")
-    place = device or torch.device("cpu")
+    wish, place = Wish(calibration, specificity, sensitivity), pick_device(device)
     if is_exported(path):
         fixed = "its calibration and threshold were chosen when it was exported; export the run again to change them"
-        require(wish is None or wish == Wish(), f"{path} is an exported folder: {fixed}")
+        require(wish == Wish(), f"{path} is an exported folder: {fixed}")
         return _exported(read_exported(path), model, allow_code, place)
     if not is_run(path):
         raise UserError(f"{path} holds neither a run nor an exported model")
-    return of_run(read_run(path), wish or Wish(), model, allow_code, place)
+    return of_run(read_run(path), wish, model, allow_code, place)
 
 
 def of_run(

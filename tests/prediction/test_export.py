@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from fedxl import UserError
 from fedxl.config import experiment
 from fedxl.data.digits import digits
 from fedxl.evaluation import scored
-from fedxl.evaluation.decision import Wish
 from fedxl.evaluation.intervals import delong
 from fedxl.prediction import predictor
 from fedxl.prediction.card import text
@@ -33,20 +31,6 @@ from tests.prediction.test_predict import command, read
 @pytest.fixture(scope="module")
 def exported(run, tmp_path_factory) -> Path:
     return export(run, tmp_path_factory.mktemp("exports") / "digits").path
-
-
-def test_an_exported_folder_predicts_by_itself_elsewhere(run, npz, tmp_path):
-    """In a process of its own, without the run, and in another folder."""
-    copied = tmp_path / "run"
-    shutil.copytree(run, copied)
-    said = command("export", copied, "--out", tmp_path / "model")
-    assert "README.md, model.json, model.onnx, model.safetensors" in said
-    command("predict", copied, npz, "-o", tmp_path / "here.csv")
-    shutil.rmtree(copied)
-    words = [sys.executable, "-m", "fedxl", "predict", "model", "new.npz", "-o", "there.csv"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "there.csv").read_text() == (tmp_path / "here.csv").read_text()
 
 
 def test_the_description_is_complete(run, exported):
@@ -83,7 +67,7 @@ def test_the_card_says_what_the_run_was(run, exported):
 
 
 def test_the_operating_point_is_chosen_at_export(run, exported, npz, tmp_path):
-    wished = export(run, tmp_path / "model", onnx=False, wish=Wish("isotonic", sensitivity=0.8))
+    wished = export(run, tmp_path / "model", onnx=False, calibration="isotonic", sensitivity=0.8)
     assert wished.decision is not None
     assert wished.decision.rule == "sensitivity 0.8"
     card = (tmp_path / "model" / "README.md").read_text()
