@@ -99,6 +99,11 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             return self.one_class
         return "lend" if self.level in ("even", "balanced") else "train"
 
+    @property
+    def needs_both_classes(self) -> bool:
+        """If clients with one class only lend their scores, somebody else must train."""
+        return self.with_one_class == "lend"
+
     def with_facts(self, facts: DataFacts) -> FeDXL2:
         """If no client holds both classes, nobody can be lent to, and `auto` lets all train."""
         return self if self.one_class != "auto" or facts.both_classes else replace(self, one_class="train")

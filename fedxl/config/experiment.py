@@ -16,6 +16,7 @@ from torch import nn
 from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
+from fedxl.config.misplaced import require_settings_in_place
 from fedxl.data import DATASETS
 from fedxl.data.federation import Splits
 from fedxl.errors import UserError, require, unknown
@@ -57,6 +58,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     for name, table in tables.items():
         toml.require_plain(table, name)
         require(isinstance(table.get("name", ""), str), f"'{name}.name' must be a text, not {table.get('name')!r}")
+    require_settings_in_place(tables)
     return Config(**tables)
 
 

@@ -127,6 +127,8 @@ def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor) -> dict[s
             seen.shape[1:] == probe.shape[1:],
             f"{name} holds examples of shape {list(seen.shape[1:])}, the clients of {list(probe.shape[1:])}",
         )
+        tokens, rows = (not one.is_floating_point() for one in (probe, seen))
+        require(rows or not tokens, f"{name} holds {seen.dtype}, the clients {probe.dtype}; give the same type")
         sources[name] = source
     return sources
 

@@ -27,6 +27,7 @@ from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, 
 from fedxl.training.members import Form, members, numbered
 from fedxl.training.problem import Problem, assemble, check_data
 from fedxl.training.settings import Settings
+from fedxl.training.suited import suited
 
 
 class Simulation:
@@ -57,6 +58,7 @@ class Simulation:
         facts = self.federation.facts(settings.weighting)
         self.problem = assemble(model, algorithm, settings, facts)
         check_data(self.problem, self.federation.holdings())
+        self.federation = Federation(suited(self.problem, self.federation.source), self.federation.parts)
         self.announce, self.sections = announce, sections or {}
         self.num_clients = len(self.federation.parts)
         self.cohort = 0 if centralized else settings.cohort
@@ -86,7 +88,8 @@ class Simulation:
         return executor(name, run.compile, self.announce)
 
     def _examiner(self, pairs: Mapping[str, Pair | Split | None]) -> HeldBack:
-        found, sources = self.problem.evaluator, held_back(pairs, self.probe)
+        found = self.problem.evaluator
+        sources = {name: suited(self.problem, source) for name, source in held_back(pairs, self.probe).items()}
         if "validation" in sources:
             check_selection(self.problem.select, found, sources["validation"])
         train = {"train": self.engine.source} if self.problem.settings.train_metrics else {}

@@ -31,6 +31,7 @@ from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from fedxl.training.problem import Problem
 from fedxl.training.rounds import passive_like
 from fedxl.training.settings import pick_device
+from fedxl.training.suited import suited
 
 SPLITS = ("validation", "test")
 MOST_LIMITS = 6  # false positive rates at which a site discloses its partial AUC
@@ -60,6 +61,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     count(site, "train")
     federation = cache.training_data(site)
     problem = _problem(site, experiment, request, federation)
+    federation = Federation(suited(problem, federation.source), federation.parts)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
     received = tree.to(_received(problem, phase, request), problem.device)
@@ -98,7 +100,7 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
     require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     judge, device = problem.evaluator, problem.device
-    scores = judge.scores(tree.to(weights, device), held.to(device)).cpu()
+    scores = judge.scores(tree.to(weights, device), suited(problem, held).to(device)).cpu()
     if kind == "scores":
         return Envelope({**header, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
     # Enough limits are the whole curve, and with it every rank.
