@@ -33,8 +33,11 @@ class Predictor:
     undecided: str = ""  # why there is no decision
 
     def predict(self, x: Any, where: str = "x") -> Prediction:
-        """Scores of examples as the network takes them; probabilities and classes where there is a decision."""
-        return predict(self.score, examples(x, self.form, where), self.form, self.decision)
+        """Scores of examples; probabilities and classes where there is a decision.
+
+        x: what the network takes, as a tensor, an array or a data frame; or a table, if there is a preparation.
+        """
+        return predict(self.score, examples(x, self.form, self.preparation, where), self.form, self.decision)
 
     def with_threshold(self, threshold: float) -> Predictor:
         """With another threshold of the raw score."""

@@ -101,7 +101,10 @@ def read_form(content: Mapping[str, Any], path: Path) -> Form:
     )
     kinds_of_numbers = (*DTYPES, "int64", "int32", "bool")
     require(form.dtype in kinds_of_numbers, f"{path}: dtype must be one of {', '.join(kinds_of_numbers)}")
-    return form
+    columns = content.get("columns", [])
+    named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
+    require(named and len(columns) in (0, form.shape[0]), f"{path}: columns must name each number of an example")
+    return form._replace(columns=tuple(columns))
 
 
 def read_preparation(path: Path) -> Preparation | None:

@@ -41,6 +41,7 @@ class Form(NamedTuple):
     shape: tuple[int, ...]  # of an example
     dtype: str  # of its numbers, as the network gets them
     score_shape: tuple[int, ...]  # of a score; () is one number
+    columns: tuple[str, ...] = ()  # of the data frames that examples came in
 
 
 def about(settings: Mapping[str, Any], members: Sequence[Member], form: Form) -> str:

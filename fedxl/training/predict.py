@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from fedxl.data.source import TensorSource, checked, floats_as
+from fedxl.data.feature_forms import features, is_frame
+from fedxl.data.preparation import Preparation
+from fedxl.data.source import TensorSource, checked
+from fedxl.data.torch_datasets import read
 from fedxl.errors import UserError, first_line, require
 from fedxl.evaluation.scored import Floats, Ints, Scored
 from fedxl.models import scorer, weights_of
@@ -44,16 +50,48 @@ def scorer_of(network: nn.Module, device: torch.device) -> Scorer:
     return scores
 
 
-def examples(x: Any, form: Form, where: str = "x") -> TensorSource:
-    """Checked examples of the shape that the network takes."""
-    try:
-        x = torch.as_tensor(x)
-    except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"{where}: examples must be an array of numbers") from None
+def examples(x: Any, form: Form, preparation: Preparation | None = None, where: str = "x") -> TensorSource:
+    """Checked examples of the shape and type that the network takes, in any form that `fit` takes.
+
+    preparation: how tables become examples. Then x may be a data frame, or the path of a file, like those of the run.
+    """
+    if isinstance(x, (str, Path)) or (is_frame(x) and preparation is not None):
+        require(preparation is not None, f"{where}: this model was trained on arrays and cannot prepare {x!r}")
+        assert preparation is not None
+        x = _prepared(x, preparation, where)
+    elif isinstance(x, Dataset):
+        x = read(x, where)[0]
+    found = features(x, where)
+    x = found.x
+    if found.columns and form.columns and found.columns != form.columns:
+        missing = [name for name in form.columns if name not in found.columns]
+        require(not missing, f"{where} lacks the column(s) {', '.join(map(repr, missing[:4]))} of the training data")
+        x = x[:, [found.columns.index(name) for name in form.columns]]
     wanted = f"[n, {', '.join(map(str, form.shape))}]"
     right = tuple(x.shape[1:]) == form.shape
     require(right, f"{where}: this model takes examples of shape {wanted}, not {list(x.shape)}")
+    whole = not getattr(torch, form.dtype).is_floating_point
+    require(not (whole and x.is_floating_point()), f"{where}: this model takes whole numbers, not {x.dtype}")
     return checked(x, torch.zeros(len(x), dtype=torch.int64), where)
+
+
+def _prepared(x: Any, preparation: Preparation, where: str) -> Tensor:
+    """A table as examples. A data frame takes the way of a file, so that both are read alike."""
+    if isinstance(x, (str, Path)):
+        return preparation.read(x).x
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UserError("preparing a data frame needs pyarrow; pip install 'fedxl[table]'") from None
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / f"{where}.parquet"
+        try:
+            arrow = x.to_arrow() if hasattr(x, "to_arrow") else pa.Table.from_pandas(x, preserve_index=False)
+            pq.write_table(arrow, file)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise UserError(f"{where}: the data frame cannot be read as a table: {first_line(error)}") from None
+        return preparation.read(file).x
 
 
 def predict(score: Scorer, source: TensorSource, form: Form, decision: Decision | None) -> Prediction:
@@ -62,7 +100,7 @@ def predict(score: Scorer, source: TensorSource, form: Form, decision: Decision 
     found = np.empty(len(source), np.float64)
     with progress("scoring", len(source)) as advance:
         for indices in torch.arange(len(source)).split(BLOCK):
-            x = floats_as(source.fetch(indices), getattr(torch, form.dtype))
+            x = source.fetch(indices).to(getattr(torch, form.dtype))
             found[indices.numpy()] = _scored(score, x)
             advance(len(indices))
     bad = np.flatnonzero(~np.isfinite(found))

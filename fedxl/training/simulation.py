@@ -44,12 +44,14 @@ class Simulation:
         sections: Mapping[str, Any] | None = None,
         names: Sequence[str] = (),
         preparation: Preparation | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
         """pairs: validation and test data. sections: the tables of a config, which a resumed run must match.
 
         names: of the clients, if they have any. preparation: how the data were made of files, to keep with the model.
+        columns: the names of an example's numbers, if they came in data frames.
         """
-        self.preparation = preparation
+        self.preparation, self.columns = preparation, tuple(columns)
         require(len(names) in (0, len(federation.parts)), f"{len(federation.parts)} clients have {len(names)} names")
         self.names = tuple(names) or numbered(len(federation.parts))
         self.members = members(self.names, federation.holdings())
@@ -74,7 +76,7 @@ class Simulation:
     @property
     def form(self) -> Form:
         dtype = str(self.probe.dtype).removeprefix("torch.")
-        return Form(tuple(self.probe.shape[1:]), dtype, self.problem.risk.score_shape)
+        return Form(tuple(self.probe.shape[1:]), dtype, self.problem.risk.score_shape, self.columns)
 
     def _executor(self) -> Executor:
         run, cohort = self.problem.settings, self.cohort or self.num_clients

@@ -60,6 +60,7 @@ class Result:
     interrupted: bool = False  # whether it was stopped before its last round
     server: ServerState | None = field(default=None, repr=False)  # the state after the last round
     form: Form | None = field(default=None, repr=False)  # what its network takes and gives
+    preparation: Preparation | None = field(default=None, repr=False)  # how its data were made of files, if they were
 
     @property
     def test_scores(self) -> tuple[Floats, Floats] | None:
@@ -78,7 +79,8 @@ class Result:
         """Scores of new examples; with validation data, calibrated probabilities and classes, too.
 
         Args:
-            x: Examples as the clients of `fit` hold them.
+            x: Examples as the clients of `fit` hold them: a tensor, an array, a data frame or a torch Dataset. With
+                data from tables, a new table or its path, too.
             calibration: platt or isotonic, fitted to the validation scores.
             specificity: The threshold between the classes reaches this on validation data; by default 0.9.
             sensitivity: Or it reaches this.
@@ -88,8 +90,11 @@ class Result:
         from fedxl.evaluation.decision import Wish  # loads scipy, which training does not need
 
         wish = Wish(calibration, specificity, sensitivity)
-        score = scorer_of(self.model, next(self.model.parameters()).device)
-        return predict(score, examples(x, self.form), self.form, decision_for(self.scored, wish))
+        score, source = (
+            scorer_of(self.model, next(self.model.parameters()).device),
+            examples(x, self.form, self.preparation),
+        )
+        return predict(score, source, self.form, decision_for(self.scored, wish))
 
 
 class Progress(NamedTuple):
@@ -377,6 +382,7 @@ class Trainer:
             interrupted=interrupted,
             server=self.server,
             form=task.form,
+            preparation=task.preparation,
         )
 
     def _validated(self, chosen: Weights) -> Scored | None:

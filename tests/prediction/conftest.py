@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -51,3 +52,48 @@ def own_network() -> nn.Module:
     """A network that fedxl does not have."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+COLUMNS = ("number", "age", "pressure", "sex", "hospital", "outcome")
+
+
+def patients(count: int, seed: int) -> list[dict[str, object]]:
+    """Patients of three hospitals, with missing values; the sick are older."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number in range(count):
+        sick = rng.random() < 0.4
+        values = (
+            f"P{number:03}",
+            round(50 + 10 * rng.normal() + 8 * sick, 1),
+            "" if rng.random() < 0.1 else round(120 + 20 * rng.normal() + 10 * sick),
+            rng.choice(["f", "m"]),
+            rng.choice(["north", "south", "east"]),
+            "sick" if sick else "well",
+        )
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with patients.csv and the run that was trained on it."""
+    folder = tmp_path_factory.mktemp("table")
+    write(folder / "patients.csv", patients(300, 0))
+    table = {"name": "table", "path": str(folder / "patients.csv"), "label": "outcome", "positive": "sick"}
+    config = Config(
+        data={**table, "site": "hospital", "id": "number"},
+        model={"name": "mlp", "hidden": [4]},
+        risk={"name": "auroc"},
+        algorithm={"name": "fedxl1", "lr": 0.1},
+        run={"rounds": 4, "local_steps": 4, "eval_every": 2, "batch1": 8, "batch2": 8, "device": "cpu"},
+    )
+    execute(config, folder / "run", hooks=QUIET)
+    return folder

@@ -8,8 +8,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
 import fedxl
@@ -80,6 +82,35 @@ def test_a_result_predicts_as_its_folder_does(tmp_path):
     }.values():
         with pytest.raises(UserError, match=said):
             result.predict(x)
+
+
+def test_a_result_takes_what_fit_takes(tmp_path):
+    """Data frames by the names of their columns, Datasets, lists, and whole numbers where training had such."""
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    frame = pd.DataFrame({"a": rng.integers(0, 5, 60) + y, "b": rng.integers(0, 5, 60), "c": rng.integers(0, 5, 60)})
+    algorithm = fedxl.FeDXL1(fedxl.auroc(), lr=0.1)
+    options = {"rounds": 2, "local_steps": 2, "batch_size": 8, "hooks": QUIET, "validation": (frame, y)}
+    result = fedxl.fit(torch.nn.Linear(3, 1), [(frame, y)], algorithm, out=tmp_path / "run", **options)
+    with torch.no_grad():
+        expected = result.model(torch.tensor(frame.to_numpy(), dtype=torch.float32))[:, 0].numpy()
+    forms = {
+        "frame": frame,
+        "other order": frame[["c", "a", "b"]],
+        "more columns": frame.assign(more=1.0),
+        "array": frame.to_numpy(),
+        "list": frame.to_numpy().tolist(),
+        "floats": torch.tensor(frame.to_numpy(), dtype=torch.float64),
+        "dataset": TensorDataset(torch.tensor(frame.to_numpy()), torch.tensor(y)),
+    }
+    loaded = predictor.load(tmp_path / "run", model=torch.nn.Linear(3, 1))
+    for name, x in forms.items():
+        np.testing.assert_allclose(result.predict(x).scores, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(loaded.predict(x).scores, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+    with pytest.raises(UserError, match=r"lacks the column\(s\) 'b'"):
+        result.predict(frame.rename(columns={"b": "d"}))
+    with pytest.raises(UserError, match="trained on arrays and cannot prepare"):
+        result.predict("new.csv")
 
 
 def test_without_validation_scores_there_are_scores_alone(run, npz, tmp_path):

@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedxl import UserError
-from fedxl.config.experiment import Config, execute
 from fedxl.evaluation import scored
 from fedxl.evaluation.intervals import delong
-from tests.prediction.conftest import QUIET
+from fedxl.prediction import predictor
+from tests.prediction.conftest import patients, write
 from tests.prediction.test_predict import command, read
-
-COLUMNS = ("number", "age", "pressure", "sex", "hospital", "outcome")
-
-
-def patients(count: int, seed: int) -> list[dict[str, object]]:
-    """Patients of three hospitals, with missing values; the sick are older."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for number in range(count):
-        sick = rng.random() < 0.4
-        values = (
-            f"P{number:03}",
-            round(50 + 10 * rng.normal() + 8 * sick, 1),
-            "" if rng.random() < 0.1 else round(120 + 20 * rng.normal() + 10 * sick),
-            rng.choice(["f", "m"]),
-            rng.choice(["north", "south", "east"]),
-            "sick" if sick else "well",
-        )
-        rows.append(dict(zip(COLUMNS, values, strict=True)))
-    return rows
-
-
-def write(path: Path, rows: list[dict[str, object]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A folder with patients.csv and the run that was trained on it."""
-    folder = tmp_path_factory.mktemp("table")
-    write(folder / "patients.csv", patients(300, 0))
-    table = {"name": "table", "path": str(folder / "patients.csv"), "label": "outcome", "positive": "sick"}
-    config = Config(
-        data={**table, "site": "hospital", "id": "number"},
-        model={"name": "mlp", "hidden": [4]},
-        risk={"name": "auroc"},
-        algorithm={"name": "fedxl1", "lr": 0.1},
-        run={"rounds": 4, "local_steps": 4, "eval_every": 2, "batch1": 8, "batch2": 8, "device": "cpu"},
-    )
-    execute(config, folder / "run", hooks=QUIET)
-    return folder
 
 
 def test_the_rows_of_the_table_get_the_scores_that_the_run_gave_them(trained, tmp_path):
@@ -78,10 +33,22 @@ def test_the_rows_of_the_table_get_the_scores_that_the_run_gave_them(trained, tm
     assert "class 1 (outcome = sick)" in said
 
 
+def test_a_data_frame_is_prepared_as_a_file_is(trained, tmp_path):
+    new = patients(30, 2)
+    write(tmp_path / "new.csv", new)
+    model = predictor.load(trained / "run")
+    expected = model.predict(tmp_path / "new.csv").scores
+    frame = pd.read_csv(tmp_path / "new.csv")
+    np.testing.assert_allclose(model.predict(frame[frame.columns[::-1]]).scores, expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(model.predict(frame.drop(columns="outcome")).scores, expected, rtol=1e-6, atol=1e-7)
+    with pytest.raises(UserError, match="'age'"):
+        model.predict(frame.drop(columns="age"))
+
+
 def test_an_export_predicts_when_the_run_and_its_data_are_gone(trained, tmp_path):
     shutil.copytree(trained / "run", tmp_path / "run")
-    said = command("export", tmp_path / "run", "--out", tmp_path / "model")
-    assert "README.md, model.json, model.onnx, model.safetensors" in said
+    said = command("export", tmp_path / "run", "--out", tmp_path / "model", "--no-onnx")
+    assert "README.md, model.json, model.safetensors" in said
     unknown = [{**row, "number": f"={row['number']}"} for row in patients(20, 1)]
     for row in unknown:
         row.pop("outcome"), row.pop("hospital")
