@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LocalSGD,
     )
     from fedxl.data.augment import Augment
+    from fedxl.data.frame import from_frame
     from fedxl.errors import UserError
     from fedxl.metrics import METRICS, Metric
     from fedxl.prediction.export import export
@@ -75,6 +76,7 @@ __all__ = [
     "contrastive",
     "export",
     "fit",
+    "from_frame",
     "gap",
     "identity",
     "load",
@@ -94,6 +96,7 @@ _HOMES = {
     "LocalSGD": "fedxl.algorithms",
     "SOX": "fedxl.algorithms",
     "Augment": "fedxl.data.augment",
+    "from_frame": "fedxl.data.frame",
     "UserError": "fedxl.errors",
     "METRICS": "fedxl.metrics",
     "Metric": "fedxl.metrics",

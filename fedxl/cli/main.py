@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fedxl import __version__
 from fedxl.algorithms import ALGORITHMS
-from fedxl.cli import after, deploy, paper, theory
+from fedxl.cli import after, data_check, deploy, paper, theory
 from fedxl.config import experiment as configs
 from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
@@ -27,6 +27,8 @@ from fedxl.metrics import METRICS
 from fedxl.progress import Pace, time_left
 from fedxl.reporting import report as reports
 from fedxl.risks import RISKS
+from fedxl.toml import read as read_toml
+from fedxl.training.advice import Advice
 from fedxl.training.settings import pick_device
 from fedxl.training.trainer import Hooks, Progress, Result
 
@@ -210,6 +212,33 @@ def fetch(
     """Download a data set as its owners publish it; it is kept only if its checksum is right."""
     path = published.fetch(name, root)
     out.print(f"{path} is there, and its checksum is the published one", highlight=False, soft_wrap=True)
+
+
+@data.command()
+def check(
+    config: Annotated[Path, typer.Argument(help="An experiment, or a site's own site.toml.")],
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: counts, problems, remarks, advice.")] = False,
+) -> None:
+    """Look at data before training: counts by site and split, gaps, copies; exit code 2 if it would be wrong."""
+    from fedxl.config.check import as_json as json_of
+    from fedxl.config.check import check_config
+
+    advice: Advice | None = None
+    if "site" in read_toml(config):
+        from fedxl.deploy.provision.settings import read_site
+        from fedxl.deploy.site.data_check import check_site
+
+        require(not overrides, "--set is for experiments; change the settings in the site's own file")
+        findings = check_site(read_site(config))
+    else:
+        findings, advice = check_config(configs.read(config, overrides or []))
+    if as_json:
+        print(json.dumps(json_of(findings, advice), indent=2))
+    else:
+        data_check.show(findings, advice, out)
+    if findings.problems:
+        raise typer.Exit(2)
 
 
 def _aside(line: str) -> None:

@@ -202,11 +202,14 @@ def simulate(config: Config, announce: Callable[[str], None]) -> Simulation:
     )
 
 
-def advise(config: Config) -> Advice:
-    """What fits the federation that a config names; nothing but its counts is looked at, and nothing is built."""
+def advise(config: Config, splits: Splits | None = None) -> Advice:
+    """What fits the federation that a config names; nothing but its counts is looked at, and nothing is built.
+
+    splits: its data, if they have been read already.
+    """
     settings = call(Settings, config.run, "run")
     _, factory, _ = _named({"name": "mlp", **config.model}, "model", MODELS)
-    risk, train = build_risk(config), load_data(config).train
+    risk, train = build_risk(config), (splits or load_data(config)).train
     return advice.advise(train, risk, (settings.batch1, settings.batch2), accepted(factory))
 
 

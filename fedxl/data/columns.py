@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from fedxl.errors import UserError, first_line, printable, require, unknown
 
+Block = npt.NDArray[np.float64]
 Kind = Literal["number", "category", "empty", "date", "other"]  # empty: no value in sight, so it agrees with any kind
 
 PARQUET = (".parquet", ".pq")
@@ -36,14 +40,16 @@ class File:
     delimiter: str
     columns: Mapping[str, Column]
 
-    def batches(self, texts: Sequence[str], numbers: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-        """The rows of these columns, batch by batch: `texts` as arrow's strings, `numbers` as its floats."""
+    def batches(self, texts: Sequence[str], numbers: Sequence[str] = ()) -> Iterator[tuple[Block, dict[str, Any]]]:
+        """The rows, batch by batch: `numbers` [n, d], NaN where one is missing, and `texts` as arrow's strings."""
         import pyarrow as pa
 
-        types = {**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())}
+        types = {**dict.fromkeys(numbers, pa.float64()), **dict.fromkeys(texts, pa.string())}
         with reading(self.path, list(self.columns)):
             for batch in self._parquet(list(types)) if _is_parquet(self.path) else self._csv(types):
-                yield {name: _cast(batch.column(at), kind) for at, (name, kind) in enumerate(types.items())}
+                columns = [_cast(batch.column(at), kind) for at, kind in enumerate(types.values())]
+                few = len(numbers)
+                yield _block(columns[:few], batch.num_rows), dict(zip(texts, columns[few:], strict=True))
 
     def _parquet(self, columns: list[str]) -> Iterator[Any]:
         from pyarrow.parquet import ParquetFile
@@ -131,6 +137,16 @@ def _told(path: Path, line: str, names: Sequence[str]) -> str:
     if "empty csv" in lower:
         return f"{path} is empty; it must hold a line of names and rows"
     return f"cannot read {path}: {printable(line)}"
+
+
+def _block(columns: Sequence[Any], rows: int) -> Block:
+    """Columns of floats side by side, NaN for what is missing."""
+    import pyarrow as pa
+
+    if not columns:
+        return np.empty((rows, 0))
+    batch = pa.record_batch(list(columns), [str(at) for at in range(len(columns))])
+    return batch.to_tensor(null_to_nan=True, row_major=True).to_numpy()  # type: ignore[no-any-return]
 
 
 def _cast(column: Any, kind: Any) -> Any:

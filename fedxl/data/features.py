@@ -40,20 +40,23 @@ class Features:
         """By column: the text of each index, None for numbers."""
         return [list(self.index[name]) if self.kinds[name] == "category" else None for name in self.names]
 
-    def blocks(self, more: Sequence[str] = ()) -> Iterator[tuple[Block, dict[str, Any]]]:
-        """The rows of all files in batches, and these other columns as texts."""
-        for file in self.files:
+    def blocks(self, more: Sequence[str] = ()) -> Iterator[tuple[int, Block, dict[str, Any]]]:
+        """The rows of all files in batches: the file's number, the features, and these other columns as texts."""
+        for number, file in enumerate(self.files):
             numbers = [n for n in self.names if self.kinds[n] == "number" and file.columns[n].kind == "number"]
-            texts = [name for name in self.names if name not in numbers]
-            for batch in file.batches([*texts, *more], numbers):
-                yield self._block(batch, file), {name: batch[name] for name in more}
+            wanted = [*dict.fromkeys([*(name for name in self.names if name not in numbers), *more])]
+            for values, texts in file.batches(wanted, numbers):
+                yield number, self._block(values, numbers, texts, file), {name: texts[name] for name in more}
 
-    def _block(self, batch: Mapping[str, Any], file: File) -> Block:
-        rows = len(next(iter(batch.values())))
-        block = np.empty((rows, len(self.names)))
-        for at, name in enumerate(self.names):
-            block[:, at] = self._values(batch[name], name, file)
-        # NaN is neither; one pass over all columns finds what one line must tell.
+    def _block(self, values: Block, numbers: Sequence[str], texts: Mapping[str, Any], file: File) -> Block:
+        """All columns, of which `values` are those that the file has as numbers."""
+        block = values
+        if len(numbers) < len(self.names):
+            block = np.empty((len(values), len(self.names)))
+            place = {name: at for at, name in enumerate(numbers)}
+            for at, name in enumerate(self.names):
+                block[:, at] = values[:, place[name]] if name in place else self._values(texts[name], name, file)
+        # NaN is neither.
         if (block > LARGEST).any() or (block < -LARGEST).any():
             bad = self.names[int(np.flatnonzero((np.abs(block) > LARGEST).any(0))[0])]
             raise UserError(
@@ -62,10 +65,7 @@ class Features:
         return block
 
     def _values(self, values: Any, name: str, file: File) -> Block:
-        import pyarrow as pa
-
-        if values.type == pa.float64():
-            return values.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        """A column that the file does not have as numbers."""
         if self.kinds[name] == "empty" and values.null_count < len(values):
             self.kinds[name] = "number" if _as_numbers(values) is not None else "category"
         if self.kinds[name] == "category":

@@ -89,6 +89,8 @@ def _open(data: Any, where: str, positive: Label | None) -> _Opened:
     if isinstance(data, Dataset):
         data = read(data, where)
     require(not is_frame(data), f"{where} is a data frame; give a pair (x, y), or use fedxl.from_frame")
+    if getattr(data, "_fields", ())[:2] == ("x", "y"):  # a Split
+        data = data[:2]
     pair = isinstance(data, (tuple, list)) and len(data) == 2
     require(pair, f"{where} must be {FORMS}, not {_described(data)}")
     x, y = data

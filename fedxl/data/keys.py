@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,22 +39,20 @@ class Roles(NamedTuple):
     image: str = ""
 
 
-def read_keys(files: Sequence[File], roles: Roles, positive: Value | None, file_sites: Sequence[str]) -> Keys:
-    """file_sites: the site of each file, which counts if no column names it."""
-    import pyarrow as pa
+def keys_of(
+    files: Sequence[File],
+    counts: list[int],
+    texts: Mapping[str, Any],
+    roles: Roles,
+    positive: Value | None,
+    file_sites: Sequence[str],
+) -> Keys:
+    """counts: rows of each file; texts: by column, arrow's texts of all rows.
 
-    wanted = [name for name in dict.fromkeys(roles) if name]
-    chunks: dict[str, list[Any]] = {name: [] for name in wanted}
-    counts = []
-    for file in files:
-        count = 0
-        for batch in file.batches(wanted):
-            count += len(batch[roles.label])
-            for name, column in batch.items():
-                chunks[name].append(column)
+    file_sites: the site of each file, which counts if no column names it.
+    """
+    for file, count in zip(files, counts, strict=True):
         require(count > 0, f"{file.path} holds no rows, only the names of its columns")
-        counts.append(count)
-    texts = {name: pa.chunked_array(found, pa.string()) for name, found in chunks.items()}
     where = str(files[0].path) if len(files) == 1 else f"{files[0].path} (and {len(files) - 1} more)"
 
     def coded(name: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Indices, list[str]]:

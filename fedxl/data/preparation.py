@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +19,8 @@ from fedxl.errors import UserError, printable, require
 from fedxl.options import call
 
 Block = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Inputs = npt.NDArray[np.float32]
 FORM = 1  # version of the file; a new number means other inputs for the same model
 NAME = "preparation.json"  # in a run's folder
 SMALLEST = 1e-30  # of a scale
@@ -39,16 +42,6 @@ class Number:
     @property
     def width(self) -> int:
         return 1 + self.indicator
-
-    def outputs(self) -> list[str]:
-        return [self.name, f"{self.name} is missing"][: self.width]
-
-    def apply(self, values: Block, out: npt.NDArray[np.float32]) -> None:
-        """values: [n]; out: [n, width]."""
-        gone = np.isnan(values)
-        out[:, 0] = np.where(gone, 0.0, (values - self.mean) / self.scale)
-        if self.indicator:
-            out[:, 1] = gone
 
 
 @dataclass(frozen=True)
@@ -72,9 +65,9 @@ class Category:
     def outputs(self) -> list[str]:
         return [*(f"{self.name} = {text}" for text in self.values), f"{self.name} is other or missing"]
 
-    def apply(self, values: Block, out: npt.NDArray[np.float32]) -> None:
+    def fill(self, values: Block, out: Inputs) -> None:
         """values: [n], an index into `self.values`, or NaN; out: [n, width]."""
-        out[:] = 0
+        out[:] = 0.0
         out[np.arange(len(values)), np.where(np.isnan(values), len(self.values), values).astype(np.int64)] = 1
 
 
@@ -137,17 +130,42 @@ class Preparation:
         return sum(column.width for column in self.columns)
 
     def outputs(self) -> list[str]:
-        """What each number of an example is; empty for images."""
-        return [text for column in self.columns for text in column.outputs()]
+        """What each number of an example is: numbers, which of them are missing, categories. Empty for images."""
+        numbers = [column for column in self.columns if isinstance(column, Number)]
+        missing = [f"{column.name} is missing" for column in numbers if column.indicator]
+        categories = [column.outputs() for column in self.columns if isinstance(column, Category)]
+        return [*(column.name for column in numbers), *missing, *(text for each in categories for text in each)]
 
-    def apply(self, block: Block, out: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
+    def apply(self, block: Block, out: Inputs | None = None) -> Inputs:
         """Rows [n, columns] of numbers and indices of categories, NaN where missing, as a network's inputs."""
         out = np.empty((len(block), self.width), np.float32) if out is None else out
-        start = 0
-        for at, column in enumerate(self.columns):
-            column.apply(block[:, at], out[:, start : start + column.width])
-            start += column.width
+        numbers, means, scales, indicated, places = self._plan
+        if len(numbers):
+            # All columns of numbers at once: column by column it takes four times as long.
+            values = block if len(numbers) == block.shape[1] else block[:, numbers]
+            gone = np.isnan(values)
+            scaled = (values - means) / scales
+            np.copyto(scaled, 0.0, where=gone)
+            out[:, : len(numbers)] = scaled
+            out[:, len(numbers) : len(numbers) + len(indicated)] = gone[:, indicated]
+        for at, start in places.items():
+            column = self.columns[at]
+            assert isinstance(column, Category)
+            column.fill(block[:, at], out[:, start : start + column.width])
         return out
+
+    @cached_property
+    def _plan(self) -> tuple[Ints, Block, Block, Ints, dict[int, int]]:
+        """The columns of numbers, their means and scales; which have an indicator; where categories' outputs are."""
+        found = {at: column for at, column in enumerate(self.columns) if isinstance(column, Number)}
+        means, scales = (np.array([getattr(each, name) for each in found.values()]) for name in ("mean", "scale"))
+        indicated = np.flatnonzero([column.indicator for column in found.values()])
+        places, start = {}, len(found) + len(indicated)
+        for at, column in enumerate(self.columns):
+            if at not in found:
+                places[at] = start
+                start += column.width
+        return np.array(list(found), np.int64), means, scales, indicated, places
 
     def read(self, path: str | Path) -> Rows:
         """New examples of a file, or a folder of images. It need not have the label, nor the site."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,31 +16,61 @@ from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.holdout import SPLITS, TRAIN
 from fedxl.data.preparation import Category, Preparation, fit
 from fedxl.data.source import TensorSource
+from fedxl.data.summary import ROWS as BLOCK
 from fedxl.data.summary import Summary, merge, summarize
 from fedxl.errors import printable, require
 from fedxl.sampling import Indices
 
 Block = npt.NDArray[np.float64]
-ROWS = 2**13  # applied at a time
+ROWS = 1024  # applied at a time: they stay in a processor's cache
+PIECE = 40 * 2**20  # bytes; malloc maps what is larger than 32 MB
 
 
-class Scratch:
-    """Numbers [rows, columns], whose memory goes back to the system as they are read."""
+class Chunks:
+    """Rows of numbers in pieces, whose memory goes back to the system piece by piece as they are read.
 
-    def __init__(self, rows: int, columns: int) -> None:
-        self.memory = mmap.mmap(-1, max(1, rows * columns * 8))
-        self.block: Block = np.frombuffer(self.memory, np.float64, rows * columns).reshape(rows, columns)
+    Pieces are so large that malloc maps each by itself, and unmaps it when it is freed.
+    """
 
-    def drain(self) -> Iterator[tuple[int, Block]]:
-        """(first row, rows) in order; each batch is gone when the next one comes."""
-        gone = 0
-        for start in range(0, len(self.block), ROWS):
-            yield start, self.block[start : start + ROWS]
-            end = (start + ROWS) * self.block.shape[1] * 8 // mmap.PAGESIZE * mmap.PAGESIZE
-            end = min(end, len(self.memory) // mmap.PAGESIZE * mmap.PAGESIZE)
-            if end > gone:
-                self.memory.madvise(mmap.MADV_DONTNEED, gone, end - gone)
-                gone = end
+    def __init__(self, columns: int) -> None:
+        self.each = max(1, PIECE // (8 * max(1, columns)))
+        self.columns, self.count = columns, 0
+        self.pieces: list[Block | None] = []
+
+    def append(self, block: Block) -> None:
+        while len(block):
+            piece, row = divmod(self.count, self.each)
+            if piece == len(self.pieces):
+                self.pieces.append(np.empty((self.each, self.columns)))
+            here = self.pieces[piece]
+            assert here is not None
+            some = block[: self.each - row]
+            here[row : row + len(some)] = some
+            self.count, block = self.count + len(some), block[len(some) :]
+
+    def take(self, rows: Indices) -> Block:
+        """These rows, which must ascend."""
+        edges = np.searchsorted(rows, self.each * np.arange(len(self.pieces) + 1))
+        found = np.empty((len(rows), self.columns))
+        for number, piece in enumerate(self.pieces):
+            start, end = edges[number], edges[number + 1]
+            if piece is not None and start < end:
+                found[start:end] = piece[rows[start:end] - number * self.each]
+        return found
+
+    def drain(self, use: Callable[[slice, Block], Any]) -> None:
+        """Call `use` with all rows and where they are, from a few threads. What was used is gone."""
+
+        def drained(number: int) -> None:
+            piece, self.pieces[number] = self.pieces[number], None
+            assert piece is not None
+            first = number * self.each
+            for start in range(0, min(self.each, self.count - first), ROWS):
+                end = min(start + ROWS, self.each, self.count - first)
+                use(slice(first + start, first + end), piece[start:end])
+
+        with ThreadPoolExecutor(os.cpu_count()) as workers:
+            list(workers.map(drained, range(len(self.pieces))))
 
 
 class Order:
@@ -50,13 +81,6 @@ class Order:
         self.rows = np.argsort(key, kind="stable")  # the row of the file at each place
         self.edges = np.searchsorted(key[self.rows], np.arange(len(SPLITS) * len(names) + 1))
         self.names = list(names)
-
-    @property
-    def places(self) -> Indices:
-        """Where each row of the file goes."""
-        places = np.empty_like(self.rows)
-        places[self.rows] = np.arange(len(self.rows))
-        return places
 
     def part(self, site: int, split: int = TRAIN) -> slice:
         at = split * len(self.names) + site
@@ -96,17 +120,22 @@ class RawTable:
     """A table of features, in order."""
 
     order: Order
-    scratch: Scratch
+    chunks: Chunks  # of the file's rows, as are labels and ids
     columns: list[str]
     texts: list[list[str] | None]  # by column: the text of each index; None for numbers
-    labels: Indices  # of the file's rows, as are ids
+    labels: Indices
     ids: Callable[[Indices], list[str]]
     about: dict[str, Any]  # the other fields of a preparation
     rare: int
 
     def summary(self, site: int) -> Summary:
         """What a site tells of its training rows."""
-        return summarize(self.scratch.block[self.order.part(site)], self.columns, self.texts, self.rare)
+        return summarize(self.blocks(site, TRAIN), self.columns, self.texts, self.rare)
+
+    def blocks(self, site: int, split: int) -> Iterator[Block]:
+        """A site's rows of a split."""
+        rows = self.order.rows[self.order.part(site, split)]
+        return (self.chunks.take(rows[start : start + BLOCK]) for start in range(0, len(rows), BLOCK))
 
     def fitted(self) -> Preparation:
         """As a server would fit it: each site tells its summary, and they are merged in the order of the sites."""
@@ -116,10 +145,10 @@ class RawTable:
     def splits(self, made: Preparation) -> Splits:
         """The rows as a network's inputs. The table is empty afterwards."""
         recode = recoding(made, self.columns, self.texts)
-        x = np.empty((len(self.order.rows), made.width), np.float32)
-        for start, block in self.scratch.drain():
-            made.apply(recode(block), x[start : start + len(block)])
-        return assemble(self.order, x, self.labels, self.ids, made)
+        x = np.empty((self.chunks.count, made.width), np.float32)
+        self.chunks.drain(lambda rows, block: made.apply(recode(block), x[rows]))
+        # The file's order becomes ours now, when numbers take half the memory that they took when they were read.
+        return assemble(self.order, x[self.order.rows], self.labels, self.ids, made)
 
 
 def recoding(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from fedxl.data.columns import LONGEST, MOST_COLUMNS
 from fedxl.errors import RefusedError, UserError, printable
 
 Block = npt.NDArray[np.float64]
-ROWS = 4096  # summed at a time, so that squares take little memory
+ROWS = 4096  # summed at a time: a site comes to the same bits wherever it sums, and squares take little memory
 LARGEST = 1e30  # of a number: its square has room in every type, and nothing that was measured is larger
 MOST_CATEGORIES = 256  # of one column
 COUNT = 2**53
@@ -30,8 +30,8 @@ class Numbers(NamedTuple):
 
     present: int
     missing: int
-    mean: float
-    squares: float  # the sum of squared deviations from the mean
+    mean: float = 0.0
+    squares: float = 0.0  # the sum of squared deviations from the mean
 
 
 class Categories(NamedTuple):
@@ -72,46 +72,48 @@ class Summary:
         return summary
 
 
-def summarize(block: Block, names: Sequence[str], texts: Sequence[Sequence[str] | None], rare: int) -> Summary:
-    """The summary of one site's training rows [n, d].
+def summarize(
+    blocks: Iterable[Block], names: Sequence[str], texts: Sequence[Sequence[str] | None], rare: int
+) -> Summary:
+    """The summary of one site's training rows, which come in blocks [n, d] of `ROWS` rows.
 
-    block: NaN where a value is missing; a category is an index into `texts` of its column, which is None for numbers.
+    blocks: NaN where a value is missing; a category is an index into `texts` of its column, which is None for numbers.
     rare: what occurs fewer times at the site is not told: a mean of two values would tell nearly both.
     """
-    count, mean, squares = _moments(block)
+    rows, (count, mean, squares) = 0, (np.zeros(len(names)) for _ in range(3))
+    often = {at: np.zeros(len(known), np.int64) for at, known in enumerate(texts) if known is not None}
+    for block in blocks:
+        rows += len(block)
+        count, mean, squares = _merged(count, mean, squares, *_moments(block))
+        for at, counts in often.items():
+            values = block[:, at]
+            counts += np.bincount(values[~np.isnan(values)].astype(np.int64), minlength=len(counts))
     told: dict[str, Told] = {}
     for at, (name, known) in enumerate(zip(names, texts, strict=True)):
         if not count[at]:
             told[name] = Empty()
         elif known is not None:
-            values = block[:, at]
-            often = np.bincount(values[~np.isnan(values)].astype(np.int64), minlength=len(known))
-            told[name] = _few(
-                name, {known[code]: int(often[code]) for code in np.flatnonzero(often >= rare).tolist()}
-            )
+            frequent = np.flatnonzero(often[at] >= rare).tolist()
+            told[name] = _few(name, {known[code]: int(often[at][code]) for code in frequent})
         else:
-            missing = len(block) - int(count[at])
-            enough = count[at] >= rare
-            told[name] = (
-                Numbers(int(count[at]), missing, float(mean[at]), float(squares[at]))
-                if enough
-                else Numbers(0, missing, 0.0, 0.0)
-            )
-    return Summary(len(block), told)
+            present, missing = int(count[at]), rows - int(count[at])
+            enough = present >= rare
+            moments = (float(mean[at]), float(squares[at]))
+            told[name] = Numbers(present, missing, *moments) if enough else Numbers(0, missing)
+    return Summary(rows, told)
+
+
+def in_blocks(block: Block) -> Iterator[Block]:
+    """Rows as `summarize` takes them."""
+    return (block[start : start + ROWS] for start in range(0, len(block), ROWS))
 
 
 def _moments(block: Block) -> tuple[Block, Block, Block]:
     """(count, mean, sum of squared deviations) of each column, missing values left out."""
-    count, mean, squares = (np.zeros(block.shape[1]) for _ in range(3))
-    for start in range(0, len(block), ROWS):
-        rows = block[start : start + ROWS]
-        there = ~np.isnan(rows)
-        n = there.sum(0).astype(np.float64)
-        least = np.maximum(n, 1)
-        m = np.where(there, rows, 0).sum(0) / least
-        q = (np.where(there, rows - m, 0) ** 2).sum(0)
-        count, mean, squares = _merged(count, mean, squares, n, m, q)
-    return count, mean, squares
+    there = ~np.isnan(block)
+    count = there.sum(0).astype(np.float64)
+    mean = np.where(there, block, 0).sum(0) / np.maximum(count, 1)
+    return count, mean, (np.where(there, block - mean, 0) ** 2).sum(0)
 
 
 def _merged(na: Any, ma: Any, qa: Any, nb: Any, mb: Any, qb: Any) -> tuple[Any, Any, Any]:

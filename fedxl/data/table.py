@@ -16,10 +16,10 @@ from fedxl.data.columns import File, open_table, require_column
 from fedxl.data.features import Features
 from fedxl.data.federation import Splits
 from fedxl.data.holdout import check_shares, draw
-from fedxl.data.keys import Keys, Roles, read_keys
+from fedxl.data.keys import Keys, Roles, keys_of
 from fedxl.data.labels import Value
 from fedxl.data.preparation import Image, Preparation
-from fedxl.data.rawtable import Order, RawTable, Scratch, assemble
+from fedxl.data.rawtable import Chunks, Order, RawTable, assemble
 from fedxl.data.resized import within
 from fedxl.errors import UserError, printable, require
 from fedxl.files import read_bytes
@@ -164,28 +164,33 @@ def feature_names(file: File, label: str, options: TableOptions) -> list[str]:
 
 
 def read_raw(files: Sequence[File], label: str, options: TableOptions) -> RawTable:
-    """All rows, read twice: what they are, which decides where each goes, and then their features."""
-    keys, order = _ordered(files, label, options)
+    """All rows of a table of features."""
     features = Features(files, feature_names(files[0], label, options), options.categorical, None)
-    scratch, places, start = Scratch(len(keys.labels), len(features.names)), order.places, 0
-    for block, _ in features.blocks():
-        require(start + len(block) <= len(places), f"{files[0].path} has changed while it was read; try again")
-        scratch.block[places[start : start + len(block)]] = block
-        start += len(block)
-    require(start == len(places), f"{files[0].path} has changed while it was read; try again")
-    ids = identities(files, keys, options.id)
-    about = _about(keys, label, options)
-    return RawTable(order, scratch, features.names, features.texts, keys.labels, ids, about, options.rare)
+    keys, order, chunks = read_rows(features, label, options)
+    ids, about = identities(files, keys, options.id), _about(keys, label, options)
+    return RawTable(order, chunks, features.names, features.texts, keys.labels, ids, about, options.rare)
 
 
-def _ordered(files: Sequence[File], label: str, options: TableOptions) -> tuple[Keys, Order]:
+def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Keys, Order, Chunks]:
+    """One pass over all files: features as numbers, other columns as texts, which decide the order of rows."""
+    import pyarrow as pa
+
+    files, chunks = features.files, Chunks(len(features.names))
     roles = Roles(label, options.site, options.split, options.group, options.id, options.image)
-    keys = read_keys(files, roles, options.positive, file_sites(files))
-    shares = (options.validation, options.test)
+    found: dict[str, list[Any]] = {name: [] for name in roles if name}
+    counts = [0] * len(files)
+    for number, block, texts in features.blocks(list(found)):
+        chunks.append(block)
+        counts[number] += len(block)
+        for name, column in texts.items():
+            found[name].append(column)
+    columns = {name: pa.chunked_array(pieces, pa.string()) for name, pieces in found.items()}
+    keys = keys_of(files, counts, columns, roles, options.positive, file_sites(files))
     splits = keys.splits
     if splits is None:
+        shares = (options.validation, options.test)
         splits = draw(keys.sites, keys.labels, keys.groups, keys.names, shares, options.seed)
-    return keys, Order(splits, keys.sites, keys.names)
+    return keys, Order(splits, keys.sites, keys.names), chunks
 
 
 def _about(keys: Keys, label: str, options: TableOptions) -> dict[str, Any]:
@@ -214,7 +219,7 @@ def _images(files: Sequence[File], label: str, options: TableOptions) -> Splits:
     """Images in the order of splits and sites, mapped into memory from the cache."""
     from fedxl.data.resized import resized
 
-    keys, order = _ordered(files, label, options)
+    keys, order, _ = read_rows(Features(files, [], (), None), label, options)
     image = Image(options.size, options.channels, options.image)
     paths = image_paths(files, keys, options.image)
     folder = Path(os.path.commonpath([str(file.path.resolve().parent) for file in files]))

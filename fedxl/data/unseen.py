@@ -45,7 +45,7 @@ def _content(
     blocks: list[Inputs] = []
     texts: dict[str, list[str | None]] = {name: [] for name in others}
     count = 0
-    for block, batch in features.blocks(others):
+    for _, block, batch in features.blocks(others):
         count += len(block)
         blocks.append(made.apply(block))
         for name, column in batch.items():

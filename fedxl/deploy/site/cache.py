@@ -76,13 +76,13 @@ def count(site: SiteFile) -> int:
 def prepare(site: SiteFile) -> int:
     """Write the cache; the number of training examples."""
     splits = load_data(Config(data=dict(site.data), risk={}, algorithm={}, run={}))
-    own, source = _own(site, splits), splits.train.source
+    own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
     assert isinstance(source, TensorSource)
     arrays = {"x": (source.x, own), "y": (source.labels, own)}
     if source.means is not None:
         arrays["means"] = (source.means, own)
-    held = _held_back(site, splits)
+    held = own_held_back(site, splits)
     for split, (x, y, rows) in held.items():
         arrays |= {f"{split}_x": (x, rows), f"{split}_y": (y, rows)}
     facts = {
@@ -130,13 +130,14 @@ def key(site: SiteFile) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _own(site: SiteFile, splits: Splits) -> Tensor:
+def own_rows(site: SiteFile, splits: Splits) -> Tensor:
+    """Which training examples of the data are this site's."""
     part, count = site.settings.part, len(splits.train.parts)
     require(part < count, f"part is {part}, but the data have {count} client(s), 0 to {count - 1}")
     return torch.as_tensor(splits.train.parts[part])
 
 
-def _held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+def own_held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """By split: examples, labels, and this site's rows. Sites with parts of one data set share its splits evenly."""
     found = {}
     for name, pair in zip(SPLITS, (splits.validation, splits.test), strict=True):
