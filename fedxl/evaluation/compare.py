@@ -76,7 +76,7 @@ def bootstrap_difference(
     if why or same:
         return _normal(value, 0.0, level, why or "bootstrap", same)
     of_first, of_second = measured(named, one, classes), measured(named, two, classes)
-    found = resample(lambda drawn: of_first(drawn) - of_second(drawn), classes, level, draws, seed)
+    found = resample(lambda *drawn: of_first(*drawn) - of_second(*drawn), classes, level, draws, seed)
     if not math.isfinite(found.low):
         return Difference(value, math.nan, math.nan, math.nan, found.how, level)
     return Difference(value, found.low, found.high, _p(value / found.error), found.how, level)

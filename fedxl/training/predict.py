@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedxl.data.feature_forms import features, is_frame
+from fedxl.data.frame import prepared
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import TensorSource, checked
 from fedxl.data.torch_datasets import read
@@ -58,7 +58,7 @@ def examples(x: Any, form: Form, preparation: Preparation | None = None, where: 
     if isinstance(x, (str, Path)) or (is_frame(x) and preparation is not None):
         require(preparation is not None, f"{where}: this model was trained on arrays and cannot prepare {x!r}")
         assert preparation is not None
-        x = _prepared(x, preparation, where)
+        x = prepared(x, preparation).x if is_frame(x) else preparation.read(x).x
     elif isinstance(x, Dataset):
         x = read(x, where)[0]
     found = features(x, where)
@@ -73,25 +73,6 @@ def examples(x: Any, form: Form, preparation: Preparation | None = None, where: 
     whole = not getattr(torch, form.dtype).is_floating_point
     require(not (whole and x.is_floating_point()), f"{where}: this model takes whole numbers, not {x.dtype}")
     return checked(x, torch.zeros(len(x), dtype=torch.int64), where)
-
-
-def _prepared(x: Any, preparation: Preparation, where: str) -> Tensor:
-    """A table as examples. A data frame takes the way of a file, so that both are read alike."""
-    if isinstance(x, (str, Path)):
-        return preparation.read(x).x
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise UserError("preparing a data frame needs pyarrow; pip install 'fedxl[table]'") from None
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / f"{where}.parquet"
-        try:
-            arrow = x.to_arrow() if hasattr(x, "to_arrow") else pa.Table.from_pandas(x, preserve_index=False)
-            pq.write_table(arrow, file)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise UserError(f"{where}: the data frame cannot be read as a table: {first_line(error)}") from None
-        return preparation.read(file).x
 
 
 def predict(score: Scorer, source: TensorSource, form: Form, decision: Decision | None) -> Prediction:
