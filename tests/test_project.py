@@ -28,7 +28,7 @@ LAYERS = [
     {"tracking"},
     {"training"},
     {"config"},
-    {"reporting"},
+    {"reporting", "prediction"},
     {"experiments", "deploy"},
     {"cli"},
 ]

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fedxl import __version__
 from fedxl.algorithms import ALGORITHMS
-from fedxl.cli import data_check, deploy, follow, paper, theory, tune
+from fedxl.cli import after, data_check, deploy, follow, paper, theory, tune
 from fedxl.config import experiment as configs
 from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
@@ -122,6 +122,10 @@ def report(
     else:
         # Metrics must not be cut: a pipe has no width to fit, and a narrow terminal may wrap.
         Console(width=max(out.width, 150) if out.is_terminal else 200).print(reports.as_text(rows, columns))
+
+
+app.command()(after.predict)
+app.command()(after.export)
 
 
 @app.command()

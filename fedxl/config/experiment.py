@@ -146,19 +146,24 @@ def build_risk(config: Config) -> XRisk:
 
 
 def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Module:
-    """A network by name, or `package.module:factory` of your own; its first weights are drawn from the run's seed."""
-    name, found, options = _named({"name": "mlp", **config.model}, "model", MODELS)
+    """The network of a config; its first weights are drawn from the run's seed."""
     seed = sampling.torch_seed(int(config.run.get("seed", 0)), sampling.Purpose.WEIGHTS)
-    outputs = math.prod(risk.score_shape)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        if registry.own(name):
-            model = call(found, options, "model")  # an error inside the factory is its own, and keeps its traceback
-            registry.require_type(model, nn.Module, name)
-            return model  # type: ignore[no-any-return]
-        if risk.score_shape:  # two views, each embedded by the network
-            return TwoViews(call(found, options, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
-        return call(found, options, "model", ours={"shape": shape, "outputs": outputs})  # type: ignore[no-any-return]
+        return build_network(config.model, shape, risk.score_shape)
+
+
+def build_network(table: Table, shape: tuple[int, ...], score_shape: tuple[int, ...]) -> nn.Module:
+    """A network by name, or `package.module:factory` of your own."""
+    name, found, options = _named({"name": "mlp", **table}, "model", MODELS)
+    outputs = math.prod(score_shape)
+    if registry.own(name):
+        model = call(found, options, "model")  # an error inside the factory is its own, and keeps its traceback
+        registry.require_type(model, nn.Module, name)
+        return model  # type: ignore[no-any-return]
+    if score_shape:  # two views, each embedded by the network
+        return TwoViews(call(found, options, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
+    return call(found, options, "model", ours={"shape": shape, "outputs": outputs})  # type: ignore[no-any-return]
 
 
 def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callable[[], nn.Module]:

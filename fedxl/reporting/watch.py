@@ -93,7 +93,7 @@ def look(path: Path) -> View:
     final = next((row for row in records if "test" in row), None)
     rows = [row for row in records if "test" not in row]
     done = max([checkpointed(path), *(row["round"] for row in records)])
-    metric = about.get("metric") or next(iter(metrics.shown(*(row.get("validation") or {} for row in rows))), "risk")
+    metric = about.get("select") or next(iter(metrics.shown(*(row.get("validation") or {} for row in rows))), "risk")
     return View(
         name=path.resolve().name,
         round=done,

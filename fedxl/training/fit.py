@@ -118,9 +118,8 @@ def fit(
     federation = splits.train if augment is None else splits.train.augmented(_augment(augment))
     hooks = hooks or Hooks()
     held_back = {"validation": splits.validation, "test": splits.test}
-    simulation = Simulation(
-        model, federation, algorithm, settings, held_back, hooks.say, None, splits.names, splits.preparation
-    )
+    kept = (splits.names, splits.preparation, splits.columns)
+    simulation = Simulation(model, federation, algorithm, settings, held_back, hooks.say, None, *kept)
     return train(simulation, hooks, None if out is None else Path(out), resume)
 
 

@@ -27,7 +27,8 @@ from fedxl.tracking.tracker import FAILED, FINISHED, STOPPED, Tracked, Trackers
 from fedxl.training.checkpoint import Checkpoint
 from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites, value_of
 from fedxl.training.health import COLLAPSED, Watch
-from fedxl.training.members import ABOUT, Member, about
+from fedxl.training.members import ABOUT, Form, Member, about
+from fedxl.training.predict import Prediction, decision_for, examples, predict, scorer_of
 from fedxl.training.problem import Problem
 from fedxl.training.resuming import BY_SIZE, require_same, with_defaults
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
@@ -53,12 +54,42 @@ class Result:
     interrupted: bool = False  # whether it was stopped before its last round
     stopped_early: bool = False  # whether it ended before its last round because it no longer became better
     server: ServerState | None = field(default=None, repr=False)  # the state after the last round
+    form: Form | None = field(default=None, repr=False)  # what its network takes and gives
+    preparation: Preparation | None = field(default=None, repr=False)  # how its data were made of files, if they were
 
     @property
     def test_scores(self) -> tuple[Floats, Floats] | None:
         """Raw scores and labels of the test data."""
         test = self.scored.get("test")
         return None if test is None else (test.scores, test.labels.astype(np.float64))
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        calibration: str = "platt",
+        specificity: float | None = None,
+        sensitivity: float | None = None,
+    ) -> Prediction:
+        """Scores of new examples; with validation data, calibrated probabilities and classes, too.
+
+        Args:
+            x: Examples as the clients of `fit` hold them: a tensor, an array, a data frame or a torch Dataset. With
+                data from tables, a new table or its path, too.
+            calibration: platt or isotonic, fitted to the validation scores.
+            specificity: The threshold between the classes reaches this on validation data; by default 0.9.
+            sensitivity: Or it reaches this.
+        """
+        require(self.form is not None, "this result does not say what its network takes; score with its model")
+        assert self.form is not None
+        from fedxl.evaluation.decision import Wish  # loads scipy, which training does not need
+
+        wish = Wish(calibration, specificity, sensitivity)
+        score, source = (
+            scorer_of(self.model, next(self.model.parameters()).device),
+            examples(x, self.form, self.preparation),
+        )
+        return predict(score, source, self.form, decision_for(self.scored, wish))
 
 
 class Progress(NamedTuple):
@@ -118,6 +149,10 @@ class Trainable(Protocol):
         """Who takes part."""
 
     @property
+    def form(self) -> Form:
+        """What the network takes and gives."""
+
+    @property
     def preparation(self) -> Preparation | None:
         """How its data were made of files, if they were."""
 
@@ -147,7 +182,7 @@ def train(
         for name, text in (files or {}).items():
             folder.write(name, text)
         if not resume:
-            folder.write(ABOUT, about(task.description, task.members, task.problem.select))
+            folder.write(ABOUT, about(task.description, task.members, task.problem.select, task.form))
             if task.preparation is not None:
                 folder.write(NAME, task.preparation.to_text())
         trainer = Trainer(task, hooks, folder, resume, trackers)
@@ -383,6 +418,8 @@ class Trainer:
             interrupted=interrupted,
             stopped_early=early,
             server=self.server,
+            form=self.task.form,
+            preparation=self.task.preparation,
         )
 
     def _examined(self, chosen: Weights) -> dict[str, Findings]:

@@ -31,7 +31,7 @@ FINAL = {"round": 20, "best_round": 10, "seconds": 40.0, "test": {"auroc": 0.75,
 def a_run(folder: Path, rows=ROWS, metric: str = "pauc@0.3", **settings) -> Path:
     folder.mkdir(exist_ok=True)
     settings = {f"run.{name}": value for name, value in {"rounds": 40, **settings}.items()}
-    (folder / "run.json").write_text(json.dumps({"settings": settings, "metric": metric}))
+    (folder / "run.json").write_text(json.dumps({"settings": settings, "select": metric}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -96,7 +96,7 @@ def test_a_cut_off_line_is_not_there_yet(tmp_path):
         assert drawn(view)
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{", '{"settings": 3, "metric": null}'])
+@pytest.mark.parametrize("damage", ["", "[]", "{", '{"settings": 3, "select": null}'])
 def test_run_json_may_be_missing_or_damaged(tmp_path, damage):
     folder = a_run(tmp_path / "a")
     (folder / "run.json").write_text(damage)

@@ -22,7 +22,7 @@ from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_back
-from fedxl.training.members import Member
+from fedxl.training.members import Form, Member
 from fedxl.training.problem import Problem, check_data
 from fedxl.training.simulation import flattened
 from fedxl.training.trainer import Hooks, Result, train
@@ -38,6 +38,7 @@ class ServerTask:
     num_clients: int
     cohort: int
     members: Sequence[Member]
+    form: Form
     description: dict[str, Any]
     preparation: Preparation | None = None
 
@@ -98,6 +99,7 @@ def _task(
         num_clients=len(sites),
         cohort=problem.settings.cohort,
         members=[_member(name, engine.directory.facts[name]) for name in sites],
+        form=Form(shape, problem.settings.dtype, problem.risk.score_shape),
         description=_described(config, engine),
         preparation=made,
     )
