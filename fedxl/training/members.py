@@ -35,11 +35,12 @@ def numbered(count: int) -> tuple[str, ...]:
     return tuple(f"client {number}" for number in range(count))
 
 
-def about(settings: Mapping[str, Any], members: Sequence[Member]) -> str:
-    """All settings, who takes part, and where the run began, as JSON."""
+def about(settings: Mapping[str, Any], members: Sequence[Member], select: str) -> str:
+    """All settings, who takes part, what the best round is chosen by, and where the run began, as JSON."""
     content = {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": dict(settings),
+        "select": select,
         "members": [member._asdict() for member in members],
         "environment": environment(),
     }

@@ -1,0 +1,66 @@
+"""Letters beside curves: where they touch neither another curve nor each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+OFFSETS = np.array([(0, -11), (0, 11), (-11, -5), (11, 5), (11, -5), (-11, 5)], np.float64)
+SAMPLES = 40  # places along a curve that are tried
+ENOUGH = 12.0  # units between a letter and anything else; more is not better
+
+
+def place(curves: Sequence[Floats], box: tuple[float, float, float, float]) -> list[tuple[float, float]]:
+    """A place for the letter of each curve [n, 2], inside the box (left, top, right, bottom), one after another."""
+    dense = [_along(curve, 200) for curve in curves]
+    found: list[tuple[float, float]] = []
+    for mine, curve in enumerate(curves):
+        tried = (_along(curve, SAMPLES)[:, None] + OFFSETS[None]).reshape(-1, 2)
+        left, top, right, bottom = box
+        inside = (tried[:, 0] > left + 6) & (tried[:, 0] < right - 6)
+        inside &= (tried[:, 1] > top + 7) & (tried[:, 1] < bottom - 7)
+        tried = tried[inside] if inside.any() else tried
+        others = [points for number, points in enumerate(dense) if number != mine] + [np.array([p]) for p in found]
+        clear = np.minimum(_clearance(tried, others), ENOUGH)
+        own = _clearance(tried, [dense[mine]])
+        chosen = tried[int(np.argmax(clear - 0.15 * np.abs(own - 9)))]
+        found.append((float(chosen[0]), float(chosen[1])))
+    return found
+
+
+def _clearance(places: Floats, others: Sequence[Floats]) -> Floats:
+    """How far each place is from the nearest of all points."""
+    if not others:
+        return np.full(len(places), np.inf)
+    points = np.concatenate(others)
+    return np.asarray(np.hypot(*(places[:, None] - points[None]).transpose(2, 0, 1)).min(1))
+
+
+def _along(curve: Floats, count: int) -> Floats:
+    """Points at equal distances along a curve."""
+    lengths = np.append(0.0, np.cumsum(np.hypot(*np.diff(curve, axis=0).T)))
+    if lengths[-1] == 0:
+        return curve[:1]
+    at = np.linspace(0, lengths[-1], count)
+    return np.stack([np.interp(at, lengths, curve[:, 0]), np.interp(at, lengths, curve[:, 1])], 1)
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Heights as near to the wanted ones as a gap between neighbours allows, in the order of the wanted ones.
+
+    >>> spread([10, 11, 50], 10, 0, 100)
+    [10.0, 20.0, 50.0]
+    """
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    found, floor = [0.0] * len(places), low
+    for index in order:
+        floor = found[index] = max(float(places[index]), floor)
+        floor += gap
+    ceiling = high
+    for index in reversed(order):
+        found[index] = min(found[index], ceiling)
+        ceiling = found[index] - gap
+    return found
