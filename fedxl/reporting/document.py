@@ -43,12 +43,11 @@ def build(runs: Sequence[Run], reference: str = "") -> Page:
         ranking.section(drawn, focus, keys, mine, fpr),
         probabilities.section(focus, key, mine),
         sites.section(focus, key, mine, names),
-        convergence.section(drawn, keys, focus.shown.metric),
-        communication.section(drawn, keys),
+        _together(convergence.section(drawn, keys, focus.shown.metric), communication.section(drawn, keys)),
         setup.settings(groups, keys),
         setup.reproduce(drawn),
     ]
-    return summary.page(groups, focus, mine, _limited(found, left_out), names[0])
+    return summary.page(groups, focus, mine, _limited(found, left_out), names[0], preferred=not reference)
 
 
 def _drawn(groups: Sequence[Group], focus: Group) -> tuple[list[Group], list[Group]]:
@@ -67,6 +66,13 @@ def _limited(sections: Sequence[Section], left_out: Sequence[Group]) -> list[Sec
     return list(sections)
 
 
+def _together(first: Section, second: Section) -> Section:
+    """Two sections as one, under both titles: a figure each, side by side."""
+    title = f"{first.title} and {second.title.lower()}"
+    figures, tables = [*first.figures, *second.figures], [*first.tables, *second.tables]
+    return Section(first.id, title, figures=figures, tables=tables, missing=[*first.missing, *second.missing])
+
+
 def _fpr(run: Run) -> float:
     """The limit in the name of the metric that chose the model, if it is one."""
     try:
@@ -79,7 +85,8 @@ def _names(run: Run, fpr: float) -> list[str]:
     """Metrics that tables show, the one that chose the model first."""
     usual = ["auroc", f"pauc@{fpr:g}", "ap"]
     chosen = [run.metric] if run.metric in usual or run.metric in run.values else []
-    return list(dict.fromkeys([*chosen, *usual, *(name for name in metrics.shown(run.values) if name in run.values and name.partition("@")[0] not in metrics.METRICS)]))
+    own = [name for name in run.values if name not in metrics.COUNTS and name.partition("@")[0] not in metrics.METRICS]
+    return list(dict.fromkeys([*chosen, *usual, *own]))
 
 
 def _judge(run: Run, fpr: float) -> Judgement | None:

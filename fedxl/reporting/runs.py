@@ -10,13 +10,16 @@ from typing import Any
 
 from fedxl import metrics, toml
 from fedxl.algorithms import ALGORITHMS
+from fedxl.config.experiment import Config, dump
 from fedxl.errors import UserError, require
 from fedxl.evaluation import scored
 from fedxl.evaluation.scored import Scored
 from fedxl.files import cannot_read, read_bytes
 from fedxl.risks import RISKS
-from fedxl.training.members import ABOUT, Member
+from fedxl.training.members import ABOUT, Member, environment
 from fedxl.training.rundir import LARGEST, SCORES, read_metrics
+from fedxl.training.simulation import flattened
+from fedxl.training.trainer import Result
 
 CONFIG = "config.toml"
 LONGEST = 2**24  # bytes of run.json; a thousand sites take a tenth of a MB
@@ -116,7 +119,7 @@ def read_run(path: Path) -> Run:
     evaluations = {record["round"]: record for record in records if "test" not in record}
     return Run(
         name=path.resolve().name,
-        settings=about["settings"] or told,
+        settings={**about["settings"], **told},
         rows=[evaluations[round] for round in sorted(evaluations)],
         done=next((record for record in reversed(records) if "test" in record), None),
         scored=scored.load(path / SCORES),
@@ -125,6 +128,23 @@ def read_run(path: Path) -> Run:
         begun=about["begun"],
         chosen_by=about["select"],
         config=text,
+    )
+
+
+def from_result(name: str, label: str, config: Config, result: Result, members: Sequence[Member]) -> Run:
+    """A run that was made in this process, and kept in memory."""
+    done = {"best_round": result.best_round, "seconds": result.seconds, "test": result.metrics["test"]}
+    last = result.history[-1]["round"] if result.history else 0
+    return Run(
+        name=name,
+        settings=flattened(config.tables()),
+        rows=result.history,
+        done=None if result.interrupted else {"round": last, **done},
+        scored=result.scored,
+        members=members,
+        environment=environment(),
+        config=dump(config),
+        label=label,
     )
 
 

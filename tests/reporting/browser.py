@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -27,19 +28,21 @@ class Browser:
     """One tab. `events` are those of the page since the last `go`."""
 
     def __init__(self, folder: Path) -> None:
-        to_them, from_us = os.pipe()
-        from_them, to_us = os.pipe()
+        (theirs, ours), (mine, yours) = os.pipe(), os.pipe()
+        # Above 4, so that neither is overwritten before it is copied.
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (theirs, yours)]
 
         def as_3_and_4() -> None:  # where Chromium reads and writes
-            spare = os.dup(to_us)  # one of them may be 3 itself
-            os.dup2(to_them, 3)
-            os.dup2(spare, 4)
+            for number, end in zip((3, 4), ends, strict=True):
+                os.dup2(end, number)
 
         command = [str(binary()), *FLAGS, f"--user-data-dir={folder}", "about:blank"]
         self.process = subprocess.Popen(
             command, preexec_fn=as_3_and_4, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        os.close(to_them), os.close(to_us)
+        for end in (theirs, yours, *ends):
+            os.close(end)
+        from_us, from_them = ours, mine
         self.write, self.read = os.fdopen(from_us, "wb"), os.fdopen(from_them, "rb")
         self.buffer, self.number, self.session = b"", 0, ""
         self.events: list[Event] = []
@@ -81,7 +84,7 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def screenshot(self, path: Path, whole: bool = True, height: int | None = None) -> None:
+    def screenshot(self, path: Path, height: int | None = None) -> None:
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
         found = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
@@ -94,7 +97,8 @@ class Browser:
         self.session = ""
         self.call("Browser.close")
         self.process.wait()
-        self.write.close(), self.read.close()
+        self.write.close()
+        self.read.close()
 
     def _until(self, right: Callable[[Event], bool]) -> Event:
         while True:

@@ -50,6 +50,7 @@ class Chart:
         self.back: list[Svg] = []
         self.parts: list[Svg] = []
         self.curves: list[tuple[Key, Floats]] = []
+        self.taken: list[Floats] = []  # where markers are, which letters keep away from
         self.legend: list[tuple[Key, str]] = []  # and "line" or "bar"
 
     def at(self, x: Any, y: Any) -> Floats:
@@ -99,8 +100,16 @@ class Chart:
         """Markers, with what they stand for as their tooltips."""
         for number_, (across, up) in enumerate(self.at(x, y).tolist()):
             if np.isfinite([across, up]).all():
+                self.taken.append(np.array([across, up]))
                 about = (element("title", texts[number_]),) if texts else ()
                 self.parts.append(element("g", *about, marker(across, up, key, size)))
+
+    def note(self, x: float, y: float, text: str, across: float, down: float, key: Key) -> None:
+        """A few letters beside a point, so many units from it."""
+        left, top = self.at(x, y).tolist()
+        self.taken.append(np.array([left + across, top + down]))
+        place = {"x": left + across, "y": top + down + 4, "text_anchor": "middle"}
+        self.parts.append(element("text", text, **place, class_=f"letter small {key.css}"))
 
     def vertical(self, x: float, key: Key, text: str = "") -> None:
         """A line across the whole height, named at its top."""
@@ -145,7 +154,8 @@ class Chart:
     def _letters(self) -> list[Svg]:
         if len(self.curves) < 2:
             return []
-        places = labels.place([curve for _, curve in self.curves], (LEFT, TOP, self.right, self.bottom))
+        box = (LEFT, TOP, self.right, self.bottom)
+        places = labels.place([curve for _, curve in self.curves], box, self.taken)
         return [
             element("text", key.letter, x=across, y=up + 4, text_anchor="middle", class_=f"letter {key.css}")
             for (key, _), (across, up) in zip(self.curves, places, strict=True)

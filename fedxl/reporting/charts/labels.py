@@ -13,8 +13,13 @@ SAMPLES = 40  # places along a curve that are tried
 ENOUGH = 12.0  # units between a letter and anything else; more is not better
 
 
-def place(curves: Sequence[Floats], box: tuple[float, float, float, float]) -> list[tuple[float, float]]:
-    """A place for the letter of each curve [n, 2], inside the box (left, top, right, bottom), one after another."""
+def place(
+    curves: Sequence[Floats], box: tuple[float, float, float, float], taken: Sequence[Floats] = ()
+) -> list[tuple[float, float]]:
+    """A place for the letter of each curve [n, 2], inside the box (left, top, right, bottom), one after another.
+
+    Places that are taken [2] are kept clear, too.
+    """
     dense = [_along(curve, 200) for curve in curves]
     found: list[tuple[float, float]] = []
     for mine, curve in enumerate(curves):
@@ -23,7 +28,7 @@ def place(curves: Sequence[Floats], box: tuple[float, float, float, float]) -> l
         inside = (tried[:, 0] > left + 6) & (tried[:, 0] < right - 6)
         inside &= (tried[:, 1] > top + 7) & (tried[:, 1] < bottom - 7)
         tried = tried[inside] if inside.any() else tried
-        others = [points for number, points in enumerate(dense) if number != mine] + [np.array([p]) for p in found]
+        others = [points for number, points in enumerate(dense) if number != mine] + [np.array([p]) for p in (*taken, *found)]
         clear = np.minimum(_clearance(tried, others), ENOUGH)
         own = _clearance(tried, [dense[mine]])
         chosen = tried[int(np.argmax(clear - 0.15 * np.abs(own - 9)))]

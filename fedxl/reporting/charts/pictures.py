@@ -24,6 +24,7 @@ class Mark(NamedTuple):
     x: float
     y: float
     text: str
+    number: str = ""  # as in the table of operating points
 
 
 def roc(curves: Mapping[Key, Curve], max_fpr: float, marks: Sequence[Mark] = ()) -> Svg:
@@ -33,7 +34,7 @@ def roc(curves: Mapping[Key, Curve], max_fpr: float, marks: Sequence[Mark] = ())
     if max_fpr < 1:
         chart.region(0, max_fpr, f"partial AUC: FPR ≤ {max_fpr:g}")
     chart.line([0, 1], [0, 1], Key("chance"), legend=False)
-    return _with_curves(chart, curves, marks)
+    return _with_curves(chart, curves, marks, beside=(10, 10))
 
 
 def precision_recall(curves: Mapping[Key, Curve], prevalence: float, marks: Sequence[Mark] = ()) -> Svg:
@@ -41,15 +42,18 @@ def precision_recall(curves: Mapping[Key, Curve], prevalence: float, marks: Sequ
     words = f"Precision against recall of {_names(curves)}; {prevalence:.3f} of the examples are positive."
     chart = Chart("pr", "Precision and recall", words, unit("recall (true positive rate)"), unit("precision"))
     chart.line([0, 1], [prevalence, prevalence], Key("chance (share of positives)"), legend=False)
-    return _with_curves(chart, curves, marks, step=True)
+    return _with_curves(chart, curves, marks, beside=(-10, 10), step=True)
 
 
-def _with_curves(chart: Chart, curves: Mapping[Key, Curve], marks: Sequence[Mark], step: bool = False) -> Svg:
+def _with_curves(
+    chart: Chart, curves: Mapping[Key, Curve], marks: Sequence[Mark], beside: tuple[float, float], step: bool = False
+) -> Svg:
     for key, (x, y) in curves.items():
         # A step of precision holds from the recall before it.
         chart.line(*(_falling(x, y) if step else (x, y)), key)
     for mark in marks:
-        chart.points([mark.x], [mark.y], mark.key, [mark.text], size=5)
+        chart.points([mark.x], [mark.y], mark.key, [mark.text], size=4.5)
+        chart.note(mark.x, mark.y, mark.number, *beside, mark.key)
     return chart.render()
 
 

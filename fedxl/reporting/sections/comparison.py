@@ -96,7 +96,7 @@ def _difference(found: Difference | None) -> Cell:
     if found is None or not math.isfinite(found.value):
         return Cell("–")
     p = "" if not math.isfinite(found.p) else ", p < 0.001" if found.p < 0.001 else f", p = {found.p:.3f}"
-    return Cell(f"{found.value:+.3f}", f"{between(found.low, found.high)}{p}".lstrip(", "))
+    return Cell(f"{found.value:+.3f}".replace("-", "−"), f"{between(found.low, found.high)}{p}".lstrip(", "))
 
 
 def _why_unpaired(run: Run, focus: Run) -> str:

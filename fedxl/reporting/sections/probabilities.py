@@ -43,8 +43,8 @@ def _calibration(scored: Scored, key: Key, judged: Judgement) -> list[Figure]:
     before, after = expit(scored.scores), judged.calibration(scored.scores)
     found = reliability(before, scored.labels, level=judged.level)
     bins = {
-        Key("before: sigmoid of the score", 5, "before"): found,
-        Key(f"after: {judged.calibration.to_json()['kind']} scaling", key.style, "after"): judged.pooled.reliability,
+        Key("sigmoid of the score", _others(key)[0], "before"): found,
+        Key(f"{judged.calibration.to_json()['kind'].capitalize()} scaling", key.style, "after"): judged.pooled.reliability,
     }
     caption = (
         f"Ten bins of equal counts, with 95 % intervals; the closer to the dotted line, the better. Brier score "
@@ -58,15 +58,21 @@ def _calibration(scored: Scored, key: Key, judged: Judgement) -> list[Figure]:
     ]
 
 
+def _others(key: Key) -> list[int]:
+    """Styles for what the run is compared with."""
+    return [style for style in (5, 4, 3) if style != key.style][:2]
+
+
 def _decision(focus: Group, key: Key, benefit: NetBenefit, scored: Scored) -> Figure:
     useful = benefit.model > np.maximum(benefit.treat_all, 0.0) + 1e-12
     prevalence = float(scored.labels.mean())
     last = float(benefit.thresholds[np.flatnonzero(useful)[-1]]) if useful.any() else prevalence
     shown_ = benefit.thresholds <= max(min(ENOUGH * last, 1.0), 2 * prevalence)
+    everybody, nobody = _others(key)
     series = {
         key._replace(name=f"act on {shown(focus.label, 40)}", letter=key.letter or "A"): benefit.model[shown_],
-        Key("act on everybody", 1, "all"): benefit.treat_all[shown_],
-        Key("act on nobody", 5, "none"): np.zeros(int(shown_.sum())),
+        Key("act on everybody", everybody, "all"): benefit.treat_all[shown_],
+        Key("act on nobody", nobody, "none"): np.zeros(int(shown_.sum())),
     }
     caption = (
         "Net benefit an example: true positives less false positives, weighed by the odds of the probability from which on "

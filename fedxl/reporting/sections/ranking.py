@@ -28,20 +28,21 @@ def section(groups: Sequence[Group], focus: Group, keys: Mapping[str, Key], judg
     mean = " Curves of several seeds are means." if any(len(scored[group.letter]) > 1 for group in drawn) else ""
     points = judged.pooled.points if judged else {}
     key = keys[focus.letter]._replace(letter="")
-    marked = f" Markers: operating points of {focus.letter}, see the table." if points else ""
+    numbered = [(str(n), *each) for n, each in enumerate(points.items(), 1) if _known(each[1])]
+    marked = f" Numbers: operating points of {focus.letter}, in the table below." if points else ""
     first = scored[drawn[0].letter][0]
     prevalence = float(first.labels.mean())
     split = judged_on(drawn[0].shown)
     figures = [
         Figure(
             "ROC",
-            pictures.roc(rocs, fpr, [_on_roc(key, name, point) for name, point in points.items() if _known(point)]),
+            pictures.roc(rocs, fpr, [_on_roc(key, *each) for each in numbered]),
             f"{split.capitalize()} data. Shaded: the region of the partial AUC. Dotted: chance.{mean}{marked}",
         ),
         Figure(
             "Precision and recall",
             pictures.precision_recall(
-                precisions, prevalence, [_on_precision(key, name, point) for name, point in points.items() if _known(point)]
+                precisions, prevalence, [_on_precision(key, *each) for each in numbered]
             ),
             f"{split.capitalize()} data. Dotted: the share of positives, {prevalence:.3f}.{mean}{marked}",
         ),
@@ -58,24 +59,24 @@ def _scored(group: Group) -> list[Scored]:
 
 
 def _known(point: OperatingPoint) -> bool:
-    return math.isfinite(point.sensitivity.value) and math.isfinite(point.specificity.value)
+    return all(math.isfinite(share.value) for share in (point.sensitivity, point.specificity, point.ppv))
 
 
-def _on_roc(key: Key, name: str, point: OperatingPoint) -> Mark:
+def _on_roc(key: Key, number: str, name: str, point: OperatingPoint) -> Mark:
     text = f"{name}: sensitivity {point.sensitivity.value:.3f}, specificity {point.specificity.value:.3f}"
-    return Mark(key, 1 - point.specificity.value, point.sensitivity.value, text)
+    return Mark(key, 1 - point.specificity.value, point.sensitivity.value, text, number)
 
 
-def _on_precision(key: Key, name: str, point: OperatingPoint) -> Mark:
+def _on_precision(key: Key, number: str, name: str, point: OperatingPoint) -> Mark:
     text = f"{name}: recall {point.sensitivity.value:.3f}, precision {point.ppv.value:.3f}"
-    return Mark(key, point.sensitivity.value, point.ppv.value, text)
+    return Mark(key, point.sensitivity.value, point.ppv.value, text, number)
 
 
 def _table(focus: Group, key: Key, judged: Judgement) -> Table:
     names = ("chosen for", "threshold", "sensitivity", "specificity", "positive predictive value", "negative predictive value")
     rows = [
-        Row([Cell(shown(name, 60)), Cell(f"{point.threshold:.4g}"), *(_share(share) for share in point[1:])])
-        for name, point in judged.pooled.points.items()
+        Row([Cell(shown(name, 60)), Cell(f"{point.threshold:.4g}"), *(_share(each) for each in point[1:])], str(n), key.css)
+        for n, (name, point) in enumerate(judged.pooled.points.items(), 1)
     ]
     measured = f"Thresholds were chosen on {judged.chosen_on} data and measured on {judged.split} data."
     caption = f"Operating points of {focus.letter} ({shown(focus.label, 60)}). {measured}"

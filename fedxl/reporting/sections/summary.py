@@ -25,7 +25,7 @@ METHOD = (
 
 
 def page(
-    groups: Sequence[Group], focus: Group, judged: Judgement | None, sections: Sequence[Section], first: str
+    groups: Sequence[Group], focus: Group, judged: Judgement | None, sections: Sequence[Section], first: str, preferred: bool
 ) -> Page:
     run = focus.shown
     count = sum(len(group.runs) for group in groups)
@@ -35,7 +35,7 @@ def page(
         title=title[0].upper() + title[1:],
         subtitle=f"{runs}, {len(groups)} settings" if len(groups) not in (1, count) else runs,
         question=question(groups, focus, judged),
-        answer=answer(groups, focus, judged, first),
+        answer=answer(groups, focus, judged, first, preferred and len(groups) > 1),
         facts=_facts(judged, first) if judged else (),
         sections=sections,
         method=METHOD,
@@ -69,8 +69,13 @@ def _sites(run: Run) -> str:
     return f"{count} sites" if count > 1 else "one site" if count else "sites"
 
 
-def answer(groups: Sequence[Group], focus: Group, judged: Judgement | None, first: str) -> list[str]:
-    """What a reader takes home: the model in focus, how good and how sure, at which operating point."""
+def answer(
+    groups: Sequence[Group], focus: Group, judged: Judgement | None, first: str, preferred: bool
+) -> list[str]:
+    """What a reader takes home: the model in focus, how good and how sure, at which operating point.
+
+    preferred: whether it was validation data that brought it into focus.
+    """
     run = focus.shown
     name = f"{focus.letter} ({shown(focus.label, 60)})" if len(groups) > 1 else shown(focus.label, 60)
     if judged is None:
@@ -80,7 +85,8 @@ def answer(groups: Sequence[Group], focus: Group, judged: Judgement | None, firs
         return [f"{name} reaches {metric_name(first)} {figure_of(value)} on {run.split} data; intervals need scores."]
     found = judged.pooled.metrics.get(first) or judged.pooled.metrics["auroc"]
     known = first if first in judged.pooled.metrics else "auroc"
-    lines = [f"{name} reaches {metric_name(known)} {_interval(found)} on {judged.split} data."]
+    lead = "Validation data prefer {}. It" if preferred else "{}"
+    lines = [f"{lead.format(name)} reaches {metric_name(known)} {_interval(found)} on {judged.split} data."]
     if point := judged.pooled.points.get("specificity 0.9"):
         lines.append(
             f"With the threshold that gave specificity 0.9 on {judged.chosen_on} data it finds {_percent(point.sensitivity)} of "
