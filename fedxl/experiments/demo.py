@@ -14,12 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedxl import metrics
-from fedxl.algorithms import ALGORITHMS
-from fedxl.config.experiment import Config, dump, execute, load_data
+from fedxl.config.experiment import Config, execute, load_data
 from fedxl.files import write_atomically, write_json
 from fedxl.reporting import document, html, plots
 from fedxl.reporting.report import as_markdown, as_text, mean_with_spread, over_seeds
-from fedxl.reporting.runs import Run, from_result
+from fedxl.reporting.runs import Run, from_result, is_centralized
 from fedxl.training.members import Member, members, numbered
 from fedxl.training.trainer import Hooks, Result
 
@@ -136,13 +135,16 @@ def resampled(runs: Sequence[Result]) -> Floats:
     """The mean partial AUC over runs on other test sets that might have been drawn, the same for all methods."""
     found = [outcome.test_scores for outcome in runs]
     return np.asarray(
-        np.mean([metrics.resampled([each[0]], each[1], MAX_FPR, DRAWS, seed) for seed, each in enumerate(found) if each], 0)
+        np.mean(
+            [metrics.resampled([each[0]], each[1], MAX_FPR, DRAWS, seed) for seed, each in enumerate(found) if each],
+            0,
+        )
     )
 
 
 def message(outcomes: Mapping[str, Sequence[Result]], drawn: Mapping[str, Floats]) -> str:
-    """Which federated method is ahead of which, by how much, and whether that is more than chance in the test data."""
-    federated = [entry.label for entry in ENTRIES if not ALGORITHMS[str(entry.algorithm["name"])].centralized]
+    """Which federated method is ahead of which, by how much, and whether test data could have it so by chance."""
+    federated = [entry.label for entry in ENTRIES if not is_centralized(str(entry.algorithm["name"]))]
     first, second = sorted(federated, key=lambda label: -_mean(outcomes[label]))[:2]
     apart = drawn[first] - drawn[second]
     gain = f"{_mean(outcomes[first]) - _mean(outcomes[second]):+.3f} {_ends(apart)}"

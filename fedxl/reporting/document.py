@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedxl import metrics
@@ -14,7 +15,16 @@ from fedxl.reporting.charts.curves import both_classes
 from fedxl.reporting.groups import Group, grouped, judged_on
 from fedxl.reporting.page import Page, Section, shown
 from fedxl.reporting.runs import Run, read_run, run_dirs
-from fedxl.reporting.sections import communication, comparison, convergence, probabilities, ranking, setup, sites, summary
+from fedxl.reporting.sections import (
+    communication,
+    comparison,
+    convergence,
+    probabilities,
+    ranking,
+    setup,
+    sites,
+    summary,
+)
 
 FPR = 0.3  # the limit of the partial AUC where the metric that chose the model has none
 
@@ -31,15 +41,15 @@ def build(runs: Sequence[Run], reference: str = "") -> Page:
     require(bool(runs), "a report needs a run")
     groups, focus = grouped(runs, reference)
     drawn, left_out = _drawn(groups, focus)
-    keys = {
-        group.letter: Key(shown(group.label, 60), number, group.letter) for number, group in enumerate(drawn)
-    } | {group.letter: Key(shown(group.label, 60), None, group.letter) for group in left_out}
+    keys = {group.letter: Key(shown(group.label, 60), number, group.letter) for number, group in enumerate(drawn)} | {
+        group.letter: Key(shown(group.label, 60), None, group.letter) for group in left_out
+    }
     fpr = _fpr(focus.shown)
     judged = {group.letter: found for group in groups if (found := _judge(group.shown, fpr)) is not None}
-    names = _names(focus.shown, fpr)
+    names, compared = _names(focus.shown, fpr), comparison.compare(groups, focus, fpr)
     mine, key = judged.get(focus.letter), keys[focus.letter]
-    found = [
-        comparison.section(groups, focus, keys, judged, names, fpr),
+    sections = [
+        comparison.section(groups, focus, keys, judged, compared, names),
         ranking.section(drawn, focus, keys, mine, fpr),
         probabilities.section(focus, key, mine),
         sites.section(focus, key, mine, names),
@@ -47,7 +57,8 @@ def build(runs: Sequence[Run], reference: str = "") -> Page:
         setup.settings(groups, keys),
         setup.reproduce(drawn),
     ]
-    return summary.page(groups, focus, mine, _limited(found, left_out), names[0], preferred=not reference)
+    told = summary.answer(groups, focus, mine, compared, names[0], preferred=not reference)
+    return summary.page(groups, focus, mine, told, _limited(sections, left_out))
 
 
 def _drawn(groups: Sequence[Group], focus: Group) -> tuple[list[Group], list[Group]]:
@@ -60,9 +71,8 @@ def _drawn(groups: Sequence[Group], focus: Group) -> tuple[list[Group], list[Gro
 def _limited(sections: Sequence[Section], left_out: Sequence[Group]) -> list[Section]:
     if left_out:
         letters = ", ".join(group.letter for group in left_out)
-        note = f"pictures show {len(DASHES)} runs at most; {letters} are in the table only: report fewer runs to see them"
-        head = sections[0]
-        return [Section(**{**head.__dict__, "missing": [*head.missing, note]}), *sections[1:]]
+        note = f"pictures show {len(DASHES)} runs at most; {letters} are in the table only: report fewer runs"
+        return [replace(sections[0], missing=[*sections[0].missing, note]), *sections[1:]]
     return list(sections)
 
 
@@ -85,7 +95,9 @@ def _names(run: Run, fpr: float) -> list[str]:
     """Metrics that tables show, the one that chose the model first."""
     usual = ["auroc", f"pauc@{fpr:g}", "ap"]
     chosen = [run.metric] if run.metric in usual or run.metric in run.values else []
-    own = [name for name in run.values if name not in metrics.COUNTS and name.partition("@")[0] not in metrics.METRICS]
+    own = [
+        name for name in run.values if name not in metrics.COUNTS and name.partition("@")[0] not in metrics.METRICS
+    ]
     return list(dict.fromkeys([*chosen, *usual, *own]))
 
 

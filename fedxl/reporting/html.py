@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedxl import __version__
-from fedxl.errors import UserError
+from fedxl.errors import UserError, printable
 from fedxl.files import write_atomically
 from fedxl.reporting.page import Page
 
@@ -25,9 +25,9 @@ def require_jinja2() -> Any:
 
 
 def render(page: Page) -> str:
-    """The file. Whatever is not SVG of our own is escaped; the style sheet is allowed by its hash, all else is not."""
+    """The file. Whatever is not SVG of our own is escaped; of all content, only the style sheet is allowed."""
     jinja2 = require_jinja2()
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_clean)
     template = environment.from_string((TEMPLATES / "report.html").read_text(encoding="utf-8"))
     style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -44,6 +44,13 @@ def write(path: Path, page: Page) -> None:
         write_atomically(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another file with --html") from None
+
+
+def _clean(value: object) -> object:
+    """Text of others with its control characters spelled out, line by line; the rest as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return "\n".join(printable(line.replace("\t", "    "), len(line) * 4) for line in value.split("\n"))
 
 
 class _Trusted(str):

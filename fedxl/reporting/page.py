@@ -93,7 +93,19 @@ def figure_of(value: float | None, digits: int = 3) -> str:
 
 def between(low: float, high: float, digits: int = 3) -> str:
     """An interval, or nothing."""
-    return f"[{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) and math.isfinite(high) else ""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names as one writes them.
+
+    >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], most=2)
+    ('a, b and c', 'a, b and 1 more')
+    """
+    head = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    return " and ".join(filter(None, [", ".join(head[:-1]), *head[-1:]]))
 
 
 def metric_name(name: str) -> str:

@@ -54,12 +54,15 @@ def roc_and_convergence(path: Path, title: str, lines: Mapping[str, Line], max_f
     right.set(xlabel="round", ylabel=metric_name, title="Validation data: mean and standard deviation over seeds")
     right.grid(alpha=0.25)
     right.spines[["top", "right"]].set_visible(False)
+    lowest = min(float(np.mean([run[0][1] for run in line.history])) for line in lines.values())
+    right.set_ylim(bottom=max(right.get_ylim()[0], lowest - 0.03))  # a band may leave the picture, no line does
     low, high = right.get_ylim()
-    heights = spread([height for _, height in ends], (high - low) / 18, low, high)
+    heights = spread([height for _, height in ends], (high - low) / 18)
     for name, (last, end), height, (colour, _) in zip(lines, ends, heights, STYLES, strict=False):
         right.annotate(
-            name, (last, end), xytext=(1.03, height), textcoords=right.get_yaxis_transform(), color=colour, va="center",
-            fontweight="bold", fontsize=9, arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.7, "shrinkA": 1, "shrinkB": 0},
+            name, (last, end), xytext=(1.03, height), textcoords=right.get_yaxis_transform(), color=colour,
+            va="center", fontweight="bold", fontsize=9,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.7, "shrinkA": 1, "shrinkB": 0},
         )  # fmt: skip
     figure.savefig(path, dpi=130)
     plt.close(figure)

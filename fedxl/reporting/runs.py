@@ -44,7 +44,7 @@ class Run:
 
     @property
     def select(self) -> str:
-        """What the best round was chosen by. Runs of older versions do not say; then it is what their risk asks for."""
+        """What the best round was chosen by. Older runs do not say; then it is what their risk asks for."""
         known = str(self.chosen_by or self.settings.get("run.select") or "")
         return known or _default_metric(str(self.settings.get("risk.name", "")))
 
@@ -81,12 +81,16 @@ class Run:
     @property
     def centralized(self) -> bool:
         """Whether its algorithm wants all data in one place."""
-        kind = ALGORITHMS.get(str(self.settings.get("algorithm.name", "")))
-        return bool(getattr(kind, "centralized", False))
+        return is_centralized(str(self.settings.get("algorithm.name", "")))
 
     @property
     def state(self) -> str:
         return "finished" if self.done else f"at round {self.rows[-1]['round'] if self.rows else 0}"
+
+
+def is_centralized(algorithm: str) -> bool:
+    """Whether an algorithm of this name wants all data in one place; one of a user's own is not looked up."""
+    return bool(getattr(ALGORITHMS.get(algorithm), "centralized", False))
 
 
 def _default_metric(risk: str) -> str:

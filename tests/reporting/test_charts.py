@@ -89,7 +89,7 @@ def test_bars_markers_and_bands_are_where_their_values_are():
     chart.points([0.5], [2.0], Key("a", 0))
     chart.band([0, 1], [1, 2], [3, 4], key)
     root = parse(chart.render())
-    [bar] = drawn(root, "bar")
+    bar, _ = drawn(root, "bar")  # and its key in the legend
     assert float(bar.get("height")) == pytest.approx((HEIGHT - charts.TOP) / 2)
     [dot] = drawn(root, "marker")
     place = values(np.array([[float(dot.get("cx")), float(dot.get("cy"))]]), UNIT, (0, 10), HEIGHT)
@@ -144,7 +144,18 @@ def test_names_of_others_stay_text():
     chart.region(0, 0.3, EVIL)
     chart.vertical(0.5, Key(EVIL), EVIL)
     root = parse(chart.render())  # well-formed, and no element came in with a name
-    assert {each.tag for each in root.iter()} <= {"svg", "title", "desc", "g", "path", "rect", "line", "text", "circle", "polygon"}
+    assert {each.tag for each in root.iter()} <= {
+        "svg",
+        "title",
+        "desc",
+        "g",
+        "path",
+        "rect",
+        "line",
+        "text",
+        "circle",
+        "polygon",
+    }
     assert not any(name.startswith("on") for each in root.iter() for name in each.attrib)
     assert element("a", EVIL, title=EVIL).count("<") == 2
 
@@ -181,5 +192,7 @@ def test_colours_can_be_told_from_what_is_behind_them(scheme):
 
 def test_styles_differ_without_colour():
     assert len(set(charts.DASHES)) == len(charts.DASHES) == len(set(charts.MARKERS)) == len(charts.MARKERS)
-    shapes = {charts.marker(0, 0, Key("", style), 1.0).replace(f"s{style}", "") for style in range(len(charts.MARKERS))}
+    shapes = {
+        charts.marker(0, 0, Key("", style), 1.0).replace(f"s{style}", "") for style in range(len(charts.MARKERS))
+    }
     assert len(shapes) == len(charts.MARKERS)

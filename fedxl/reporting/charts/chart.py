@@ -20,13 +20,12 @@ Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 400, 300  # of the plotting area with its axes; the legend comes below
 LEFT, RIGHT, TOP, BOTTOM = 48, 12, 12, 42
 ROW = 18  # height of a line of the legend
-NAME = 44  # characters of a name that fit into the legend
 DASHES = (None, "7 4", "2 3", "9 3 2 3", "14 4", "5 2 1 2 1 2")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "down")
 
 
 class Key(NamedTuple):
-    """What a series is called, and how it is drawn: the number of its style, from 0; None: as a reference, in grey."""
+    """What a series is called, and the number of its style, from 0; None: grey, as what others are compared with."""
 
     name: str
     style: int | None = None
@@ -64,12 +63,8 @@ class Chart:
         if not places:
             return
         path = " ".join(_path(run) for run in places)
-        self.parts.append(
-            element(
-                "path", d=path, class_=f"{'thin' if thin else 'line'} {key.css}", fill="none",
-                stroke_dasharray=None if thin else key.dash,
-            )  # fmt: skip
-        )
+        kind, dash = ("thin", None) if thin else ("line", key.dash)
+        self.parts.append(element("path", d=path, class_=f"{kind} {key.css}", fill="none", stroke_dasharray=dash))
         if key.letter:
             self.curves.append((key, max(places, key=len)))
         if legend:
@@ -93,7 +88,9 @@ class Chart:
         for (across, top), height in zip(self.at(x, heights).tolist(), heights, strict=True):
             if height > 0:
                 size = {"x": across - width / 2, "y": top, "width": width, "height": self.bottom - top}
-                self.parts.append(element("rect", element("title", f"{height:,.0f}"), **size, class_=f"bar {key.css}"))
+                self.parts.append(
+                    element("rect", element("title", f"{height:,.0f}"), **size, class_=f"bar {key.css}")
+                )
         self.legend.append((key, "bar"))
 
     def points(self, x: Any, y: Any, key: Key, texts: Sequence[str] = (), size: float = 4.0) -> None:
@@ -104,12 +101,12 @@ class Chart:
                 about = (element("title", texts[number_]),) if texts else ()
                 self.parts.append(element("g", *about, marker(across, up, key, size)))
 
-    def note(self, x: float, y: float, text: str, across: float, down: float, key: Key) -> None:
-        """A few letters beside a point, so many units from it."""
-        left, top = self.at(x, y).tolist()
-        self.taken.append(np.array([left + across, top + down]))
-        place = {"x": left + across, "y": top + down + 4, "text_anchor": "middle"}
-        self.parts.append(element("text", text, **place, class_=f"letter small {key.css}"))
+    def note(self, x: float, y: float, text: str, key: Key) -> None:
+        """A few letters beside a point, where no other point or note is."""
+        across, up = labels.beside(self.at(x, y), self.taken)
+        self.taken.append(np.array([across, up]))
+        shape = {"x": across, "y": up + 4, "text_anchor": "middle", "class_": f"letter small {key.css}"}
+        self.parts.append(element("text", text, **shape))
 
     def vertical(self, x: float, key: Key, text: str = "") -> None:
         """A line across the whole height, named at its top."""
@@ -145,10 +142,18 @@ class Chart:
         middle = (LEFT + self.right) / 2
         parts.append(element("line", x1=LEFT, x2=self.right, y1=self.bottom, y2=self.bottom, class_="axis"))
         parts.append(
-            element("text", self.x.label, x=middle, y=self.bottom + 34, text_anchor="middle", class_="label")
+            element(
+                "text",
+                fitting(self.x.label, self.right - LEFT),
+                x=middle,
+                y=self.bottom + 34,
+                text_anchor="middle",
+                class_="label",
+            )
         )
         turned = f"translate(12 {number((TOP + self.bottom) / 2)}) rotate(-90)"
-        parts.append(element("text", self.y.label, transform=turned, text_anchor="middle", class_="label"))
+        label = fitting(self.y.label, self.bottom - TOP)
+        parts.append(element("text", label, transform=turned, text_anchor="middle", class_="label"))
         return parts
 
     def _letters(self) -> list[Svg]:
@@ -166,19 +171,26 @@ class Chart:
         for row, (key, kind) in enumerate(self.legend):
             up = self.bottom + BOTTOM + 6 + row * ROW
             parts.append(swatch(LEFT, up + 4, key, kind))
-            short = key.name if len(key.name) <= NAME else key.name[: NAME - 1] + "…"
-            text = f"{key.letter}  {short}" if key.letter else short
-            parts.append(element("text", text, x=float(LEFT + 42), y=up + 8.0, class_="key"))
+            text = f"{key.letter}  {key.name}" if key.letter else key.name
+            parts.append(element("text", fitting(text, self.right - LEFT - 42), x=LEFT + 42, y=up + 8, class_="key"))
         return parts
+
+
+def fitting(text: str, room: float) -> str:
+    """As much of a text as fits, by what letters of 12 units measure in a wide font."""
+    widths = np.cumsum(
+        [12.5 if char in "MWmw@%—" or ord(char) > 0x2E80 else 9 if char.isupper() else 7.5 for char in text]
+    )
+    if not len(text) or widths[-1] <= room:
+        return text
+    return text[: int(np.searchsorted(widths, room - 12))] + "…"
 
 
 def swatch(left: float, up: float, key: Key, kind: str = "line") -> Svg:
     """How a series is drawn, for legends."""
     if kind == "bar":
         return element("rect", x=left + 11, y=up - 6, width=12, height=12, class_=f"bar {key.css}")
-    line = element(
-        "line", x1=left, x2=left + 34, y1=up, y2=up, class_=f"line {key.css}", stroke_dasharray=key.dash
-    )
+    line = element("line", x1=left, x2=left + 34, y1=up, y2=up, class_=f"line {key.css}", stroke_dasharray=key.dash)
     return joined([line] if key.style is None or kind == "plain" else [line, marker(left + 17, up, key, 3.5)])
 
 
@@ -187,7 +199,7 @@ def marker(x: float, y: float, key: Key, size: float) -> Svg:
     kind, css = MARKERS[(key.style or 0) % len(MARKERS)], f"marker {key.css}"
     if kind == "circle":
         return element("circle", cx=x, cy=y, r=size, class_=css)
-    shapes = {
+    shapes: dict[str, list[tuple[float, float]]] = {
         "square": [(-1, -1), (1, -1), (1, 1), (-1, 1)],
         "triangle": [(0, -1.3), (1.2, 1), (-1.2, 1)],
         "diamond": [(0, -1.4), (1.4, 0), (0, 1.4), (-1.4, 0)],

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 OFFSETS = np.array([(0, -11), (0, 11), (-11, -5), (11, 5), (11, -5), (-11, 5)], np.float64)
+AROUND = np.array([(10, 10), (-10, -10), (-10, 10), (10, -10), (0, 15), (0, -15), (15, 0), (-15, 0)], np.float64)
 SAMPLES = 40  # places along a curve that are tried
 ENOUGH = 12.0  # units between a letter and anything else; more is not better
 
@@ -28,7 +29,9 @@ def place(
         inside = (tried[:, 0] > left + 6) & (tried[:, 0] < right - 6)
         inside &= (tried[:, 1] > top + 7) & (tried[:, 1] < bottom - 7)
         tried = tried[inside] if inside.any() else tried
-        others = [points for number, points in enumerate(dense) if number != mine] + [np.array([p]) for p in (*taken, *found)]
+        others = [points for number, points in enumerate(dense) if number != mine] + [
+            np.array([p]) for p in (*taken, *found)
+        ]
         clear = np.minimum(_clearance(tried, others), ENOUGH)
         own = _clearance(tried, [dense[mine]])
         chosen = tried[int(np.argmax(clear - 0.15 * np.abs(own - 9)))]
@@ -53,19 +56,31 @@ def _along(curve: Floats, count: int) -> Floats:
     return np.stack([np.interp(at, lengths, curve[:, 0]), np.interp(at, lengths, curve[:, 1])], 1)
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Heights as near to the wanted ones as a gap between neighbours allows, in the order of the wanted ones.
+def beside(point: Floats, taken: Sequence[Floats]) -> tuple[float, float]:
+    """A place beside a point [2], as far from those that are taken as is enough."""
+    tried = point + AROUND
+    clear = np.minimum(_clearance(tried, [np.array([other]) for other in taken]), ENOUGH)
+    across, up = tried[int(np.argmax(clear))]
+    return float(across), float(up)
 
-    >>> spread([10, 11, 50], 10, 0, 100)
-    [10.0, 20.0, 50.0]
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """Heights with a gap between neighbours, in the order of the wanted ones and as near to them as can be.
+
+    Least squares: neighbours that would be too close form a block around the mean of what they want.
+
+    >>> spread([10, 12, 50], 10)
+    [6.0, 16.0, 50.0]
     """
     order = sorted(range(len(places)), key=lambda index: places[index])
-    found, floor = [0.0] * len(places), low
-    for index in order:
-        floor = found[index] = max(float(places[index]), floor)
-        floor += gap
-    ceiling = high
-    for index in reversed(order):
-        found[index] = min(found[index], ceiling)
-        ceiling = found[index] - gap
+    blocks: list[list[float]] = []  # what each would want if it were the first of its block
+    for rank, index in enumerate(order):
+        blocks.append([places[index] - gap * rank])
+        while len(blocks) > 1 and np.mean(blocks[-2]) >= np.mean(blocks[-1]):
+            last = blocks.pop()
+            blocks[-1] += last
+    level = [float(np.mean(block)) for block in blocks for _ in block]
+    found = [0.0] * len(places)
+    for rank, index in enumerate(order):
+        found[index] = level[rank] + gap * rank
     return found

@@ -34,7 +34,7 @@ def roc(curves: Mapping[Key, Curve], max_fpr: float, marks: Sequence[Mark] = ())
     if max_fpr < 1:
         chart.region(0, max_fpr, f"partial AUC: FPR ≤ {max_fpr:g}")
     chart.line([0, 1], [0, 1], Key("chance"), legend=False)
-    return _with_curves(chart, curves, marks, beside=(10, 10))
+    return _with_curves(chart, curves, marks)
 
 
 def precision_recall(curves: Mapping[Key, Curve], prevalence: float, marks: Sequence[Mark] = ()) -> Svg:
@@ -42,18 +42,17 @@ def precision_recall(curves: Mapping[Key, Curve], prevalence: float, marks: Sequ
     words = f"Precision against recall of {_names(curves)}; {prevalence:.3f} of the examples are positive."
     chart = Chart("pr", "Precision and recall", words, unit("recall (true positive rate)"), unit("precision"))
     chart.line([0, 1], [prevalence, prevalence], Key("chance (share of positives)"), legend=False)
-    return _with_curves(chart, curves, marks, beside=(-10, 10), step=True)
+    return _with_curves(chart, curves, marks, step=True)
 
 
-def _with_curves(
-    chart: Chart, curves: Mapping[Key, Curve], marks: Sequence[Mark], beside: tuple[float, float], step: bool = False
-) -> Svg:
+def _with_curves(chart: Chart, curves: Mapping[Key, Curve], marks: Sequence[Mark], step: bool = False) -> Svg:
     for key, (x, y) in curves.items():
         # A step of precision holds from the recall before it.
         chart.line(*(_falling(x, y) if step else (x, y)), key)
     for mark in marks:
         chart.points([mark.x], [mark.y], mark.key, [mark.text], size=4.5)
-        chart.note(mark.x, mark.y, mark.number, *beside, mark.key)
+    for mark in marks:  # when all points are known
+        chart.note(mark.x, mark.y, mark.number, mark.key)
     return chart.render()
 
 
@@ -122,7 +121,8 @@ class History(NamedTuple):
 
 def convergence(metric: str, histories: Mapping[Key, History], split: str = "validation") -> Svg:
     """A metric by round, with the chosen rounds marked."""
-    values = np.concatenate([np.concatenate([h.mean - h.spread, h.mean + h.spread]) for h in histories.values()])
+    # Bands may leave the picture, lines and markers may not: one wild seed would flatten all others.
+    values = np.concatenate([[*h.mean, *(value for _, value in h.chosen)] for h in histories.values()])
     rounds = np.concatenate([h.rounds for h in histories.values()])
     words = f"{metric} on {split} data by round: {_names(histories)}; markers are the chosen rounds."
     x = around("round", rounds, floor=0.0)
@@ -132,7 +132,7 @@ def convergence(metric: str, histories: Mapping[Key, History], split: str = "val
             chart.band(history.rounds, history.mean - history.spread, history.mean + history.spread, key)
         chart.line(history.rounds, history.mean, key)
         for round, value in history.chosen:
-            chart.points([round], [value], key, [f"{key.name}: round {round:g}, {value:.4f}"], 5)
+            chart.points([round], [value], key, [f"{key.name}: round {round:g}, {value:.4f}"], 4.5)
     return chart.render()
 
 
@@ -171,5 +171,3 @@ def dot_and_interval(dot: Dot, axis: Axis, pooled: float, key: Key, title: str) 
 
 def _names(keys: Mapping[Key, Any]) -> str:
     return ", ".join(key.name for key in keys)
-
-

@@ -36,7 +36,9 @@ class Axis:
         for digits in range(16):
             texts = [f"{tick:.{digits}{form}}" for tick in self.ticks]
             # 0.25 and 0.5 are apart with one digit, but only two say what they are.
-            if all(abs(float(text) - tick) <= 1e-6 * self._step() for text, tick in zip(texts, self.ticks, strict=True)):
+            if all(
+                abs(float(text) - tick) <= 1e-6 * self._step() for text, tick in zip(texts, self.ticks, strict=True)
+            ):
                 break
         return texts
 

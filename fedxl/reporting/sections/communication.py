@@ -50,7 +50,14 @@ def section(groups: Sequence[Group], keys: Mapping[str, Key]) -> Section:
     }
     caption = "What all clients of a round receive and send, summed up. The warm-up round is not counted."
     rows = [Row(_cells(group, found), group.letter, keys[group.letter].css) for group, found in known]
-    columns = ("run", "received a client and round", "sent a client and round", "clients a round", "until chosen", "in all")
+    columns = (
+        "run",
+        "received a client and round",
+        "sent a client and round",
+        "clients a round",
+        "until chosen",
+        "in all",
+    )
     table = Table("Tensors as they are sent, without headers and encryption.", _columns(columns), rows)
     return Section(
         "communication",

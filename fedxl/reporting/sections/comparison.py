@@ -14,16 +14,27 @@ from fedxl.reporting.page import Cell, Column, Row, Section, Table, between, fig
 from fedxl.reporting.report import mean_with_spread
 from fedxl.reporting.runs import Run
 
+Compared = Mapping[str, Mapping[str, Difference]]  # by letter and metric
 Judgements = Mapping[str, Judgement]  # by letter, of groups that have scores
 
 
+def compare(groups: Sequence[Group], focus: Group, fpr: float) -> Compared:
+    """Of each group whose shown run was judged on the same examples as the focus: its differences, by metric."""
+    others = (group for group in groups if group is not focus)
+    return {group.letter: found for group in others if (found := _paired(group.shown, focus.shown, fpr))}
+
+
 def section(
-    groups: Sequence[Group], focus: Group, keys: Mapping[str, Key], judged: Judgements, names: Sequence[str], fpr: float
+    groups: Sequence[Group],
+    focus: Group,
+    keys: Mapping[str, Key],
+    judged: Judgements,
+    compared: Compared,
+    names: Sequence[str],
 ) -> Section:
     columns = [Column("run", numeric=False), Column("state", numeric=False), *(Column(metric_name(n)) for n in names)]
     rows = [_row(group, group is focus, keys[group.letter], judged, names) for group in groups]
     tables = [Table(_caption(groups, judged), columns, rows)]
-    compared = {g.letter: found for g in groups if g is not focus and (found := _paired(g.shown, focus.shown, fpr))}
     if compared:
         tables.append(_differences(groups, focus, keys, compared, names))
     missing = [
@@ -32,7 +43,9 @@ def section(
         if group is not focus and group.letter not in compared
     ]
     missing += [
-        f"{group.letter} has no intervals: {why_no_scores(group.shown)}" for group in groups if group.letter not in judged
+        f"{group.letter} has no intervals: {why_no_scores(group.shown)}"
+        for group in groups
+        if group.letter not in judged
     ]
     return Section("runs", "Runs" if len(groups) > 1 else "The run", tables=tables, missing=missing)
 
@@ -50,9 +63,13 @@ def _row(group: Group, focus: bool, key: Key, judged: Judgements, names: Sequenc
     told = [run.settings.get(f"{section}.name") for section in ("algorithm", "risk")]
     head = Cell(shown(group.label, 80), ", ".join(shown(text, 40) for text in told if text))
     chosen = f"round {run.best_round} chosen" if run.best_round is not None else ""
-    state = Cell(f"{count} seeds" if count > 1 else run.state, f"shown: seed {shown(run.seed, 20)}" if count > 1 else chosen)
+    state = Cell(
+        f"{count} seeds" if count > 1 else run.state, f"shown: seed {shown(run.seed, 20)}" if count > 1 else chosen
+    )
     known = judged[group.letter].pooled.metrics if group.letter in judged else {}
-    return Row([head, state, *(_metric(group, name, known.get(name)) for name in names)], group.letter, key.css, focus)
+    return Row(
+        [head, state, *(_metric(group, name, known.get(name)) for name in names)], group.letter, key.css, focus
+    )
 
 
 def _metric(group: Group, name: str, found: Interval | None) -> Cell:
@@ -76,7 +93,7 @@ def _differences(
     groups: Sequence[Group],
     focus: Group,
     keys: Mapping[str, Key],
-    compared: Mapping[str, Mapping[str, Difference]],
+    compared: Compared,
     names: Sequence[str],
 ) -> Table:
     known = [name for name in names if any(name in found for found in compared.values())]

@@ -16,9 +16,7 @@ from fedxl.reporting.runs import Run
 
 
 def section(groups: Sequence[Group], keys: Mapping[str, Key], metric: str) -> Section:
-    histories = {
-        keys[group.letter]: found for group in groups if (found := history(group.runs, metric)) is not None
-    }
+    histories = {keys[group.letter]: found for group in groups if (found := history(group.runs, metric)) is not None}
     missing = [
         f"{group.letter} has no evaluation with {metric_name(metric)} on validation data"
         for group in groups
@@ -31,7 +29,10 @@ def section(groups: Sequence[Group], keys: Mapping[str, Key], metric: str) -> Se
     caption = f"{metric_name(metric)} on validation data after each evaluation; markers: the chosen rounds.{spread}"
     picture = pictures.convergence(metric_name(metric), histories)
     return Section(
-        "convergence", "Convergence", figures=[Figure("Validation metric by round", picture, caption)], missing=missing
+        "convergence",
+        "Convergence",
+        figures=[Figure("Validation metric by round", picture, caption)],
+        missing=missing,
     )
 
 

@@ -29,8 +29,8 @@ def section(focus: Group, key: Key, judged: Judgement | None) -> Section:
         return Section("calibration", TITLE, missing=list(judged.notes))
     scored = focus.shown.scored[judged.split]
     text = [
-        "Training for a ranking makes scores that rank; they are no probabilities. Platt scaling, a logistic curve fitted on "
-        f"{judged.chosen_on} data, makes probabilities of them without changing the ranking."
+        "Training for a ranking makes scores that rank; they are no probabilities. Platt scaling, a logistic curve "
+        f"fitted on {judged.chosen_on} data, makes probabilities of them without changing the ranking."
     ]
     figures = [*_calibration(scored, key, judged), _decision(focus, key, pooled.net_benefit, scored)]
     same = ["calibration was fitted on the same data that it is shown on"] if judged.chosen_on == judged.split else []
@@ -44,7 +44,9 @@ def _calibration(scored: Scored, key: Key, judged: Judgement) -> list[Figure]:
     found = reliability(before, scored.labels, level=judged.level)
     bins = {
         Key("sigmoid of the score", _others(key)[0], "before"): found,
-        Key(f"{judged.calibration.to_json()['kind'].capitalize()} scaling", key.style, "after"): judged.pooled.reliability,
+        Key(
+            f"{judged.calibration.to_json()['kind'].capitalize()} scaling", key.style, "after"
+        ): judged.pooled.reliability,
     }
     caption = (
         f"Ten bins of equal counts, with 95 % intervals; the closer to the dotted line, the better. Brier score "
@@ -75,7 +77,7 @@ def _decision(focus: Group, key: Key, benefit: NetBenefit, scored: Scored) -> Fi
         Key("act on nobody", nobody, "none"): np.zeros(int(shown_.sum())),
     }
     caption = (
-        "Net benefit an example: true positives less false positives, weighed by the odds of the probability from which on "
-        "one would act (Vickers and Elkin, 2006). The model is worth using where its line is the highest."
+        "Net benefit an example: true positives less false positives, weighed by the odds of the probability from "
+        "which on one would act (Vickers and Elkin, 2006). The model is worth using where its line is the highest."
     )
     return Figure("Decision curve", pictures.decision(benefit.thresholds[shown_], series), caption)

@@ -17,7 +17,9 @@ from fedxl.reporting.page import Cell, Column, Figure, Row, Section, Table, betw
 from fedxl.reporting.sections.comparison import why_no_scores
 
 
-def section(groups: Sequence[Group], focus: Group, keys: Mapping[str, Key], judged: Judgement | None, fpr: float) -> Section:
+def section(
+    groups: Sequence[Group], focus: Group, keys: Mapping[str, Key], judged: Judgement | None, fpr: float
+) -> Section:
     scored = {group.letter: _scored(group) for group in groups}
     drawn = [group for group in groups if scored[group.letter]]
     missing = [f"{g.letter} has no curves: {why_no_scores(g.shown)}" for g in groups if not scored[g.letter]]
@@ -41,9 +43,7 @@ def section(groups: Sequence[Group], focus: Group, keys: Mapping[str, Key], judg
         ),
         Figure(
             "Precision and recall",
-            pictures.precision_recall(
-                precisions, prevalence, [_on_precision(key, *each) for each in numbered]
-            ),
+            pictures.precision_recall(precisions, prevalence, [_on_precision(key, *each) for each in numbered]),
             f"{split.capitalize()} data. Dotted: the share of positives, {prevalence:.3f}.{mean}{marked}",
         ),
     ]
@@ -73,9 +73,20 @@ def _on_precision(key: Key, number: str, name: str, point: OperatingPoint) -> Ma
 
 
 def _table(focus: Group, key: Key, judged: Judgement) -> Table:
-    names = ("chosen for", "threshold", "sensitivity", "specificity", "positive predictive value", "negative predictive value")
+    names = (
+        "chosen for",
+        "threshold",
+        "sensitivity",
+        "specificity",
+        "positive predictive value",
+        "negative predictive value",
+    )
     rows = [
-        Row([Cell(shown(name, 60)), Cell(f"{point.threshold:.4g}"), *(_share(each) for each in point[1:])], str(n), key.css)
+        Row(
+            [Cell(shown(name, 60)), Cell(f"{point.threshold:.4g}"), *(_share(each) for each in point[1:])],
+            str(n),
+            key.css,
+        )
         for n, (name, point) in enumerate(judged.pooled.points.items(), 1)
     ]
     measured = f"Thresholds were chosen on {judged.chosen_on} data and measured on {judged.split} data."

@@ -29,7 +29,9 @@ def settings(groups: Sequence[Group], keys: Mapping[str, Key]) -> Section:
             if name not in digests
         ]
         tables.append(Table("Settings that differ between the runs shown.", columns, rows))
-    rows = [Row([Cell(shown(name)), Cell(_value(v))]) for name, v in list(shared.items())[:MOST] if name not in digests]
+    rows = [
+        Row([Cell(shown(name)), Cell(_value(v))]) for name, v in list(shared.items())[:MOST] if name not in digests
+    ]
     caption = "Settings that all runs share." if len(groups) > 1 else "All settings."
     if rows:
         tables.append(Table(caption, [Column("setting", numeric=False), Column("value", numeric=False)], rows))
@@ -59,7 +61,9 @@ def _environment(groups: Sequence[Group]) -> Table:
     heads = ["all runs"] if alike else [group.letter for group in chosen]
     columns = [Column("environment", numeric=False), *(Column(head, numeric=False) for head in heads)]
     begun = Row([Cell("begun"), *(Cell(shown(group.shown.begun)) for group in chosen)])
-    rows = [Row([Cell(shown(name)), *(Cell(shown(g.shown.environment.get(name, ""))) for g in chosen)]) for name in names]
+    rows = [
+        Row([Cell(shown(name)), *(Cell(shown(g.shown.environment.get(name, ""))) for g in chosen)]) for name in names
+    ]
     return Table("Where the runs were made.", columns, [*rows, begun])
 
 

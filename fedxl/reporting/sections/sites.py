@@ -13,7 +13,7 @@ from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.pictures import Dot
 from fedxl.reporting.charts.scale import Axis, ticks_in
 from fedxl.reporting.groups import Group
-from fedxl.reporting.page import Cell, Column, Row, Section, Table, between, figure_of, metric_name, shown
+from fedxl.reporting.page import Cell, Column, Row, Section, Table, between, figure_of, listed, metric_name, shown
 from fedxl.reporting.runs import Run
 
 MOST = 300  # rows; a page of thousands of sites helps nobody
@@ -31,10 +31,16 @@ def section(focus: Group, key: Key, judged: Judgement | None, names: Sequence[st
         table, left = _of_told(focus, run, told, trained, names)
     elif trained:
         table, left = _trained(trained)
-        why = "their held-back examples do not say which site they are from" if judged else "there are no scores by site"
+        why = (
+            "their held-back examples do not say which site they are from"
+            if judged
+            else "there are no scores by site"
+        )
         left = [*left, f"no metrics by site: {why}"]
     else:
-        return Section("sites", TITLE, missing=["the run did not record who took part: older versions of fedxl did not"])
+        return Section(
+            "sites", TITLE, missing=["the run did not record who took part: older versions of fedxl did not"]
+        )
     return Section("sites", TITLE, tables=[table], missing=left)
 
 
@@ -46,9 +52,20 @@ def _judged(
     axis = _axis([site.metrics[first] for site in judged.sites.values()], judged.pooled.metrics[first])
     sites = list(judged.sites.items())
     rows = [
-        Row([Cell("all sites"), *_cells(judged.pooled, _sum(trained), names, _plot(judged.pooled, first, axis, judged, key))], focus=True),
+        Row(
+            [
+                Cell("all sites"),
+                *_cells(judged.pooled, _sum(trained), names, _plot(judged.pooled, first, axis, judged, key)),
+            ],
+            focus=True,
+        ),
         *(
-            Row([Cell(shown(name, 60)), *_cells(site, trained.get(name), names, _plot(site, first, axis, judged, key))])
+            Row(
+                [
+                    Cell(shown(name, 60)),
+                    *_cells(site, trained.get(name), names, _plot(site, first, axis, judged, key)),
+                ]
+            )
             for name, site in sites[:MOST]
         ),
     ]
@@ -58,13 +75,14 @@ def _judged(
         *(Column(metric_name(name)) for name in names),
     ]  # fmt: skip
     caption = (
-        f"{focus.letter} ({shown(focus.label, 60)}) at each site, {judged.split} data, with 95 % intervals; the vertical "
-        "line is the pooled value. Intervals of sites with few positives are wide."
+        f"{focus.letter} ({shown(focus.label, 60)}) at each site, {judged.split} data, with 95 % intervals; the "
+        "vertical line is the pooled value. Intervals of sites with few positives are wide."
     )
-    empty = [name for name in trained if name not in judged.sites]
-    notes = [f"no {judged.split} data from {_listed(empty)}"] if empty else []
-    unknown = [name for name, site in sites if not math.isfinite(site.metrics[first].value)]
-    notes += [f"one class only in the {judged.split} data of {_listed(unknown)}: no metric there"] if unknown else []
+    empty = [shown(name, 40) for name in trained if name not in judged.sites]
+    unknown = [shown(name, 40) for name, site in sites if not math.isfinite(site.metrics[first].value)]
+    notes = [f"no {judged.split} data from {listed(empty)}"] if empty else []
+    if unknown:
+        notes.append(f"one class only in the {judged.split} data of {listed(unknown)}: no metric there")
     return Table(caption, columns, rows), notes + _cut(len(sites))
 
 
@@ -129,7 +147,8 @@ def _of_told(
         Column("site", numeric=False), Column("training: positives of n"), Column("judged on: positives of n"),
         *(Column(metric_name(name)) for name in names),
     ]  # fmt: skip
-    caption = f"What sites disclosed of {focus.letter} ({shown(focus.label, 60)}): metrics without scores have no intervals."
+    about = f"{focus.letter} ({shown(focus.label, 60)})"
+    caption = f"What sites disclosed of {about}: metrics without scores have no intervals."
     return Table(caption, columns, rows), notes + _cut(len(told))
 
 
@@ -141,8 +160,3 @@ def _trained(trained: Members) -> tuple[Table, list[str]]:
 
 def _cut(count: int) -> list[str]:
     return [f"{count - MOST} more sites are not listed"] if count > MOST else []
-
-
-def _listed(names: Sequence[str]) -> str:
-    head = ", ".join(shown(name, 40) for name in names[:8])
-    return head if len(names) <= 8 else f"{head} and {len(names) - 8} more"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from fedxl.evaluation.compare import Difference
 from fedxl.evaluation.intervals import Interval
 from fedxl.evaluation.judgement import Judgement
 from fedxl.reporting.groups import Group
-from fedxl.reporting.page import Fact, Page, Section, between, figure_of, metric_name, shown
+from fedxl.reporting.page import Fact, Page, Section, between, figure_of, listed, metric_name, shown
 from fedxl.reporting.runs import Run
 
 RISKS = {
@@ -19,13 +20,13 @@ RISKS = {
     "contrastive": "a contrastive loss",
 }
 METHOD = (
-    "Intervals of AUROC are DeLong's, of other metrics a stratified BCa bootstrap, of shares Wilson's. Where runs of several "
-    "seeds stand together, the one shown is that with the best validation metric; others are shown by a run on the same data."
+    "Intervals of AUROC are DeLong's, of other metrics a stratified BCa bootstrap, of shares Wilson's. Of runs that "
+    "differ by seed only, the one shown is the best on validation data, or one that judged the same examples."
 )
 
 
 def page(
-    groups: Sequence[Group], focus: Group, judged: Judgement | None, sections: Sequence[Section], first: str, preferred: bool
+    groups: Sequence[Group], focus: Group, judged: Judgement | None, told: Sequence[str], sections: Sequence[Section]
 ) -> Page:
     run = focus.shown
     count = sum(len(group.runs) for group in groups)
@@ -35,8 +36,8 @@ def page(
         title=title[0].upper() + title[1:],
         subtitle=f"{runs}, {len(groups)} settings" if len(groups) not in (1, count) else runs,
         question=question(groups, focus, judged),
-        answer=answer(groups, focus, judged, first, preferred and len(groups) > 1),
-        facts=_facts(judged, first) if judged else (),
+        answer=told,
+        facts=_facts(judged) if judged else (),
         sections=sections,
         method=METHOD,
     )
@@ -47,15 +48,19 @@ def question(groups: Sequence[Group], focus: Group, judged: Judgement | None) ->
     run = focus.shown
     positives, total = sum(m.positives for m in run.members), sum(m.positives + m.negatives for m in run.members)
     held = f", which hold {total:,} training examples, {positives:,} of them positive," if total else ""
-    which = "Which of these runs ranks" if len(groups) > 1 else "How well does this run rank"
     data = f" ({shown(run.settings['data.name'], 40)})" if "data.name" in run.settings else ""
     split = judged.split if judged else run.split or "held-back"
+    chosen = f"The best round is chosen by {metric_name(run.metric)} on validation data."
+    if not any(row.get("validation") for row in run.rows):
+        chosen = "Without validation data the last round is the result."
+    if len(groups) > 1:
+        return (
+            f"Which of these runs ranks positives above negatives best on {split} data{data}, if {_sites(run)}{held} "
+            f"train for {_goal(run)} without pooling their data? {chosen}"
+        )
     return (
-        f"{which} positives above negatives best on {split} data{data}, if {_sites(run)}{held} train for {_goal(run)} "
-        f"without pooling their data? The best round is chosen by {metric_name(run.metric)} on validation data."
-        if len(groups) > 1
-        else f"{which} positives above negatives on {split} data{data}, after {_sites(run)}{held} trained for {_goal(run)}? "
-        f"The best round is chosen by {metric_name(run.metric)} on validation data."
+        f"How well does this run rank positives above negatives on {split} data{data}, after {_sites(run)}{held} "
+        f"trained for {_goal(run)}? {chosen}"
     )
 
 
@@ -70,9 +75,14 @@ def _sites(run: Run) -> str:
 
 
 def answer(
-    groups: Sequence[Group], focus: Group, judged: Judgement | None, first: str, preferred: bool
+    groups: Sequence[Group],
+    focus: Group,
+    judged: Judgement | None,
+    compared: Mapping[str, Mapping[str, Difference]],
+    first: str,
+    preferred: bool,
 ) -> list[str]:
-    """What a reader takes home: the model in focus, how good and how sure, at which operating point.
+    """What a reader takes home: the model in focus, how good and how sure, against the others, at which threshold.
 
     preferred: whether it was validation data that brought it into focus.
     """
@@ -85,19 +95,36 @@ def answer(
         return [f"{name} reaches {metric_name(first)} {figure_of(value)} on {run.split} data; intervals need scores."]
     found = judged.pooled.metrics.get(first) or judged.pooled.metrics["auroc"]
     known = first if first in judged.pooled.metrics else "auroc"
-    lead = "Validation data prefer {}. It" if preferred else "{}"
+    lead = "Validation data prefer {}. It" if preferred and len(groups) > 1 else "{}"
     lines = [f"{lead.format(name)} reaches {metric_name(known)} {_interval(found)} on {judged.split} data."]
+    lines += _against(groups, compared, known)
     if point := judged.pooled.points.get("specificity 0.9"):
         lines.append(
-            f"With the threshold that gave specificity 0.9 on {judged.chosen_on} data it finds {_percent(point.sensitivity)} of "
-            f"the positives and clears {_percent(point.specificity)} of the negatives; of those it flags, "
-            f"{_percent(point.ppv)} are positive at this share of positives."
+            f"With the threshold that gave specificity 0.9 on {judged.chosen_on} data it finds "
+            f"{_percent(point.sensitivity)} of the positives and clears {_percent(point.specificity)} of the "
+            f"negatives; of those it flags, {_percent(point.ppv)} are positive at this share of positives."
         )
     known_sites = {n: s.metrics[known] for n, s in judged.sites.items() if figure_of(s.metrics[known].value) != "–"}
     if len(known_sites) > 1:
         worst = min(known_sites, key=lambda site: known_sites[site].value)
         lines.append(f"By site it is lowest at {shown(worst, 40)}: {_interval(known_sites[worst])}.")
     return [*lines, *(f"Note: {note}." for note in judged.notes)]
+
+
+def _against(groups: Sequence[Group], compared: Mapping[str, Mapping[str, Difference]], metric: str) -> list[str]:
+    """Which runs it beats on the same examples, which beat it, and which it cannot be told from."""
+    known = {letter: found[metric] for letter, found in compared.items() if metric in found}
+    names = {group.letter: f"{group.letter} ({shown(group.label, 40)})" for group in groups}
+    ahead = [names[letter] for letter, found in known.items() if found.high < 0]
+    behind = [names[letter] for letter, found in known.items() if found.low > 0]
+    level = [names[letter] for letter, found in known.items() if not _apart(found)]
+    kinds = {"it is ahead of": ahead, "it is behind": behind, "it cannot be told from": level}
+    told = "; ".join(f"{words} {listed(which)}" for words, which in kinds.items() if which)
+    return [f"On the same examples, by 95 % intervals of paired differences: {told}."] if known else []
+
+
+def _apart(found: Difference) -> bool:
+    return found.high < 0 or found.low > 0
 
 
 def _interval(found: Interval) -> str:
@@ -111,13 +138,11 @@ def _percent(found: Interval) -> str:
     return f"{100 * found.value:.0f} %{ends}"
 
 
-def _facts(judged: Judgement, first: str) -> list[Fact]:
+def _facts(judged: Judgement) -> list[Fact]:
     pooled = judged.pooled
-    names = list(dict.fromkeys([first, *pooled.metrics]))
     facts = [
-        Fact(metric_name(name), figure_of(pooled.metrics[name].value), between(*pooled.metrics[name][1:3]))
-        for name in names
-        if name in pooled.metrics
+        Fact(metric_name(name), figure_of(found.value), between(found.low, found.high))
+        for name, found in pooled.metrics.items()
     ]
     total = pooled.positives + pooled.negatives
     facts.append(Fact(f"{judged.split} examples", f"{total:,}", f"{pooled.positives:,} positive"))
