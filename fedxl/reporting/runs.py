@@ -8,21 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedxl import metrics, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config.experiment import Config, dump
 from fedxl.errors import UserError, require
-from fedxl.evaluation import scored
+from fedxl.evaluation import curves, scored
+from fedxl.evaluation.binned import Binned, pooled
+from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.scored import Scored
 from fedxl.files import cannot_read, read_bytes
 from fedxl.risks import RISKS
 from fedxl.training.members import ABOUT, Member, environment
-from fedxl.training.rundir import LARGEST, SCORES, read_metrics
+from fedxl.training.rundir import CURVES, LARGEST, SCORES, read_metrics
 from fedxl.training.simulation import flattened
 from fedxl.training.trainer import Result
 
 CONFIG = "config.toml"
 LONGEST = 2**24  # bytes of run.json; a thousand sites take a tenth of a MB
+MOST_COUNTED = 10**8  # examples in counts; more would not fit into memory one by one
 Row = dict[str, Any]
 
 
@@ -41,6 +46,7 @@ class Run:
     chosen_by: str = ""  # a metric, with a minus if less is better; empty: not recorded
     config: str = ""  # the text of config.toml
     label: str = ""  # what it is called among runs that differ by seed only
+    counts: Mapping[str, Binned] = field(default_factory=dict)  # where `scored` was made from counts in bins: those
 
     @property
     def select(self) -> str:
@@ -121,18 +127,30 @@ def read_run(path: Path) -> Run:
     told = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
     records, _ = read_metrics(path)
     evaluations = {record["round"]: record for record in records if "test" not in record}
+    counted = {} if (path / SCORES).exists() else curves.load(path / CURVES)
     return Run(
         name=path.resolve().name,
         settings={**about["settings"], **told},
         rows=[evaluations[round] for round in sorted(evaluations)],
         done=next((record for record in reversed(records) if "test" in record), None),
-        scored=scored.load(path / SCORES),
+        scored=scored.load(path / SCORES) or {split: as_scored(found) for split, found in counted.items()},
+        counts={split: pooled(found.values()) for split, found in counted.items()},
         members=about["members"],
         environment=about["environment"],
         begun=about["begun"],
         chosen_by=about["select"],
         config=text,
     )
+
+
+def as_scored(found: Curves) -> Scored:
+    """Scores with the counts that sites disclosed: each in the middle of its bin, as if those of a bin were equal."""
+    total = sum(sum(binned.totals()) for binned in found.values())
+    require(total <= MOST_COUNTED, f"curves of {total:.2g} examples are none that sites have disclosed")
+    each = [binned.as_scores() for binned in found.values()]
+    sites = np.repeat(np.arange(len(each)), [len(labels) for _, labels in each])
+    joined = [np.concatenate(part) for part in zip(*each, strict=True)]
+    return Scored(joined[0], joined[1], sites.astype(np.int64), tuple(found))
 
 
 def from_result(name: str, label: str, config: Config, result: Result, members: Sequence[Member]) -> Run:

@@ -12,6 +12,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 import fedxl
 from fedxl.errors import UserError
+from fedxl.evaluation import curves
+from fedxl.evaluation.binned import Binned, count
 from fedxl.evaluation.scored import Scored
 from fedxl.reporting import document, html
 from fedxl.reporting.groups import differing, grouped, same_examples
@@ -176,6 +178,44 @@ def test_sites_that_disclose_metrics_only():
     assert "0.713" in text
     assert "5 of 12" in text
     assert "<b>: declined <i>" in text
+
+
+def disclosed(path, run: Run, edges: np.ndarray) -> None:
+    """What a server keeps of a run whose sites disclose curves: counts in bins, and no scores."""
+    path.mkdir()
+    (path / "config.toml").write_text('[risk]\nname = "pauc"\n[algorithm]\nname = "fedxl2"\n')
+    rows = [*run.rows, run.done]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sites = {
+        split: {name: count(edges, part.scores, part.labels) for name, part in found.by_site().items()}
+        for split, found in run.scored.items()
+    }
+    curves.save(path / "curves.npz", sites)
+
+
+def test_sites_that_disclose_curves(tmp_path):
+    exact = sample.runs()[0]
+    disclosed(tmp_path / "run", exact, np.linspace(-4, 6, 101))
+    run = read_run(tmp_path / "run")
+    test = exact.scored["test"]
+    found = document._judge(run, 0.3)
+    bound = run.counts["test"].auroc()
+    assert found.pooled.metrics["auroc"].value == pytest.approx(bound.value)
+    assert abs(bound.value - roc_auc_score(test.labels, test.scores)) <= bound.bound
+    assert list(found.sites) == ["north", "south", "east"]
+    assert (found.pooled.positives, found.pooled.negatives) == (test.labels.sum(), (1 - test.labels).sum())
+    text = written([run]).text
+    assert f"sites disclosed counts in 102 bins, not scores; metrics may be off, AUROC by {bound.bound:.1g}" in text
+    assert "The band holds every curve that the sites' counts in bins allow" in text
+    assert "counts in bins do not say which example is which" in written([run, exact]).text
+
+
+def test_counts_that_no_site_has_disclosed_are_one_line(tmp_path):
+    disclosed(tmp_path / "run", sample.runs()[0], np.array([0.0]))
+    huge = Binned(np.array([0.0]), np.array([10**12, 1]), np.array([5, 5]))
+    curves.save(tmp_path / "run" / "curves.npz", {"test": {"a": huge}})
+    with pytest.raises(UserError, match=r"curves of 1e\+12 examples"):
+        read_run(tmp_path / "run")
 
 
 def test_scores_of_one_class_or_not_finite_are_no_curve():

@@ -72,7 +72,12 @@ class Chart:
 
     def band(self, x: Any, low: Any, high: Any, key: Key) -> None:
         """The area between two curves."""
-        edge = np.concatenate([self.at(x, low), self.at(x, high)[::-1]])
+        x, low, high = (np.asarray(each, np.float64) for each in (x, low, high))
+        self.area(np.concatenate([np.stack([x, low], 1), np.stack([x, high], 1)[::-1]]), key)
+
+    def area(self, outline: Floats, key: Key) -> None:
+        """What lies inside of an outline [n, 2]."""
+        edge = self.at(*outline.T)
         if np.isfinite(edge).all():
             self.back.append(element("path", d=_path(edge) + "Z", class_=f"band {key.css}", stroke="none"))
 

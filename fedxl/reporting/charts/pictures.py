@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,13 +28,23 @@ class Mark(NamedTuple):
     number: str = ""  # as in the table of operating points
 
 
-def roc(curves: Mapping[Key, Curve], max_fpr: float, marks: Sequence[Mark] = ()) -> Svg:
-    """ROC curves with the partial-AUC region shaded and operating points marked."""
+def roc(
+    curves: Mapping[Key, Curve],
+    max_fpr: float,
+    marks: Sequence[Mark] = (),
+    envelopes: Mapping[Key, tuple[Curve, Curve]] = MappingProxyType({}),
+) -> Svg:
+    """ROC curves with the partial-AUC region shaded and operating points marked.
+
+    An envelope is the lowest and the highest curve that counts in bins allow.
+    """
     words = f"True against false positive rate of {_names(curves)}; the region up to {max_fpr:g} is shaded."
     chart = Chart("roc", "ROC curves", words, unit("false positive rate"), unit("true positive rate"))
     if max_fpr < 1:
         chart.region(0, max_fpr, f"partial AUC: FPR ≤ {max_fpr:g}")
     chart.line([0, 1], [0, 1], Key("chance"), legend=False)
+    for key, (low, high) in envelopes.items():
+        chart.area(np.concatenate([np.stack(low, 1), np.stack(high, 1)[::-1]]), key)
     return _with_curves(chart, curves, marks)
 
 

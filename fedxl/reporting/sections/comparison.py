@@ -119,6 +119,8 @@ def _difference(found: Difference | None) -> Cell:
 def _why_unpaired(run: Run, focus: Run) -> str:
     if not judged_on(run) or not judged_on(focus):
         return why_no_scores(focus if judged_on(run) else run)
+    if run.counts or focus.counts:
+        return "counts in bins do not say which example is which"
     return "it was not judged on the same examples"
 
 

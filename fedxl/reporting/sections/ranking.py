@@ -30,6 +30,11 @@ def section(
     mean = " Curves of several seeds are means." if any(len(scored[group.letter]) > 1 for group in drawn) else ""
     points = judged.pooled.points if judged else {}
     key = keys[focus.letter]._replace(letter="")
+    counted = {
+        keys[group.letter]: found for group in drawn if (found := group.shown.counts.get(judged_on(group.shown)))
+    }
+    envelopes = {mine: found.envelope() for mine, found in counted.items()}
+    binned = " The band holds every curve that the sites' counts in bins allow." if envelopes else ""
     numbered = [(str(n), *each) for n, each in enumerate(points.items(), 1) if _known(each[1])]
     marked = f" Numbers: operating points of {focus.letter}, in the table below." if points else ""
     first = scored[drawn[0].letter][0]
@@ -38,8 +43,8 @@ def section(
     figures = [
         Figure(
             "ROC",
-            pictures.roc(rocs, fpr, [_on_roc(key, *each) for each in numbered]),
-            f"{split.capitalize()} data. Shaded: the region of the partial AUC. Dotted: chance.{mean}{marked}",
+            pictures.roc(rocs, fpr, [_on_roc(key, *each) for each in numbered], envelopes),
+            f"{split.capitalize()} data. Shaded: the partial AUC's region. Dotted: chance.{mean}{binned}{marked}",
         ),
         Figure(
             "Precision and recall",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
+from fedxl import metrics
+from fedxl.evaluation.binned import judge as binned_judge
 from fedxl.evaluation.compare import Difference
 from fedxl.evaluation.intervals import Interval
 from fedxl.evaluation.judgement import Judgement
@@ -104,11 +107,23 @@ def answer(
             f"{_percent(point.sensitivity)} of the positives and clears {_percent(point.specificity)} of the "
             f"negatives; of those it flags, {_percent(point.ppv)} are positive at this share of positives."
         )
-    known_sites = {n: s.metrics[known] for n, s in judged.sites.items() if figure_of(s.metrics[known].value) != "–"}
+    known_sites = {n: s.metrics[known] for n, s in judged.sites.items() if math.isfinite(s.metrics[known].value)}
     if len(known_sites) > 1:
         worst = min(known_sites, key=lambda site: known_sites[site].value)
         lines.append(f"By site it is lowest at {shown(worst, 40)}: {_interval(known_sites[worst])}.")
-    return [*lines, *(f"Note: {note}." for note in judged.notes)]
+    return [*lines, *(f"Note: {note}." for note in (*judged.notes, *_binned(run, judged)))]
+
+
+def _binned(run: Run, judged: Judgement) -> list[str]:
+    """How far metrics may be from those of the scores, where sites disclosed counts in bins."""
+    found = run.counts.get(judged.split)
+    if found is None:
+        return []
+    bounds = binned_judge(metrics.resolve(judged.pooled.metrics), found)
+    told = listed([f"{metric_name(name)} by {each.bound:.1g}" for name, each in bounds.items()])
+    noise = ", besides the noise that they added" if found.noise else ""
+    bins = f"{len(found.positives):,} bins"
+    return [f"sites disclosed counts in {bins}, not scores; metrics may be off, {told} at most{noise}"]
 
 
 def _against(groups: Sequence[Group], compared: Mapping[str, Mapping[str, Difference]], metric: str) -> list[str]:
@@ -132,7 +147,7 @@ def _interval(found: Interval) -> str:
 
 
 def _percent(found: Interval) -> str:
-    if figure_of(found.value) == "–":
+    if not math.isfinite(found.value):
         return "–"
     ends = f" [{100 * found.low:.0f}, {100 * found.high:.0f}]" if between(found.low, found.high) else ""
     return f"{100 * found.value:.0f} %{ends}"
