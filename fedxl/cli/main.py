@@ -74,9 +74,11 @@ Overrides = Annotated[
 @app.command()
 def demo(
     seeds: Annotated[int, typer.Option(help="How many runs of each algorithm to average.")] = 3,
-    folder: Annotated[Path, typer.Option("--out", help="Where the table and the plot go.")] = Path("demo"),
+    folder: Annotated[Path, typer.Option("--out", help="Where the table, the plot and the report go.")] = Path(
+        "demo"
+    ),
 ) -> None:
-    """FeDXL against the baselines on handwritten digits: a table and a plot, in half a minute."""
+    """FeDXL against the baselines on handwritten digits: a table, a plot and a report, in half a minute."""
     from fedxl.experiments import demo as demos
 
     require(1 <= seeds <= len(demos.SEEDS), f"seeds must lie between 1 and {len(demos.SEEDS)}, got {seeds}")

@@ -184,7 +184,7 @@ class Chart:
 def fitting(text: str, room: float) -> str:
     """As much of a text as fits, by what letters of 12 units measure in a wide font."""
     widths = np.cumsum(
-        [12.5 if char in "MWmw@%—" or ord(char) > 0x2E80 else 9 if char.isupper() else 7.5 for char in text]
+        [12.5 if char in "MWmw@%—" or ord(char) > 0x2E80 else 9 if char.isupper() else 7.2 for char in text]
     )
     if not len(text) or widths[-1] <= room:
         return text

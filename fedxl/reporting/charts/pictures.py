@@ -137,7 +137,7 @@ def convergence(metric: str, histories: Mapping[Key, History], split: str = "val
     rounds = np.concatenate([h.rounds for h in histories.values()])
     words = f"{metric} on {split} data by round: {_names(histories)}; markers are the chosen rounds."
     x = around("round", rounds, floor=0.0)
-    chart = Chart("convergence", "Convergence", words, x, around(f"{metric}, {split}", values))
+    chart = Chart("convergence", "Convergence", words, x, around(metric, values))
     for key, history in histories.items():
         if np.any(history.spread > 0):
             chart.band(history.rounds, history.mean - history.spread, history.mean + history.spread, key)

@@ -32,7 +32,7 @@ def section(
     compared: Compared,
     names: Sequence[str],
 ) -> Section:
-    columns = [Column("run", numeric=False), Column("state", numeric=False), *(Column(metric_name(n)) for n in names)]
+    columns = [Column("run", numeric=False), *(Column(metric_name(n)) for n in names), Column("state", numeric=False)]
     rows = [_row(group, group is focus, keys[group.letter], judged, names) for group in groups]
     tables = [Table(_caption(groups, judged), columns, rows)]
     if compared:
@@ -68,7 +68,7 @@ def _row(group: Group, focus: bool, key: Key, judged: Judgements, names: Sequenc
     )
     known = judged[group.letter].pooled.metrics if group.letter in judged else {}
     return Row(
-        [head, state, *(_metric(group, name, known.get(name)) for name in names)], group.letter, key.css, focus
+        [head, *(_metric(group, name, known.get(name)) for name in names), state], group.letter, key.css, focus
     )
 
 
