@@ -24,7 +24,9 @@ from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically
 from fedxl.metrics import COUNTS
 from fedxl.training.checkpoint import Checkpoint, load_latest, save_checkpoint
+from fedxl.training.members import ABOUT
 
+CONFIG = "config.toml"
 SCORES = "scores.npz"
 CURVES = "curves.npz"
 LOCK = ".lock"
@@ -140,6 +142,11 @@ def checkpointed(path: Path) -> int:
     """The round of a run's newest checkpoint; 0 if there is none."""
     names = (file.stem.rpartition("-")[2] for file in (path / "checkpoints").glob("round-*.safetensors"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run, from the command line or from Python."""
+    return (path / CONFIG).is_file() or (path / ABOUT).is_file()
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:

@@ -293,6 +293,8 @@ class Trainer:
         task, weights = self.task, self.server.weights
         record: dict[str, Any] = {"round": self.round, "steps": int(self.server.step), "seconds": self.seconds}
         record["training_seconds"] = self._elapsed() - self.evaluating
+        if self.traffic is not None:
+            record["traffic"] = {**self.traffic._asdict(), "clients": task.cohort or task.num_clients}
         h, labels, latest = None, None, None
         for name in ("train", "validation"):
             if name in task.examiner.splits:
