@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from fedxl import metrics
@@ -72,6 +72,17 @@ def test_variance_and_degrees_of_freedom_are_brunner_and_munzels(tied):
     w = (placed.auroc - 0.5) / math.sqrt(covariance(placed)[0, 0])
     assert abs(reference.statistic) == pytest.approx(abs(w), rel=1e-10)
     assert reference.pvalue == pytest.approx(2 * stats.t.sf(abs(w), freedom(placed)), rel=1e-8)
+
+
+def test_the_interval_is_students_on_the_logit_scale():
+    """Degrees of freedom from Brunner and Munzel's p, by SciPy: the t distribution that gives it."""
+    scores, labels = made(6, 25, shift=0.5)
+    (area,), ((variance,),) = written_out([scores], labels)
+    reference = stats.brunnermunzel(scores[labels == 0], scores[labels == 1])
+    free = optimize.brentq(lambda df: 2 * stats.t.sf(abs(reference.statistic), df) - reference.pvalue, 1, 1000)
+    reach = stats.t.ppf(0.975, free) * math.sqrt(variance) / (area * (1 - area))
+    wanted = [1 / (1 + math.exp(-(math.log(area / (1 - area)) + side * reach))) for side in (-1, 1)]
+    assert delong(scores, labels)[1:3] == pytest.approx(wanted, rel=1e-8)
 
 
 def test_a_higher_level_is_wider_and_scales_do_not_matter():
