@@ -12,9 +12,9 @@ from sklearn.metrics import average_precision_score
 
 from fedxl.errors import UserError
 from fedxl.evaluation.compare import bootstrap_difference, delong_difference, differences, paired
+from fedxl.evaluation.resampling import GENERATOR
 from fedxl.evaluation.scored import Scored
-from tests.evaluation.sets import made, scored
-from tests.evaluation.test_intervals import written_out
+from tests.evaluation.sets import made, scored, written_out
 
 
 def two(positives=12, negatives=20, tied=False):
@@ -63,7 +63,7 @@ def test_the_bootstrap_is_paired_and_scipys():
         return round(values[0], 12) - round(values[1], 12)
 
     wanted = stats.bootstrap(
-        classes, statistic, n_resamples=200, vectorized=False, method="BCa", rng=np.random.default_rng(5)
+        classes, statistic, n_resamples=200, vectorized=False, method="BCa", **{GENERATOR: np.random.default_rng(5)}
     )
     found = bootstrap_difference("ap", first, second, labels, draws=200, seed=5)
     interval = wanted.confidence_interval

@@ -13,29 +13,11 @@ from fedxl import metrics
 from fedxl.errors import UserError
 from fedxl.evaluation.intervals import bootstrap, delong, freedom, one_metric, proportion
 from fedxl.evaluation.placements import covariance, placements
-from fedxl.evaluation.resampling import CURVES, MOST_FOR_BCA, measured
-from tests.evaluation.sets import made
+from fedxl.evaluation.resampling import CURVES, GENERATOR, MOST_FOR_BCA, measured
+from tests.evaluation.sets import made, written_out
 
 # Ratings of 51 abnormal and 58 normal CT images: J. Hanley, B. McNeil, Radiology 143, 1982, table I.
 ABNORMAL, NORMAL = (3, 2, 2, 11, 33), (33, 6, 6, 11, 2)
-
-
-def written_out(models, labels):
-    """DeLong, DeLong and Clarke-Pearson's covariance, pair by pair, as their equations have it."""
-    labels = np.asarray(labels)
-    v10, v01, areas = [], [], []
-    for scores in models:
-        x, y = np.asarray(scores)[labels == 1], np.asarray(scores)[labels == 0]
-        psi = np.array([[1.0 if a > b else 0.5 if a == b else 0.0 for b in y] for a in x])
-        v10, v01, areas = [*v10, psi.mean(1)], [*v01, psi.mean(0)], [*areas, psi.mean()]
-    m, n, k = len(v10[0]), len(v01[0]), len(models)
-    found = np.zeros((k, k))
-    for r in range(k):
-        for s in range(k):
-            s10 = sum((v10[r][i] - areas[r]) * (v10[s][i] - areas[s]) for i in range(m)) / (m - 1)
-            s01 = sum((v01[r][j] - areas[r]) * (v01[s][j] - areas[s]) for j in range(n)) / (n - 1)
-            found[r, s] = s10 / m + s01 / n
-    return np.array(areas), found
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -193,7 +175,7 @@ def test_bca_is_that_of_scipy_on_scikit_learns_metric(name, reference, tied):
 
     wanted = stats.bootstrap(
         (scores[labels == 1], scores[labels == 0]), statistic, n_resamples=200, vectorized=False,
-        method="BCa", rng=np.random.default_rng(7),
+        method="BCa", **{GENERATOR: np.random.default_rng(7)},
     ).confidence_interval  # fmt: skip
     found = bootstrap(name, scores, labels, draws=200, seed=7)
     assert found.how == "BCa bootstrap, 200 draws"
