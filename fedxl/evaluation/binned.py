@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish, split
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-DRAWS = 100  # of noise, for the standard error that it causes
+DRAWS = 50  # of noise, for the error that it causes
 
 
 class Bounded(NamedTuple):
@@ -177,15 +176,12 @@ class Binned:
         return replace(self, positives=positives, negatives=negatives)
 
     def with_noise_again(self, seed: int = 0) -> Iterator[Binned]:
-        """Without end: likely counts with as much noise once more, to see what noise does to a metric."""
+        """Without end: likely counts with as much noise once more, and that taken out again."""
         rng, likely = np.random.default_rng(seed), self.without_noise()
         while True:
-            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives))))
-            yield replace(
-                self,
-                positives=likely.positives + noise[0].astype(np.int64),
-                negatives=likely.negatives + noise[1].astype(np.int64),
-            )
+            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives)))).astype(np.int64)
+            both = likely.positives + noise[0], likely.negatives + noise[1]
+            yield replace(self, positives=both[0], negatives=both[1]).without_noise()
 
 
 UNKNOWN = Bounded(math.nan, math.nan, math.nan)
@@ -230,10 +226,15 @@ def judge(metrics: Iterable[NamedMetric], found: Binned) -> dict[str, Bounded]:
     return {metric.name: _value(metric, found) for metric in known}
 
 
-def noise_errors(metrics: Sequence[NamedMetric], found: Binned, draws: int = DRAWS) -> dict[str, float]:
-    """The standard errors of the same metrics that noise causes."""
-    each = [judge(metrics, again) for again in islice(found.with_noise_again(), draws)]
-    return {name: float(np.std([values[name].value for values in each])) for name in each[0]}
+def noise_errors(metrics: Sequence[NamedMetric], parts: Sequence[Binned], draws: int = DRAWS) -> dict[str, float]:
+    """How far the noise of these sites moves the same metrics of all: root mean squares over so many draws of it."""
+    found = judge(metrics, pooled(parts))
+    again = [part.with_noise_again(seed) for seed, part in enumerate(parts)]
+    each = [judge(metrics, pooled([next(part) for part in again])) for _ in range(draws)]
+    return {
+        name: math.sqrt(np.mean([(values[name].value - value) ** 2 for values in each]))
+        for name, (value, _, _) in found.items()
+    }
 
 
 def example_counts(found: Binned) -> dict[str, float]:

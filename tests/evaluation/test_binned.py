@@ -209,13 +209,28 @@ def test_noise_is_taken_out_as_far_as_it_can_be_and_its_error_is_known():
     found = [noisy(exact, "0.5", seed) for seed in range(40)]
     errors = np.array([each.auroc().value - true for each in found])
     named = metrics.resolve(["auroc"])
-    said = np.mean([binned.noise_errors(named, each, draws=50)["auroc"] for each in found[:5]])
+    said = np.mean([binned.noise_errors(named, [each])["auroc"] for each in found[:5]])
     assert 0.6 * said < errors.std() < 1.6 * said
     assert abs(errors.mean()) < said
     for each in found:
         assert min(map(np.min, each.counts())) >= 0
         assert sum(each.totals()) == pytest.approx(each.positives.sum() + each.negatives.sum())
         assert (np.diff(each.roc()) >= 0).all()
+
+
+def test_the_noise_of_many_small_sites_is_known_with_the_bias_that_it_causes():
+    """Ten sites of 200 examples each, whose noise is nearly as large as their data."""
+    scores, labels = example(2000)
+    edges = Grid(32, scale=0.2, reach=20.0).edges()
+    exact = [count(edges, scores[part::10], labels[part::10]) for part in range(10)]
+    true, named = pooled(exact).auroc().value, metrics.resolve(["auroc"])
+    drawn = [
+        [noisy(part, "0.5", 10 * seed + n).without_noise() for n, part in enumerate(exact)] for seed in range(20)
+    ]
+    errors = np.array([pooled(parts).auroc().value - true for parts in drawn])
+    said = binned.noise_errors(named, drawn[0])["auroc"]
+    assert 0.5 < said / np.sqrt(np.mean(errors**2)) < 2
+    assert binned.noise_errors(named, exact)["auroc"] == 0
 
 
 def test_noise_that_drowns_a_class_leaves_no_metric():
