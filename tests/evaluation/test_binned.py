@@ -271,6 +271,19 @@ def test_counts_come_back_from_a_file_as_they_were(tmp_path):
     assert curves.load(tmp_path / "none.npz") == {}
 
 
+def test_curves_stand_for_scores_of_all_sites_where_scores_are_asked_for():
+    scores, labels = example(300)
+    edges = Grid(64).edges()
+    parts = {"a": count(edges, scores[:100], labels[:100]), "b": count(edges, scores[100:], labels[100:])}
+    found = curves.as_scored(parts)
+    assert found.names == ("a", "b")
+    assert metrics.auroc(found.scores, found.labels) == pytest.approx(pooled(parts.values()).auroc().value, abs=1e-12)
+    mine = found.by_site()["b"]
+    assert metrics.average_precision(mine.scores, mine.labels) == pytest.approx(
+        parts["b"].average_precision().value, abs=1e-12
+    )
+
+
 def test_a_damaged_file_is_told_in_one_line(tmp_path):
     path = tmp_path / "curves.npz"
     for content in (b"", b"PK\x03\x04 cut", b"no archive"):
