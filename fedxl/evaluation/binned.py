@@ -24,6 +24,7 @@ from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish, split
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+MOST_SCORES = 50_000_000  # that counts are written out as
 DRAWS = 50  # of noise, for the error that it causes
 
 
@@ -149,18 +150,26 @@ class Binned:
 
     def as_scores(self) -> tuple[Floats, Ints]:
         """Scores and labels with these counts: each score in the middle of its bin. For calibration, for example."""
-        ends = np.concatenate((self.edges[:1], self.edges, self.edges[-1:]))
-        middles = (ends[1:] + ends[:-1]) / 2  # of an open bin, its edge
-        sides = [np.repeat(middles, rounded(counts)) for counts in self._likely]
+        total = sum(self.totals())
+        require(total <= MOST_SCORES, f"counts of {total:g} examples are too many to stand for scores one by one")
+        sides = [np.repeat(self._middles, rounded(counts)) for counts in self._likely]
         labels = np.repeat([1, 0], list(map(len, sides)))
         return np.concatenate(sides), labels.astype(np.int64)
 
     def grid_around(self, bins: int) -> Grid:
         """A grid for scores such as these, with narrow bins where most of them lie; needs at least one."""
-        found = Spread.of(self.as_scores()[0])
-        at = int(np.clip(np.searchsorted(self.edges, found.centre), 1, len(self.edges) - 1))
+        below = np.cumsum(sum(self._likely))
+        low, centre, high = (int(np.searchsorted(below, share * below[-1])) for share in (0.25, 0.5, 0.75))
+        at = min(max(centre, 1), len(self.edges) - 1)
         known = float(self.edges[at] - self.edges[at - 1])  # nobody sees further than this
-        return Grid.around(bins, Spread(found.centre, max(found.width, known)), reach=100)
+        width = max(float(self._middles[high] - self._middles[low]), known)
+        return Grid.around(bins, Spread(float(self._middles[centre]), width), reach=100)
+
+    @property
+    def _middles(self) -> Floats:
+        """Of the bins; of an open one, its edge."""
+        ends = np.concatenate((self.edges[:1], self.edges, self.edges[-1:]))
+        return (ends[1:] + ends[:-1]) / 2
 
     # Noise
 

@@ -190,6 +190,14 @@ def test_a_grid_around_scores_is_one_whatever_they_are():
         assert edges[0] < min(scores) <= max(scores) < edges[-1]
 
 
+def test_counts_beyond_memory_are_not_written_out():
+    many = Binned(Grid(8).edges(), np.full(8, 10**11), np.full(8, 10**11))
+    with pytest.raises(UserError, match="too many to stand for scores"):
+        many.as_scores()
+    assert many.grid_around(8).bins == 8
+    assert many.auroc().value == 0.5
+
+
 def test_numbers_that_are_none_count_as_lowest_and_infinite_ones_at_the_ends():
     found = count(Grid(8).edges(), np.array([np.nan, -np.inf, np.inf]), np.array([1, 0, 1]))
     assert (found.positives[0], found.negatives[0], found.positives[-1]) == (1, 1, 1)
