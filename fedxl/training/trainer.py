@@ -139,7 +139,7 @@ def train(
     with RunDir(out, resume) as folder:
         for name, text in (files or {}).items():
             folder.write(name, text)
-        if not resume:
+        if not resume or not (out / ABOUT).exists():  # a run may have been killed before it wrote it
             folder.write(ABOUT, about(task.description, task.members, task.problem.select))
         trainer = Trainer(task, hooks, folder, resume, trackers)
         state = FAILED
