@@ -77,7 +77,7 @@ def summarize(
 ) -> Summary:
     """The summary of one site's training rows, which come in blocks [n, d] of `ROWS` rows.
 
-    blocks: NaN where a value is missing; a category is an index into `texts` of its column, which is None for numbers.
+    blocks: NaN where a value is missing; a category is an index into `texts` of its column, None for numbers.
     rare: what occurs fewer times at the site is not told: a mean of two values would tell nearly both.
     """
     rows, (count, mean, squares) = 0, (np.zeros(len(names)) for _ in range(3))
