@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedxl.errors import UserError, require
-from fedxl.files import write_atomically
+from fedxl.files import read_bytes, write_atomically
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -68,7 +68,8 @@ def save(path: Path, splits: dict[str, Scored]) -> None:
 def load(path: Path) -> dict[str, Scored]:
     """What `save` wrote; nothing if there is no such file."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # From memory: of a damaged file, np.load would leave the handle open.
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as arrays:
             return {
                 name.removesuffix("_scores"): _scored(arrays, name.removesuffix("_scores"))
                 for name in arrays.files
