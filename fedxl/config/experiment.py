@@ -17,8 +17,9 @@ from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
 from fedxl.config.misplaced import require_settings_in_place
-from fedxl.data import DATASETS
+from fedxl.data import DATASETS, UNFITTED
 from fedxl.data.federation import Splits
+from fedxl.data.rawtable import RawTable
 from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
 from fedxl.options import accepted, call
@@ -118,6 +119,15 @@ def load_data(config: Config) -> Splits:
         raise UserError(f"[data] cannot read the data: {error}") from error
     registry.require_type(splits, Splits, name)
     return splits  # type: ignore[no-any-return]
+
+
+def load_unfitted(config: Config) -> RawTable | None:
+    """The same data before they are scaled as those of all sites; None if they do not depend on other sites."""
+    name, _, options = _named(config.data, "data", DATASETS)
+    if name not in UNFITTED or options.get("image") or options.get("preparation"):
+        return None
+    options.setdefault("seed", config.run.get("seed", 0))
+    return call(UNFITTED[name], options, "data")
 
 
 def build_risk(config: Config) -> XRisk:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -149,7 +148,7 @@ def train(
         if not resume:
             folder.write(ABOUT, about(task.description, task.members))
             if task.preparation is not None:
-                folder.write(NAME, json.dumps(task.preparation.to_json(), indent=1) + "\n")
+                folder.write(NAME, task.preparation.to_text())
         return Trainer(task, hooks, folder, resume).train()
 
 

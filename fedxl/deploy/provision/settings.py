@@ -65,6 +65,7 @@ class SiteSettings:
     steps: int = 1000  # local steps of one request
     evaluate: str = "none"  # results on its own data that it discloses: none, metrics (AUROC, ...) or all scores
     evaluations: int = 1000  # requests to evaluate that it accepts, over all runs
+    summary: bool = False  # whether counts, means and squares of its table's columns may leave, to scale all alike
     digest: str = ""  # of the only experiment that it takes part in; "": any that the settings above allow
     device: str = "auto"
 
