@@ -78,6 +78,10 @@ class Descent(Generic[Server, Client, Update]):
 
     # Defaults for a method without pairs and pool. Other methods override them.
 
+    @property
+    def needs_both_classes(self) -> bool:
+        return False
+
     def phase(self: D, round: int) -> D:
         return self
 

@@ -166,12 +166,12 @@ def feature_names(file: File, label: str, options: TableOptions) -> list[str]:
 def read_raw(files: Sequence[File], label: str, options: TableOptions) -> RawTable:
     """All rows of a table of features."""
     features = Features(files, feature_names(files[0], label, options), options.categorical, None)
-    keys, order, chunks = _read(features, label, options)
+    keys, order, chunks = read_rows(features, label, options)
     ids, about = identities(files, keys, options.id), _about(keys, label, options)
     return RawTable(order, chunks, features.names, features.texts, keys.labels, ids, about, options.rare)
 
 
-def _read(features: Features, label: str, options: TableOptions) -> tuple[Keys, Order, Chunks]:
+def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Keys, Order, Chunks]:
     """One pass over all files: features as numbers, other columns as texts, which decide the order of rows."""
     import pyarrow as pa
 
@@ -220,7 +220,7 @@ def _images(files: Sequence[File], label: str, options: TableOptions) -> Splits:
     """Images in the order of splits and sites, mapped into memory from the cache."""
     from fedxl.data.resized import resized
 
-    keys, order, _ = _read(Features(files, [], (), None), label, options)
+    keys, order, _ = read_rows(Features(files, [], (), None), label, options)
     order.parts()  # before an image is opened
     image = Image(options.size, options.channels, options.image)
     paths = image_paths(files, keys, options.image)

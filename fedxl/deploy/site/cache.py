@@ -103,13 +103,13 @@ def prepare(site: SiteFile) -> int:
     if raw is not None:
         return tables.write(site.cache, raw, _own_part(site, raw.order.names), _about(site), site.settings.name)
     splits = load_data(config)
-    own, source = _own(site, splits), splits.train.source
+    own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
     assert isinstance(source, TensorSource)
     arrays = {"x": (source.x, own), "y": (source.labels, own)}
     if source.means is not None:
         arrays["means"] = (source.means, own)
-    held = _held_back(site, splits)
+    held = own_held_back(site, splits)
     for split, (x, y, rows) in held.items():
         arrays |= {f"{split}_x": (x, rows), f"{split}_y": (y, rows)}
     facts = {
@@ -153,7 +153,8 @@ def key(site: SiteFile) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _own(site: SiteFile, splits: Splits) -> Tensor:
+def own_rows(site: SiteFile, splits: Splits) -> Tensor:
+    """Which training examples of the data are this site's."""
     return torch.as_tensor(splits.train.parts[_own_part(site, _names(splits))])
 
 
@@ -171,7 +172,7 @@ def _own_part(site: SiteFile, names: Sequence[str]) -> int:
     return part
 
 
-def _held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+def own_held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """By split: examples, labels, and this site's rows: of files its own, of other data sets an even share."""
     found = {}
     for name, pair in zip(SPLITS, (splits.validation, splits.test), strict=True):
