@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fedxl.data.frame import from_frame
     from fedxl.errors import UserError
     from fedxl.metrics import METRICS, Metric
+    from fedxl.prediction.export import export
+    from fedxl.prediction.predictor import Predictor, load
     from fedxl.risks import (
         RISKS,
         XRisk,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     )
     from fedxl.training.advice import Advice, advise
     from fedxl.training.fit import fit
+    from fedxl.training.predict import Prediction
     from fedxl.training.settings import Settings
     from fedxl.training.trainer import Hooks, Result
 
@@ -61,6 +64,8 @@ __all__ = [
     "LocalPair",
     "LocalSGD",
     "Metric",
+    "Prediction",
+    "Predictor",
     "Result",
     "Settings",
     "UserError",
@@ -69,10 +74,12 @@ __all__ = [
     "auroc",
     "average_precision",
     "contrastive",
+    "export",
     "fit",
     "from_frame",
     "gap",
     "identity",
+    "load",
     "named",
     "p_norm_push",
     "partial_auc",
@@ -93,6 +100,9 @@ _HOMES = {
     "UserError": "fedxl.errors",
     "METRICS": "fedxl.metrics",
     "Metric": "fedxl.metrics",
+    "Predictor": "fedxl.prediction.predictor",
+    "export": "fedxl.prediction.export",
+    "load": "fedxl.prediction.predictor",
     "RISKS": "fedxl.risks",
     "XRisk": "fedxl.risks",
     "auroc": "fedxl.risks",
@@ -109,6 +119,7 @@ _HOMES = {
     "Hooks": "fedxl.training.trainer",
     "Result": "fedxl.training.trainer",
     "fit": "fedxl.training.fit",
+    "Prediction": "fedxl.training.predict",
     "Settings": "fedxl.training.settings",
 }
 

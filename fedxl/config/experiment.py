@@ -32,6 +32,7 @@ from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import Hooks, Result, train
 
 SECTIONS = ("data", "model", "risk", "algorithm", "run")
+TUNE = "tune"  # a section that `fedxl tune` alone reads
 Table = toml.Table
 
 
@@ -51,7 +52,8 @@ class Config:
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a file, with `section.key=value` overrides put in."""
-    tables = read_tables(path, SECTIONS)
+    tables = read_tables(path, (*SECTIONS, TUNE))
+    tables.pop(TUNE, None)
     for override in overrides:
         _override(tables, override)
     for name in ("data", "risk", "algorithm"):
@@ -144,19 +146,24 @@ def build_risk(config: Config) -> XRisk:
 
 
 def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Module:
-    """A network by name, or `package.module:factory` of your own; its first weights are drawn from the run's seed."""
-    name, found, options = _named({"name": "mlp", **config.model}, "model", MODELS)
+    """The network of a config; its first weights are drawn from the run's seed."""
     seed = sampling.torch_seed(int(config.run.get("seed", 0)), sampling.Purpose.WEIGHTS)
-    outputs = math.prod(risk.score_shape)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        if registry.own(name):
-            model = call(found, options, "model")  # an error inside the factory is its own, and keeps its traceback
-            registry.require_type(model, nn.Module, name)
-            return model  # type: ignore[no-any-return]
-        if risk.score_shape:  # two views, each embedded by the network
-            return TwoViews(call(found, options, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
-        return call(found, options, "model", ours={"shape": shape, "outputs": outputs})  # type: ignore[no-any-return]
+        return build_network(config.model, shape, risk.score_shape)
+
+
+def build_network(table: Table, shape: tuple[int, ...], score_shape: tuple[int, ...]) -> nn.Module:
+    """A network by name, or `package.module:factory` of your own."""
+    name, found, options = _named({"name": "mlp", **table}, "model", MODELS)
+    outputs = math.prod(score_shape)
+    if registry.own(name):
+        model = call(found, options, "model")  # an error inside the factory is its own, and keeps its traceback
+        registry.require_type(model, nn.Module, name)
+        return model  # type: ignore[no-any-return]
+    if score_shape:  # two views, each embedded by the network
+        return TwoViews(call(found, options, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
+    return call(found, options, "model", ours={"shape": shape, "outputs": outputs})  # type: ignore[no-any-return]
 
 
 def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callable[[], nn.Module]:
@@ -194,13 +201,16 @@ def build_problem(
     return assemble(model, algorithm, settings, facts, device)
 
 
-def simulate(config: Config, announce: Callable[[str], None]) -> Simulation:
-    """All that a config names, put together and checked: nothing is begun yet, and nothing written."""
+def simulate(config: Config, announce: Callable[[str], None], test: bool = True) -> Simulation:
+    """All that a config names, put together and checked: nothing is begun yet, and nothing written.
+
+    test: whether the run is evaluated on test data in the end; trials of tuning must not be.
+    """
     settings = call(Settings, config.run, "run")
     algorithm = build_algorithm(config)
     splits = load_data(config)
     model = build_model(config, splits.train.example_shape, algorithm.risk)
-    held_back = {"validation": splits.validation, "test": splits.test}
+    held_back = {"validation": splits.validation, **({"test": splits.test} if test else {})}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
     return Simulation(
         model, splits.train, algorithm, settings, held_back, announce, sections, splits.names, splits.preparation

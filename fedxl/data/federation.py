@@ -118,6 +118,7 @@ class Splits(NamedTuple):
     test: Split | None
     names: Sequence[str] = ()  # of the clients; empty: they have numbers alone
     preparation: Preparation | None = None  # how examples were made of files, which a run keeps with its model
+    columns: Sequence[str] = ()  # of the clients' data frames, in order
 
 
 def from_arrays(clients: Clients, positive: Label | None = None) -> Federation:
@@ -141,7 +142,8 @@ def as_splits(
         found = gather(clients, positive)
         ends = np.cumsum(found.sizes)
         parts = [np.arange(end - size, end) for size, end in zip(found.sizes, ends, strict=True)]
-        splits, columns = Splits(Federation(found.source, parts), None, None, found.names), found.columns
+        columns = found.columns
+        splits = Splits(Federation(found.source, parts), None, None, found.names, columns=columns)
     names = tuple(splits.names) or tuple(map(str, range(len(splits.train.parts))))
     given = {
         split: _held_back(data, split, names, columns, positive)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from fedxl.data.feature_forms import is_frame
 from fedxl.data.federation import Splits
 from fedxl.data.label_forms import Label
+from fedxl.data.preparation import Preparation, Rows
 from fedxl.data.table import TableOptions, table
 from fedxl.errors import UserError, first_line, kind_of, printable, require
 
+R = TypeVar("R")
 SITE = "site"  # the column that names the sites of several data frames
 
 
@@ -63,11 +65,17 @@ def from_frame(
         positive=positive, site=site, split=split, group=group, id=id, columns=tuple(columns), drop=tuple(drop),
         categorical=tuple(categorical), rare=rare, validation=validation, test=test, seed=seed,
     )  # fmt: skip
-    return _through_a_file(rows, label, options)
+    return _through_a_file(rows, lambda path: table(str(path), label, options))
 
 
-def _through_a_file(rows: Any, label: str, options: TableOptions) -> Splits:
-    """What `table` makes of these rows: one definition of what a table is, for files and for memory."""
+def prepared(frame: Any, preparation: Preparation) -> Rows:
+    """New rows of a data frame, prepared as those of the run were."""
+    _require_pyarrow()
+    return _through_a_file(_arrow(frame, "x"), preparation.read)
+
+
+def _through_a_file(rows: Any, read: Callable[[Path], R]) -> R:
+    """What `read` makes of these rows: one definition of what a table is, for files and for memory."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -78,7 +86,7 @@ def _through_a_file(rows: Any, label: str, options: TableOptions) -> Splits:
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"the data frame cannot be read: {printable(first_line(error))}") from None
         try:
-            return table(str(path), label, options)
+            return read(path)
         except UserError as error:
             raise UserError(str(error).replace(str(path), "the data frame")) from None
 
@@ -126,4 +134,4 @@ def _require_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise UserError("from_frame needs pyarrow; pip install 'fedxl[table]'") from None
+        raise UserError("a data frame that is to be prepared needs pyarrow; pip install 'fedxl[table]'") from None

@@ -24,7 +24,7 @@ from fedxl.engine.simulator import Simulator
 from fedxl.errors import require
 from fedxl.models import check_output, weights_of
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
-from fedxl.training.members import members, numbered
+from fedxl.training.members import Form, members, numbered
 from fedxl.training.problem import Problem, assemble, check_data
 from fedxl.training.settings import Settings
 from fedxl.training.suited import suited
@@ -44,12 +44,14 @@ class Simulation:
         sections: Mapping[str, Any] | None = None,
         names: Sequence[str] = (),
         preparation: Preparation | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
         """pairs: validation and test data. sections: the tables of a config, which a resumed run must match.
 
         names: of the clients, if they have any. preparation: how the data were made of files, to keep with the model.
+        columns: the names of an example's numbers, if they came in data frames.
         """
-        self.preparation = preparation
+        self.preparation, self.columns = preparation, tuple(columns)
         require(len(names) in (0, len(federation.parts)), f"{len(federation.parts)} clients have {len(names)} names")
         self.names = tuple(names) or numbered(len(federation.parts))
         self.members = members(self.names, federation.holdings())
@@ -70,6 +72,11 @@ class Simulation:
     def _probe(self) -> Tensor:
         x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
         return floats_as(x.to(self.problem.device), self.problem.dtype)
+
+    @property
+    def form(self) -> Form:
+        dtype = str(self.probe.dtype).removeprefix("torch.")
+        return Form(tuple(self.probe.shape[1:]), dtype, self.problem.risk.score_shape, self.columns)
 
     def _executor(self) -> Executor:
         run, cohort = self.problem.settings, self.cohort or self.num_clients
