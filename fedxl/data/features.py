@@ -110,6 +110,8 @@ def agreed(files: Iterable[File], name: str) -> Kind:
             raise UserError(
                 f"{where} holds dates or times; make it a number (days since an event), or name it in drop"
             )
+        text = str(file.columns[name].type) == "binary"  # what arrow calls a text that it cannot decode
+        require(not text, f"{where} is not encoded as UTF-8; save the file as UTF-8, or name the column in drop")
         require(kind != "other", f"{where} is of arrow's type {file.columns[name].type}; name it in drop")
         if kind != "empty":
             found.setdefault(kind, file)

@@ -64,7 +64,7 @@ def keys_of(
         sites, names = coded(roles.site, "a site")
     else:
         sites, names = np.repeat(np.arange(len(files)), counts), list(file_sites)
-    sites, names = _in_order(sites, names)
+    sites, names = in_order(sites, names)
     return Keys(
         labels=(labels == found.index(one)).astype(np.int64),
         positive=one,
@@ -102,7 +102,7 @@ def encode(column: Any, where: str, wanted: str, tidy: Callable[[str], str] = ca
     return places[codes], list(index)
 
 
-def _in_order(sites: Indices, names: list[str]) -> tuple[Indices, list[str]]:
+def in_order(sites: Indices, names: list[str]) -> tuple[Indices, list[str]]:
     """Sites by name, or by number if all are numbers, whatever the order of rows and files."""
     numbers = all(name.isdecimal() for name in names)
     order = sorted(range(len(names)), key=lambda at: (int(names[at]) if numbers else 0, names[at]))

@@ -221,6 +221,7 @@ def _images(files: Sequence[File], label: str, options: TableOptions) -> Splits:
     from fedxl.data.resized import resized
 
     keys, order, _ = read_rows(Features(files, [], (), None), label, options)
+    order.parts()  # before an image is opened
     image = Image(options.size, options.channels, options.image)
     paths = image_paths(files, keys, options.image)
     folder = Path(os.path.commonpath([str(file.path.resolve().parent) for file in files]))

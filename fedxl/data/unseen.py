@@ -21,7 +21,9 @@ Inputs = npt.NDArray[np.float32]
 
 
 def read(made: Preparation, path: Path) -> Rows:
-    """The examples of a new file."""
+    """The examples of a new file, or of a folder of images."""
+    if made.source == "folder":
+        return _folder(made, path)
     file = open_table(path, made.delimiter)
     image = [made.image.column] if made.image else []
     names = [column.name for column in made.columns]
@@ -34,6 +36,17 @@ def read(made: Preparation, path: Path) -> Rows:
     sites = [_text(site) for site in texts[made.site]] if made.site in texts else None
     labels = _labels(made, texts[made.label], path) if made.label in texts else None
     return Rows(x, [_text(row) for row in ids], labels, sites)
+
+
+def _folder(made: Preparation, root: Path) -> Rows:
+    """All images below a folder. Their labels are those of their folders, if all are called as the classes were."""
+    from fedxl.data.folder import images_in
+
+    files = images_in(root)
+    classes = {made.positive: 1, made.negative: 0}
+    labels = [classes.get(canonical(Path(file).parent.name)) for file in files]
+    known = None if None in labels else np.array(labels, np.int64)
+    return Rows(_squares(made, root, files), files, known, None)
 
 
 def _content(
@@ -61,8 +74,12 @@ def _text(value: str | None) -> str:
 def _pixels(made: Preparation, file: File, paths: Sequence[str | None]) -> torch.Tensor:
     assert made.image is not None
     where = f"{file.path}: column '{printable(made.image.column)}'"
-    inside = [within(path, where) for path in paths]
-    x = decoded(file.path.resolve().parent, inside, made.image.size, made.image.channels)
+    return _squares(made, file.path.resolve().parent, [within(path, where) for path in paths])
+
+
+def _squares(made: Preparation, folder: Path, paths: Sequence[str]) -> torch.Tensor:
+    assert made.image is not None
+    x = decoded(folder, paths, made.image.size, made.image.channels)
     return torch.from_numpy(x.reshape(len(x), made.image.channels, made.image.size, made.image.size))
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedxl import __version__
 from fedxl.config.experiment import Config, load_data, load_unfitted
-from fedxl.data import UNFITTED
+from fedxl.data import NAMED
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, Splits
 from fedxl.data.preparation import Preparation
@@ -93,15 +93,20 @@ def count(site: SiteFile) -> int:
     return len(labels(site))
 
 
+def config_of(site: SiteFile) -> Config:
+    """The data that a site's file names."""
+    given = dict(site.data)
+    if given.get("name") in NAMED:
+        given.setdefault("called", site.settings.name)  # its draws are those that it would make among all sites
+    return Config(data=given, risk={}, algorithm={}, run={})
+
+
 def prepare(site: SiteFile) -> int:
     """Write the cache; the number of training examples."""
-    given = dict(site.data)
-    if given.get("name") in UNFITTED:
-        given.setdefault("called", site.settings.name)  # its draws are those that it would make among all sites
-    config = Config(data=given, risk={}, algorithm={}, run={})
+    config = config_of(site)
     raw = load_unfitted(config)
     if raw is not None:
-        return tables.write(site.cache, raw, _own_part(site, len(raw.order.names)), _about(site), site.settings.name)
+        return tables.write(site.cache, raw, _own_part(site, raw.order.names), _about(site), site.settings.name)
     splits = load_data(config)
     own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
@@ -155,11 +160,19 @@ def key(site: SiteFile) -> str:
 
 def own_rows(site: SiteFile, splits: Splits) -> Tensor:
     """Which training examples of the data are this site's."""
-    return torch.as_tensor(splits.train.parts[_own_part(site, len(splits.train.parts))])
+    return torch.as_tensor(splits.train.parts[_own_part(site, _names(splits))])
 
 
-def _own_part(site: SiteFile, count: int) -> int:
-    part = site.settings.part
+def _names(splits: Splits) -> Sequence[str]:
+    """Of a file's sites; "" for clients that are numbered alone."""
+    return splits.names if splits.preparation is not None else [""] * len(splits.train.parts)
+
+
+def _own_part(site: SiteFile, names: Sequence[str]) -> int:
+    """Which client of its data a site is: the one with its name, or the one with the number that it says."""
+    part, count = site.settings.part, len(names)
+    if site.settings.name in names:
+        return list(names).index(site.settings.name)
     require(part < count, f"part is {part}, but the data have {count} client(s), 0 to {count - 1}")
     return part
 
@@ -171,7 +184,7 @@ def own_held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Ten
         if pair is not None:
             rows = torch.arange(site.settings.part, len(pair.y), len(splits.train.parts))
             if splits.preparation is not None and pair.sites is not None:
-                rows = torch.from_numpy(np.flatnonzero(pair.sites == site.settings.part))
+                rows = torch.from_numpy(np.flatnonzero(pair.sites == _own_part(site, _names(splits))))
             found[name] = (pair.x, pair.y, rows)
     return {name: split for name, split in found.items() if len(split[2])}
 

@@ -1,4 +1,4 @@
-"""What is in a table's files that its rows no longer show once they are prepared: gaps, groups, damaged images."""
+"""What is in the files of tables and folders that examples no longer show: gaps, torn groups, damaged images."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedxl.data.features import Features
+from fedxl.data.folder import FolderOptions, images_in
 from fedxl.data.keys import Keys
 from fedxl.data.rawtable import Chunks
 from fedxl.data.resized import unreadable
@@ -49,6 +50,12 @@ def inspect_table(
     return Inspected(problems, remarks, {"missing_values": some})
 
 
+def inspect_folder(path: str, options: FolderOptions = FolderOptions()) -> Inspected:  # noqa: B008 (frozen)
+    """The settings are those of the data set `folder`."""
+    damaged = unreadable(Path(path), images_in(Path(path)))
+    return Inspected(damaged, [], {"unreadable_images": len(damaged)})
+
+
 def _groups(keys: Keys, column: str) -> tuple[list[str], list[str]]:
     """Groups in two splits, which only a column of splits can bring about, and groups at two sites."""
     if keys.groups is None:
@@ -75,5 +82,5 @@ def _missing(names: Sequence[str], chunks: Chunks) -> dict[str, int]:
     """By column, in how many rows there is no value."""
     counts = np.zeros(len(names), np.int64)
     for rows in np.array_split(np.arange(chunks.count), chunks.count // ROWS + 1):
-        counts += np.isnan(chunks.take(rows)).sum(0)
+        counts += np.isnan(chunks.take(rows)).sum(1)
     return dict(zip(names, counts.tolist(), strict=True))
