@@ -108,7 +108,7 @@ def _sites(members: Sequence[Mapping[str, Any]]) -> str:
 
 def _metrics(judgement: Judgement | None) -> list[str]:
     if judgement is None:
-        return ["The run kept no scores of held-back data, so nothing is known of it here."]
+        return ["The run kept no scores of held-back data. `fedxl report` has what its sites disclosed, if they did."]
     parts = {"all together": judgement.pooled} | {text(name): judged for name, judged in judgement.sites.items()}
     names = list(judgement.pooled.metrics)
     rows = [

@@ -61,12 +61,12 @@ def export(
     require(free, f"{target} holds something else; choose another folder")
     named = found.model is not None
     network = _network(found, model, allow_code, onnx)
-    decision = decision_for(found.scored, wish)
+    decision, why = decision_for(found.deciding, wish), why_undecided(found.deciding)
     checked = to_onnx(network, found.form) if onnx and network is not None else None
     if not named:
         say(NOT_REBUILT if checked else ONLY_WEIGHTS)
     if decision is None:
-        say(f"no calibration and no threshold: {why_undecided(found.scored)}")
+        say(f"no calibration and no threshold: {why}")
     judgement = _judged(found.scored, wish)
     _write(target, found, decision, checked, judgement)
     return read_exported(target)
@@ -139,7 +139,7 @@ def description(
         "labels": labels,
         "preparation": None if prepared is None else prepared.to_json(),
         "decision": None if decision is None else decision.to_json(),
-        "undecided": why_undecided(run.scored),
+        "undecided": why_undecided(run.deciding),
         "onnx": checked,
         "training": {**_without_paths(run.about), "best_round": run.best_round},
         "judgement": None if judgement is None else _shortened(judgement),

@@ -14,6 +14,7 @@ from fedxl import metrics, registry
 from fedxl.data.federation import Split
 from fedxl.data.source import Source, checked, floats_as
 from fedxl.errors import require, unknown
+from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.scored import Scored
 from fedxl.metrics import METRICS, Item, NamedMetric
 from fedxl.models import Score, Weights
@@ -69,13 +70,14 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """The metrics of an evaluation, and its scores and labels where they are known here."""
+    """The metrics of an evaluation; its scores and labels, or counts of them in bins, where they are known here."""
 
     metrics: dict[str, float]  # empty: no site replied
     scores: Tensor | None = field(default=None, repr=False)
     labels: Tensor | None = field(default=None, repr=False)
     remarks: Mapping[str, Any] = field(default_factory=dict)  # for the metrics row
     origin: Origin = field(default_factory=Origin)
+    curves: Curves = field(default_factory=dict, repr=False)  # by site, where these are all that is known
 
     def scored(self) -> Scored | None:
         """Its scores for reports; None where they are not known here, or are vectors."""

@@ -1,6 +1,7 @@
 """A run's folder: settings, metrics, checkpoints and the model.
 
-It holds config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz, preparation.json and model.safetensors.
+It holds config.toml, run.json, preparation.json, metrics.jsonl, checkpoints/, scores.npz, curves.npz and
+model.safetensors.
 Only one process writes to it.
 """
 
@@ -18,13 +19,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedxl.errors import UserError
-from fedxl.evaluation import scored
+from fedxl.evaluation import curves, scored
+from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically
 from fedxl.metrics import COUNTS
 from fedxl.training.checkpoint import Checkpoint, load_latest, save_checkpoint
 
 SCORES = "scores.npz"
+CURVES = "curves.npz"
 LARGEST = 2**53  # of whole numbers in a metrics row; no run counts further
 
 
@@ -87,6 +90,11 @@ class RunDir:
         """The chosen model's scores on data that were held back, which reports are made from."""
         if splits:
             self._guard(lambda: scored.save(self.path / SCORES, dict(splits)))
+
+    def save_curves(self, splits: Mapping[str, Curves]) -> None:
+        """The same as sites' counts in bins, where these are all that is known."""
+        if splits:
+            self._guard(lambda: curves.save(self.path / CURVES, splits))
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         """The chosen weights under the model's own names, for `load_state_dict`."""

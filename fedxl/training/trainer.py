@@ -19,6 +19,7 @@ from fedxl import sampling, tree
 from fedxl.algorithms.protocol import AnyAlgorithm, ServerState
 from fedxl.data.preparation import NAME, Preparation
 from fedxl.errors import DivergedError, UserError, require
+from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
@@ -56,6 +57,7 @@ class Result:
     history: list[dict[str, Any]]  # a metrics row for each evaluation
     seconds: float  # since the run began, without interruptions
     scored: dict[str, Scored] = field(default_factory=dict, repr=False)  # its scores by split, where they are known
+    curves: dict[str, Curves] = field(default_factory=dict, repr=False)  # or sites' counts in bins, by split and site
     traffic: Traffic | None = None  # bytes that a client receives and sends in a round
     interrupted: bool = False  # whether it was stopped before its last round
     server: ServerState | None = field(default=None, repr=False)  # the state after the last round
@@ -87,14 +89,14 @@ class Result:
         """
         require(self.form is not None, "this result does not say what its network takes; score with its model")
         assert self.form is not None
-        from fedxl.evaluation.decision import Wish  # loads scipy, which training does not need
+        from fedxl.evaluation.decision import Wish, deciding  # loads scipy, which training does not need
 
         wish = Wish(calibration, specificity, sensitivity)
         score, source = (
             scorer_of(self.model, next(self.model.parameters()).device),
             examples(x, self.form, self.preparation),
         )
-        return predict(score, source, self.form, decision_for(self.scored, wish))
+        return predict(score, source, self.form, decision_for(deciding(self.scored, self.curves), wish))
 
 
 class Progress(NamedTuple):
@@ -350,47 +352,50 @@ class Trainer:
         engine.restore(self.server, population)
 
     def _result(self, interrupted: bool) -> Result:
-        task = self.task
         # Without any metric to choose by (stopped early, or no site replied) it is the latest.
         chosen, best_round = (
             (self.best, self.best_round) if self.best_round > 0 else (self.server.weights, self.round)
         )
         record = next((record for record in self.history if record["round"] == best_round), {})
         model = load(self.problem.model, chosen).eval()
-        test: dict[str, float] = {}
-        scored: dict[str, Scored | None] = {}
-        if not interrupted:
-            scored["validation"] = self._validated(chosen)
-            final = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
-            if "test" in task.examiner.splits:
-                found = task.examiner.examine(chosen, "test")
-                test, final = found.metrics, {**final, **found.remarks}
-                scored["test"] = found.scored()
-            if self.folder:
-                self.folder.save_scores({name: each for name, each in scored.items() if each is not None})
-                self.folder.save_model(model.state_dict())
-                self.folder.append({**final, "test": test})
+        examined = {} if interrupted else self._examined(chosen)
+        test = examined.get("test", Findings({}))
+        scored = {name: each for name, found in examined.items() if (each := found.scored()) is not None}
+        curves = {name: found.curves for name, found in examined.items() if found.curves}
+        if self.folder and not interrupted:
+            self.folder.save_scores(scored)
+            self.folder.save_curves(curves)
+            self.folder.save_model(model.state_dict())
+            final = {"round": self.round, "best_round": best_round, "seconds": self.seconds, **test.remarks}
+            self.folder.append({**final, "test": test.metrics})
         return Result(
             model=model,
             weights=chosen,
             best_round=best_round,
-            metrics={"validation": record.get("validation", {}), "test": test},
+            metrics={"validation": record.get("validation", {}), "test": test.metrics},
             history=self.history,
             seconds=self.seconds,
-            scored={name: each for name, each in scored.items() if each is not None},
+            scored=scored,
+            curves=curves,
             traffic=self.traffic,
             interrupted=interrupted,
             server=self.server,
-            form=task.form,
-            preparation=task.preparation,
+            form=self.task.form,
+            preparation=self.task.preparation,
         )
 
-    def _validated(self, chosen: Weights) -> Scored | None:
-        """The chosen model's scores on validation data; a run resumed after its best round computes them again."""
-        if "validation" not in self.task.examiner.splits:
-            return None
-        found = self.found or self.task.examiner.examine(chosen, "validation")
-        return found.scored()
+    def _examined(self, chosen: Weights) -> dict[str, Findings]:
+        """What the chosen model comes to on validation data and on test data, as far as there are any.
+
+        A run that is resumed after its best round evaluates that again.
+        """
+        examiner = self.task.examiner
+        found: dict[str, Findings] = {}
+        if "validation" in examiner.splits:
+            found["validation"] = self.found or examiner.examine(chosen, "validation")
+        if "test" in examiner.splits:
+            found["test"] = examiner.examine(chosen, "test")
+        return found
 
 
 def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: AnyAlgorithm) -> None:

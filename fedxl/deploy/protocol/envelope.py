@@ -62,6 +62,13 @@ class ScoreReply(NamedTuple):
     labels: Tensor  # [n], bytes
 
 
+class CurveReply(NamedTuple):
+    """The tensors of a reply to `evaluate`, if the site discloses a curve."""
+
+    positives: Tensor  # [bins], from the lowest bin up; with noise, any whole numbers
+    negatives: Tensor  # [bins]
+
+
 class Failure(NamedTuple):
     """Why there is no reply."""
 

@@ -54,7 +54,10 @@ def site_toml(name: str, part: int, config: Config) -> str:
             "fedxl's are always allowed",
             f"rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs",
             f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",
-            'evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...) or all "scores"',
+            'evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...), '
+            '"curve" (counts of scores in bins) or all "scores"',
+            "epsilon = 0.0  # differential privacy of each curve; 0: no noise",
+            "epsilon_total = 0.0  # of all curves together, over all runs",
             f"evaluations = {4 * rounds + 20}  # requests to evaluate that this site accepts, over all runs",
             'digest = ""  # allow only the experiment with this digest (`fedxl deploy digest`); "": any',
             "",

@@ -15,6 +15,7 @@ from fedxl.config.experiment import Config, build_problem, load_data
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
 from fedxl.deploy.provision.settings import ServerFile
+from fedxl.deploy.server.curves import GridBook
 from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import GridEngine
 from fedxl.deploy.server.examiner import SiteExaminer
@@ -74,12 +75,12 @@ def serve(
     needed = facts_of_all._asdict() if problem.algorithm is not problem.given else {}
     engine = GridEngine(directory, problem, RunHeader(run_id, json.dumps(sections), json.dumps(needed)))
     _begin(known, run_id, directory.facts)
-    task = _task(engine, config, shape)
+    task = _task(engine, config, shape, GridBook(server.out / "grids.json", settings.bins))
     resuming = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
     return train(task, hooks, server.out, resume=resuming)
 
 
-def _task(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> ServerTask:
+def _task(engine: GridEngine, config: Config, shape: tuple[int, ...], grids: GridBook) -> ServerTask:
     problem, sites = engine.problem, engine.settings.sites
     require(
         not problem.settings.train_metrics, "train_metrics needs the training data, which the server does not have"
@@ -88,7 +89,7 @@ def _task(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> ServerT
     return ServerTask(
         problem=problem,
         engine=engine,
-        examiner=_examiner(engine, config, shape),
+        examiner=_examiner(engine, config, shape, grids),
         num_clients=len(sites),
         cohort=problem.settings.cohort,
         members=[_member(name, engine.directory.facts[name]) for name in sites],
@@ -101,13 +102,13 @@ def _member(name: str, facts: SiteFacts) -> Member:
     return Member(name, facts.positives, facts.negatives)
 
 
-def _examiner(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> Examiner:
+def _examiner(engine: GridEngine, config: Config, shape: tuple[int, ...], grids: GridBook) -> Examiner:
     """The server itself on its own data, if it has any, or the sites on theirs."""
     problem = engine.problem
     found, select = problem.evaluator, problem.select
     if engine.settings.evaluate == "sites":
         check_selection(select, found)
-        return SiteExaminer(engine.directory, found, select, engine.head)
+        return SiteExaminer(engine.directory, found, select, engine.head, grids, lambda: engine.pooled)
     if not config.data:
         return HeldBack(found, {})
     splits = load_data(config)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +17,12 @@ from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.site import cache
+from fedxl.deploy.site import cache, curve
+from fedxl.deploy.site.locks import locked
 from fedxl.deploy.site.permission import count, permitted, require_metrics_allowed
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, RefusedError, UserError, printable, require
-from fedxl.files import open_private, private_folder
 from fedxl.models import weights_of
 from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedxl.training.problem import Problem
@@ -67,7 +64,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     received = tree.to(_received(problem, phase, request), problem.device)
     engine = _engine(problem, federation, number, received.share)
     data = cache.identity(site)
-    with _locked(site.state / str(facts["run"])) as folder:
+    with locked(site.state / str(facts["run"])) as folder:
         note = _recall(folder, engine, received.server, base, visits, data)
         passive = tree.map(lambda leaf: leaf[None], received.passive)
         update: Any = engine.run_round(received.server, round, np.zeros(1, np.int64), passive)
@@ -100,7 +97,11 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
     require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     judge, device = problem.evaluator, problem.device
+    grant = curve.granted(site, request.facts, problem.risk.score_shape) if kind == "curve" else None
     scores = judge.scores(tree.to(weights, device), suited(problem, held).to(device)).cpu()
+    if grant is not None:
+        facts, counts = curve.disclosed(site, grant, scores, held.labels)
+        return Envelope({**header, "kind": kind, **facts}, wire.flatten(counts))
     if kind == "scores":
         return Envelope({**header, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
     # Enough limits are the whole curve, and with it every rank.
@@ -213,16 +214,3 @@ def _require_convergence(phase: AnyPhase, received: TrainRequest, update: Any, p
         phase.check_update(received.server, update, problem.assignment(received.share))
     except RefusedError as error:
         raise DivergedError(f"{DIVERGED}{error}; a lower learning rate would help") from None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
-    """One process at a time: one whose Flower node has died may live on for a while."""
-    try:
-        private_folder(folder)
-        lock = open_private(folder / ".lock")
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder
