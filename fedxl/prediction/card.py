@@ -12,12 +12,18 @@ from fedxl.config.experiment import SECTIONS, Config, dump
 from fedxl.errors import printable
 from fedxl.evaluation.judgement import Judgement
 
+COUNTS = "counts in bins"  # what chose the threshold, if sites disclosed no scores
 NOT_FOR = (
     "Decisions about people without a person who is responsible for them, and who knows what is below.",
     "Sites, devices or groups of people that are not among those below, before it has been measured there.",
     "Data that were prepared in another way than `model.json` says, or whose columns mean something else by now.",
     "Reading its scores as probabilities. They rank; only the calibrated column is a probability, and only where the "
     "share of positives is that of the validation data.",
+)
+
+FROM_COUNTS = (
+    "Sites told how many validation scores lie in each bin, not the scores: all of this holds to the width of a bin, "
+    "and where sites added noise, intervals do not contain it."
 )
 
 
@@ -149,6 +155,7 @@ def _decision(about: Mapping[str, Any], judgement: Judgement | None) -> list[str
         f"Class 1 from a raw score of {decision['threshold']:.6g} on: the threshold that reaches "
         f"{text(decision['rule'])} on the validation data.",
         table(["", *columns], rows),
+        *([FROM_COUNTS] if about.get("decided_by") == COUNTS else []),
     ]
 
 

@@ -16,6 +16,7 @@ from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judgement, 
 from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically, write_json
 from fedxl.prediction import card
+from fedxl.prediction.card import COUNTS
 from fedxl.prediction.exported import CARD, DESCRIPTION, FORMAT, Exported, digest, is_exported, read_exported
 from fedxl.prediction.network import WEIGHTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
@@ -140,6 +141,7 @@ def description(
         "preparation": None if prepared is None else prepared.to_json(),
         "decision": None if decision is None else decision.to_json(),
         "undecided": why_undecided(run.deciding),
+        "decided_by": "scores" if "validation" in run.scored else COUNTS,
         "onnx": checked,
         "training": {**_without_paths(run.about), "best_round": run.best_round},
         "judgement": None if judgement is None else _shortened(judgement),

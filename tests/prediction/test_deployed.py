@@ -38,3 +38,5 @@ def test_where_sites_disclose_curves_these_decide(tmp_path):
     np.testing.assert_array_equal(found.probabilities, expected.probabilities)
     np.testing.assert_array_equal(found.classes, expected.classes)
     assert 0 < found.classes.mean() < 1
+    card = (export(folder, onnx=False).path / "README.md").read_text()
+    assert "holds to the width of a bin" in card
