@@ -25,6 +25,7 @@ LAYERS = [
     {"algorithms"},
     {"data"},
     {"engine"},
+    {"tracking"},
     {"training"},
     {"config"},
     {"reporting", "prediction"},

@@ -17,8 +17,9 @@ from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
 from fedxl.config.misplaced import require_settings_in_place
-from fedxl.data import DATASETS
+from fedxl.data import DATASETS, UNFITTED
 from fedxl.data.federation import Splits
+from fedxl.data.rawtable import RawTable
 from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
 from fedxl.options import accepted, call
@@ -31,6 +32,7 @@ from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import Hooks, Result, train
 
 SECTIONS = ("data", "model", "risk", "algorithm", "run")
+TUNE = "tune"  # a section that `fedxl tune` alone reads
 Table = toml.Table
 
 
@@ -50,7 +52,8 @@ class Config:
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a file, with `section.key=value` overrides put in."""
-    tables = read_tables(path, SECTIONS)
+    tables = read_tables(path, (*SECTIONS, TUNE))
+    tables.pop(TUNE, None)
     for override in overrides:
         _override(tables, override)
     for name in ("data", "risk", "algorithm"):
@@ -118,6 +121,15 @@ def load_data(config: Config) -> Splits:
         raise UserError(f"[data] cannot read the data: {error}") from error
     registry.require_type(splits, Splits, name)
     return splits  # type: ignore[no-any-return]
+
+
+def load_unfitted(config: Config) -> RawTable | None:
+    """The same data before they are scaled as those of all sites; None if they do not depend on other sites."""
+    name, _, options = _named(config.data, "data", DATASETS)
+    if name not in UNFITTED or options.get("image") or options.get("preparation"):
+        return None
+    options.setdefault("seed", config.run.get("seed", 0))
+    return call(UNFITTED[name], options, "data")
 
 
 def build_risk(config: Config) -> XRisk:
@@ -189,13 +201,16 @@ def build_problem(
     return assemble(model, algorithm, settings, facts, device)
 
 
-def simulate(config: Config, announce: Callable[[str], None]) -> Simulation:
-    """All that a config names, put together and checked: nothing is begun yet, and nothing written."""
+def simulate(config: Config, announce: Callable[[str], None], test: bool = True) -> Simulation:
+    """All that a config names, put together and checked: nothing is begun yet, and nothing written.
+
+    test: whether the run is evaluated on test data in the end; trials of tuning must not be.
+    """
     settings = call(Settings, config.run, "run")
     algorithm = build_algorithm(config)
     splits = load_data(config)
     model = build_model(config, splits.train.example_shape, algorithm.risk)
-    held_back = {"validation": splits.validation, "test": splits.test}
+    held_back = {"validation": splits.validation, **({"test": splits.test} if test else {})}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
     return Simulation(
         model, splits.train, algorithm, settings, held_back, announce, sections, splits.names, splits.preparation

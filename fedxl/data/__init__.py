@@ -10,10 +10,12 @@ from fedxl.data.cifar import cifar10, cifar100
 from fedxl.data.digits import digits
 from fedxl.data.federation import Federation, Split, Splits, from_arrays
 from fedxl.data.medmnist import medmnist
-from fedxl.data.table import table
+from fedxl.data.rawtable import RawTable
+from fedxl.data.table import table, unfitted
 
 __all__ = [
     "DATASETS",
+    "UNFITTED",
     "Federation",
     "Split",
     "Splits",
@@ -27,6 +29,8 @@ __all__ = [
     "table",
 ]
 
+# Data sets whose examples depend on the training data of all sites: a function that reads them before that is known.
+UNFITTED: Mapping[str, Callable[..., RawTable]] = {"table": unfitted}
 DATASETS: Mapping[str, Callable[..., Splits]] = {
     "digits": digits,
     "table": table,

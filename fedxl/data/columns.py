@@ -19,8 +19,10 @@ Kind = Literal["number", "category", "empty", "date", "other"]  # empty: no valu
 
 PARQUET = (".parquet", ".pq")
 CSV = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
-BLOCK = 2**22  # bytes of a CSV file that are parsed at a time; no row may be longer
-BATCH = 2**14  # rows of a Parquet file that are read at a time
+BLOCK = 2**19  # bytes of a CSV file that are parsed at a time; no row may be longer
+# What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
+MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
+BATCH = 2**12  # rows of a Parquet file that are read at a time
 MOST_COLUMNS = 4096
 LONGEST = 200  # characters of a column's name
 
@@ -32,6 +34,14 @@ class Column(NamedTuple):
     type: Any  # arrow's
 
 
+class Batch(NamedTuple):
+    """Some rows of a file."""
+
+    rows: int
+    numbers: dict[str, Block]  # NaN where one is missing
+    texts: dict[str, Any]  # arrow's
+
+
 @dataclass(frozen=True)
 class File:
     """A table on disk and its columns."""
@@ -40,16 +50,16 @@ class File:
     delimiter: str
     columns: Mapping[str, Column]
 
-    def batches(self, texts: Sequence[str], numbers: Sequence[str] = ()) -> Iterator[tuple[Block, dict[str, Any]]]:
-        """The rows, batch by batch: `numbers` [n, d], NaN where one is missing, and `texts` as arrow's strings."""
+    def batches(self, texts: Sequence[str], numbers: Sequence[str] = ()) -> Iterator[Batch]:
+        """The rows of these columns, batch by batch."""
         import pyarrow as pa
 
         types = {**dict.fromkeys(numbers, pa.float64()), **dict.fromkeys(texts, pa.string())}
         with reading(self.path, list(self.columns)):
             for batch in self._parquet(list(types)) if _is_parquet(self.path) else self._csv(types):
-                columns = [_cast(batch.column(at), kind) for at, kind in enumerate(types.values())]
-                few = len(numbers)
-                yield _block(columns[:few], batch.num_rows), dict(zip(texts, columns[few:], strict=True))
+                found = {name: _cast(batch.column(at), kind) for at, (name, kind) in enumerate(types.items())}
+                floats = {name: found.pop(name).to_numpy(zero_copy_only=False) for name in numbers}
+                yield Batch(batch.num_rows, floats, found)
 
     def _parquet(self, columns: list[str]) -> Iterator[Any]:
         from pyarrow.parquet import ParquetFile
@@ -133,20 +143,10 @@ def _told(path: Path, line: str, names: Sequence[str]) -> str:
     if "utf8" in lower or "utf-8" in lower or "unicode" in lower:
         return f"{path} is not encoded as UTF-8; save it as UTF-8"
     if "straddl" in lower:
-        return f"{path} holds a row of more than {BLOCK // 2**20} MB; is a quotation mark missing?"
+        return f"{path} holds a row of more than {BLOCK // 1000} kB; is a quotation mark missing?"
     if "empty csv" in lower:
         return f"{path} is empty; it must hold a line of names and rows"
     return f"cannot read {path}: {printable(line)}"
-
-
-def _block(columns: Sequence[Any], rows: int) -> Block:
-    """Columns of floats side by side, NaN for what is missing."""
-    import pyarrow as pa
-
-    if not columns:
-        return np.empty((rows, 0))
-    batch = pa.record_batch(list(columns), [str(at) for at in range(len(columns))])
-    return batch.to_tensor(null_to_nan=True, row_major=True).to_numpy()  # type: ignore[no-any-return]
 
 
 def _cast(column: Any, kind: Any) -> Any:
@@ -201,7 +201,9 @@ def _csv_reader(path: Path, delimiter: str, types: Mapping[str, Any]) -> Any:
         path,
         csv.ReadOptions(block_size=BLOCK),
         csv.ParseOptions(delimiter=delimiter, newlines_in_values=False),
-        csv.ConvertOptions(column_types=dict(types), include_columns=list(types), strings_can_be_null=True),
+        csv.ConvertOptions(
+            column_types=dict(types), include_columns=list(types), null_values=list(MISSING), strings_can_be_null=True
+        ),
     )
 
 

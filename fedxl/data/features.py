@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.data.columns import LONGEST, File, Kind
+from fedxl.data.columns import LONGEST, Batch, File, Kind
 from fedxl.data.labels import canonical
 from fedxl.data.summary import LARGEST
 from fedxl.errors import UserError, printable, require
@@ -37,28 +37,26 @@ class Features:
 
     @property
     def texts(self) -> list[list[str] | None]:
-        """By column: the text of each index, None for numbers."""
-        return [list(self.index[name]) if self.kinds[name] == "category" else None for name in self.names]
+        """By column: the text of each index, None for numbers; of a column without any value there is none."""
+        return [None if self.kinds[name] == "number" else list(self.index[name]) for name in self.names]
 
     def blocks(self, more: Sequence[str] = ()) -> Iterator[tuple[int, Block, dict[str, Any]]]:
         """The rows of all files in batches: the file's number, the features, and these other columns as texts."""
         for number, file in enumerate(self.files):
             numbers = [n for n in self.names if self.kinds[n] == "number" and file.columns[n].kind == "number"]
             wanted = [*dict.fromkeys([*(name for name in self.names if name not in numbers), *more])]
-            for values, texts in file.batches(wanted, numbers):
-                yield number, self._block(values, numbers, texts, file), {name: texts[name] for name in more}
+            for batch in file.batches(wanted, numbers):
+                yield number, self._block(batch, file), {name: batch.texts[name] for name in more}
 
-    def _block(self, values: Block, numbers: Sequence[str], texts: Mapping[str, Any], file: File) -> Block:
-        """All columns, of which `values` are those that the file has as numbers."""
-        block = values
-        if len(numbers) < len(self.names):
-            block = np.empty((len(values), len(self.names)))
-            place = {name: at for at, name in enumerate(numbers)}
-            for at, name in enumerate(self.names):
-                block[:, at] = values[:, place[name]] if name in place else self._values(texts[name], name, file)
+    def _block(self, batch: Batch, file: File) -> Block:
+        """All columns of some rows, [columns, rows]."""
+        block = np.empty((len(self.names), batch.rows))
+        for at, name in enumerate(self.names):
+            known = batch.numbers.get(name)
+            block[at] = self._values(batch.texts[name], name, file) if known is None else known
         # NaN is neither.
         if (block > LARGEST).any() or (block < -LARGEST).any():
-            bad = self.names[int(np.flatnonzero((np.abs(block) > LARGEST).any(0))[0])]
+            bad = self.names[int(np.flatnonzero((np.abs(block) > LARGEST).any(1))[0])]
             raise UserError(
                 f"{file.path}: column '{printable(bad)}' holds numbers beyond {LARGEST:g}; correct or drop it"
             )

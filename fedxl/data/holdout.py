@@ -41,12 +41,15 @@ def draw(
     shares: of validation and test. A site's draws depend on its own rows and its name alone: it draws the same by
     itself as among others. A group that is at two sites is drawn where its first row is.
     """
-    owner, first, sizes = _groups(groups, len(labels))
-    positive = np.zeros(len(first), bool)
-    positive[owner[labels == 1]] = True
-    chosen = np.zeros(len(first), np.int8)
-    at = sites[first]
-    order = np.argsort(at, kind="stable")
+    if groups is None:  # each row by itself
+        owner, at, positive, sizes = None, sites, labels == 1, np.broadcast_to(np.int64(1), len(labels))
+    else:
+        # Groups are numbered in the order of their first rows, so sorting by number is sorting by first row.
+        _, first, owner, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+        at, positive = sites[first], np.zeros(len(first), bool)
+        positive[owner[labels == 1]] = True
+    chosen = np.zeros(len(at), np.int8)
+    order = np.argsort(at, kind="stable").astype(np.int32)
     edges = np.searchsorted(at[order], np.arange(len(names) + 1))
     for site, name in enumerate(names):
         rng = generator(seed, Purpose.DATA, _number(name), Stream.TABLE)
@@ -54,7 +57,7 @@ def draw(
         for stratum in (members[~positive[members]], members[positive[members]]):
             drawn = rng.permutation(stratum)
             chosen[drawn] = _by_share(sizes[drawn], shares)
-    return chosen[owner]
+    return chosen if owner is None else chosen[owner]
 
 
 def _by_share(sizes: Indices, shares: tuple[float, float]) -> Codes:
@@ -63,15 +66,6 @@ def _by_share(sizes: Indices, shares: tuple[float, float]) -> Codes:
     place = (ends - sizes / 2) / ends[-1] if len(ends) else ends.astype(float)
     validation, test = shares
     return np.where(place < test, TEST, np.where(place < test + validation, VALIDATION, TRAIN)).astype(np.int8)
-
-
-def _groups(groups: Indices | None, count: int) -> tuple[Indices, Indices, Indices]:
-    """(the group of each row, each group's first row, its number of rows); groups in order of their first rows."""
-    if groups is None:
-        return np.arange(count), np.arange(count), np.ones(count, np.int64)
-    # Codes are given in the order in which groups appear, so sorting by code is sorting by first row.
-    _, first, owner, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
-    return owner, first, sizes
 
 
 def _number(name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -24,6 +25,8 @@ Inputs = npt.NDArray[np.float32]
 FORM = 1  # version of the file; a new number means other inputs for the same model
 NAME = "preparation.json"  # in a run's folder
 SMALLEST = 1e-30  # of a scale
+MOST_WIDTH = 8192  # inputs of a network
+MOST_TEXT = 4_000_000  # characters as JSON
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Preparation:
     >>> made = Preparation(columns=(age, Category("sex", ("f", "m"))), label="sick", positive="1", negative="0")
     >>> made.outputs()
     ['age', 'age is missing', 'sex = f', 'sex = m', 'sex is other or missing']
-    >>> made.apply(np.array([[70.0, 1], [np.nan, np.nan]])).tolist()
+    >>> made.apply(np.array([[70.0, np.nan], [1, np.nan]])).tolist()
     [[2.0, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0]]
     >>> Preparation.from_json(made.to_json()) == made
     True
@@ -122,6 +125,7 @@ class Preparation:
         require(len(names) <= MOST_COLUMNS, f"a preparation has at most {MOST_COLUMNS} columns, not {len(names)}")
         require(len(set(names)) == len(names), "a preparation has a column twice")
         require(bool(self.columns) != bool(self.image), "a preparation has either columns or images")
+        require(self.width <= MOST_WIDTH, f"columns become {self.width:,} inputs, at most {MOST_WIDTH:,}; drop some")
         texts = (*names, self.label, self.positive, self.negative, self.site, self.id)
         require(all(len(text) <= LONGEST for text in texts), f"a name has more than {LONGEST} characters")
 
@@ -137,21 +141,20 @@ class Preparation:
         return [*(column.name for column in numbers), *missing, *(text for each in categories for text in each)]
 
     def apply(self, block: Block, out: Inputs | None = None) -> Inputs:
-        """Rows [n, columns] of numbers and indices of categories, NaN where missing, as a network's inputs."""
-        out = np.empty((len(block), self.width), np.float32) if out is None else out
+        """A network's inputs [rows, width] of [columns, rows]: numbers, indices of categories, NaN where missing."""
+        out = np.empty((block.shape[1], self.width), np.float32) if out is None else out
         numbers, means, scales, indicated, places = self._plan
         if len(numbers):
-            # All columns of numbers at once: column by column it takes four times as long.
-            values = block if len(numbers) == block.shape[1] else block[:, numbers]
+            values = block if len(numbers) == len(block) else block[numbers]
             gone = np.isnan(values)
-            scaled = (values - means) / scales
+            scaled = (values - means[:, None]) / scales[:, None]
             np.copyto(scaled, 0.0, where=gone)
-            out[:, : len(numbers)] = scaled
-            out[:, len(numbers) : len(numbers) + len(indicated)] = gone[:, indicated]
+            out[:, : len(numbers)] = scaled.T
+            out[:, len(numbers) : len(numbers) + len(indicated)] = gone[indicated].T
         for at, start in places.items():
             column = self.columns[at]
             assert isinstance(column, Category)
-            column.fill(block[:, at], out[:, start : start + column.width])
+            column.fill(block[at], out[:, start : start + column.width])
         return out
 
     @cached_property
@@ -178,6 +181,19 @@ class Preparation:
         rest = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"form": FORM, **rest, "columns": columns, "image": self.image and asdict(self.image)}
 
+    def to_text(self) -> str:
+        return json.dumps(self.to_json(), indent=1) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str | bytes) -> Preparation:
+        """What `to_text` gave, or one line."""
+        require(len(text) <= MOST_TEXT, "the preparation of the data is too long")
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            raise UserError("cannot read the preparation of the data: it is not JSON") from None
+        return cls.from_json(content)
+
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Preparation:
         """What `to_json` gave, or one line: it may come from another party."""
@@ -202,9 +218,10 @@ def _column(content: Mapping[str, Any]) -> Number | Category:
     return call(Category, given, "column")
 
 
-def fit(summary: Summary, **about: Any) -> Preparation:
-    """The preparation that follows from the training data of all sites; about: the other fields."""
-    return Preparation(columns=tuple(_fitted(name, told) for name, told in summary.columns.items()), **about)
+def fit(summary: Summary) -> Preparation:
+    """The preparation that follows from the training data of all sites."""
+    columns = tuple(_fitted(name, told) for name, told in summary.columns.items())
+    return Preparation(columns=columns, **summary.about)  # type: ignore[arg-type]
 
 
 def _fitted(name: str, told: Any) -> Number | Category:

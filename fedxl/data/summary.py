@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ ROWS = 4096  # summed at a time: a site comes to the same bits wherever it sums,
 LARGEST = 1e30  # of a number: its square has room in every type, and nothing that was measured is larger
 MOST_CATEGORIES = 256  # of one column
 COUNT = 2**53
+MOST_TEXT = 4_000_000  # characters of a summary as JSON
+ABOUT = ("label", "positive", "negative", "site", "id", "delimiter")
 
 
 class Numbers(NamedTuple):
@@ -54,18 +57,21 @@ class Summary:
 
     rows: int
     columns: Mapping[str, Told]
+    about: Mapping[str, str] = field(default_factory=dict)  # of `ABOUT`: the label's column and its values, and so on
 
     def to_json(self) -> str:
         columns = {name: [KINDS[type(told)], *told] for name, told in self.columns.items()}
-        return json.dumps({"rows": self.rows, "columns": columns})
+        return json.dumps({"rows": self.rows, "columns": columns, "about": dict(self.about)})
 
     @classmethod
     def from_json(cls, text: str, examples: int) -> Summary:
         """What a site sent, if a site with so many examples can have sent it."""
+        if len(text) > MOST_TEXT:
+            raise RefusedError(f"its summary has more than {MOST_TEXT:,} characters")
         try:
             content = json.loads(text)
             found = {str(name): _told(told) for name, told in content["columns"].items()}
-            summary = cls(content["rows"], found)
+            summary = cls(content["rows"], found, dict(content["about"]))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise RefusedError("its summary of its columns cannot be read") from None
         _check(summary, examples)
@@ -73,20 +79,24 @@ class Summary:
 
 
 def summarize(
-    blocks: Iterable[Block], names: Sequence[str], texts: Sequence[Sequence[str] | None], rare: int
+    blocks: Iterable[Block],
+    names: Sequence[str],
+    texts: Sequence[Sequence[str] | None],
+    rare: int,
+    about: Mapping[str, str] = MappingProxyType({}),
 ) -> Summary:
-    """The summary of one site's training rows, which come in blocks [n, d] of `ROWS` rows.
+    """The summary of one site's training rows, which come in blocks [columns, rows] of `ROWS` rows.
 
-    blocks: NaN where a value is missing; a category is an index into `texts` of its column, which is None for numbers.
+    NaN is a missing value; a category is an index into the `texts` of its column, which is None for numbers.
     rare: what occurs fewer times at the site is not told: a mean of two values would tell nearly both.
     """
     rows, (count, mean, squares) = 0, (np.zeros(len(names)) for _ in range(3))
     often = {at: np.zeros(len(known), np.int64) for at, known in enumerate(texts) if known is not None}
     for block in blocks:
-        rows += len(block)
+        rows += block.shape[1]
         count, mean, squares = _merged(count, mean, squares, *_moments(block))
         for at, counts in often.items():
-            values = block[:, at]
+            values = block[at]
             counts += np.bincount(values[~np.isnan(values)].astype(np.int64), minlength=len(counts))
     told: dict[str, Told] = {}
     for at, (name, known) in enumerate(zip(names, texts, strict=True)):
@@ -100,20 +110,24 @@ def summarize(
             enough = present >= rare
             moments = (float(mean[at]), float(squares[at]))
             told[name] = Numbers(present, missing, *moments) if enough else Numbers(0, missing)
-    return Summary(rows, told)
+    return Summary(rows, told, about)
 
 
-def in_blocks(block: Block) -> Iterator[Block]:
-    """Rows as `summarize` takes them."""
-    return (block[start : start + ROWS] for start in range(0, len(block), ROWS))
+def in_blocks(columns: Block) -> Iterator[Block]:
+    """Columns [columns, rows] as `summarize` takes them."""
+    return (columns[:, start : start + ROWS] for start in range(0, columns.shape[1], ROWS))
 
 
 def _moments(block: Block) -> tuple[Block, Block, Block]:
     """(count, mean, sum of squared deviations) of each column, missing values left out."""
-    there = ~np.isnan(block)
-    count = there.sum(0).astype(np.float64)
-    mean = np.where(there, block, 0).sum(0) / np.maximum(count, 1)
-    return count, mean, (np.where(there, block - mean, 0) ** 2).sum(0)
+    gone = np.isnan(block)
+    some = bool(gone.any())
+    count = block.shape[1] - gone.sum(1).astype(np.float64)
+    mean = (np.where(gone, 0.0, block) if some else block).sum(1) / np.maximum(count, 1)
+    apart = block - mean[:, None]
+    if some:
+        np.copyto(apart, 0.0, where=gone)
+    return count, mean, np.einsum("ij,ij->i", apart, apart)
 
 
 def _merged(na: Any, ma: Any, qa: Any, nb: Any, mb: Any, qb: Any) -> tuple[Any, Any, Any]:
@@ -131,7 +145,18 @@ def merge(summaries: Mapping[str, Summary]) -> Summary:
     for site, summary in summaries.items():
         _require_same(names, list(summary.columns), first, site)
     columns = {name: _merge_column(name, {s: each.columns[name] for s, each in summaries.items()}) for name in names}
-    return Summary(sum(summary.rows for summary in summaries.values()), columns)
+    _require_one_label(summaries)
+    return Summary(sum(summary.rows for summary in summaries.values()), columns, summaries[first].about)
+
+
+def _require_one_label(summaries: Mapping[str, Summary]) -> None:
+    """That all sites predict the same."""
+    told = {site: tuple(each.about.get(name, "") for name in ABOUT[:3]) for site, each in summaries.items()}
+    (first, ours), *others = told.items()
+    for site, theirs in others:
+        if theirs != ours:
+            labels = (f"'{printable(l)}' ('{printable(p)}' or '{printable(n)}')" for l, p, n in (ours, theirs))
+            raise UserError(f"{first} predicts {next(labels)}, but {site} {next(labels)}")
 
 
 def _require_same(ours: list[str], theirs: list[str], first: str, site: str) -> None:
@@ -189,6 +214,9 @@ def _check(summary: Summary, examples: int) -> None:
     """Refuse numbers that no honest site can have; all sites' data would be scaled by them."""
     if not _whole(summary.rows) or summary.rows != examples:
         raise RefusedError(f"its summary is of {printable(summary.rows)} rows, but it has {examples} examples")
+    texts = all(isinstance(text, str) and len(text) <= LONGEST for text in summary.about.values())
+    if not texts or not {*summary.about} <= {*ABOUT}:
+        raise RefusedError("what its summary says of its label cannot be read")
     if not 0 < len(summary.columns) <= MOST_COLUMNS:
         raise RefusedError(f"its summary has {len(summary.columns)} columns")
     for name, told in summary.columns.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedxl.data.columns import File, open_table, require_column
 from fedxl.data.features import Features
@@ -31,7 +31,8 @@ class TableOptions:
     """Settings of tables."""
 
     positive: Value | None = None  # the label's value that is positive; not needed for 0 and 1, or true and false
-    site: str = ""  # the column that names the site; "": one site for each file, called by the file or its folder
+    site: str = ""  # the column that names the site; "": one site for each file, called as the file or its folder
+    called: str = ""  # the site's name, if there is one file and no such column; "": as the file
     split: str = ""  # the column that says train, validation or test; "": they are drawn
     group: str = ""  # the column of patients or the like: a group is never in two splits that are drawn
     id: str = ""  # the column that identifies a row in predictions; "": its number, from 1
@@ -92,12 +93,9 @@ def unfitted(path: str | tuple[str, ...], label: str, options: TableOptions = Ta
 def load_preparation(path: Path) -> Preparation:
     """The preparation in a file, such as a run's preparation.json."""
     try:
-        content = json.loads(read_bytes(path))
+        return Preparation.from_text(read_bytes(path))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}; preparation must name a preparation.json") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"cannot read {path}: it is not JSON") from None
-    return Preparation.from_json(content)
 
 
 def open_files(path: str | tuple[str, ...], label: str, options: TableOptions) -> list[File]:
@@ -138,8 +136,10 @@ def _require_same_columns(first: File, file: File, but: set[str]) -> None:
             raise UserError(f"{told}; name it in drop, or list what to use in columns")
 
 
-def file_sites(files: Sequence[File]) -> list[str]:
+def file_sites(files: Sequence[File], called: str = "") -> list[str]:
     """A site's name for each file: its own, or its folder's where all files are called alike."""
+    if len(files) == 1 and called:
+        return [called]
     for names in ([_stem(f.path) for f in files], [f.path.resolve().parent.name for f in files]):
         if len(set(names)) == len(names):
             return names
@@ -181,11 +181,12 @@ def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Ke
     counts = [0] * len(files)
     for number, block, texts in features.blocks(list(found)):
         chunks.append(block)
-        counts[number] += len(block)
+        counts[number] += block.shape[1]
         for name, column in texts.items():
             found[name].append(column)
+    pa.default_memory_pool().release_unused()
     columns = {name: pa.chunked_array(pieces, pa.string()) for name, pieces in found.items()}
-    keys = keys_of(files, counts, columns, roles, options.positive, file_sites(files))
+    keys = keys_of(files, counts, columns, roles, options.positive, file_sites(files, options.called))
     splits = keys.splits
     if splits is None:
         shares = (options.validation, options.test)
@@ -227,7 +228,7 @@ def _images(files: Sequence[File], label: str, options: TableOptions) -> Splits:
     x = resized(folder, [paths[row] for row in order.rows], image.size, cache, "images", image.channels, stamped=True)
     made = Preparation(image=image, **_about(keys, label, options))
     x = x.reshape(len(x), image.channels, image.size, image.size) if image.channels == 1 else x
-    return assemble(order, x, keys.labels, identities(files, keys, options.id), made)
+    return assemble(order, torch.from_numpy(x), keys.labels, identities(files, keys, options.id), made)
 
 
 def image_paths(files: Sequence[File], keys: Keys, column: str) -> list[str]:

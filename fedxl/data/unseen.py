@@ -46,7 +46,7 @@ def _content(
     texts: dict[str, list[str | None]] = {name: [] for name in others}
     count = 0
     for _, block, batch in features.blocks(others):
-        count += len(block)
+        count += block.shape[1]
         blocks.append(made.apply(block))
         for name, column in batch.items():
             texts[name] += column.to_pylist()

@@ -6,7 +6,7 @@ Thresholds and calibration are chosen on validation data, all sites together, an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -173,14 +173,11 @@ def _judged(found: Scored, choice: _Choice) -> Judged:
     if choice.calibration is None or not _finite(found):
         return judged
     probabilities = choice.calibration(scores)
-    return Judged(
-        judged.positives,
-        judged.negatives,
-        intervals,
-        points,
-        brier(probabilities, labels),
-        reliability(probabilities, labels, level=choice.level),
-        net_benefit(probabilities, labels, DECISIONS),
+    return replace(
+        judged,
+        brier=brier(probabilities, labels),
+        reliability=reliability(probabilities, labels, level=choice.level),
+        net_benefit=net_benefit(probabilities, labels, DECISIONS),
     )
 
 

@@ -20,8 +20,9 @@ from fedxl.prediction.card import COUNTS
 from fedxl.prediction.exported import CARD, DESCRIPTION, FORMAT, Exported, digest, is_exported, read_exported
 from fedxl.prediction.network import WEIGHTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
-from fedxl.prediction.run import FinishedRun, is_run, read_run
+from fedxl.prediction.run import FinishedRun, read_run
 from fedxl.training.predict import decision_for
+from fedxl.training.rundir import is_run
 
 NOT_REBUILT = (
     "the network is code of your own, which is not exported: predictions use model.onnx, and loading "

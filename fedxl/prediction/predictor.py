@@ -16,9 +16,10 @@ from fedxl.prediction import onnx_file
 from fedxl.prediction.exported import Exported, is_exported, read_exported
 from fedxl.prediction.network import WEIGHTS, rebuilt, with_weights
 from fedxl.prediction.onnx_file import ONNX
-from fedxl.prediction.run import FinishedRun, is_run, read_run
+from fedxl.prediction.run import FinishedRun, read_run
 from fedxl.training.members import Form
 from fedxl.training.predict import Prediction, Scorer, decision_for, examples, predict, scorer_of
+from fedxl.training.rundir import is_run
 from fedxl.training.settings import pick_device
 
 

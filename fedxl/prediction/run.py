@@ -70,10 +70,6 @@ class FinishedRun:
         return with_weights(given, read_weights(path), path)
 
 
-def is_run(path: Path) -> bool:
-    return (path / ABOUT).exists() or (path / "config.toml").exists() or (path / "metrics.jsonl").exists()
-
-
 def read_run(path: Path) -> FinishedRun:
     """A finished run; one line if the folder holds none."""
     old = f"{path} holds a run of an older version, which did not record what its network takes; train it again"

@@ -43,7 +43,10 @@ def fit(
     fpr: Sequence[float] = (0.1, 0.3, 0.5),
     metrics: Sequence[Item] = (),
     select: str = "",
+    patience: int = 0,
     train_metrics: bool = False,
+    track: Sequence[str] = (),
+    tracking_uri: str = "",
     executor: str = "auto",
     compile: bool = True,
     precision: str = "fp32",
@@ -80,7 +83,10 @@ def fit(
         fpr: False positive rates up to which partial AUC is reported.
         metrics: More metrics: "package.module:function", functions of scores and labels, or `fedxl.Metric`s.
         select: The validation metric that chooses the best round ("-name": less is better); empty: the risk's own.
+        patience: Evaluations without a better validation metric after which the run ends; 0: it never does.
         train_metrics: Whether to evaluate on the training data, too.
+        track: Where metrics go besides `out`: "tensorboard", "mlflow", or "package.module:Class" of your own.
+        tracking_uri: MLflow's store; empty: MLFLOW_TRACKING_URI, else mlflow.db beside `out`.
         executor: loop, vmap, graph (on a GPU), or auto.
         compile: Whether graph compiles the step, which takes a while before the first round.
         precision: Of the network in training: fp32, or tf32 and bf16, which are faster on a GPU.
@@ -96,9 +102,10 @@ def fit(
     given = {
         "rounds": rounds, "local_steps": local_steps, "batch1": both[0], "batch2": both[1], "cohort": cohort,
         "weighting": weighting, "seed": seed, "eval_every": eval_every, "checkpoint_every": checkpoint_every,
-        "fpr": _several(fpr, "fpr"), "metrics": _several(metrics, "metrics"), "select": select,
-        "train_metrics": train_metrics, "executor": executor, "compile": compile, "precision": precision,
-        "clients_at_once": clients_at_once, "device": _text(device), "dtype": _text(dtype),
+        "fpr": _several(fpr, "fpr"), "metrics": _several(metrics, "metrics"), "select": select, "patience": patience,
+        "train_metrics": train_metrics, "track": _several(track, "track"), "tracking_uri": tracking_uri,
+        "executor": executor, "compile": compile, "precision": precision, "clients_at_once": clients_at_once,
+        "device": _text(device), "dtype": _text(dtype),
     }  # fmt: skip
     settings = call(Settings, given, "run")
     require(

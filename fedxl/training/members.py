@@ -44,11 +44,12 @@ class Form(NamedTuple):
     columns: tuple[str, ...] = ()  # of the data frames that examples came in
 
 
-def about(settings: Mapping[str, Any], members: Sequence[Member], form: Form) -> str:
-    """All settings, who takes part, and where the run began, as JSON."""
+def about(settings: Mapping[str, Any], members: Sequence[Member], select: str, form: Form) -> str:
+    """All settings, who takes part, what the best round is chosen by, and where the run began, as JSON."""
     content = {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": dict(settings),
+        "select": select,
         **form._asdict(),
         "members": [member._asdict() for member in members],
         "environment": environment(),

@@ -1,8 +1,7 @@
 """A run's folder: settings, metrics, checkpoints and the model.
 
-It holds config.toml, run.json, preparation.json, metrics.jsonl, checkpoints/, scores.npz, curves.npz and
-model.safetensors.
-Only one process writes to it.
+It holds config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz or curves.npz, preparation.json and
+model.safetensors. Only one process writes to it.
 """
 
 from __future__ import annotations
@@ -25,9 +24,13 @@ from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically
 from fedxl.metrics import COUNTS
 from fedxl.training.checkpoint import Checkpoint, load_latest, save_checkpoint
+from fedxl.training.members import ABOUT
 
+CONFIG = "config.toml"
 SCORES = "scores.npz"
 CURVES = "curves.npz"
+LOCK = ".lock"
+STOPPED_EARLY = "stopped_early"  # in the last metrics row of a run that its patience ended
 LARGEST = 2**53  # of whole numbers in a metrics row; no run counts further
 
 
@@ -38,7 +41,7 @@ class RunDir:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self.lock = (path / ".lock").open("w")
+            self.lock = (path / LOCK).open("w")
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.lock.close()
@@ -117,6 +120,33 @@ class RunDir:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.lock.close()
+
+
+def being_written(path: Path) -> bool | None:
+    """Whether a process of this machine works on a run's folder; None where the system does not say.
+
+    Trying the lock would do, but a run that begins at that moment would find it taken.
+    """
+    try:
+        held = Path("/proc/locks").read_text()
+        number = (path / LOCK).stat().st_ino
+    except FileNotFoundError as error:
+        return None if error.filename == "/proc/locks" else False
+    except OSError:
+        return None
+    # Lines as "1: FLOCK ADVISORY WRITE 1234 fd:01:5678 0 EOF"; devices are left out, which some file systems misname.
+    return any(field.endswith(f":{number}") for line in held.splitlines() for field in line.split())
+
+
+def checkpointed(path: Path) -> int:
+    """The round of a run's newest checkpoint; 0 if there is none."""
+    names = (file.stem.rpartition("-")[2] for file in (path / "checkpoints").glob("round-*.safetensors"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run, from the command line or from Python."""
+    return (path / CONFIG).is_file() or (path / ABOUT).is_file()
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:

@@ -53,6 +53,13 @@ def test_a_ranking_that_is_upside_down_is_said_and_not_turned_round(kind):
 
 
 @pytest.mark.parametrize("kind", CALIBRATIONS)
+def test_constant_scores_give_the_share_of_positives(kind):
+    found = fit(kind, np.full(100, 7.0), np.repeat([1, 0], [20, 80]))
+    assert found([7.0]) == pytest.approx(0.2, abs=0.02)
+    assert "do not rise" in found.note
+
+
+@pytest.mark.parametrize("kind", CALIBRATIONS)
 def test_calibrations_never_change_the_order(kind):
     scores, labels = made(30, 70, tied=True)
     found = fit(kind, scores, labels)

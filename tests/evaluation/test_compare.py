@@ -12,6 +12,7 @@ from sklearn.metrics import average_precision_score
 
 from fedxl.errors import UserError
 from fedxl.evaluation.compare import bootstrap_difference, delong_difference, differences, paired
+from fedxl.evaluation.scored import Scored
 from tests.evaluation.sets import made, scored
 from tests.evaluation.test_intervals import written_out
 
@@ -126,6 +127,20 @@ def test_runs_on_other_examples_are_refused_in_one_line(change, why):
     with pytest.raises(UserError, match=why) as error:
         paired(first, change(first))
     assert str(error.value).startswith("the two runs were not scored on the same examples")
+
+
+def test_a_row_that_appears_twice_is_noticed_in_either_run():
+    first = scored(10, 20)
+    twice = dataclasses.replace(first, rows=("r3", *first.rows[1:]))
+    for one, two in ((first, twice), (twice, first)):
+        with pytest.raises(UserError, match="not scored on the same examples"):
+            paired(one, two)
+
+
+def test_rows_are_enough_where_one_run_does_not_know_sites():
+    first = scored(10, 20)
+    without = Scored(first.scores[::-1], first.labels[::-1], rows=first.rows[::-1])
+    np.testing.assert_array_equal(paired(first, without).second, first.scores)
 
 
 def test_all_differences_of_two_runs():

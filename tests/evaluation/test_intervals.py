@@ -107,7 +107,7 @@ def test_constant_scores_have_no_interval():
         assert found.how.startswith("not defined")
 
 
-@pytest.mark.parametrize(("positives", "negatives"), [(8, 30), (30, 8)])
+@pytest.mark.parametrize(("positives", "negatives"), [(8, 30), (30, 8), (8, 8), (8, 997)])
 def test_a_perfect_ranking_has_a_bound_on_one_side(positives, negatives):
     labels = np.repeat([1, 0], [positives, negatives])
     scores = np.arange(len(labels))[::-1]
@@ -120,7 +120,7 @@ def test_a_perfect_ranking_has_a_bound_on_one_side(positives, negatives):
     assert bootstrap("auroc", scores, labels)[:3] == found[:3]
     raw, scaled = bootstrap("pauc_raw@0.3", scores, labels), bootstrap("pauc@0.3", scores, labels)
     assert raw.value == raw.high == 0.3
-    assert raw.low == max(0, 0.3 - (1 - found.low))
+    assert raw.low == pytest.approx(max(0, 0.3 - (1 - found.low)), rel=1e-12)
     assert scaled.value == scaled.high == 1.0
     assert scaled.low == pytest.approx(0.5 * (1 + (0.3 - (1 - found.low) - 0.045) / (0.3 - 0.045)), rel=1e-12)
     assert math.isnan(bootstrap("ap", scores, labels).low)
@@ -240,7 +240,8 @@ def test_delongs_intervals_cover():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: delong([1, 2], [0, 1, 1]), "scores"),
+        (lambda: delong([1, 2], [0, 1, 1]), r"not of shapes \(2,\) and \(3,\)"),
+        (lambda: delong([[1], [2]], [[0], [1]]), "two lists of one length"),
         (lambda: delong([1, 2], [0, 2]), "labels must be 0 or 1"),
         (lambda: delong([1, 2], [0, 1], 95), "level must lie between 0 and 1"),
         (lambda: bootstrap("pauc", [1, 2], [0, 1]), "needs a limit"),

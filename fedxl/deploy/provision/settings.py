@@ -74,6 +74,7 @@ class SiteSettings:
     epsilon: float = 0.0  # differential privacy of each curve, by noise in its counts; 0: no noise
     epsilon_total: float = 0.0  # of all curves together, over all runs; then it discloses no more
     evaluations: int = 1000  # requests to evaluate that it accepts, over all runs
+    summary: bool = False  # whether counts, means and squares of its table's columns may leave, to scale all alike
     digest: str = ""  # of the only experiment that it takes part in; "": any that the settings above allow
     device: str = "auto"
 

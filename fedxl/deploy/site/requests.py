@@ -15,6 +15,7 @@ from fedxl import __version__, tree, wire
 from fedxl.algorithms.protocol import AnyPhase, DataFacts, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
+from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache, curve
@@ -38,14 +39,19 @@ RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 def hello(site: SiteFile) -> Envelope:
     """Who this is, and how much it holds. Other data than were prepared are prepared now, and never during a run."""
     cache.refresh(site)
-    federation = cache.training_data(site)
-    labels = federation.source.labels
+    labels, summary = cache.labels(site), cache.summary(site)
+    # What a table's examples look like follows from all sites' tables together.
+    shape = () if summary else cache.training_data(site).example_shape
+    allowed = site.settings.summary or not summary
+    told = "its table is scaled as all sites' tables are, which needs a summary of its columns"
+    require(allowed, f"{told}; its site.toml must say summary = true in [site], or name a preparation in [data]")
     facts = {
         "site": site.settings.name,
         "version": __version__,
         "positives": int((labels > 0).sum()),
         "negatives": int((labels <= 0).sum()),
-        "shape": list(federation.example_shape),
+        "shape": list(shape),
+        "summary": summary,
     }
     return Envelope(facts, {})
 
@@ -56,7 +62,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     _require_acceptable(request)
     experiment = permitted(site, str(facts["config"]))
     count(site, "train")
-    federation = cache.training_data(site)
+    federation = cache.training_data(site, _preparation(request))
     problem = _problem(site, experiment, request, federation)
     federation = Federation(suited(problem, federation.source), federation.parts)
     round, number, base, visits = _numbers(request)
@@ -89,10 +95,11 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{printable(split)}'")
     experiment = permitted(site, str(request.facts["config"]))
     count(site, "evaluate")
-    held = cache.held_back(site, split)
+    made = _preparation(request)
+    held = cache.held_back(site, split, made)
     if held is None:
         return Envelope({**header, "kind": "nothing", "why": f"it has no {split} data"}, {})
-    problem = _problem(site, experiment, request, cache.training_data(site))
+    problem = _problem(site, experiment, request, cache.training_data(site, made))
     weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), request.tensors)
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
     require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
@@ -131,6 +138,12 @@ def _numbers(request: Envelope) -> tuple[int, int, int, int]:
         raise RefusedError(f"its {', '.join(names)} are out of range: {found}")
     round, number, base, visits = found
     return round, number, base, visits
+
+
+def _preparation(request: Envelope) -> Preparation | None:
+    """How the server wants the columns of tables to be scaled, if sites have tables."""
+    text = str(request.facts.get("preparation", ""))
+    return Preparation.from_text(text) if text else None
 
 
 def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: Federation) -> Problem:
