@@ -66,9 +66,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _title(about: Mapping[str, Any]) -> str:
     labels = about.get("labels") or {}
-    if labels.get("column"):
-        return f"Model card: {text(labels['column'])} = {text(labels['1'])}"
-    return "Model card"
+    if not labels.get("1"):
+        return "Model card"
+    column = f"{text(labels['column'])} = " if labels.get("column") else ""  # images by class have no column
+    return f"Model card: {column}{text(labels['1'])}"
 
 
 def _summary(about: Mapping[str, Any]) -> str:
