@@ -66,13 +66,6 @@ def _cell(outcome: Outcome, name: str) -> str:
     return _number(outcome.metrics.get(name), 4) + ends
 
 
-def _state(done: Mapping[str, Any] | None, latest: Mapping[str, Any]) -> str:
-    """How far a run is."""
-    if done is None:
-        return f"at round {latest.get('round', 0)}"
-    return "finished (stopped early)" if done.get(STOPPED_EARLY) else "finished"
-
-
 def in_words(values: Mapping[str, Any]) -> str:
     """The metrics that people ask for, in one line."""
     names = (name for name in metrics.shown(values) if values.get(name) is not None)

@@ -181,7 +181,7 @@ def train(
     with RunDir(out, resume) as folder:
         for name, text in (files or {}).items():
             folder.write(name, text)
-        if not resume:
+        if not resume or not (out / ABOUT).exists():  # a run may have been killed before it wrote it
             folder.write(ABOUT, about(task.description, task.members, task.problem.select, task.form))
             if task.preparation is not None:
                 folder.write(NAME, task.preparation.to_text())
