@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import isotonic_regression
-from scipy.special import digamma
 
 from fedxl.errors import require
 from fedxl.evaluation.grid import Grid, Spread
@@ -128,6 +126,8 @@ class Binned:
         p, t, f = np.diff(true)[some], true[:-1][some], false[1:][some]
         equal = p * (t + p) / (t + p + f)
         above = false[:-1][some]
+        from scipy.special import digamma  # training loads this module, and does not need scipy
+
         low = p - f * (digamma(t + f + p + 1) - digamma(t + f + 1))
         high = p * (t + p) / (t + p + above)
         return Bounded(*(float(each.sum() / true[-1]) for each in (equal, low, high)))
@@ -267,6 +267,8 @@ def _without_noise(counts: Floats) -> Floats:
     empty bins into examples, and so would the nearest counts: in the mean they pull AUROC towards one half.
     """
     total = max(float(counts.sum()), 0.0)
+    from scipy.optimize import isotonic_regression  # as above
+
     sums: Floats = isotonic_regression(np.cumsum(counts)[:-1]).x
     return np.diff(np.clip(sums, 0.0, total), prepend=0.0, append=total)
 
