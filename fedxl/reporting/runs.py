@@ -81,13 +81,22 @@ class Run:
         return (source or {}).get(self.split) or {}
 
     @property
+    def algorithm(self) -> str:
+        return str(self.settings.get("algorithm.name", "?"))
+
+    @property
+    def risk(self) -> str:
+        """The risk's name; of a run of `fit` how it was built."""
+        return str(self.settings.get("risk.name") or self.settings.get("task.risk_name") or "?")
+
+    @property
     def seed(self) -> Any:
         return self.settings.get("run.seed", 0)
 
     @property
     def centralized(self) -> bool:
         """Whether its algorithm wants all data in one place."""
-        return is_centralized(str(self.settings.get("algorithm.name", "")))
+        return is_centralized(self.algorithm)
 
     @property
     def state(self) -> str:
