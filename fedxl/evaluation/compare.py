@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +75,7 @@ def bootstrap_difference(
     if why or same:
         return _normal(value, 0.0, level, why or "bootstrap", same)
     of_first, of_second = measured(named, one, classes), measured(named, two, classes)
-    found = resample(lambda drawn: of_first(drawn) - of_second(drawn), classes, level, draws, seed)
+    found = resample(lambda *drawn: of_first(*drawn) - of_second(*drawn), classes, level, draws, seed)
     if not math.isfinite(found.low):
         return Difference(value, math.nan, math.nan, math.nan, found.how, level)
     return Difference(value, found.low, found.high, _p(value / found.error), found.how, level)
@@ -131,21 +130,23 @@ def _same_ranking(first: Floats, second: Floats) -> bool:
 
 def _in_order(first: Scored, second: Scored) -> Scored:
     """The second's examples in the order of the first's rows."""
-    wanted, there = _keys(first), {key: index for index, key in enumerate(_keys(second))}
-    require(len(there) == len(second), _not_same("a row appears twice"))
+    sites = first.sites is not None and second.sites is not None
+    wanted, there = _keys(first, sites), {key: index for index, key in enumerate(_keys(second, sites))}
+    require(len(there) == len(second) and len(set(wanted)) == len(wanted), _not_same("a row appears twice"))
     missing = next((key for key in wanted if key not in there), None)
     if missing is not None:
         raise UserError(_not_same(f"row '{printable(missing[1], 60)}' is in one of them only"))
     return second.take(np.array([there[key] for key in wanted], np.int64))
 
 
-def _keys(scored: Scored) -> list[tuple[str, str]]:
+def _keys(scored: Scored, sites: bool) -> list[tuple[str, str]]:
     """What identifies an example: two sites may use the same name for a row."""
-    return list(zip(_sites(scored), scored.rows, strict=True))
+    return list(zip(_sites(scored) if sites else [""] * len(scored), scored.rows, strict=True))
 
 
-def _sites(scored: Scored) -> Iterable[str]:
-    return [""] * len(scored) if scored.sites is None else [scored.names[site] for site in scored.sites]
+def _sites(scored: Scored) -> list[str]:
+    assert scored.sites is not None
+    return [scored.names[site] for site in scored.sites]
 
 
 def _not_same(why: str) -> str:

@@ -34,10 +34,14 @@ class Interval(NamedTuple):
 def checked(scores: Any, labels: Any, level: float = LEVEL) -> tuple[Floats, Ints]:
     """One finite or NaN score and one label of 0 or 1 each."""
     values, classes = np.asarray(scores, np.float64), np.asarray(labels)
-    require(values.ndim == 1 and values.shape == classes.shape, f"{values.shape} scores, {classes.shape} labels")
+    require(values.ndim == 1 and values.shape == classes.shape, _lengths(values, classes))
     require(bool(np.isin(classes, (0, 1)).all()), "labels must be 0 or 1")
     require(0 < level < 1, f"level must lie between 0 and 1, as in 0.95, not {level}")
     return values, classes.astype(np.int64)
+
+
+def _lengths(values: npt.NDArray[Any], classes: npt.NDArray[Any]) -> str:
+    return f"scores and labels must be two lists of one length, not of shapes {values.shape} and {classes.shape}"
 
 
 def undefined(scores: Floats, labels: Ints) -> str:
@@ -122,9 +126,9 @@ def bootstrap(
     value, why = named.value(values, classes), undefined(values, classes)
     if why or not math.isfinite(value):
         return Interval(value, math.nan, math.nan, level, why or "not defined: the metric is not finite")
-    perfect = _perfect(named, value, classes, level)
-    if perfect is not None:
-        return perfect
+    perfect = values[classes > 0].min() > values[classes == 0].max()
+    if perfect and named.metric.compute in (metrics.auroc, metrics.partial_auc, metrics.partial_auc_raw):
+        return _perfect_area(named, classes, level)
     found = resample(measured(named, values, classes), classes, level, draws, seed)
     return Interval(value, found.low, found.high, level, found.how)
 
@@ -136,14 +140,10 @@ def one_metric(metric: metrics.Item) -> metrics.NamedMetric:
     return found[0]
 
 
-def _perfect(named: metrics.NamedMetric, value: float, labels: Ints, level: float) -> Interval | None:
+def _perfect_area(named: metrics.NamedMetric, labels: Ints, level: float) -> Interval:
     """The bound for a perfect ranking, where all draws agree: what AUROC may lack, the partial area may lack."""
-    limit = 1.0 if named.limit is None else named.limit
-    spans = {metrics.auroc: 1.0, metrics.partial_auc_raw: 1.0, metrics.partial_auc: 2 * limit - limit**2}
-    span = spans.get(named.metric.compute) if named.metric.compute is not None else None
-    best = limit if named.metric.compute is metrics.partial_auc_raw else 1.0
-    if span is None or value < best:
-        return None
-    positives = int(labels.sum())
+    limit, positives = named.limit or 1.0, int(labels.sum())
     whole = disjoint_pairs(1.0, min(positives, len(labels) - positives), level)
-    return whole._replace(value=value, low=max(0.0, best - (1 - whole.low) / span), high=best)
+    best = limit if named.metric.compute is metrics.partial_auc_raw else 1.0
+    span = 2 * limit - limit**2 if named.metric.compute is metrics.partial_auc else 1.0  # McClish's scale
+    return whole._replace(value=best, low=max(0.0, best - (1 - whole.low) / span), high=best)

@@ -6,7 +6,7 @@ Thresholds and calibration are chosen on validation data, all sites together, an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,8 @@ from fedxl.files import plain
 SPECIFICITIES = (0.9, 0.95)
 SENSITIVITIES = (0.9, 0.95)
 DECISIONS = tuple(round(step / 100, 2) for step in range(1, 100))  # threshold probabilities of net benefit
-MOST_WORK = 4e8  # draws times examples of one bootstrap, some ten seconds; beyond it there are fewer draws
+MOST_WORK = 4e7  # draws times examples of one bootstrap, about a second; beyond it there are fewer draws
+FEWEST = 400  # draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +129,7 @@ def judge(
         notes.append("there are no validation data: no threshold and no calibration was chosen")
     fitted = _calibration(held, calibration, notes)
     thresholds = {} if held is None else _thresholds(held, specificities, sensitivities, notes)
+    draws = int(min(draws, max(FEWEST, MOST_WORK // len(known[split]))))
     choice = _Choice(thresholds, fitted, split == "validation", fpr, level, draws, seed)
     chosen_on = "validation" if thresholds or fitted is not None else None
     parts = {name: _judged(part, choice) for name, part in known[split].by_site().items()}
@@ -163,23 +165,19 @@ def _thresholds(
 
 def _judged(found: Scored, choice: _Choice) -> Judged:
     scores, labels, positives = found.scores, found.labels, int(found.labels.sum())
-    draws = int(min(choice.draws, max(200, MOST_WORK // len(found))))
     intervals = {"auroc": delong(scores, labels, choice.level)}
     for name in (f"pauc@{choice.fpr:g}", "ap"):
-        intervals[name] = bootstrap(name, scores, labels, level=choice.level, draws=draws, seed=choice.seed)
+        intervals[name] = bootstrap(name, scores, labels, level=choice.level, draws=choice.draws, seed=choice.seed)
     points = {name: _measured(found, limit, choice) for name, limit in choice.thresholds.items()}
     judged = Judged(positives, len(found) - positives, intervals, points)
     if choice.calibration is None or not _finite(found):
         return judged
     probabilities = choice.calibration(scores)
-    return Judged(
-        judged.positives,
-        judged.negatives,
-        intervals,
-        points,
-        brier(probabilities, labels),
-        reliability(probabilities, labels, level=choice.level),
-        net_benefit(probabilities, labels, DECISIONS),
+    return replace(
+        judged,
+        brier=brier(probabilities, labels),
+        reliability=reliability(probabilities, labels, level=choice.level),
+        net_benefit=net_benefit(probabilities, labels, DECISIONS),
     )
 
 

@@ -49,7 +49,7 @@ def at_threshold(scores: Any, labels: Any, threshold: float, level: float = LEVE
     """What a threshold, chosen elsewhere, does to these examples."""
     values, classes = checked(scores, labels, level)
     if not np.isfinite(values).all() or math.isnan(threshold):
-        why = "scores are not finite" if math.isfinite(threshold) else "no threshold"
+        why = "no threshold" if math.isnan(threshold) else "scores are not finite"
         nothing = Interval(math.nan, math.nan, math.nan, level, f"not defined: {why}")
         return OperatingPoint(threshold, nothing, nothing, nothing, nothing)
     called, positive = values >= threshold, classes > 0
