@@ -38,6 +38,7 @@ from fedxl.algorithms.pool import (
 from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Health, PoolWeights, Reading, Share
 from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights
+from fedxl.risks.scores import outputs_behind
 
 # The first u of a pool are estimated against so many pooled b. All pairs of a large pool would take too long.
 FIRST_ESTIMATE = 1024
@@ -289,6 +290,11 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         found = Health(pool.saturated(self.risk)) if h is None else super().health(server, h, labels)
         ages = zip(("S1", "S2"), self.risk.sides, pool.stale(self.pool_rounds), strict=True)
         return found._replace(stale={f"{name} ({side})": age for name, side, age in ages if age})
+
+    def pooled_outputs(self, server: FeDXLServer) -> Tensor | None:
+        """The model's outputs behind the pooled scores, as steps saw them; None where they are not known."""
+        (a, b), (first, second) = (server.pool.first.a, server.pool.second.b), (s.weight > 0 for s in server.pool)
+        return None if self.risk.score_shape else outputs_behind(self.risk.link, torch.cat((a[first], b[second])))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +19,13 @@ from scipy.optimize import isotonic_regression
 from scipy.special import digamma
 
 from fedxl.errors import require
-from fedxl.evaluation.grid import Grid
+from fedxl.evaluation.grid import Grid, Spread
 from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish, split
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-DRAWS = 100  # of noise, for the standard error that it causes
+MOST_SCORES = 50_000_000  # that counts are written out as
+DRAWS = 50  # of noise, for the error that it causes
 
 
 class Bounded(NamedTuple):
@@ -150,19 +150,26 @@ class Binned:
 
     def as_scores(self) -> tuple[Floats, Ints]:
         """Scores and labels with these counts: each score in the middle of its bin. For calibration, for example."""
-        ends = np.concatenate((self.edges[:1], self.edges, self.edges[-1:]))
-        middles = (ends[1:] + ends[:-1]) / 2  # of an open bin, its edge
-        sides = [np.repeat(middles, rounded(counts)) for counts in self._likely]
+        total = sum(self.totals())
+        require(total <= MOST_SCORES, f"counts of {total:g} examples are too many to stand for scores one by one")
+        sides = [np.repeat(self._middles, rounded(counts)) for counts in self._likely]
         labels = np.repeat([1, 0], list(map(len, sides)))
         return np.concatenate(sides), labels.astype(np.int64)
 
     def grid_around(self, bins: int) -> Grid:
-        """A grid for scores such as these, with narrow bins where most of them lie."""
-        scores, _ = self.as_scores()
-        low, centre, high = np.quantile(scores, [0.25, 0.5, 0.75]) if len(scores) else (0.0, 0.0, 0.0)
-        at = int(np.clip(np.searchsorted(self.edges, centre), 1, len(self.edges) - 1))
-        spread = float(max(high - low, self.edges[at] - self.edges[at - 1]))  # as good as it is known
-        return Grid(bins, float(centre), spread / 8, spread * 100)
+        """A grid for scores such as these, with narrow bins where most of them lie; needs at least one."""
+        below = np.cumsum(sum(self._likely))
+        low, centre, high = (int(np.searchsorted(below, share * below[-1])) for share in (0.25, 0.5, 0.75))
+        at = min(max(centre, 1), len(self.edges) - 1)
+        known = float(self.edges[at] - self.edges[at - 1])  # nobody sees further than this
+        width = max(float(self._middles[high] - self._middles[low]), known)
+        return Grid.around(bins, Spread(float(self._middles[centre]), width), reach=100)
+
+    @property
+    def _middles(self) -> Floats:
+        """Of the bins; of an open one, its edge."""
+        ends = np.concatenate((self.edges[:1], self.edges, self.edges[-1:]))
+        return (ends[1:] + ends[:-1]) / 2
 
     # Noise
 
@@ -172,16 +179,18 @@ class Binned:
         sides = (self.positives.astype(np.float64), self.negatives.astype(np.float64))
         return (_without_noise(sides[0]), _without_noise(sides[1])) if self.noise else sides
 
+    def without_noise(self) -> Binned:
+        """With likely counts, which are not negative, in place of noisy ones. Their noise stays on record."""
+        positives, negatives = map(rounded, self._likely)
+        return replace(self, positives=positives, negatives=negatives)
+
     def with_noise_again(self, seed: int = 0) -> Iterator[Binned]:
-        """Without end: likely counts with as much noise once more, to see what noise does to a metric."""
-        rng, likely = np.random.default_rng(seed), [rounded(side) for side in self._likely]
+        """Without end: likely counts with as much noise once more, and that taken out again."""
+        rng, likely = np.random.default_rng(seed), self.without_noise()
         while True:
-            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives))))
-            yield replace(
-                self,
-                positives=likely[0] + noise[0].astype(np.int64),
-                negatives=likely[1] + noise[1].astype(np.int64),
-            )
+            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives)))).astype(np.int64)
+            both = likely.positives + noise[0], likely.negatives + noise[1]
+            yield replace(self, positives=both[0], negatives=both[1]).without_noise()
 
 
 UNKNOWN = Bounded(math.nan, math.nan, math.nan)
@@ -226,10 +235,15 @@ def judge(metrics: Iterable[NamedMetric], found: Binned) -> dict[str, Bounded]:
     return {metric.name: _value(metric, found) for metric in known}
 
 
-def noise_errors(metrics: Sequence[NamedMetric], found: Binned, draws: int = DRAWS) -> dict[str, float]:
-    """The standard errors of the same metrics that noise causes."""
-    each = [judge(metrics, again) for again in islice(found.with_noise_again(), draws)]
-    return {name: float(np.std([values[name].value for values in each])) for name in each[0]}
+def noise_errors(metrics: Sequence[NamedMetric], parts: Sequence[Binned], draws: int = DRAWS) -> dict[str, float]:
+    """How far the noise of these sites moves the same metrics of all: root mean squares over so many draws of it."""
+    found = judge(metrics, pooled(parts))
+    again = [part.with_noise_again(seed) for seed, part in enumerate(parts)]
+    each = [judge(metrics, pooled([next(part) for part in again])) for _ in range(draws)]
+    return {
+        name: math.sqrt(np.mean([(values[name].value - value) ** 2 for values in each]))
+        for name, (value, _, _) in found.items()
+    }
 
 
 def example_counts(found: Binned) -> dict[str, float]:
@@ -257,6 +271,6 @@ def _without_noise(counts: Floats) -> Floats:
     return np.diff(np.clip(sums, 0.0, total), prepend=0.0, append=total)
 
 
-def rounded(counts: Floats) -> Ints:
+def rounded(counts: npt.NDArray[np.floating[Any]]) -> Ints:
     """Whole numbers whose running sums are those of the counts, rounded."""
     return np.diff(np.rint(np.cumsum(counts)), prepend=0.0).astype(np.int64)

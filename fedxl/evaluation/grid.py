@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,18 @@ Floats = npt.NDArray[np.float64]
 FEWEST_BINS, MOST_BINS = 4, 65_536
 FARTHEST = 1e12  # of edges from zero
 SMALLEST = 1e-12
+
+
+class Spread(NamedTuple):
+    """Where scores lie: their median, and the distance between their quartiles."""
+
+    centre: float
+    width: float
+
+    @classmethod
+    def of(cls, scores: npt.NDArray[np.floating[Any]]) -> Spread:
+        low, centre, high = np.quantile(scores.astype(np.float64), [0.25, 0.5, 0.75])
+        return cls(float(centre), float(high - low))
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,13 @@ class Grid:
         """[bins - 1], ascending. A score at an edge belongs to the bin above it."""
         outermost = math.asinh(self.reach / self.scale)
         return self.centre + self.scale * np.sinh(np.linspace(-outermost, outermost, self.bins - 1))
+
+    @classmethod
+    def around(cls, bins: int, spread: Spread, reach: float) -> Grid:
+        """Narrow bins where these scores lie. `reach`: of the outermost edges, in widths of the spread."""
+        # No finer than scores are told apart, whether they are all alike or far from zero.
+        width = max(spread.width, 1e-6 * (1 + abs(spread.centre)))
+        return cls(bins, spread.centre, width / 8, width * reach)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

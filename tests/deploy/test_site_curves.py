@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,16 @@ import pytest
 import torch
 
 from fedxl import UserError, metrics
+from fedxl.algorithms.protocol import DataFacts
+from fedxl.config.experiment import build_problem
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.deploy.server.curves import read_curve
+from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.deploy.site import curve, requests
 from fedxl.deploy.site.curve import GRIDS, SPENT
+from fedxl.errors import RefusedError
 from fedxl.evaluation import curves
 from fedxl.evaluation.binned import pooled
 from fedxl.evaluation.grid import Grid
@@ -27,6 +34,7 @@ from tests.deploy.test_site_evaluation import Judging
 
 pytestmark = pytest.mark.usefixtures("impatient")
 OTHER_RUN = "f" * 16
+ROOT = Path(__file__).parents[2]
 
 
 class Recording(Judging):
@@ -91,6 +99,32 @@ def test_the_run_keeps_the_curves_of_the_chosen_model(honest):
         above = exact.scores >= point.threshold
         assert point.sensitivity == pytest.approx(above[exact.labels == 1].mean(), abs=1e-12)
     assert not (folder / "server" / "run" / "scores.npz").exists()
+
+
+def test_bins_follow_from_pooled_scores_or_else_fit_any(honest, tmp_path):
+    """The pool before the first evaluation: with a sigmoid link, its scores are those of a sigmoid's outputs."""
+    grid = Grid.from_json(json.loads((honest[2] / "server" / "run" / "grids.json").read_text())["validation"])
+    problem, state = config("fedxl2", rounds=2, eval_every=1), honest[3].server
+    algorithm = build_problem(problem, (1, 8, 8), DataFacts(0.5, 0.5), torch.device("cpu")).algorithm
+    pool, outputs = state.pool, algorithm.pooled_outputs(state)
+    scores = torch.cat((pool.first.a, pool.second.b))
+    torch.testing.assert_close(torch.sigmoid(outputs), scores, rtol=1e-9, atol=1e-12)
+    centre, width = float(outputs.median()), float(outputs.quantile(0.75) - outputs.quantile(0.25))
+    assert grid.centre == pytest.approx(centre, abs=0.01)
+    assert grid.scale == pytest.approx(width / 8, rel=1e-6)
+    judged(tmp_path, experiment=config("local_sgd", rounds=2))
+    plain = json.loads((tmp_path / "server" / "run" / "grids.json").read_text())["validation"]
+    assert Grid.from_json(plain) == Grid()
+
+
+def test_a_curve_goes_through_records_as_it_is(honest):
+    pytest.importorskip("flwr", reason="needs fedxl[flower]")
+    from fedxl.deploy.protocol.records import from_records, to_records
+
+    for message in (honest[1].request, honest[1].answered[-1][1]):
+        found = from_records(to_records(message), 1.0)
+        assert found.facts == message.facts
+        assert all(torch.equal(found.tensors[name], tensor) for name, tensor in message.tensors.items())
 
 
 def test_scores_are_counted_by_the_server_where_others_disclose_curves(tmp_path, honest):
@@ -294,6 +328,35 @@ def test_noise_is_no_way_to_count_for_more_than_was_approved(honest, request_to_
     [*_, (_, reply)] = honest[1].answered
     grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
     assert 400 < sum(read_curve(claim(reply), grid, 500).binned.totals()) <= 500
+
+
+def test_noise_is_no_way_to_take_away_what_others_count(honest, request_to_a):
+    claim = with_counts(lambda counts: counts - 60, epsilon=1.0, spent=1.0)
+    [*_, (_, reply)] = honest[1].answered
+    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
+    found = read_curve(claim(reply), grid, None).binned
+    assert found.positives.min() >= 0
+    assert found.totals()[0] == 0
+
+
+def test_counts_are_not_taken_for_vectors(honest, request_to_a):
+    examiner = SiteExaminer(None, SimpleNamespace(risk=SimpleNamespace(score_shape=(16,))), "-risk", None, None)
+    [*_, (name, reply)] = honest[1].answered
+    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
+    with pytest.raises(RefusedError, match="the risk pairs vectors"):
+        examiner._read(name, "test", grid, reply)
+
+
+def test_the_example_in_the_documentation_runs(honest, tmp_path, monkeypatch, capsys):
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deployment.md").read_text(), re.DOTALL)
+    (tmp_path / "hospitals").mkdir()
+    (tmp_path / "hospitals" / "server").symlink_to(honest[2] / "server")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["validation", "test"]
+    assert "Bounded(value=" in lines[1]
+    assert "EdgePoint(threshold=" in lines[1]
 
 
 def test_settings_are_checked():

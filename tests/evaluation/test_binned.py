@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn import metrics as reference
+from sklearn.calibration import calibration_curve
+from sklearn.linear_model import LogisticRegression
 
 from fedxl import metrics
 from fedxl.errors import UserError
 from fedxl.evaluation import binned, curves
 from fedxl.evaluation.binned import Binned, count, pooled
-from fedxl.evaluation.grid import Grid
+from fedxl.evaluation.grid import Grid, Spread
 from fedxl.evaluation.noise import noise, variance
 
 METRICS = {
@@ -48,7 +50,7 @@ def example(n: int = 1000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_metrics_of_scores_lie_within_the_bounds_in_a_thousand_random_cases():
-    largest = dict.fromkeys(METRICS, 0.0)
+    ratios: dict[str, list[float]] = {name: [] for name in METRICS}
     for scores, labels, grid in cases(1000):
         found = count(grid.edges(), scores, labels)
         for name, (from_counts, exact) in METRICS.items():
@@ -58,8 +60,10 @@ def test_the_metrics_of_scores_lie_within_the_bounds_in_a_thousand_random_cases(
             assert low - ROUNDING <= value <= high + ROUNDING
             assert abs(true - value) <= bounded.bound + ROUNDING
             if bounded.bound > ROUNDING:
-                largest[name] = max(largest[name], abs(true - value) / bounded.bound)
-    assert all(0.9 < ratio < 1 + 1e-6 for ratio in largest.values()), f"bounds are reached, and kept: {largest}"
+                ratios[name].append(abs(true - value) / bounded.bound)
+    for name, each in ratios.items():  # for docs/deployment.md: pytest -s
+        print(f"{name}: error / bound at most {max(each):.3f}, median {np.median(each):.3f}, {len(each)} cases")
+        assert 0.9 < max(each) < 1 + 1e-6, "the bound is kept, and no larger than it must be"
 
 
 def test_the_value_is_the_metric_of_scores_that_are_equal_within_their_bin():
@@ -154,6 +158,21 @@ def test_scores_in_the_middle_of_their_bins_stand_for_those_that_nobody_sees():
         assert (gap <= 0.03 * np.abs(np.sort(scores[labels == side])) + 0.001).all()
 
 
+def test_calibration_from_counts_is_that_of_the_scores():
+    """Logistic regression (Platt's scaling) and the observed rate by predicted probability, by scikit-learn."""
+    scores, labels = example(3000)
+    exact = LogisticRegression(C=1e9).fit(scores[:, None], labels)
+    middles, same = count(Grid().edges(), scores, labels).as_scores()
+    found = LogisticRegression(C=1e9).fit(middles[:, None], same)
+    assert found.coef_[0, 0] == pytest.approx(exact.coef_[0, 0], rel=0.01)
+    assert found.intercept_[0] == pytest.approx(exact.intercept_[0], rel=0.01)
+    rates = [
+        calibration_curve(y, exact.predict_proba(s[:, None])[:, 1], n_bins=5)[0]
+        for s, y in ((scores, labels), (middles, same))
+    ]
+    np.testing.assert_allclose(*rates, atol=0.02)
+
+
 def test_a_grid_around_counts_bounds_more_tightly_wherever_scores_lie():
     scores, labels = example()
     for level, size in ((0, 1), (300, 2), (-1e4, 0.01), (0, 1e3)):
@@ -162,6 +181,21 @@ def test_a_grid_around_counts_bounds_more_tightly_wherever_scores_lie():
         for _ in range(3):
             first = count(first.grid_around(512).edges(), moved, labels)
         assert first.auroc().bound < 5e-3
+
+
+def test_a_grid_around_scores_is_one_whatever_they_are():
+    for scores in ([0.0], [5.0] * 9, [-1e4, 1e4], [1e4, 1e4 + 1e-9], [1e-9, 2e-9], [-745.0, 37.0]):
+        spread = Spread.of(np.array(scores, np.float32))
+        edges = Grid.around(512, spread, 1e4).edges()
+        assert edges[0] < min(scores) <= max(scores) < edges[-1]
+
+
+def test_counts_beyond_memory_are_not_written_out():
+    many = Binned(Grid(8).edges(), np.full(8, 10**11), np.full(8, 10**11))
+    with pytest.raises(UserError, match="too many to stand for scores"):
+        many.as_scores()
+    assert many.grid_around(8).bins == 8
+    assert many.auroc().value == 0.5
 
 
 def test_numbers_that_are_none_count_as_lowest_and_infinite_ones_at_the_ends():
@@ -183,13 +217,28 @@ def test_noise_is_taken_out_as_far_as_it_can_be_and_its_error_is_known():
     found = [noisy(exact, "0.5", seed) for seed in range(40)]
     errors = np.array([each.auroc().value - true for each in found])
     named = metrics.resolve(["auroc"])
-    said = np.mean([binned.noise_errors(named, each, draws=50)["auroc"] for each in found[:5]])
+    said = np.mean([binned.noise_errors(named, [each])["auroc"] for each in found[:5]])
     assert 0.6 * said < errors.std() < 1.6 * said
     assert abs(errors.mean()) < said
     for each in found:
         assert min(map(np.min, each.counts())) >= 0
         assert sum(each.totals()) == pytest.approx(each.positives.sum() + each.negatives.sum())
         assert (np.diff(each.roc()) >= 0).all()
+
+
+def test_the_noise_of_many_small_sites_is_known_with_the_bias_that_it_causes():
+    """Ten sites of 200 examples each, whose noise is nearly as large as their data."""
+    scores, labels = example(2000)
+    edges = Grid(32, scale=0.2, reach=20.0).edges()
+    exact = [count(edges, scores[part::10], labels[part::10]) for part in range(10)]
+    true, named = pooled(exact).auroc().value, metrics.resolve(["auroc"])
+    drawn = [
+        [noisy(part, "0.5", 10 * seed + n).without_noise() for n, part in enumerate(exact)] for seed in range(20)
+    ]
+    errors = np.array([pooled(parts).auroc().value - true for parts in drawn])
+    said = binned.noise_errors(named, drawn[0])["auroc"]
+    assert 0.5 < said / np.sqrt(np.mean(errors**2)) < 2
+    assert binned.noise_errors(named, exact)["auroc"] == 0
 
 
 def test_noise_that_drowns_a_class_leaves_no_metric():
@@ -228,6 +277,19 @@ def test_counts_come_back_from_a_file_as_they_were(tmp_path):
     np.testing.assert_array_equal(found["test"]["é"].positives, two.positives)
     assert found["test"]["é"].noise == 1.5
     assert curves.load(tmp_path / "none.npz") == {}
+
+
+def test_curves_stand_for_scores_of_all_sites_where_scores_are_asked_for():
+    scores, labels = example(300)
+    edges = Grid(64).edges()
+    parts = {"a": count(edges, scores[:100], labels[:100]), "b": count(edges, scores[100:], labels[100:])}
+    found = curves.as_scored(parts)
+    assert found.names == ("a", "b")
+    assert metrics.auroc(found.scores, found.labels) == pytest.approx(pooled(parts.values()).auroc().value, abs=1e-12)
+    mine = found.by_site()["b"]
+    assert metrics.average_precision(mine.scores, mine.labels) == pytest.approx(
+        parts["b"].average_precision().value, abs=1e-12
+    )
 
 
 def test_a_damaged_file_is_told_in_one_line(tmp_path):

@@ -215,7 +215,7 @@ def test_counts_that_no_site_has_disclosed_are_one_line(tmp_path):
     disclosed(tmp_path / "run", sample.runs()[0], np.array([0.0]))
     huge = Binned(np.array([0.0]), np.array([10**12, 1]), np.array([5, 5]))
     curves.save(tmp_path / "run" / "curves.npz", {"test": {"a": huge}})
-    with pytest.raises(UserError, match=r"curves of 1e\+12 examples"):
+    with pytest.raises(UserError, match=r"counts of 1e\+12 examples are too many"):
         read_run(tmp_path / "run")
 
 

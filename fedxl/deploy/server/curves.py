@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from fedxl import wire
 from fedxl.deploy.protocol.envelope import CurveReply, Envelope
 from fedxl.errors import RefusedError, UserError
 from fedxl.evaluation.binned import Binned, rounded
-from fedxl.evaluation.grid import Grid
+from fedxl.evaluation.grid import Grid, Spread
 from fedxl.evaluation.noise import exactly, variance
 from fedxl.files import write_json
 
 MOST_COUNTED = 1e9  # examples of a class that a site may say it has, where no approved entry says less
+FAR = 1e4  # times the spread of pooled scores before training has begun
 IMPOSSIBLE = 64  # noise of so many times 1 / epsilon: its chance is below 1e-27
 
 
 class GridBook:
     """The bins of a run, by split. Sites hold on to the first that they are sent, and so does the server, on disk.
 
-    Nothing is known of the scores of the first split that is evaluated, so its bins fit scores of any size. The bins
-    of a later split follow from the last counts of the first: the test data get narrow bins where scores lie.
+    They follow from what sites have disclosed before: of the test data, from the last counts of validation data; of
+    the first split that is evaluated, from pooled scores, where there are any. They reach far beyond these, because
+    training changes the size of scores. Where nothing is known, bins fit scores of any size, a little less tightly.
     """
 
     def __init__(self, path: Path, bins: int) -> None:
@@ -34,12 +36,17 @@ class GridBook:
         self.known = self._load()
         self.latest: Binned | None = None
 
-    def grid(self, split: str) -> Grid:
+    def grid(self, split: str, pooled: Spread | None = None) -> Grid:
+        """The bins of a split; `pooled`: where pooled scores lie."""
         if split not in self.known:
-            known = self.latest is not None and sum(self.latest.totals()) > 0
-            self.known[split] = self.latest.grid_around(self.bins) if self.latest and known else Grid(self.bins)
+            self.known[split] = self._new(pooled)
             self._save()
         return self.known[split]
+
+    def _new(self, pooled: Spread | None) -> Grid:
+        if self.latest is not None and sum(self.latest.totals()) >= 1:
+            return self.latest.grid_around(self.bins)
+        return Grid(self.bins) if pooled is None else Grid.around(self.bins, pooled, FAR)
 
     def _load(self) -> dict[str, Grid]:
         try:
@@ -82,11 +89,22 @@ def read_curve(reply: Envelope, grid: Grid, limit: float | None) -> Disclosed:
             raise RefusedError(f"it counts {lowest} {name} in a bin")
         if max(total, int(counts.max())) > MOST_COUNTED:
             raise RefusedError(f"it counts {max(total, int(counts.max()))} {name}")
-    both = np.stack([counts.numpy() for counts in received])
-    if epsilon and limit is not None and both.sum() > limit:
-        # Noise alone may have come to more.
-        both = rounded(both.ravel() * (limit / both.sum())).reshape(both.shape)
-    return Disclosed(Binned(grid.edges(), both[0], both[1], variance(epsilon)), epsilon, spent)
+    found = Binned(grid.edges(), received.positives.numpy(), received.negatives.numpy(), variance(epsilon))
+    return Disclosed(_bounded(found, limit) if epsilon else found, epsilon, spent)
+
+
+def _bounded(found: Binned, limit: float | None) -> Binned:
+    """Noisy counts of one site as they enter the sum of all: not negative, and no more than the site is approved for.
+
+    The sum of raw counts would be a little more precise. But then a site that claims much noise could take away the
+    counts of others. That a total exceeds the limit may be noise, and is no reason to leave the site out.
+    """
+    found = found.without_noise()
+    total = sum(found.totals())
+    if limit is None or total <= limit:
+        return found
+    share = limit / total
+    return replace(found, positives=rounded(found.positives * share), negatives=rounded(found.negatives * share))
 
 
 def _number(value: Any) -> float:

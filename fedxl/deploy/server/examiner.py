@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedxl.deploy.server.directory import Directory
 from fedxl.errors import first_line, printable
 from fedxl.evaluation import binned
 from fedxl.evaluation.binned import FROM_COUNTS, Binned
-from fedxl.evaluation.grid import Grid
+from fedxl.evaluation.grid import Grid, Spread
 from fedxl.metrics import COUNTS, key
 from fedxl.models import Weights
 from fedxl.training.evaluate import Evaluator, Findings, Origin, pairs_in, value_of
@@ -45,6 +45,7 @@ class SiteExaminer:
     select: str
     head: RunHeader
     grids: GridBook
+    pooled: Callable[[], Spread | None] = lambda: None  # where pooled scores lie, if it is known
 
     @property
     def splits(self) -> Collection[str]:
@@ -54,7 +55,7 @@ class SiteExaminer:
         settings, carrier = self.directory.settings, self.directory.carrier
         nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
         # Never rounded: it is this model that is judged.
-        grid = self.grids.grid(split)
+        grid = self.grids.grid(split, self.pooled())
         facts = {**self.head.facts, "split": split, "grid": json.dumps(grid.to_json())}
         request = Envelope(facts, wire.flatten(weights))
         replies: dict[str, SiteFinding] = dict.fromkeys(settings.sites, "it is not connected")
@@ -88,6 +89,8 @@ class SiteExaminer:
         return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
 
     def _curve(self, name: str, split: str, grid: Grid, reply: Envelope) -> Findings:
+        if self.evaluator.risk.score_shape:
+            raise RefusedError("it counts scores, and the risk pairs vectors")
         disclosed = read_curve(reply, grid, self.directory.limits.get(name))
         found = disclosed.binned
         if not disclosed.epsilon:
@@ -158,7 +161,7 @@ class SiteExaminer:
         bounds = {name: each.bound for name, each in binned.judge(self.evaluator.metrics, together).items()}
         remarks: dict[str, Any] = {f"{split}_bounds": bounds}
         if together.noise:
-            remarks[f"{split}_noise"] = binned.noise_errors(self.evaluator.metrics, together)
+            remarks[f"{split}_noise"] = binned.noise_errors(self.evaluator.metrics, list(parts.values()))
         values = self._counted(together)
         return None if math.isnan(value_of(values, self.select)) else Findings(values, remarks=remarks, curves=parts)
 

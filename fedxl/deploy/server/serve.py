@@ -104,7 +104,7 @@ def _examiner(engine: GridEngine, config: Config, shape: tuple[int, ...], grids:
     found, select = problem.evaluator, problem.select
     if engine.settings.evaluate == "sites":
         check_selection(select, found)
-        return SiteExaminer(engine.directory, found, select, engine.head, grids)
+        return SiteExaminer(engine.directory, found, select, engine.head, grids, lambda: engine.pooled)
     if not config.data:
         return HeldBack(found, {})
     splits = load_data(config)

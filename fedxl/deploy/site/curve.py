@@ -75,9 +75,11 @@ def _fix(folder: Path, split: str, grid: Grid) -> None:
     """The first request of a run decides: counts in two sets of bins, subtracted, would show single scores."""
     with locked(folder):
         known = _read(folder / GRIDS)
-        first = known.setdefault(split, grid.to_json())
-        require(first == grid.to_json(), f"this run counts {split} scores in other bins; they stay as they are")
-        remember(folder / GRIDS, known)
+        if split not in known:
+            remember(folder / GRIDS, known | {split: grid.to_json()})
+            return
+        same = known[split] == grid.to_json()
+        require(same, f"this run counts {split} scores in other bins; they stay as they are")
 
 
 def _spend(site: SiteFile) -> tuple[Fraction, Fraction]:
