@@ -37,12 +37,8 @@ def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
 
 
 def _outcome(run: Run) -> Outcome:
-    told = [
-        run.name,
-        *(str(run.settings.get(f"{section}.name", "?")) for section in ("algorithm", "risk")),
-        run.state,
-        "" if run.best_round is None else str(run.best_round),
-    ]
+    best = "" if run.best_round is None else str(run.best_round)
+    told = [run.name, printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
     seconds = (run.done or run.shown).get("seconds")
     return Outcome(told, run.values, intervals(run), [run.split, _number(seconds, 1)])
 
