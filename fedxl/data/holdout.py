@@ -20,6 +20,7 @@ WORDS = {
     "test": TEST, "testing": TEST, "holdout": TEST,
 }  # fmt: skip
 Codes = npt.NDArray[np.int8]
+Whole = npt.NDArray[np.int32]  # half of what int64 takes, for millions of rows
 
 
 def check_shares(validation: float, test: float) -> None:
@@ -29,9 +30,9 @@ def check_shares(validation: float, test: float) -> None:
 
 
 def draw(
-    sites: Indices,
-    labels: Indices,
-    groups: Indices | None,
+    sites: Whole,
+    labels: Codes,
+    groups: Whole | None,
     names: Sequence[str],
     shares: tuple[float, float],
     seed: int,
