@@ -50,7 +50,8 @@ def draw(
         at, positive = sites[first], np.zeros(len(first), bool)
         positive[owner[labels == 1]] = True
     chosen = np.zeros(len(at), np.int8)
-    order = np.argsort(at, kind="stable").astype(np.int32)
+    # numpy sorts short numbers ten times as fast.
+    order = np.argsort(at.astype(np.uint16) if len(names) < 2**16 else at, kind="stable").astype(np.int32)
     edges = np.searchsorted(at[order], np.arange(len(names) + 1))
     for site, name in enumerate(names):
         rng = generator(seed, Purpose.DATA, _number(name), Stream.TABLE)
