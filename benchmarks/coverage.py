@@ -22,6 +22,7 @@ from scipy.stats import norm
 from fedxl.evaluation.compare import bootstrap_difference, delong_difference
 from fedxl.evaluation.intervals import bootstrap, delong
 from fedxl.evaluation.operating import at_specificity, at_threshold
+from fedxl.evaluation.placements import covariance, placements
 
 LIMIT = 0.3  # of the partial AUC
 TOGETHER = 0.5  # correlation of two models' scores
@@ -91,6 +92,13 @@ def _delong(case: Case, rng: np.random.Generator, draws: int) -> Found:
     return Found(found.low, found.high, case.auroc)
 
 
+def _plain(case: Case, rng: np.random.Generator, draws: int) -> Found:
+    """The textbook's interval with DeLong's variance, for comparison: symmetric, with a normal distribution."""
+    placed = placements(scores(case, rng), case.labels)
+    reach = float(norm.ppf(0.975)) * math.sqrt(covariance(placed)[0, 0])
+    return Found(placed.auroc - reach, placed.auroc + reach, case.auroc)
+
+
 def _bootstrap(name: str, truth: Callable[[Case], float]) -> Callable[[Case, np.random.Generator, int], Found]:
     def one(case: Case, rng: np.random.Generator, draws: int) -> Found:
         found = bootstrap(name, scores(case, rng), case.labels, draws=draws, seed=int(rng.integers(2**31)))
@@ -125,6 +133,7 @@ KINDS: dict[str, Callable[[Case, np.random.Generator, int], Found]] = {
     "pauc": _bootstrap(f"pauc@{LIMIT}", lambda case: true_partial_auc(case.auroc)),
     "ap": _bootstrap("ap", lambda case: true_average_precision(case.auroc, case.prevalence)),
     "pauc difference": _bootstrap_difference,
+    "plain": _plain,
 }
 SHOWN = {
     "delong": "AUROC, DeLong",
@@ -132,6 +141,7 @@ SHOWN = {
     "sensitivity": f"sensitivity at a threshold for specificity {SPECIFICITY}, Wilson",
     "pauc": f"partial AUC to {LIMIT}, BCa",
     "ap": "average precision, BCa",
+    "plain": "for comparison: AUROC, DeLong's variance, plain and symmetric",
     "pauc difference": f"difference of partial AUC to {LIMIT}, BCa",
 }
 
@@ -146,6 +156,7 @@ GRID: dict[str, tuple[tuple[tuple[int, int], ...], tuple[tuple[float, ...], ...]
     "pauc": (((20, 80), (100, 100), (40, 260)), AREAS),
     "ap": (((20, 80), (100, 100), (40, 260)), AREAS),
     "pauc difference": (((100, 100),), TWO[:2]),
+    "plain": (SIZES, ((0.7,), (0.8,), (0.9,), (0.95,), (0.99,))),
 }
 
 

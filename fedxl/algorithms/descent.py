@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from fedxl import tree
 from fedxl.algorithms.protocol import Assignment, Client, DataFacts, Health, PoolWeights, Reading, Server, Update
 from fedxl.errors import require
 from fedxl.models import check_buffers
+from fedxl.options import require_types
 from fedxl.risks import XRisk
 from fedxl.risks.saturation import alike
 
@@ -43,6 +44,7 @@ class Descent(Generic[Server, Client, Update]):
     buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client keeps its own
 
     def __post_init__(self) -> None:
+        require_types(type(self), {item.name: getattr(self, item.name) for item in fields(self)})
         require(self.lr > 0, f"lr must be positive, got {self.lr}")
         require(0 < self.decay <= 1, f"decay must lie in (0, 1], got {self.decay}")
         require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")

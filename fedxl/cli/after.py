@@ -125,7 +125,9 @@ def _network(name: str) -> nn.Module | None:
 def _positive(found: Predictor) -> str:
     """What class 1 is, in the words of the data."""
     prepared = found.preparation
-    return f"{prepared.label} = {prepared.positive}" if prepared and prepared.label else "a label of 1"
+    if prepared is None or not prepared.positive:
+        return "a label of 1"
+    return f"{prepared.label} = {prepared.positive}" if prepared.label else prepared.positive
 
 
 def _meaning(decision: Decision, positive: str) -> str:

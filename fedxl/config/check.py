@@ -8,13 +8,13 @@ from typing import Any
 from fedxl.config.experiment import Config, advise, load_data
 from fedxl.data.check import Findings, check
 from fedxl.data.federation import Splits
-from fedxl.data.inspect_table import Inspected, inspect_table
+from fedxl.data.inspect_files import Inspected, inspect_folder, inspect_table
 from fedxl.errors import UserError
 from fedxl.options import call
 from fedxl.training.advice import Advice
 
 # Of data sets whose files tell more than the examples made of them. Each takes the data set's own settings.
-INSPECTORS: Mapping[str, Callable[..., Inspected]] = {"table": inspect_table}
+INSPECTORS: Mapping[str, Callable[..., Inspected]] = {"table": inspect_table, "folder": inspect_folder}
 
 
 def check_data(config: Config, part: Callable[[Splits], Splits] | None = None) -> tuple[Findings, Splits | None]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedxl.errors import UserError, kind_of, printable, require
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FEW = 4  # columns that a message lists
 KINDS = {"O": "Python objects", "U": "texts", "S": "texts", "T": "texts", "M": "dates", "m": "times", "c": "complex"}
 
@@ -71,6 +72,8 @@ def _tensor(x: Tensor, where: str) -> Tensor:
     require(not x.is_quantized, f"{where}: examples are quantized; give x.dequantize()")
     require(x.device.type != "meta", f"{where}: examples are on the device 'meta', which holds no numbers")
     x = x.detach().cpu()
+    if x.is_floating_point() and x.dtype not in FLOATS:  # of 8 bits, which torch stores and hardly computes with
+        return x.float()
     return x.float() if x.dtype == torch.bool else x
 
 

@@ -17,6 +17,7 @@ from fedxl.data.torch_datasets import loader_of, read
 from fedxl.errors import kind_of, printable, require
 
 FORMS = "a pair (x, y) or a torch Dataset"
+LONGEST = 200  # characters of a name
 ONE_EACH = "clients must be a list with one pair (x, y) or torch Dataset for each client, or a dict of them by name"
 
 
@@ -158,6 +159,7 @@ def _require_many(clients: Any) -> None:
     arrays = isinstance(clients, (str, bytes, Tensor, np.ndarray))
     require(isinstance(clients, Iterable) and not arrays and not order, f"{ONE_EACH}, not {kind_of(clients)}{order}")
     require(not _is_one_pair(clients), f"clients is one pair (x, y); {ONE_EACH}: [(x, y)]")
+    require(not _is_two_lists(clients), "clients is a list of x and a list of y; give list(zip(xs, ys))")
     if isinstance(clients, Mapping) and {str(name).lower() for name in clients} <= {"x", "y", "data", "labels"}:
         require(len(clients) == 0, f"clients is one dict of {_quoted(list(clients))}; {ONE_EACH}")
 
@@ -168,6 +170,14 @@ def _is_one_pair(clients: Any) -> bool:
         return False
     x, y = (getattr(item, "shape", None) for item in clients)
     return x is not None and y is not None and len(x) >= 2 and len(y) == 1
+
+
+def _is_two_lists(clients: Any) -> bool:
+    """Whether the pairs are the wrong way in: ([x, x, ...], [y, y, ...])."""
+    if not isinstance(clients, (tuple, list)) or len(clients) != 2 or not all(isinstance(c, list) for c in clients):
+        return False
+    xs, ys = ([len(getattr(item, "shape", ())) for item in items] for items in clients)
+    return len(xs) == len(ys) > 0 and min(xs) >= 2 and set(ys) == {1}
 
 
 def _is_holder(item: Any) -> bool:
@@ -187,6 +197,8 @@ def _names(clients: Mapping[Any, Any]) -> tuple[str, ...]:
     names = tuple(map(str, clients))
     require(len(set(names)) == len(names), f"two clients have the same name among {_quoted(names)}")
     require(all(name.strip() for name in names), "a client's name must not be empty")
+    odd = next((name for name in names if len(name) > LONGEST or not name.isprintable()), "")
+    require(not odd, f"a client's name has at most {LONGEST} printable characters, not '{printable(odd, 40)}'")
     return names
 
 

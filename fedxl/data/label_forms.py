@@ -64,7 +64,9 @@ def as_array(y: Any, where: str) -> npt.NDArray[Any]:
     """Tensors, arrays, columns of data frames and lists as an array of any shape and type."""
     if isinstance(y, Tensor):
         require(not y.is_complex(), f"{where}: labels are complex numbers; they must be 0 or 1")
-        require(y.layout == torch.strided, f"{where}: labels are sparse; give y.to_dense()")
+        dense = y.layout == torch.strided and not y.is_nested
+        require(dense, f"{where}: labels are sparse; give y.to_dense()")
+        require(not y.is_quantized, f"{where}: labels are quantized; give y.dequantize()")
         require(y.device.type != "meta", f"{where}: labels are on the device 'meta', which holds no numbers")
         y = y.detach().cpu()
         return np.asarray(y.double() if y.is_floating_point() else y)

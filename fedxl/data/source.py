@@ -15,6 +15,7 @@ from fedxl.data.label_forms import Label, encoded
 from fedxl.digest import add_tensor
 from fedxl.errors import require
 
+NOT_AUGMENTED = "cannot be augmented; give images as bytes (uint8) or floats"
 BLOCK = 1024  # examples read at a time
 
 
@@ -50,7 +51,7 @@ class TensorSource:
             f"crop, flip and noise are for images [channels, height, width], not for {list(self.x.shape[1:])}",
         )
         plain = self.x.dtype == torch.uint8 or self.x.is_floating_point()
-        require(plain or (not some and self.means is None), f"examples of {self.x.dtype} cannot be augmented")
+        require(plain or (not some and self.means is None), f"examples of {self.x.dtype} {NOT_AUGMENTED}")
         if some and self.bank is None:
             object.__setattr__(self, "bank", self.augment.bank())
 
@@ -123,5 +124,5 @@ def checked_tensors(x: Tensor, y: Any, where: str, positive: Label | None = None
 
 def _exchanged(x: Tensor, y: Any) -> bool:
     """Whether what should be labels are rows, and what should be rows are labels."""
-    shape = getattr(y, "shape", None)
+    shape = None if isinstance(y, Tensor) and y.is_nested else getattr(y, "shape", None)
     return x.ndim == 1 and shape is not None and len(shape) >= 2 and shape[0] == len(x)

@@ -11,13 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import isotonic_regression
-from scipy.special import digamma
 
 from fedxl.errors import require
 from fedxl.evaluation.grid import Grid, Spread
@@ -25,7 +22,8 @@ from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish, split
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-DRAWS = 100  # of noise, for the standard error that it causes
+MOST_SCORES = 50_000_000  # that counts are written out as
+DRAWS = 50  # of noise, for the error that it causes
 
 
 class Bounded(NamedTuple):
@@ -128,6 +126,8 @@ class Binned:
         p, t, f = np.diff(true)[some], true[:-1][some], false[1:][some]
         equal = p * (t + p) / (t + p + f)
         above = false[:-1][some]
+        from scipy.special import digamma  # training loads this module, and does not need scipy
+
         low = p - f * (digamma(t + f + p + 1) - digamma(t + f + 1))
         high = p * (t + p) / (t + p + above)
         return Bounded(*(float(each.sum() / true[-1]) for each in (equal, low, high)))
@@ -150,18 +150,26 @@ class Binned:
 
     def as_scores(self) -> tuple[Floats, Ints]:
         """Scores and labels with these counts: each score in the middle of its bin. For calibration, for example."""
-        ends = np.concatenate((self.edges[:1], self.edges, self.edges[-1:]))
-        middles = (ends[1:] + ends[:-1]) / 2  # of an open bin, its edge
-        sides = [np.repeat(middles, rounded(counts)) for counts in self._likely]
+        total = sum(self.totals())
+        require(total <= MOST_SCORES, f"counts of {total:g} examples are too many to stand for scores one by one")
+        sides = [np.repeat(self._middles, rounded(counts)) for counts in self._likely]
         labels = np.repeat([1, 0], list(map(len, sides)))
         return np.concatenate(sides), labels.astype(np.int64)
 
     def grid_around(self, bins: int) -> Grid:
         """A grid for scores such as these, with narrow bins where most of them lie; needs at least one."""
-        found = Spread.of(self.as_scores()[0])
-        at = int(np.clip(np.searchsorted(self.edges, found.centre), 1, len(self.edges) - 1))
+        below = np.cumsum(sum(self._likely))
+        low, centre, high = (int(np.searchsorted(below, share * below[-1])) for share in (0.25, 0.5, 0.75))
+        at = min(max(centre, 1), len(self.edges) - 1)
         known = float(self.edges[at] - self.edges[at - 1])  # nobody sees further than this
-        return Grid.around(bins, Spread(found.centre, max(found.width, known)), reach=100)
+        width = max(float(self._middles[high] - self._middles[low]), known)
+        return Grid.around(bins, Spread(float(self._middles[centre]), width), reach=100)
+
+    @property
+    def _middles(self) -> Floats:
+        """Of the bins; of an open one, its edge."""
+        ends = np.concatenate((self.edges[:1], self.edges, self.edges[-1:]))
+        return (ends[1:] + ends[:-1]) / 2
 
     # Noise
 
@@ -177,15 +185,12 @@ class Binned:
         return replace(self, positives=positives, negatives=negatives)
 
     def with_noise_again(self, seed: int = 0) -> Iterator[Binned]:
-        """Without end: likely counts with as much noise once more, to see what noise does to a metric."""
+        """Without end: likely counts with as much noise once more, and that taken out again."""
         rng, likely = np.random.default_rng(seed), self.without_noise()
         while True:
-            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives))))
-            yield replace(
-                self,
-                positives=likely.positives + noise[0].astype(np.int64),
-                negatives=likely.negatives + noise[1].astype(np.int64),
-            )
+            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives)))).astype(np.int64)
+            both = likely.positives + noise[0], likely.negatives + noise[1]
+            yield replace(self, positives=both[0], negatives=both[1]).without_noise()
 
 
 UNKNOWN = Bounded(math.nan, math.nan, math.nan)
@@ -230,10 +235,15 @@ def judge(metrics: Iterable[NamedMetric], found: Binned) -> dict[str, Bounded]:
     return {metric.name: _value(metric, found) for metric in known}
 
 
-def noise_errors(metrics: Sequence[NamedMetric], found: Binned, draws: int = DRAWS) -> dict[str, float]:
-    """The standard errors of the same metrics that noise causes."""
-    each = [judge(metrics, again) for again in islice(found.with_noise_again(), draws)]
-    return {name: float(np.std([values[name].value for values in each])) for name in each[0]}
+def noise_errors(metrics: Sequence[NamedMetric], parts: Sequence[Binned], draws: int = DRAWS) -> dict[str, float]:
+    """How far the noise of these sites moves the same metrics of all: root mean squares over so many draws of it."""
+    found = judge(metrics, pooled(parts))
+    again = [part.with_noise_again(seed) for seed, part in enumerate(parts)]
+    each = [judge(metrics, pooled([next(part) for part in again])) for _ in range(draws)]
+    return {
+        name: math.sqrt(np.mean([(values[name].value - value) ** 2 for values in each]))
+        for name, (value, _, _) in found.items()
+    }
 
 
 def example_counts(found: Binned) -> dict[str, float]:
@@ -257,6 +267,8 @@ def _without_noise(counts: Floats) -> Floats:
     empty bins into examples, and so would the nearest counts: in the mean they pull AUROC towards one half.
     """
     total = max(float(counts.sum()), 0.0)
+    from scipy.optimize import isotonic_regression  # as above
+
     sums: Floats = isotonic_regression(np.cumsum(counts)[:-1]).x
     return np.diff(np.clip(sums, 0.0, total), prepend=0.0, append=total)
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fedxl.errors import UserError, require
 from fedxl.evaluation.binned import Binned
+from fedxl.evaluation.scored import Scored
 from fedxl.files import read_bytes, write_atomically
 
 Curves = Mapping[str, Binned]  # by site; all in the same bins
@@ -44,6 +45,14 @@ def load(path: Path) -> dict[str, dict[str, Binned]]:
         return {}
     except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile, UserError) as error:
         raise UserError(f"cannot read {path}: {error}; remove it to do without its curves") from None
+
+
+def as_scored(curves: Curves) -> Scored:
+    """Scores with these counts, each in the middle of its bin, for whatever asks for scores. No row is known."""
+    each = [found.as_scores() for found in curves.values()]
+    sites = np.repeat(np.arange(len(each)), [len(labels) for _, labels in each])
+    scores, labels = (np.concatenate(column) for column in zip(*each, strict=True))
+    return Scored(scores, labels, sites, tuple(curves))
 
 
 def _curves(arrays: np.lib.npyio.NpzFile, split: str) -> dict[str, Binned]:

@@ -11,7 +11,9 @@ import numpy as np
 
 from fedxl.errors import UserError, require, unknown
 from fedxl.evaluation import calibration as calibrations
+from fedxl.evaluation.binned import pooled
 from fedxl.evaluation.calibration import CALIBRATIONS, Calibration
+from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.operating import OperatingPoint, at_sensitivity, at_specificity
 from fedxl.evaluation.scored import Floats, Ints, Scored
 
@@ -88,6 +90,14 @@ class Decision:
         require(isinstance(rule, str) and len(rule) < 100, "the rule of a decision must be a short text")
         require(isinstance(measured, dict), "what a decision reaches must be a table")
         return cls(calibrations.from_json(content["calibration"]), float(threshold), rule, measured)
+
+
+def deciding(scored: Mapping[str, Scored], curves: Mapping[str, Curves]) -> Mapping[str, Scored]:
+    """The scores to decide by: where nobody told validation scores, those that sites' counts in bins stand for."""
+    counts = curves.get("validation")
+    if "validation" in scored or not counts:
+        return scored
+    return {**scored, "validation": Scored(*pooled(counts.values()).as_scores())}
 
 
 def why_undecided(splits: Mapping[str, Scored]) -> str:

@@ -12,12 +12,18 @@ from fedxl.config.experiment import SECTIONS, Config, dump
 from fedxl.errors import printable
 from fedxl.evaluation.judgement import Judgement
 
+COUNTS = "counts in bins"  # what chose the threshold, if sites disclosed no scores
 NOT_FOR = (
     "Decisions about people without a person who is responsible for them, and who knows what is below.",
     "Sites, devices or groups of people that are not among those below, before it has been measured there.",
     "Data that were prepared in another way than `model.json` says, or whose columns mean something else by now.",
     "Reading its scores as probabilities. They rank; only the calibrated column is a probability, and only where the "
     "share of positives is that of the validation data.",
+)
+
+FROM_COUNTS = (
+    "Sites told how many validation scores lie in each bin, not the scores: all of this holds to the width of a bin, "
+    "and where sites added noise, intervals do not contain it."
 )
 
 
@@ -60,9 +66,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _title(about: Mapping[str, Any]) -> str:
     labels = about.get("labels") or {}
-    if labels.get("column"):
-        return f"Model card: {text(labels['column'])} = {text(labels['1'])}"
-    return "Model card"
+    if not labels.get("1"):
+        return "Model card"
+    column = f"{text(labels['column'])} = " if labels.get("column") else ""  # images by class have no column
+    return f"Model card: {column}{text(labels['1'])}"
 
 
 def _summary(about: Mapping[str, Any]) -> str:
@@ -108,7 +115,7 @@ def _sites(members: Sequence[Mapping[str, Any]]) -> str:
 
 def _metrics(judgement: Judgement | None) -> list[str]:
     if judgement is None:
-        return ["The run kept no scores of held-back data, so nothing is known of it here."]
+        return ["The run kept no scores of held-back data. `fedxl report` has what its sites disclosed, if they did."]
     parts = {"all together": judgement.pooled} | {text(name): judged for name, judged in judgement.sites.items()}
     names = list(judgement.pooled.metrics)
     rows = [
@@ -149,6 +156,7 @@ def _decision(about: Mapping[str, Any], judgement: Judgement | None) -> list[str
         f"Class 1 from a raw score of {decision['threshold']:.6g} on: the threshold that reaches "
         f"{text(decision['rule'])} on the validation data.",
         table(["", *columns], rows),
+        *([FROM_COUNTS] if about.get("decided_by") == COUNTS else []),
     ]
 
 

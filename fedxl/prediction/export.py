@@ -16,6 +16,7 @@ from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judgement, 
 from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically, write_json
 from fedxl.prediction import card
+from fedxl.prediction.card import COUNTS
 from fedxl.prediction.exported import CARD, DESCRIPTION, FORMAT, Exported, digest, is_exported, read_exported
 from fedxl.prediction.network import WEIGHTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
@@ -62,12 +63,12 @@ def export(
     require(free, f"{target} holds something else; choose another folder")
     named = found.model is not None
     network = _network(found, model, allow_code, onnx)
-    decision = decision_for(found.scored, wish)
+    decision, why = decision_for(found.deciding, wish), why_undecided(found.deciding)
     checked = to_onnx(network, found.form) if onnx and network is not None else None
     if not named:
         say(NOT_REBUILT if checked else ONLY_WEIGHTS)
     if decision is None:
-        say(f"no calibration and no threshold: {why_undecided(found.scored)}")
+        say(f"no calibration and no threshold: {why}")
     judgement = _judged(found.scored, wish)
     _write(target, found, decision, checked, judgement)
     return read_exported(target)
@@ -140,7 +141,8 @@ def description(
         "labels": labels,
         "preparation": None if prepared is None else prepared.to_json(),
         "decision": None if decision is None else decision.to_json(),
-        "undecided": why_undecided(run.scored),
+        "undecided": why_undecided(run.deciding),
+        "decided_by": "scores" if "validation" in run.scored else COUNTS,
         "onnx": checked,
         "training": {**_without_paths(run.about), "best_round": run.best_round},
         "judgement": None if judgement is None else _shortened(judgement),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def with_weights(network: nn.Module, content: bytes, path: Path) -> nn.Module:
         require(same, f"{path}: '{name}' must be {_words(tensor)} for this network, not {_words(found)}")
     more = next((name for name in tensors if name not in own), None)
     require(more is None, f"{path} holds '{more}', which this network does not have")
+    network = copy.deepcopy(network)  # it may be the user's own
     network.load_state_dict(tensors, strict=True, assign=True)
     left = next((name for name, buffer in network.named_buffers() if buffer.is_meta), None)
     require(left is None, f"the network keeps '{left}' outside of its weights, so it cannot be rebuilt from them")

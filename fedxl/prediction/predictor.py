@@ -86,8 +86,9 @@ def of_run(
     run: FinishedRun, wish: Wish, model: nn.Module | None, allow_code: bool, device: torch.device
 ) -> Predictor:
     network = run.network(model, allow_code)
-    decision = decision_for(run.scored, wish)
-    return Predictor(scorer_of(network, device), run.form, run.preparation, decision, why_undecided(run.scored))
+    found = run.deciding
+    decision = decision_for(found, wish)
+    return Predictor(scorer_of(network, device), run.form, run.preparation, decision, why_undecided(found))
 
 
 def _exported(found: Exported, model: nn.Module | None, allow_code: bool, device: torch.device) -> Predictor:

@@ -12,13 +12,14 @@ from torch import nn
 from fedxl.data.preparation import NAME as PREPARATION
 from fedxl.data.preparation import Preparation
 from fedxl.errors import UserError, require
-from fedxl.evaluation import scored
+from fedxl.evaluation import curves, scored
+from fedxl.evaluation.decision import deciding
 from fedxl.evaluation.scored import Scored
 from fedxl.files import read_json
 from fedxl.options import convert
 from fedxl.prediction.network import WEIGHTS, read_weights, rebuilt, with_weights
 from fedxl.training.members import ABOUT, Form
-from fedxl.training.rundir import SCORES, read_metrics
+from fedxl.training.rundir import CURVES, SCORES, read_metrics
 from fedxl.training.settings import DTYPES
 
 OWN = (
@@ -47,6 +48,11 @@ class FinishedRun:
     def dtype(self) -> str:
         """Of the weights."""
         return str(self.settings.get("run.dtype", "float32"))
+
+    @property
+    def deciding(self) -> Mapping[str, Scored]:
+        """What calibration and threshold are chosen by: scores, or what sites' counts in bins say of them."""
+        return deciding(self.scored, curves.load(self.path / CURVES))
 
     @property
     def best_round(self) -> int | None:

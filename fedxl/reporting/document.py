@@ -45,7 +45,9 @@ def build(runs: Sequence[Run], reference: str = "") -> Page:
         group.letter: Key(shown(group.label, 60), None, group.letter) for group in left_out
     }
     fpr = _fpr(focus.shown)
-    judged = {group.letter: found for group in groups if (found := _judge(group.shown, fpr)) is not None}
+    judged = {
+        group.letter: found for group in groups if (found := _judge(group.shown, fpr, group is focus)) is not None
+    }
     names, compared = _names(focus.shown, fpr), comparison.compare(groups, focus, fpr)
     mine, key = judged.get(focus.letter), keys[focus.letter]
     sections = [
@@ -101,9 +103,10 @@ def _names(run: Run, fpr: float) -> list[str]:
     return list(dict.fromkeys([*chosen, *usual, *own]))
 
 
-def _judge(run: Run, fpr: float) -> Judgement | None:
-    """What its scores say; None if there are none, or of one class only."""
+def _judge(run: Run, fpr: float, by_site: bool = True) -> Judgement | None:
+    """What its scores say; None if there are none, or of one class only. Sites take most of the time."""
     split = judged_on(run)
     if not split or not both_classes(run.scored[split]):
         return None
-    return judge(run.scored, fpr=fpr)
+    known = run.scored if by_site else {name: replace(found, sites=None) for name, found in run.scored.items()}
+    return judge(known, fpr=fpr)

@@ -37,12 +37,8 @@ def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
 
 
 def _outcome(run: Run) -> Outcome:
-    told = [
-        run.name,
-        *(str(run.settings.get(f"{section}.name", "?")) for section in ("algorithm", "risk")),
-        run.state,
-        "" if run.best_round is None else str(run.best_round),
-    ]
+    best = "" if run.best_round is None else str(run.best_round)
+    told = [run.name, printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
     seconds = (run.done or run.shown).get("seconds")
     return Outcome(told, run.values, intervals(run), [run.split, _number(seconds, 1)])
 
@@ -64,13 +60,6 @@ def _cell(outcome: Outcome, name: str) -> str:
     known = found is not None and math.isfinite(found.low) and math.isfinite(found.high)
     ends = f" [{found.low:.3f}, {found.high:.3f}]" if found is not None and known else ""
     return _number(outcome.metrics.get(name), 4) + ends
-
-
-def _state(done: Mapping[str, Any] | None, latest: Mapping[str, Any]) -> str:
-    """How far a run is."""
-    if done is None:
-        return f"at round {latest.get('round', 0)}"
-    return "finished (stopped early)" if done.get(STOPPED_EARLY) else "finished"
 
 
 def in_words(values: Mapping[str, Any]) -> str:

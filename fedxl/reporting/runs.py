@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedxl import metrics, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config.experiment import Config, dump
 from fedxl.errors import UserError, require
 from fedxl.evaluation import curves, scored
 from fedxl.evaluation.binned import Binned, pooled
-from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.scored import Scored
 from fedxl.files import cannot_read, read_bytes
 from fedxl.risks import RISKS
@@ -26,7 +23,6 @@ from fedxl.training.simulation import flattened
 from fedxl.training.trainer import Result
 
 LONGEST = 2**24  # bytes of run.json; a thousand sites take a tenth of a MB
-MOST_COUNTED = 10**8  # examples in counts; more would not fit into memory one by one
 Row = dict[str, Any]
 
 
@@ -80,13 +76,22 @@ class Run:
         return (source or {}).get(self.split) or {}
 
     @property
+    def algorithm(self) -> str:
+        return str(self.settings.get("algorithm.name", "?"))
+
+    @property
+    def risk(self) -> str:
+        """The risk's name; of a run of `fit` how it was built."""
+        return str(self.settings.get("risk.name") or self.settings.get("task.risk_name") or "?")
+
+    @property
     def seed(self) -> Any:
         return self.settings.get("run.seed", 0)
 
     @property
     def centralized(self) -> bool:
         """Whether its algorithm wants all data in one place."""
-        return is_centralized(str(self.settings.get("algorithm.name", "")))
+        return is_centralized(self.algorithm)
 
     @property
     def state(self) -> str:
@@ -130,7 +135,7 @@ def read_run(path: Path) -> Run:
         settings={**about["settings"], **told},
         rows=[evaluations[round] for round in sorted(evaluations)],
         done=next((record for record in reversed(records) if "test" in record), None),
-        scored=scored.load(path / SCORES) or {split: as_scored(found) for split, found in counted.items()},
+        scored=scored.load(path / SCORES) or {split: curves.as_scored(found) for split, found in counted.items()},
         counts={split: pooled(found.values()) for split, found in counted.items()},
         members=about["members"],
         environment=about["environment"],
@@ -138,16 +143,6 @@ def read_run(path: Path) -> Run:
         chosen_by=about["select"],
         config=text,
     )
-
-
-def as_scored(found: Curves) -> Scored:
-    """Scores with the counts that sites disclosed: each in the middle of its bin, as if those of a bin were equal."""
-    total = sum(sum(binned.totals()) for binned in found.values())
-    require(total <= MOST_COUNTED, f"curves of {total:.2g} examples are none that sites have disclosed")
-    each = [binned.as_scores() for binned in found.values()]
-    sites = np.repeat(np.arange(len(each)), [len(labels) for _, labels in each])
-    joined = [np.concatenate(part) for part in zip(*each, strict=True)]
-    return Scored(joined[0], joined[1], sites.astype(np.int64), tuple(found))
 
 
 def from_result(name: str, label: str, config: Config, result: Result, members: Sequence[Member]) -> Run:

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedxl.data.federation import Clients, Federation, Holding, Splits, as_splits
 from fedxl.data.label_forms import Label
+from fedxl.errors import kind_of, printable, require
 from fedxl.risks import Side, XRisk, partial_auc
 
 APART = 0.25  # from here on classes lie at different sites; equal shards of some hundred examples are below 0.1
@@ -206,6 +207,11 @@ def advise(
     >>> advice.settings["algorithm.one_class"]
     'train'
     """
+    right = risk is None or isinstance(risk, XRisk)
+    require(right, f"risk must be an object such as fedxl.partial_auc(), not {kind_of(risk)}")
+    sizes = (batch_size, batch_size) if isinstance(batch_size, int) else tuple(batch_size)
+    whole = len(sizes) == 2 and all(isinstance(size, int) for size in sizes)
+    require(whole, f"batch_size must be one whole number or two, got {printable(batch_size, 40)}")
     federation = as_splits(clients, positive).train
     risk = risk or partial_auc()
     holdings = federation.holdings()
@@ -221,7 +227,6 @@ def advise(
             said = ", ".join(f"{name} = {_toml(value)}" for name, value in chosen.items())
             parts.append(f"{said}: {_filled(rule.why, facts)}" if said else _filled(rule.why, facts))
         lines.append("; ".join(parts))
-    sizes = (batch_size, batch_size) if isinstance(batch_size, int) else batch_size
     return Advice(facts, settings, lines, list(_flags(holdings, risk.sides, sizes)))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,6 +143,10 @@ def _pair(pair: Any, name: str) -> Pair:
 
 def origins(pairs: Mapping[str, Pair | Split | None], clients: Sequence[str]) -> dict[str, Origin]:
     """Where the examples of each split are from, where the splits say so; `clients` are the names."""
+    for name, split in pairs.items():
+        if isinstance(split, Split) and split.sites is not None:
+            known = len(split.sites) == len(split.y) and bool(np.isin(split.sites, np.arange(len(clients))).all())
+            require(known, f"{name}: sites must number the client of each example, from 0 to {len(clients) - 1}")
     return {
         name: Origin(split.sites, clients if split.sites is not None else (), split.rows)
         for name, split in pairs.items()

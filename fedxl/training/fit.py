@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,9 @@ def fit(
     )
     require(out is not None or not resume, "resume=True needs out, the folder of the run to go on with")
     require(hooks is None or isinstance(hooks, Hooks), f"hooks must be fedxl.Hooks(...), not {kind_of(hooks)}")
+    for item in fields(Hooks) if hooks else ():
+        right = item.name == "stop_collapsed" or callable(getattr(hooks, item.name))
+        require(right, f"hooks: {item.name} must be a function, not {kind_of(getattr(hooks, item.name))}")
     require_algorithm(algorithm)
     splits = as_splits(clients, positive, validation, test)
     federation = splits.train if augment is None else splits.train.augmented(_augment(augment))

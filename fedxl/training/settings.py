@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from fedxl import registry
 from fedxl.data.federation import Weighting
 from fedxl.engine.choose import EXECUTORS
 from fedxl.errors import UserError, first_line, require, unknown
 from fedxl.metrics import Item
 from fedxl.models.precision import PRECISIONS
 from fedxl.risks import XRisk
+from fedxl.tracking import TRACKERS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # A larger value is a typing error, and would use up all memory before the first step.
@@ -65,6 +67,9 @@ class Settings:
         require(all(0 < limit <= 1 for limit in self.fpr), f"fpr must lie in (0, 1], got {list(self.fpr)}")
         if self.executor not in ("auto", *EXECUTORS):
             raise unknown("executor", self.executor, ("auto", *EXECUTORS))
+        for name in self.track:
+            if name not in TRACKERS and not registry.own(name):
+                raise unknown("tracker", name, TRACKERS)
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
         if self.precision not in PRECISIONS:

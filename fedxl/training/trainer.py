@@ -82,14 +82,14 @@ class Result:
         """
         require(self.form is not None, "this result does not say what its network takes; score with its model")
         assert self.form is not None
-        from fedxl.evaluation.decision import Wish  # loads scipy, which training does not need
+        from fedxl.evaluation.decision import Wish, deciding  # loads scipy, which training does not need
 
         wish = Wish(calibration, specificity, sensitivity)
         score, source = (
             scorer_of(self.model, next(self.model.parameters()).device),
             examples(x, self.form, self.preparation),
         )
-        return predict(score, source, self.form, decision_for(self.scored, wish))
+        return predict(score, source, self.form, decision_for(deciding(self.scored, self.curves), wish))
 
 
 class Progress(NamedTuple):
@@ -181,7 +181,7 @@ def train(
     with RunDir(out, resume) as folder:
         for name, text in (files or {}).items():
             folder.write(name, text)
-        if not resume:
+        if not resume or not (out / ABOUT).exists():  # a run may have been killed before it wrote it
             folder.write(ABOUT, about(task.description, task.members, task.problem.select, task.form))
             if task.preparation is not None:
                 folder.write(NAME, task.preparation.to_text())

@@ -115,6 +115,24 @@ def test_images_that_cannot_be_read_are_listed(tmp_path, monkeypatch, capsys):
     assert out.count("problem: ") == 2
 
 
+def test_a_folder_of_images_is_looked_through(tmp_path, monkeypatch, capsys):
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    for row in range(40):
+        file = tmp_path / "images" / "ab"[row % 2] / ("no", "yes")[row // 2 % 2] / f"{row}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(file)
+    path = config(tmp_path, f'name = "folder"\npath = "{tmp_path / "images"}"\npositive = "yes"\nsize = 8')
+    code, out, _ = checked(monkeypatch, capsys, path, "--json")
+    told = json.loads(out)
+    assert (code, told["problems"], told["unreadable_images"]) == (0, [], 0)
+    assert [site["name"] for site in told["sites"]] == ["a", "b"]
+    file.write_bytes(b"rubbish")
+    code, out, _ = checked(monkeypatch, capsys, path)
+    assert code == 2
+    assert "39.png" in out
+
+
 def test_a_site_checks_its_own_data(tmp_path, monkeypatch, capsys):
     held = arrays()
     held["y"] = np.r_[np.ones(4, int), held["y"][4:]]

@@ -91,7 +91,7 @@ MISTAKES = {
     "no sites": (lambda f: (f, {"site": ""}), "site must name the column with the sites; or give a dict"),
     "sites twice": (lambda f: ({"north": f}, {}), "site is for one data frame; of a dict, the names are the sites"),
     "nobody": (lambda f: ({}, {"site": ""}), "a federation needs at least one site"),
-    "another label": (lambda f: (f, {"label": "findings"}), "the data frame (label) 'findings'; did you mean 'finding'"),
+    "another label": (lambda f: (f, {"label": "findings"}), "(label) 'findings'; did you mean 'finding'"),
     "another positive": (lambda f: (f, {"positive": "ill"}), "positive is 'ill', which never occurs"),
     "no positive": (lambda f: (f, {"positive": None}), "say which one is positive: positive = 'sick' or 'well'"),
     "three labels": (lambda f: (f.assign(finding=["a", "b", "c"] * 40), {}), "a label has two values"),

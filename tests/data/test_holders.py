@@ -65,6 +65,7 @@ FORMS: dict[str, Any] = {
     "another byte order": (X.astype(">f4"), Y.astype(">i8")),
     "a view backwards": (X[::-1][::-1], Y[::-1][::-1]),
     "long doubles": (X.astype(np.longdouble), Y),
+    "floats of 8 bits": (torch.from_numpy(X).to(torch.float8_e4m3fn), Y),
     "-1 and 1": (X, 2 * Y - 1),
     "booleans": (X, Y.astype(bool)),
     "floats": (X, Y.astype(np.float64)),
@@ -171,6 +172,9 @@ CLIENTS: dict[str, tuple[Any, str]] = {
     "a dict without labels": ({"north": X}, "client 'north' must be a pair (x, y) or a torch Dataset, not a ndarray"),
     "a dict of dicts": ({"north": {"x": X}}, "client 'north' must be a pair (x, y)"),
     "a pair": ((X, Y), "clients is one pair (x, y)"),
+    "a list of x and one of y": (([X, X], [Y, Y]), "clients is a list of x and a list of y; give list(zip(xs, ys))"),
+    "a name that controls a terminal": ({"a\x1b[2J": (X, Y)}, "a client's name has at most 200 printable characters"),
+    "a name too long": ({"a" * 201: (X, Y)}, "a client's name has at most 200 printable characters"),
     "a pair of lists": (
         (X.tolist(), Y.tolist()),
         "client 0 must be a pair (x, y) or a torch Dataset, not a list of 12",

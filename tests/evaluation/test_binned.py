@@ -190,6 +190,14 @@ def test_a_grid_around_scores_is_one_whatever_they_are():
         assert edges[0] < min(scores) <= max(scores) < edges[-1]
 
 
+def test_counts_beyond_memory_are_not_written_out():
+    many = Binned(Grid(8).edges(), np.full(8, 10**11), np.full(8, 10**11))
+    with pytest.raises(UserError, match="too many to stand for scores"):
+        many.as_scores()
+    assert many.grid_around(8).bins == 8
+    assert many.auroc().value == 0.5
+
+
 def test_numbers_that_are_none_count_as_lowest_and_infinite_ones_at_the_ends():
     found = count(Grid(8).edges(), np.array([np.nan, -np.inf, np.inf]), np.array([1, 0, 1]))
     assert (found.positives[0], found.negatives[0], found.positives[-1]) == (1, 1, 1)
@@ -209,13 +217,28 @@ def test_noise_is_taken_out_as_far_as_it_can_be_and_its_error_is_known():
     found = [noisy(exact, "0.5", seed) for seed in range(40)]
     errors = np.array([each.auroc().value - true for each in found])
     named = metrics.resolve(["auroc"])
-    said = np.mean([binned.noise_errors(named, each, draws=50)["auroc"] for each in found[:5]])
+    said = np.mean([binned.noise_errors(named, [each])["auroc"] for each in found[:5]])
     assert 0.6 * said < errors.std() < 1.6 * said
     assert abs(errors.mean()) < said
     for each in found:
         assert min(map(np.min, each.counts())) >= 0
         assert sum(each.totals()) == pytest.approx(each.positives.sum() + each.negatives.sum())
         assert (np.diff(each.roc()) >= 0).all()
+
+
+def test_the_noise_of_many_small_sites_is_known_with_the_bias_that_it_causes():
+    """Ten sites of 200 examples each, whose noise is nearly as large as their data."""
+    scores, labels = example(2000)
+    edges = Grid(32, scale=0.2, reach=20.0).edges()
+    exact = [count(edges, scores[part::10], labels[part::10]) for part in range(10)]
+    true, named = pooled(exact).auroc().value, metrics.resolve(["auroc"])
+    drawn = [
+        [noisy(part, "0.5", 10 * seed + n).without_noise() for n, part in enumerate(exact)] for seed in range(20)
+    ]
+    errors = np.array([pooled(parts).auroc().value - true for parts in drawn])
+    said = binned.noise_errors(named, drawn[0])["auroc"]
+    assert 0.5 < said / np.sqrt(np.mean(errors**2)) < 2
+    assert binned.noise_errors(named, exact)["auroc"] == 0
 
 
 def test_noise_that_drowns_a_class_leaves_no_metric():
@@ -254,6 +277,19 @@ def test_counts_come_back_from_a_file_as_they_were(tmp_path):
     np.testing.assert_array_equal(found["test"]["é"].positives, two.positives)
     assert found["test"]["é"].noise == 1.5
     assert curves.load(tmp_path / "none.npz") == {}
+
+
+def test_curves_stand_for_scores_of_all_sites_where_scores_are_asked_for():
+    scores, labels = example(300)
+    edges = Grid(64).edges()
+    parts = {"a": count(edges, scores[:100], labels[:100]), "b": count(edges, scores[100:], labels[100:])}
+    found = curves.as_scored(parts)
+    assert found.names == ("a", "b")
+    assert metrics.auroc(found.scores, found.labels) == pytest.approx(pooled(parts.values()).auroc().value, abs=1e-12)
+    mine = found.by_site()["b"]
+    assert metrics.average_precision(mine.scores, mine.labels) == pytest.approx(
+        parts["b"].average_precision().value, abs=1e-12
+    )
 
 
 def test_a_damaged_file_is_told_in_one_line(tmp_path):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedxl.errors import UserError
+from fedxl.evaluation.binned import count
 from fedxl.evaluation.calibration import Platt
-from fedxl.evaluation.decision import Decision, Wish, decide, why_undecided
+from fedxl.evaluation.decision import Decision, Wish, decide, deciding, why_undecided
 from fedxl.evaluation.scored import Scored
 
 
@@ -61,6 +62,21 @@ def test_without_both_classes_there_is_no_decision():
     assert not why_undecided({"validation": validation()})
     with pytest.raises(UserError, match="cannot choose a calibration and a threshold"):
         decide({"validation": one})
+
+
+def test_counts_in_bins_stand_for_scores_that_nobody_told():
+    """Of two sites, in narrow bins: nearly the decision of the scores themselves, which go first if there are any."""
+    found = validation(4000)
+    edges = np.linspace(-5, 6, 1101)  # every score is in a bin of its own
+    half = {"a": found.take(np.arange(0, 2000)), "b": found.take(np.arange(2000, 4000))}
+    curves = {"validation": {site: count(edges + 0.005, one.scores, one.labels) for site, one in half.items()}}
+    exact, binned = decide({"validation": found}), decide(deciding({}, curves))
+    assert binned.threshold == pytest.approx(exact.threshold, abs=0.011)
+    assert binned.measured["sensitivity"] == exact.measured["sensitivity"]
+    scores = np.linspace(-3, 4, 50)
+    np.testing.assert_allclose(binned.probabilities(scores), exact.probabilities(scores), atol=0.002)
+    assert deciding({"validation": found}, curves)["validation"] is found
+    assert why_undecided(deciding({}, {})) == "the run kept no validation scores"
 
 
 @pytest.mark.parametrize(

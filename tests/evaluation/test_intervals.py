@@ -6,36 +6,18 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from fedxl import metrics
 from fedxl.errors import UserError
 from fedxl.evaluation.intervals import bootstrap, delong, freedom, one_metric, proportion
 from fedxl.evaluation.placements import covariance, placements
-from fedxl.evaluation.resampling import CURVES, MOST_FOR_BCA, measured
-from tests.evaluation.sets import made
+from fedxl.evaluation.resampling import CURVES, GENERATOR, MOST_FOR_BCA, measured
+from tests.evaluation.sets import made, written_out
 
 # Ratings of 51 abnormal and 58 normal CT images: J. Hanley, B. McNeil, Radiology 143, 1982, table I.
 ABNORMAL, NORMAL = (3, 2, 2, 11, 33), (33, 6, 6, 11, 2)
-
-
-def written_out(models, labels):
-    """DeLong, DeLong and Clarke-Pearson's covariance, pair by pair, as their equations have it."""
-    labels = np.asarray(labels)
-    v10, v01, areas = [], [], []
-    for scores in models:
-        x, y = np.asarray(scores)[labels == 1], np.asarray(scores)[labels == 0]
-        psi = np.array([[1.0 if a > b else 0.5 if a == b else 0.0 for b in y] for a in x])
-        v10, v01, areas = [*v10, psi.mean(1)], [*v01, psi.mean(0)], [*areas, psi.mean()]
-    m, n, k = len(v10[0]), len(v01[0]), len(models)
-    found = np.zeros((k, k))
-    for r in range(k):
-        for s in range(k):
-            s10 = sum((v10[r][i] - areas[r]) * (v10[s][i] - areas[s]) for i in range(m)) / (m - 1)
-            s01 = sum((v01[r][j] - areas[r]) * (v01[s][j] - areas[s]) for j in range(n)) / (n - 1)
-            found[r, s] = s10 / m + s01 / n
-    return np.array(areas), found
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -72,6 +54,17 @@ def test_variance_and_degrees_of_freedom_are_brunner_and_munzels(tied):
     w = (placed.auroc - 0.5) / math.sqrt(covariance(placed)[0, 0])
     assert abs(reference.statistic) == pytest.approx(abs(w), rel=1e-10)
     assert reference.pvalue == pytest.approx(2 * stats.t.sf(abs(w), freedom(placed)), rel=1e-8)
+
+
+def test_the_interval_is_students_on_the_logit_scale():
+    """Degrees of freedom from Brunner and Munzel's p, by SciPy: the t distribution that gives it."""
+    scores, labels = made(6, 25, shift=0.5)
+    (area,), ((variance,),) = written_out([scores], labels)
+    reference = stats.brunnermunzel(scores[labels == 0], scores[labels == 1])
+    free = optimize.brentq(lambda df: 2 * stats.t.sf(abs(reference.statistic), df) - reference.pvalue, 1, 1000)
+    reach = stats.t.ppf(0.975, free) * math.sqrt(variance) / (area * (1 - area))
+    wanted = [1 / (1 + math.exp(-(math.log(area / (1 - area)) + side * reach))) for side in (-1, 1)]
+    assert delong(scores, labels)[1:3] == pytest.approx(wanted, rel=1e-8)
 
 
 def test_a_higher_level_is_wider_and_scales_do_not_matter():
@@ -182,7 +175,7 @@ def test_bca_is_that_of_scipy_on_scikit_learns_metric(name, reference, tied):
 
     wanted = stats.bootstrap(
         (scores[labels == 1], scores[labels == 0]), statistic, n_resamples=200, vectorized=False,
-        method="BCa", rng=np.random.default_rng(7),
+        method="BCa", **{GENERATOR: np.random.default_rng(7)},
     ).confidence_interval  # fmt: skip
     found = bootstrap(name, scores, labels, draws=200, seed=7)
     assert found.how == "BCa bootstrap, 200 draws"

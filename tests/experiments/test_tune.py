@@ -26,6 +26,7 @@ from fedxl.experiments.tune.search import Search, best_of, promoted
 from fedxl.experiments.tune.space import Choice, Range
 from fedxl.experiments.tune.trials import Outcome, Trial, TrialStore
 from fedxl.training.evaluate import HeldBack
+from fedxl.training.health import COLLAPSED, Watch
 from fedxl.training.rundir import checkpointed
 from fedxl.training.trainer import Hooks
 from tests.conftest import make_clients, until
@@ -171,6 +172,20 @@ def test_trials_that_diverge_are_failures_not_crashes(tmp_path):
     hopeless = a_plan({"algorithm": {"lr": [1e200], "weight_decay": [1.0]}}, ["local_sgd"], trials=2)
     with pytest.raises(UserError, match="every trial has diverged or collapsed"):
         results(hopeless, tmp_path / "hopeless")
+
+
+def test_a_trial_ends_where_its_scores_collapse(tmp_path, monkeypatch):
+    """At the first evaluation that finds it, whichever that is: here the second of those with a large lr."""
+
+    def watch(self, server, round, h, labels):
+        return {COLLAPSED: True} if round >= 2 and self.algorithm.lr > 0.5 else {}
+
+    monkeypatch.setattr(Watch, "__call__", watch)
+    todo = a_plan({"algorithm": {"lr": [0.1, 1.0]}}, ["fedxl2"], trials=4, sampler="random", run={"rounds": 4})
+    for each in Search(todo, tmp_path)()["fedxl2"]:
+        collapsed = each.settings["algorithm.lr"] == 1.0
+        assert each.last.failed == ("the scores have collapsed by round 2" if collapsed else "")
+        assert each.last.spent == (2 if collapsed else 4)
 
 
 def trial(number: int, *values: float | None) -> Trial:

@@ -10,6 +10,7 @@ from fedxl.data.digits import digits
 from fedxl.prediction import predictor
 from fedxl.prediction.export import export
 from tests.deploy.federated import SITES, config, deployed
+from tests.deploy.test_site_curves import judged
 
 
 def test_a_servers_run_predicts_and_is_exported(tmp_path):
@@ -24,3 +25,18 @@ def test_a_servers_run_predicts_and_is_exported(tmp_path):
     assert "trained across real sites" in card
     assert all(f"| {site} |" in card for site in SITES)
     assert json.loads((found.path / "model.json").read_text())["weights_dtype"] == "float64"
+
+
+def test_where_sites_disclose_curves_these_decide(tmp_path):
+    """No score leaves a site, and predictions have probabilities and classes all the same."""
+    result, _ = judged(tmp_path)
+    assert not result.scored
+    x = digits(clients=4, one_class=1, seed=3).test.x
+    (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
+    found, expected = predictor.load(folder).predict(x), result.predict(x)
+    assert found.probabilities is not None
+    np.testing.assert_array_equal(found.probabilities, expected.probabilities)
+    np.testing.assert_array_equal(found.classes, expected.classes)
+    assert 0 < found.classes.mean() < 1
+    card = (export(folder, onnx=False).path / "README.md").read_text()
+    assert "holds to the width of a bin" in card

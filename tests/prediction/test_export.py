@@ -98,7 +98,9 @@ def test_a_network_of_the_users_own_predicts_by_onnx(tmp_path):
     expected = result.predict(data.test.x)
     alone = predictor.load(found.path).predict(data.test.x)
     np.testing.assert_allclose(alone.scores, expected.scores, atol=1e-5)
-    given = predictor.load(found.path, model=own_network()).predict(data.test.x)
+    mine = own_network()
+    given = predictor.load(found.path, model=mine).predict(data.test.x)
+    assert torch.equal(mine[1].weight, own_network()[1].weight), "the user's network is left as it is"
     np.testing.assert_array_equal(given.scores, expected.scores)
     card = (found.path / "README.md").read_text()
     assert "trained from Python" in card

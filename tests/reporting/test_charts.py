@@ -9,6 +9,7 @@ import pytest
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from fedxl.evaluation.scored import Scored
+from fedxl.reporting import plots
 from fedxl.reporting.charts import chart as charts
 from fedxl.reporting.charts import curves, labels, pictures, scale
 from fedxl.reporting.charts.chart import Chart, Key
@@ -188,6 +189,26 @@ def test_colours_can_be_told_from_what_is_behind_them(scheme):
             assert contrast(colours[text], colours[behind]) >= 4.5, (text, behind)
         for line in (*(f"s{number_}" for number_ in range(len(charts.DASHES))), "ref"):
             assert contrast(colours[line], colours[behind]) >= 3, (line, behind)
+
+
+def test_the_demos_picture_has_the_colours_of_its_report():
+    css = (TEMPLATES / "report.css").read_text()
+    light = dict(re.findall(r"--(s\d): (#[0-9a-f]{6})", css.split("prefers-color-scheme: dark")[0]))
+    assert [colour for colour, _ in plots.STYLES] == [light[f"s{style}"] for style in range(len(plots.STYLES))]
+
+
+def test_labels_are_spread_no_further_than_they_must():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        wanted = rng.uniform(0, 100, rng.integers(1, 8)).tolist()
+        found = labels.spread(wanted, 10)
+        order = np.argsort(wanted)
+        assert (np.diff(np.array(found)[order]) >= 10 - 1e-9).all()
+        moved = np.sum((np.array(found) - wanted) ** 2)
+        for _ in range(20):  # no other heights with these gaps are nearer
+            other = np.array(found)[order] + rng.normal(0, 3, len(wanted))
+            other = np.maximum.accumulate(other - 10 * np.arange(len(wanted))) + 10 * np.arange(len(wanted))
+            assert np.sum((other - np.array(wanted)[order]) ** 2) >= moved - 1e-9
 
 
 def test_styles_differ_without_colour():

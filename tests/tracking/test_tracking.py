@@ -67,7 +67,7 @@ def events(out: Path):
 
 def in_events(out: Path) -> dict[str, list[tuple[int, float]]]:
     found = events(out)
-    tags = [tag for tag in found.Tags()["scalars"] if not tag.startswith("run/")]
+    tags = [tag for tag in found.Tags()["scalars"] if not tag.startswith(("run/", "traffic/"))]
     return {tag: [(event.step, pytest.approx(event.value)) for event in found.Scalars(tag)] for tag in tags}
 
 
@@ -123,7 +123,7 @@ def in_mlflow(db: Path) -> list:
             each.history = {
                 name: [(metric.step, metric.value) for metric in found]
                 for name, found in history.items()
-                if not name.startswith("run/")
+                if not name.startswith(("run/", "traffic/"))
             }
     return runs
 

@@ -6,6 +6,7 @@ import inspect
 import json
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ import fedxl
 from fedxl.algorithms import ALGORITHMS, Descent
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.config.experiment import Config, build_algorithm, build_problem
+from fedxl.data.federation import Split
 from fedxl.errors import UserError
 from fedxl.evaluation import scored
 from fedxl.training.settings import Settings
@@ -180,6 +182,7 @@ MISTAKES = {
     "one metric": ({"metrics": "auroc"}, "metrics must be a list, such as ['auroc'], not a str"),
     "a number for a folder": ({"out": 5}, "out must be a folder, such as 'runs/first', not an int"),
     "a function for hooks": ({"hooks": print}, "hooks must be fedxl.Hooks(...)"),
+    "a number for a hook": ({"hooks": fedxl.Hooks(say=3)}, "hooks: say must be a function, not an int"),
     "data for an algorithm": ({"algorithm": [(torch.zeros(3, 5), 0)]}, "algorithm must be an object such as"),
     "another type": ({"dtype": torch.float16}, "unknown dtype 'float16'"),
 }
@@ -193,6 +196,42 @@ def test_a_mistake_in_the_call_is_one_line(mistake):
         fedxl.fit(**{**call, **SIZES, **options})
     assert told in str(error.value)
     assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda: fedxl.FeDXL2(fedxl.auroc(), lr="0.1"), "'FeDXL2.lr' must be a number, not '0.1'"),
+        (lambda: fedxl.FeDXL2(fedxl.auroc(), milestones=3), "'FeDXL2.milestones' must be a list, each item a whole"),
+        (
+            lambda: fedxl.FeDXL2(fedxl.auroc(), pool_rounds=1.5),
+            "'FeDXL2.pool_rounds' must be a whole number, not 1.5",
+        ),
+        (lambda: fedxl.partial_auc(lam="1"), "'partial_auc.lam' must be a number, not '1'"),
+        (lambda: fedxl.auroc(surrogate=3), "'auroc.surrogate' must be a text, not 3"),
+        (lambda: fedxl.Augment(crop="4"), "'Augment.crop' must be a whole number, not '4'"),
+        (lambda: fedxl.Augment(site_means=3), "'Augment.site_means' must be a list, each item a number, not 3"),
+        (
+            lambda: fedxl.advise(make_clients([(3, 3)]), fedxl.auroc),
+            "risk must be an object such as fedxl.partial_auc()",
+        ),
+        (
+            lambda: fedxl.advise(make_clients([(3, 3)]), batch_size=(1, 2, 3)),
+            "batch_size must be one whole number or two",
+        ),
+    ],
+)
+def test_a_mistake_in_what_is_handed_to_fit_is_one_line(build, told):
+    with pytest.raises(UserError) as error:
+        build()
+    assert told in str(error.value)
+
+
+def test_sites_of_held_back_data_are_clients():
+    (x, y), *_ = make_clients([(6, 6)])
+    held = Split(x, y, np.arange(12))
+    with pytest.raises(UserError, match="validation: sites must number the client of each example, from 0 to 0"):
+        fedxl.fit(nn.Linear(5, 1), [(x, y)], fedxl.FeDXL2(fedxl.auroc()), validation=held, **SIZES)
 
 
 def test_devices_and_types_of_torch_are_names():

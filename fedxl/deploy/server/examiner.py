@@ -161,7 +161,7 @@ class SiteExaminer:
         bounds = {name: each.bound for name, each in binned.judge(self.evaluator.metrics, together).items()}
         remarks: dict[str, Any] = {f"{split}_bounds": bounds}
         if together.noise:
-            remarks[f"{split}_noise"] = binned.noise_errors(self.evaluator.metrics, together)
+            remarks[f"{split}_noise"] = binned.noise_errors(self.evaluator.metrics, list(parts.values()))
         values = self._counted(together)
         return None if math.isnan(value_of(values, self.select)) else Findings(values, remarks=remarks, curves=parts)
 

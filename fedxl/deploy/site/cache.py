@@ -93,12 +93,17 @@ def count(site: SiteFile) -> int:
     return len(labels(site))
 
 
-def prepare(site: SiteFile) -> int:
-    """Write the cache; the number of training examples."""
+def config_of(site: SiteFile) -> Config:
+    """The data that a site's file names."""
     given = dict(site.data)
     if given.get("name") in NAMED:
         given.setdefault("called", site.settings.name)  # its draws are those that it would make among all sites
-    config = Config(data=given, risk={}, algorithm={}, run={})
+    return Config(data=given, risk={}, algorithm={}, run={})
+
+
+def prepare(site: SiteFile) -> int:
+    """Write the cache; the number of training examples."""
+    config = config_of(site)
     raw = load_unfitted(config)
     if raw is not None:
         return tables.write(site.cache, raw, _own_part(site, raw.order.names), _about(site), site.settings.name)

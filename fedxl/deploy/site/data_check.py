@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from fedxl.config.check import check_data
-from fedxl.config.experiment import Config
 from fedxl.data.check import Findings
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.deploy.provision.settings import SiteFile
@@ -14,8 +13,7 @@ from fedxl.deploy.site import cache
 
 def check_site(site: SiteFile) -> Findings:
     """What is found in the data that this site would train and evaluate on."""
-    config = Config(data=dict(site.data), risk={}, algorithm={}, run={})
-    findings, _ = check_data(config, lambda splits: own(site, splits))
+    findings, _ = check_data(cache.config_of(site), lambda splits: own(site, splits))
     return findings
 
 

@@ -17,7 +17,7 @@ from fedxl.config.experiment import Config
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site.locks import locked
 from fedxl.errors import UserError, printable, require
-from fedxl.files import write_atomically
+from fedxl.files import read_bytes, write_atomically
 
 TABLES = ("model", "risk", "algorithm", "run")
 COUNTS = "requests.json"
@@ -94,7 +94,7 @@ def remember(path: Path, content: Mapping[str, Any]) -> None:
 def _counts(site: SiteFile) -> dict[str, int]:
     path = site.state / COUNTS
     try:
-        return {str(kind): int(number) for kind, number in json.loads(path.read_text()).items()}
+        return {str(kind): int(number) for kind, number in json.loads(read_bytes(path)).items()}
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError, TypeError) as error:

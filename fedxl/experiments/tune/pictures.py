@@ -43,6 +43,7 @@ def picture(plan: Plan, found: Found, path: Path) -> None:
         line = {"color": colour, "ls": style, "marker": mark, "markevery": [-1], "ms": 6}
         panels[0].step(numbers, values, where="post", lw=1.8, label=name, **line)
     panels[0].set(xlabel="trials", ylabel=f"best {metric} so far", title="Validation data")
+    panels[0].xaxis.get_major_locator().set_params(integer=True)
     panels[0].legend(frameon=False, fontsize=8)
     low, high = limits = _limits(plan, found)
     room = 0.12 * (high - low)
@@ -70,8 +71,7 @@ def _message(plan: Plan, found: Found) -> str:
     if not best:
         return "Every trial failed"
     winner = max(best, key=lambda trial: trial.value)
-    which = f"{winner.algorithm} is best" if len(found) > 1 else f"The best of {winner.algorithm}"
-    return f"{which}: {shown(winner.value, plan.metric)} with {in_words(winner.settings)}"
+    return f"Best: {shown(winner.value, plan.metric)} by {winner.algorithm} with {in_words(winner.settings)}"
 
 
 def _limits(plan: Plan, found: Found) -> tuple[float, float]:

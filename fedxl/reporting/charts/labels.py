@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import isotonic_regression
 
 Floats = npt.NDArray[np.float64]
 OFFSETS = np.array([(0, -11), (0, 11), (-11, -5), (11, 5), (11, -5), (-11, 5)], np.float64)
@@ -72,15 +73,8 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
     >>> spread([10, 12, 50], 10)
     [6.0, 16.0, 50.0]
     """
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    blocks: list[list[float]] = []  # what each would want if it were the first of its block
-    for rank, index in enumerate(order):
-        blocks.append([places[index] - gap * rank])
-        while len(blocks) > 1 and np.mean(blocks[-2]) >= np.mean(blocks[-1]):
-            last = blocks.pop()
-            blocks[-1] += last
-    level = [float(np.mean(block)) for block in blocks for _ in block]
-    found = [0.0] * len(places)
-    for rank, index in enumerate(order):
-        found[index] = level[rank] + gap * rank
-    return found
+    order = np.argsort(np.asarray(places, np.float64), kind="stable")
+    steps = gap * np.arange(len(order))
+    found = np.empty(len(order))
+    found[order] = isotonic_regression(np.asarray(places, np.float64)[order] - steps).x + steps
+    return [float(height) for height in found]

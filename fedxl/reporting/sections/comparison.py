@@ -32,6 +32,7 @@ def section(
     compared: Compared,
     names: Sequence[str],
 ) -> Section:
+    names = [name for name in names if any(_known(group, name, judged) for group in groups)]
     columns = [Column("run", numeric=False), *(Column(metric_name(n)) for n in names), Column("state", numeric=False)]
     rows = [_row(group, group is focus, keys[group.letter], judged, names) for group in groups]
     tables = [Table(_caption(groups, judged), columns, rows)]
@@ -50,18 +51,22 @@ def section(
     return Section("runs", "Runs" if len(groups) > 1 else "The run", tables=tables, missing=missing)
 
 
+def _known(group: Group, name: str, judged: Judgements) -> bool:
+    return bool(group.over_runs(name)) or (group.letter in judged and name in judged[group.letter].pooled.metrics)
+
+
 def _caption(groups: Sequence[Group], judged: Judgements) -> str:
     splits = {found.split for found in judged.values()} or {group.shown.split for group in groups}
     on = " and ".join(sorted(filter(None, splits))) or "no held-back"
     seeds = " Rows of several seeds show their mean ± standard deviation, then the one run that is looked at closely."
     several = seeds if any(len(group.runs) > 1 for group in groups) else ""
-    return f"Metrics on {on} data with 95 % intervals.{several}"
+    sure = " with 95 % intervals" if judged else ""
+    return f"Metrics on {on} data{sure}.{several}"
 
 
 def _row(group: Group, focus: bool, key: Key, judged: Judgements, names: Sequence[str]) -> Row:
     run, count = group.shown, len(group.runs)
-    told = [run.settings.get(f"{section}.name") for section in ("algorithm", "risk")]
-    head = Cell(shown(group.label, 80), ", ".join(shown(text, 40) for text in told if text))
+    head = Cell(shown(group.label, 80), f"{shown(run.algorithm, 40)}, {shown(run.risk, 40)}")
     chosen = f"round {run.best_round} chosen" if run.best_round is not None else ""
     state = Cell(
         f"{count} seeds" if count > 1 else run.state, f"shown: seed {shown(run.seed, 20)}" if count > 1 else chosen
@@ -130,7 +135,7 @@ def why_no_scores(run: Run) -> str:
         return "its data do not hold both classes"
     if run.done is None:
         return "it has not finished, and scores are written at the end"
-    if str(run.settings.get("risk.name", run.settings.get("task.risk_name", ""))).startswith("contrastive"):
+    if run.risk.startswith("contrastive"):
         return "its risk pairs vectors, which have no ROC curve"
     if any("validation_by_site" in row for row in run.rows):
         return "its sites disclose metrics, not scores"

@@ -56,20 +56,20 @@ def question(groups: Sequence[Group], focus: Group, judged: Judgement | None) ->
     chosen = f"The best round is chosen by {metric_name(run.metric)} on validation data."
     if not any(row.get("validation") for row in run.rows):
         chosen = "Without validation data the last round is the result."
+    verb, rest = ("bring", "down its risk") if run.metric == "risk" else ("rank", "positives above negatives")
     if len(groups) > 1:
         return (
-            f"Which of these runs ranks positives above negatives best on {split} data{data}, if {_sites(run)}{held} "
-            f"train for {_goal(run)} without pooling their data? {chosen}"
+            f"Which of these runs {verb}s {rest} best on {split} data{data}, if {_sites(run)}{held} train for "
+            f"{_goal(run)} without pooling their data? {chosen}"
         )
     return (
-        f"How well does this run rank positives above negatives on {split} data{data}, after {_sites(run)}{held} "
-        f"trained for {_goal(run)}? {chosen}"
+        f"How well does this run {verb} {rest} on {split} data{data}, after {_sites(run)}{held} trained for "
+        f"{_goal(run)} without pooling their data? {chosen}"
     )
 
 
 def _goal(run: Run) -> str:
-    name = str(run.settings.get("risk.name") or run.settings.get("task.risk_name") or "an X-risk")
-    return RISKS.get(name) or RISKS.get(name.partition("(")[0]) or shown(name, 60)
+    return RISKS.get(run.risk) or RISKS.get(run.risk.partition("(")[0]) or shown(run.risk, 60)
 
 
 def _sites(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""What is in a table's files that its rows no longer show once they are prepared: gaps, groups, damaged images."""
+"""What is in the files of tables and folders that examples no longer show: gaps, torn groups, damaged images."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedxl.data.features import Features
+from fedxl.data.folder import FolderOptions, images_in
 from fedxl.data.keys import Keys
 from fedxl.data.rawtable import Chunks
 from fedxl.data.resized import unreadable
@@ -47,6 +48,12 @@ def inspect_table(
         more = f" and {len(some) - FEW} more columns" if len(some) > FEW else ""
         remarks.append(f"values are missing: {', '.join(few)}{more}; the preparation fills them in")
     return Inspected(problems, remarks, {"missing_values": some})
+
+
+def inspect_folder(path: str, options: FolderOptions = FolderOptions()) -> Inspected:  # noqa: B008 (frozen)
+    """The settings are those of the data set `folder`."""
+    damaged = unreadable(Path(path), images_in(Path(path)))
+    return Inspected(damaged, [], {"unreadable_images": len(damaged)})
 
 
 def _groups(keys: Keys, column: str) -> tuple[list[str], list[str]]:
