@@ -13,7 +13,7 @@ round (passive, numbers from the pool):
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -40,8 +40,10 @@ from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Healt
 from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights
 
-# The first u of a pool are estimated against so many pooled b. All pairs of a large pool would take too long.
-FIRST_ESTIMATE = 1024
+# u that the server computes are estimated against so many pooled b. All pairs of a large pool would take too long.
+MOST_COMPARED = 1024
+# Whose u the pool holds. clients: running estimates, as in the paper. server: estimates from the pooled scores alone.
+PoolU = Literal["clients", "server"]
 
 
 class FeDXLServer(NamedTuple):
@@ -79,6 +81,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     one_class: OneClass = "auto"  # clients with one class: lend scores, train (the paper), or centre their pull
     reach: float = 0.0  # how far a client with one class that trains may move its scores in a round; 0: any distance
     mix: float = 0.0  # weight of a client's own fresh pairs; 1/N: as much as they have in the whole risk
+    pool_u: PoolU = "clients"  # u of pooled scores: the clients' running estimates, or the server's own (server)
     pool_share: float = 1.0  # the share of a side of the pool that one client may fill; 1: all
     fresh: bool = False  # pool scores of fresh examples (the paper's z-hat, an extra forward pass), not of the batch
 
@@ -87,6 +90,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         require(self.pool_rounds >= 1, f"pool_rounds must be at least 1, got {self.pool_rounds}")
         if self.one_class not in get_args(OneClass):
             raise unknown("way with one_class", self.one_class, get_args(OneClass))
+        if self.pool_u not in get_args(PoolU):
+            raise unknown("pool_u", self.pool_u, get_args(PoolU))
         require(self.reach >= 0, f"reach must not be negative (0: no limit), got {self.reach}")
         trains = self.with_one_class == "train"
         require(
@@ -239,6 +244,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         shares = self.chosen(server, updates, shares)
         weights, G = self.merged((updates.weights, updates.G), shares, (server.weights, server.G))
         pool = self.merge(server.pool, updates)
+        pool = self.estimated(pool) if self.pool_u == "server" else pool
         return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms)
 
     def trained(self, share: Share) -> Tensor:
@@ -252,6 +258,14 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             merge(pool.first, capped(updates.first, self.pool_share), self.pool_rounds),
             merge(pool.second, capped(updates.second, self.pool_share), self.pool_rounds),
         )
+
+    def estimated(self, pool: Pool) -> Pool:
+        """The pool with u that follow from its own scores."""
+        first, second = pool
+        if self.risk.linear or not bool(second.weight.sum() > 0):
+            return pool
+        some = spread(second.weight, MOST_COMPARED)
+        return Pool(first._replace(u=self.risk.inner(first.a, second.b[some], second.y[some])), second)
 
     def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
         sizes = super().check_update(server, update, assignment)
@@ -354,10 +368,7 @@ class WarmUp:
         if not bool(second.weight.sum() > 0):
             # Without any b there is no u, and an a without its u cannot be used.
             return server._replace(pool=Pool(server.pool.first, second))
-        if not self.of.risk.linear:
-            some = spread(second.weight, FIRST_ESTIMATE)
-            first = first._replace(u=self.of.risk.inner(first.a, second.b[some], second.y[some]))
-        return server._replace(pool=Pool(first, second))
+        return server._replace(pool=self.of.estimated(Pool(first, second)))
 
     def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
         sent, mine = (tree.leaves((state.weights.params, state.G)) for state in (server, update))
