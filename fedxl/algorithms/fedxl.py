@@ -271,8 +271,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         sizes = super().check_update(server, update, assignment)
         # A client with rare examples has its gradient multiplied by this factor. That alone is not an excess.
         sizes |= {WEIGHTS_AND_G: sizes[WEIGHTS_AND_G] / self.factors(assignment.share)}
+        sizes |= self.check_scores(update, assignment, with_u=not self.risk.linear)
         check_distance(self.risk, server.pool, Pool(update.first, update.second))
-        return sizes | self.check_scores(update, assignment, with_u=not self.risk.linear)
+        return sizes
 
     def factors(self, share: Share) -> Tensor:
         factors = torch.stack((share.first, share.second))

@@ -227,3 +227,17 @@ def test_play_round_uses_the_rule(network):
     server, updates = play_round(algorithm, engine, algorithm.init(weights_of(network())), 1, np.arange(len(SIZES)))
     for name, leaf in updates.weights.params.items():
         np.testing.assert_allclose(server.weights.params[name].numpy(), np.median(leaf.numpy(), 0), atol=1e-12)
+
+
+def test_the_servers_own_u_follow_from_the_pooled_scores(network):
+    """Whatever clients say of them: against log-mean-exp by hand."""
+    algorithm = build("fedxl2", pool_u="server")
+
+    def lie(server, updates):
+        return updates._replace(first=updates.first._replace(u=torch.full_like(updates.first.u, -0.1)))
+
+    pool = after(algorithm, network, lie).pool
+    a, b = pool.first.a.numpy(), pool.second.b.numpy()
+    expected = np.log(np.exp(np.maximum(0, 1 - (a[:, None] - b[None])) ** 2 / 1.0).mean(1))
+    np.testing.assert_allclose(pool.first.u.numpy(), expected, rtol=0, atol=1e-12)
+    assert float(after(build("fedxl2"), network, lie).pool.first.u.max()) == pytest.approx(-0.1)

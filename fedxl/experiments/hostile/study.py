@@ -68,12 +68,8 @@ def cases(seeds: Sequence[int] = SEEDS, honest_seeds: Sequence[int] = HONEST_SEE
         for defence in DEFENCES:
             yield Case(NOBODY, 0, defence, seed)
         if seed in seeds:
-            yield from (
-                Case(attack, count, defence, seed)
-                for attack in ATTACKS
-                for count in COUNTS[1:]
-                for defence in DEFENCES
-            )
+            attacked = product(ATTACKS, COUNTS[1:], DEFENCES)
+            yield from (Case(attack, count, defence, seed) for attack, count, defence in attacked)
 
 
 def liars(seed: int, count: int, clients: int = CLIENTS) -> list[int]:
