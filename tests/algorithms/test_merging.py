@@ -192,7 +192,7 @@ def pool_of(a: torch.Tensor, b: torch.Tensor) -> Pool:
 
 def test_raw_scores_far_from_the_pool_are_refused():
     rng = torch.Generator().manual_seed(0)
-    scores = 50 + 20 * torch.randn(2, 64, generator=rng)
+    scores = 50 + 30 * torch.randn(2, 64, generator=rng)
     pool = pool_of(*scores)
     middle = torch.cat([*scores]).median()
     spread = (torch.cat([*scores]) - middle).abs().median()
@@ -201,9 +201,11 @@ def test_raw_scores_far_from_the_pool_are_refused():
     beyond = new.index_fill(0, torch.tensor([3]), float(middle - 101 * spread))
     with pytest.raises(RefusedError, match=r"its scores \(second\) lie more than 100 times the pool's spread"):
         check_distance(raw, pool, pool_of(new, beyond))
-    check_distance(raw, pool_of(new, new), pool_of(new, new + 99)), "all alike: one margin is the least spread"
-    check_distance(raw, pool_of(new[:1], new[:1]), pool_of(new, 1e3 * new))
-    check_distance(partial_auc(scores="sigmoid"), pool, pool_of(new, 1e9 * new))
+    check_distance(raw, pool_of(new, new), pool_of(new, new + 999))  # all alike: ten margins are the least spread
+    with pytest.raises(RefusedError, match="first"):
+        check_distance(raw, pool_of(new, new), pool_of(new - 1001, new))
+    check_distance(raw, pool_of(new[:1], new[:1]), pool_of(new, 1e3 * new))  # as a client sees the pool
+    check_distance(partial_auc(scores="sigmoid"), pool, pool_of(new, 1e9 * new))  # for others to refuse
 
 
 @pytest.mark.parametrize(
