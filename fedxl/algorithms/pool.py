@@ -16,8 +16,8 @@ from fedxl.risks.saturation import saturated
 S = TypeVar("S", "S1Scores", "S2Scores")
 ENOUGH = 8  # scores of a side that say where the pool lies
 FARTHEST = 100.0  # times the pool's spread, from its median: how far a raw score may lie
-# The least spread that raw scores are measured by: ten margins of the surrogates. In honest runs at high learning rates
-# scores were found at 154 margins, where the pool's own spread was less than one.
+# What a smaller spread of raw scores counts as: ten margins of the surrogates. In honest runs at high learning rates
+# the farthest score was at 15 times this, and at 840 times the pool's own spread.
 LEAST_SPREAD = 10.0
 PATIENCE = 10  # rounds by which the scores of a side may be older than the pool keeps any
 
