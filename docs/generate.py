@@ -32,6 +32,7 @@ from fedxl.algorithms import ALGORITHMS
 from fedxl.cli.main import app
 from fedxl.data import DATASETS
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
+from fedxl.experiments.tune.plan import TuneSettings
 from fedxl.models import MODELS
 from fedxl.options import accepted
 from fedxl.risks import RISKS, SURROGATES
@@ -352,6 +353,7 @@ def _parameter(parameter: click.Parameter) -> str | None:
 
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "run_settings": settings_of(fedxl.Settings),
+    "tune_settings": settings_of(TuneSettings),
     "server_settings": settings_of(ServerSettings),
     "site_settings": settings_of(SiteSettings),
     "algorithms": named(ALGORITHMS),

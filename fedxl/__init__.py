@@ -23,8 +23,11 @@ if TYPE_CHECKING:
         LocalSGD,
     )
     from fedxl.data.augment import Augment
+    from fedxl.data.frame import from_frame
     from fedxl.errors import UserError
     from fedxl.metrics import METRICS, Metric
+    from fedxl.prediction.export import export
+    from fedxl.prediction.predictor import Predictor, load
     from fedxl.risks import (
         RISKS,
         XRisk,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     )
     from fedxl.training.advice import Advice, advise
     from fedxl.training.fit import fit
+    from fedxl.training.predict import Prediction
     from fedxl.training.settings import Settings
     from fedxl.training.trainer import Hooks, Result
 
@@ -60,6 +64,8 @@ __all__ = [
     "LocalPair",
     "LocalSGD",
     "Metric",
+    "Prediction",
+    "Predictor",
     "Result",
     "Settings",
     "UserError",
@@ -68,9 +74,12 @@ __all__ = [
     "auroc",
     "average_precision",
     "contrastive",
+    "export",
     "fit",
+    "from_frame",
     "gap",
     "identity",
+    "load",
     "named",
     "p_norm_push",
     "partial_auc",
@@ -87,9 +96,13 @@ _HOMES = {
     "LocalSGD": "fedxl.algorithms",
     "SOX": "fedxl.algorithms",
     "Augment": "fedxl.data.augment",
+    "from_frame": "fedxl.data.frame",
     "UserError": "fedxl.errors",
     "METRICS": "fedxl.metrics",
     "Metric": "fedxl.metrics",
+    "Predictor": "fedxl.prediction.predictor",
+    "export": "fedxl.prediction.export",
+    "load": "fedxl.prediction.predictor",
     "RISKS": "fedxl.risks",
     "XRisk": "fedxl.risks",
     "auroc": "fedxl.risks",
@@ -106,6 +119,7 @@ _HOMES = {
     "Hooks": "fedxl.training.trainer",
     "Result": "fedxl.training.trainer",
     "fit": "fedxl.training.fit",
+    "Prediction": "fedxl.training.predict",
     "Settings": "fedxl.training.settings",
 }
 

@@ -54,6 +54,20 @@ def unknown(kind: str, name: str, known: Iterable[str], section: str = "") -> Us
     return UserError(f"unknown {kind} '{section}{name}'; {hint}")
 
 
+def kind_of(value: object) -> str:
+    """What something is, for a message on what it should be.
+
+    >>> kind_of(None), kind_of([]), kind_of(int)
+    ('None', 'a list', 'the class int')
+    >>> kind_of(3)
+    'an int'
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; its type if the message is empty."""
     text = str(error).strip()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedxl.errors import UserError
+from fedxl.errors import UserError, first_line, require
 
 
 def private_folder(path: Path) -> None:
@@ -55,6 +55,19 @@ def read_bytes(path: Path) -> bytes:
         raise
     except OSError as error:
         raise cannot_read(path, error) from error
+
+
+def read_json(path: Path, most: int = 2**24) -> dict[str, Any]:
+    """The table in a JSON file of another party: at most `most` bytes. FileNotFoundError if there is no such file."""
+    if path.exists():  # a device or a pipe may never end
+        require(path.is_file(), f"{path} is not a file")
+        require(path.stat().st_size <= most, f"{path} has more than {most:,} bytes, which no file of ours has")
+    try:
+        content = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a JSON file: {first_line(error)}") from None
+    require(isinstance(content, dict), f"{path} must hold a JSON object, {{...}}")
+    return content  # type: ignore[no-any-return]
 
 
 def cannot_read(path: Path, error: OSError) -> UserError:

@@ -110,10 +110,11 @@ def partial_auc_raw(scores: Any, labels: Any, max_fpr: float) -> float:
     """Area under the ROC curve up to a false positive rate, at most `max_fpr`."""
     if not _both(scores, labels):
         return float("nan")
-    return _area(*roc(scores, labels), max_fpr)
+    return area_under(*roc(scores, labels), max_fpr)
 
 
-def _area(fpr: Floats, tpr: Floats, max_fpr: float) -> float:
+def area_under(fpr: Floats, tpr: Floats, max_fpr: float) -> float:
+    """Area under the curve through these points, in ascending order, up to a false positive rate."""
     inside = int(np.searchsorted(fpr, max_fpr, side="right"))
     x = np.append(fpr[:inside], max_fpr)
     y = np.append(tpr[:inside], np.interp(max_fpr, fpr, tpr) if inside < len(fpr) else tpr[-1])
@@ -122,10 +123,11 @@ def _area(fpr: Floats, tpr: Floats, max_fpr: float) -> float:
 
 def partial_auc(scores: Any, labels: Any, max_fpr: float) -> float:
     """Partial AUC on McClish's scale: 0.5 for chance, 1 for a perfect ranking (the scale of the paper's tables)."""
-    return _mcclish(partial_auc_raw(scores, labels, max_fpr), max_fpr)
+    return mcclish(partial_auc_raw(scores, labels, max_fpr), max_fpr)
 
 
-def _mcclish(area: float, max_fpr: float) -> float:
+def mcclish(area: float, max_fpr: float) -> float:
+    """An area up to a false positive rate on McClish's scale: 0.5 for chance, 1 for a perfect ranking."""
     chance = max_fpr**2 / 2
     return 0.5 * (1 + (area - chance) / (max_fpr - chance))
 
@@ -153,8 +155,8 @@ def resampled(runs: Sequence[Any], labels: Any, max_fpr: float = 1.0, times: int
         chosen = np.concatenate([rng.choice(members, len(members)) for members in classes])
         weights = np.bincount(chosen, minlength=len(positive)).astype(np.float64)
         curves = (run.counts(weights) for run in ranked)
-        areas = [_area(false / false[-1], true / true[-1], max_fpr) for false, true in curves]
-        drawn[number] = np.mean([area if max_fpr == 1 else _mcclish(area, max_fpr) for area in areas])
+        areas = [area_under(false / false[-1], true / true[-1], max_fpr) for false, true in curves]
+        drawn[number] = np.mean([area if max_fpr == 1 else mcclish(area, max_fpr) for area in areas])
     return drawn
 
 

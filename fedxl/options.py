@@ -50,6 +50,27 @@ def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, ours: Map
         raise UserError(f"[{where}] {error}") from None
 
 
+def require_types(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """One line if one of these arguments is a text where a number should be, and the like.
+
+    Only plain types are checked: numbers, texts, booleans, and lists of them.
+
+    >>> def power(base: float, times: int = 2) -> float: ...
+    >>> require_types(power, {"base": "3"})
+    Traceback (most recent call last):
+    fedxl.errors.UserError: 'power.base' must be a number, not '3'
+    """
+    try:
+        hints = _hints(fn)
+    except NameError:  # of an annotation that only type checkers can read
+        return
+    for name, value in given.items():
+        hint = hints.get(name)
+        each = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+        if each in (int, float, bool, str):
+            convert(value, hint, f"{fn.__name__}.{name}")
+
+
 def accepted(fn: Callable[..., Any]) -> dict[str, Any]:
     """The options that a function takes by name, and their types.
 

@@ -25,7 +25,7 @@ def read(path: Path) -> dict[str, Table]:
     except (ValueError, OSError) as error:  # also raised for numbers of thousands of digits
         raise UserError(f"cannot read {path}: {error}") from None
     for name, table in tables.items():
-        require(isinstance(table, dict), f"'{name}' must be a section, [{name}], with settings in it")
+        require(isinstance(table, dict), f"'{name}' stands outside of any section; put it below one, such as [run]")
         require_plain(table, name)
     return tables
 

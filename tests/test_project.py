@@ -25,9 +25,10 @@ LAYERS = [
     {"algorithms"},
     {"data"},
     {"engine"},
+    {"tracking"},
     {"training"},
     {"config"},
-    {"reporting"},
+    {"reporting", "prediction"},
     {"experiments", "deploy"},
     {"cli"},
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import torch
@@ -23,6 +23,7 @@ from fedxl.algorithms.protocol import (
 )
 from fedxl.errors import require, unknown
 from fedxl.models import check_buffers
+from fedxl.options import require_types
 from fedxl.risks import XRisk
 from fedxl.risks.saturation import alike
 
@@ -56,6 +57,7 @@ class Descent(Merging, Generic[Server, Client, Update]):
     clip_change: float = 0.0  # a client's change is cut to so many times the running median of all; 0: never
 
     def __post_init__(self) -> None:
+        require_types(type(self), {item.name: getattr(self, item.name) for item in fields(self)})
         require(self.lr > 0, f"lr must be positive, got {self.lr}")
         require(0 < self.decay <= 1, f"decay must lie in (0, 1], got {self.decay}")
         require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
@@ -97,6 +99,10 @@ class Descent(Merging, Generic[Server, Client, Update]):
         return tree.map(lambda w, g: torch.addcmul(w, g, back), params, G)
 
     # Defaults for a method without pairs and pool. Other methods override them.
+
+    @property
+    def needs_both_classes(self) -> bool:
+        return False
 
     def phase(self: D, round: int) -> D:
         return self

@@ -39,6 +39,7 @@ from fedxl.algorithms.pool import (
 from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Health, PoolWeights, Reading, Share
 from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights
+from fedxl.risks.scores import outputs_behind
 
 # u that the server computes are estimated against so many pooled b. All pairs of a large pool would take too long.
 MOST_COMPARED = 1024
@@ -107,6 +108,11 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         if self.one_class != "auto":
             return self.one_class
         return "lend" if self.level in ("even", "balanced") else "train"
+
+    @property
+    def needs_both_classes(self) -> bool:
+        """If clients with one class only lend their scores, somebody else must train."""
+        return self.with_one_class == "lend"
 
     def with_facts(self, facts: DataFacts) -> FeDXL2:
         """If no client holds both classes, nobody can be lent to, and `auto` lets all train."""
@@ -312,6 +318,11 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         found = Health(pool.saturated(self.risk)) if h is None else super().health(server, h, labels)
         ages = zip(("S1", "S2"), self.risk.sides, pool.stale(self.pool_rounds), strict=True)
         return found._replace(stale={f"{name} ({side})": age for name, side, age in ages if age})
+
+    def pooled_outputs(self, server: FeDXLServer) -> Tensor | None:
+        """The model's outputs behind the pooled scores, as steps saw them; None where they are not known."""
+        (a, b), (first, second) = (server.pool.first.a, server.pool.second.b), (s.weight > 0 for s in server.pool)
+        return None if self.risk.score_shape else outputs_behind(self.risk.link, torch.cat((a[first], b[second])))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

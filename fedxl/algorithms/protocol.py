@@ -203,6 +203,10 @@ class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
         """Whether both sides of a pair must be at one client."""
 
     @property
+    def needs_both_classes(self) -> bool:
+        """Whether some client must hold both classes, or nobody would train."""
+
+    @property
     def may_be_nan(self) -> tuple[str, ...]:
         """Names of the leaves of server states and updates in which NaN means "unknown"."""
 

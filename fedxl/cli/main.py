@@ -19,14 +19,18 @@ from rich.text import Text
 
 from fedxl import __version__
 from fedxl.algorithms import ALGORITHMS
-from fedxl.cli import deploy, paper, theory
+from fedxl.cli import after, data_check, deploy, follow, paper, theory, tune
 from fedxl.config import experiment as configs
 from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
 from fedxl.metrics import METRICS
 from fedxl.progress import Pace, time_left
 from fedxl.reporting import report as reports
+from fedxl.reporting import runs as run_folders
 from fedxl.risks import RISKS
+from fedxl.toml import read as read_toml
+from fedxl.training import rundir
+from fedxl.training.advice import Advice
 from fedxl.training.settings import pick_device
 from fedxl.training.trainer import Hooks, Progress, Result
 
@@ -73,9 +77,11 @@ Overrides = Annotated[
 @app.command()
 def demo(
     seeds: Annotated[int, typer.Option(help="How many runs of each algorithm to average.")] = 3,
-    folder: Annotated[Path, typer.Option("--out", help="Where the table and the plot go.")] = Path("demo"),
+    folder: Annotated[Path, typer.Option("--out", help="Where the table, the plot and the report go.")] = Path(
+        "demo"
+    ),
 ) -> None:
-    """FeDXL against the baselines on handwritten digits: a table and a plot, in half a minute."""
+    """FeDXL against the baselines on handwritten digits: a table, a plot and a report, in half a minute."""
     from fedxl.experiments import demo as demos
 
     require(1 <= seeds <= len(demos.SEEDS), f"seeds must lie between 1 and {len(demos.SEEDS)}, got {seeds}")
@@ -94,7 +100,7 @@ def train(
     """Run an experiment."""
     experiment = configs.read(config, overrides or [])
     target = folder or _free(Path("runs"), config.stem)
-    if reports.is_run(target):
+    if rundir.is_run(target):
         raise UserError(f"{target} already holds a run; `fedxl resume {target}`, or choose another folder")
     _show(experiment, target, resume=False)
 
@@ -104,7 +110,10 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run that was stopped.")],
 ) -> None:
     """Go on with a run from its last checkpoint."""
-    require(reports.is_run(folder), f"{folder} holds no run: there is no config.toml in it")
+    require(
+        (folder / rundir.CONFIG).is_file(),
+        f"{folder} holds no run of a config: there is no config.toml in it; in Python: fit(..., resume=True)",
+    )
     _show(configs.read(folder / "config.toml"), folder, resume=True)
 
 
@@ -112,14 +121,29 @@ def resume(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Runs, or folders of runs.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a report into this file instead.")] = None,
+    reference: Annotated[
+        str, typer.Option(help="The run to look at closely; by default the best on validation data (--html).")
+    ] = "",
 ) -> None:
-    """A table of runs."""
-    columns, rows = reports.table(reports.run_dirs(folders))
+    """A table of runs, or a report with curves, intervals and sites in one HTML file."""
+    if html is not None:
+        from fedxl.reporting import document
+
+        document.write(html, folders, reference)
+        out.print(f"report in {html}", highlight=False, soft_wrap=True, markup=False)
+        return
+    require(not reference, "--reference belongs to --html")
+    columns, rows = reports.table(run_folders.run_dirs(folders))
     if markdown:
         print(reports.as_markdown(rows, columns), end="")
     else:
         # Metrics must not be cut: a pipe has no width to fit, and a narrow terminal may wrap.
-        Console(width=max(out.width, 150) if out.is_terminal else 200).print(reports.as_text(rows, columns))
+        Console(width=max(out.width, 200)).print(reports.as_text(rows, columns))
+
+
+app.command()(after.predict)
+app.command()(after.export)
 
 
 @app.command()
@@ -172,6 +196,8 @@ def bench(
 
 
 app.command()(theory.theory)
+app.command()(follow.watch)
+app.command()(tune.tune)
 
 
 @app.command()
@@ -206,6 +232,33 @@ def fetch(
     """Download a data set as its owners publish it; it is kept only if its checksum is right."""
     path = published.fetch(name, root)
     out.print(f"{path} is there, and its checksum is the published one", highlight=False, soft_wrap=True)
+
+
+@data.command()
+def check(
+    config: Annotated[Path, typer.Argument(help="An experiment, or a site's own site.toml.")],
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: counts, problems, remarks, advice.")] = False,
+) -> None:
+    """Look at data before training: counts by site and split, gaps, copies; exit code 2 if it would be wrong."""
+    from fedxl.config.check import as_json as json_of
+    from fedxl.config.check import check_config
+
+    advice: Advice | None = None
+    if "site" in read_toml(config):
+        from fedxl.deploy.provision.settings import read_site
+        from fedxl.deploy.site.data_check import check_site
+
+        require(not overrides, "--set is for experiments; change the settings in the site's own file")
+        findings = check_site(read_site(config))
+    else:
+        findings, advice = check_config(configs.read(config, overrides or []))
+    if as_json:
+        print(json.dumps(json_of(findings, advice), indent=2))
+    else:
+        data_check.show(findings, advice, out)
+    if findings.problems:
+        raise typer.Exit(2)
 
 
 def _aside(line: str) -> None:

@@ -16,8 +16,10 @@ from torch import nn
 from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
-from fedxl.data import DATASETS
+from fedxl.config.misplaced import require_settings_in_place
+from fedxl.data import DATASETS, UNFITTED
 from fedxl.data.federation import Splits
+from fedxl.data.rawtable import RawTable
 from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
 from fedxl.options import accepted, call
@@ -30,6 +32,7 @@ from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import Hooks, Result, train
 
 SECTIONS = ("data", "model", "risk", "algorithm", "run")
+TUNE = "tune"  # a section that `fedxl tune` alone reads
 Table = toml.Table
 
 
@@ -49,7 +52,8 @@ class Config:
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a file, with `section.key=value` overrides put in."""
-    tables = read_tables(path, SECTIONS)
+    tables = read_tables(path, (*SECTIONS, TUNE))
+    tables.pop(TUNE, None)
     for override in overrides:
         _override(tables, override)
     for name in ("data", "risk", "algorithm"):
@@ -57,6 +61,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     for name, table in tables.items():
         toml.require_plain(table, name)
         require(isinstance(table.get("name", ""), str), f"'{name}.name' must be a text, not {table.get('name')!r}")
+    require_settings_in_place(tables)
     return Config(**tables)
 
 
@@ -118,6 +123,15 @@ def load_data(config: Config) -> Splits:
     return splits  # type: ignore[no-any-return]
 
 
+def load_unfitted(config: Config) -> RawTable | None:
+    """The same data before they are scaled as those of all sites; None if they do not depend on other sites."""
+    name, _, options = _named(config.data, "data", DATASETS)
+    if name not in UNFITTED or options.get("image") or options.get("preparation"):
+        return None
+    options.setdefault("seed", config.run.get("seed", 0))
+    return call(UNFITTED[name], options, "data")
+
+
 def build_risk(config: Config) -> XRisk:
     """The risk that a config names, or one of your own: an XRisk, or a function that returns one."""
     name, found, options = _named(
@@ -132,19 +146,24 @@ def build_risk(config: Config) -> XRisk:
 
 
 def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Module:
-    """A network by name, or `package.module:factory` of your own; its first weights are drawn from the run's seed."""
-    name, found, options = _named({"name": "mlp", **config.model}, "model", MODELS)
+    """The network of a config; its first weights are drawn from the run's seed."""
     seed = sampling.torch_seed(int(config.run.get("seed", 0)), sampling.Purpose.WEIGHTS)
-    outputs = math.prod(risk.score_shape)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        if registry.own(name):
-            model = call(found, options, "model")  # an error inside the factory is its own, and keeps its traceback
-            registry.require_type(model, nn.Module, name)
-            return model  # type: ignore[no-any-return]
-        if risk.score_shape:  # two views, each embedded by the network
-            return TwoViews(call(found, options, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
-        return call(found, options, "model", ours={"shape": shape, "outputs": outputs})  # type: ignore[no-any-return]
+        return build_network(config.model, shape, risk.score_shape)
+
+
+def build_network(table: Table, shape: tuple[int, ...], score_shape: tuple[int, ...]) -> nn.Module:
+    """A network by name, or `package.module:factory` of your own."""
+    name, found, options = _named({"name": "mlp", **table}, "model", MODELS)
+    outputs = math.prod(score_shape)
+    if registry.own(name):
+        model = call(found, options, "model")  # an error inside the factory is its own, and keeps its traceback
+        registry.require_type(model, nn.Module, name)
+        return model  # type: ignore[no-any-return]
+    if score_shape:  # two views, each embedded by the network
+        return TwoViews(call(found, options, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
+    return call(found, options, "model", ours={"shape": shape, "outputs": outputs})  # type: ignore[no-any-return]
 
 
 def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callable[[], nn.Module]:
@@ -182,22 +201,30 @@ def build_problem(
     return assemble(model, algorithm, settings, facts, device)
 
 
-def simulate(config: Config, announce: Callable[[str], None]) -> Simulation:
-    """All that a config names, put together and checked: nothing is begun yet, and nothing written."""
+def simulate(config: Config, announce: Callable[[str], None], test: bool = True) -> Simulation:
+    """All that a config names, put together and checked: nothing is begun yet, and nothing written.
+
+    test: whether the run is evaluated on test data in the end; trials of tuning must not be.
+    """
     settings = call(Settings, config.run, "run")
     algorithm = build_algorithm(config)
     splits = load_data(config)
     model = build_model(config, splits.train.example_shape, algorithm.risk)
-    held_back = {"validation": splits.validation, "test": splits.test}
+    held_back = {"validation": splits.validation, **({"test": splits.test} if test else {})}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
-    return Simulation(model, splits.train, algorithm, settings, held_back, announce, sections, splits.names)
+    return Simulation(
+        model, splits.train, algorithm, settings, held_back, announce, sections, splits.names, splits.preparation
+    )
 
 
-def advise(config: Config) -> Advice:
-    """What fits the federation that a config names; nothing but its counts is looked at, and nothing is built."""
+def advise(config: Config, splits: Splits | None = None) -> Advice:
+    """What fits the federation that a config names; nothing but its counts is looked at, and nothing is built.
+
+    splits: its data, if they have been read already.
+    """
     settings = call(Settings, config.run, "run")
     _, factory, _ = _named({"name": "mlp", **config.model}, "model", MODELS)
-    risk, train = build_risk(config), load_data(config).train
+    risk, train = build_risk(config), (splits or load_data(config)).train
     return advice.advise(train, risk, (settings.batch1, settings.batch2), accepted(factory))
 
 

@@ -9,10 +9,15 @@ from fedxl.data.chexpert import chexpert
 from fedxl.data.cifar import cifar10, cifar100
 from fedxl.data.digits import digits
 from fedxl.data.federation import Federation, Split, Splits, from_arrays
+from fedxl.data.folder import folder
 from fedxl.data.medmnist import medmnist
+from fedxl.data.rawtable import RawTable
+from fedxl.data.table import table, unfitted
 
 __all__ = [
     "DATASETS",
+    "NAMED",
+    "UNFITTED",
     "Federation",
     "Split",
     "Splits",
@@ -20,13 +25,20 @@ __all__ = [
     "cifar10",
     "cifar100",
     "digits",
+    "folder",
     "from_arrays",
     "medmnist",
     "npz",
+    "table",
 ]
 
+# Data sets whose examples depend on the training data of all sites: a function that reads them before that is known.
+UNFITTED: Mapping[str, Callable[..., RawTable]] = {"table": unfitted}
+NAMED = ("table", "folder")  # data sets whose sites have names; `called` names one that is alone
 DATASETS: Mapping[str, Callable[..., Splits]] = {
     "digits": digits,
+    "table": table,
+    "folder": folder,
     "npz": npz,
     "cifar10": cifar10,
     "cifar100": cifar100,

@@ -48,16 +48,17 @@ def _split(arrays: dict[str, np.ndarray], name: str, path: str) -> Split | None:
 def _checked(arrays: dict[str, np.ndarray], x: str, y: str, path: str) -> TensorSource:
     for name in (x, y):
         require(arrays[name].dtype.kind in "biuf", f"{path}: {name} must hold numbers, not {arrays[name].dtype}")
-    return checked(_floats(arrays[x]), _labels(arrays[y]), f"{path}: {x}")
+    return checked(floats(arrays[x]), labels(arrays[y]), f"{path}: {x}")
 
 
-def _floats(array: np.ndarray) -> torch.Tensor:
+def floats(array: np.ndarray) -> torch.Tensor:
+    """Examples in single precision; bytes stay bytes."""
     if array.dtype == np.uint8:
         return torch.from_numpy(array)
     with np.errstate(over="ignore"):  # values that are too large become infinite, and are reported as such
         return torch.from_numpy(array.astype(np.float32))
 
 
-def _labels(array: np.ndarray) -> torch.Tensor:
+def labels(array: np.ndarray) -> torch.Tensor:
     """Labels in types that torch has, without turning an invalid label into a valid one."""
     return torch.from_numpy(array.astype(np.int64 if np.can_cast(array.dtype, np.int64) else np.float64))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedxl.errors import require
+from fedxl.options import require_types
 from fedxl.sampling import Purpose, generator
 
 # Noise is read from a bank that is drawn once, at an offset that the code gives: the same bits on every device and in
@@ -31,6 +32,7 @@ class Augment:
     site_means: tuple[float, ...] = ()  # the mean of that noise at each client; empty: 0 everywhere
 
     def __post_init__(self) -> None:
+        require_types(Augment, vars(self))
         require(self.crop >= 0, f"crop must not be negative, got {self.crop}")
         require(self.crop <= MOST_CROP, f"crop must be at most {MOST_CROP} pixels, got {self.crop}")
         require(self.noise >= 0, f"noise must not be negative, got {self.noise}")

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from fedxl import sampling
 from fedxl.algorithms.protocol import DataFacts, Share
 from fedxl.data.augment import Augment
-from fedxl.data.source import Source, TensorSource, checked
+from fedxl.data.holders import gather, gather_split
+from fedxl.data.label_forms import Label
+from fedxl.data.preparation import Preparation
+from fedxl.data.source import Source, TensorSource
 from fedxl.errors import require
 from fedxl.risks import Side, belongs
 from fedxl.sampling import Floats, Indices
 
 Weighting = Literal["clients", "samples"]
+Pair = tuple[Any, Any]  # x and y: tensors, arrays, data frames or lists
+Clients = Mapping[str, Pair | Dataset[Any]] | Iterable[Pair | Dataset[Any]]
 
 
 class Counted(Protocol):
@@ -102,30 +108,57 @@ class Split(NamedTuple):
     rows: Sequence[str] = ()  # what identifies each example where it is from, if that is known
 
 
+# To validate or test on: of nobody in particular, by name, or a list with one for each client.
+HeldBack = Split | Pair | Dataset[Any] | Mapping[str, Pair | Dataset[Any]] | list[Pair | Dataset[Any]]
+
+
 class Splits(NamedTuple):
     train: Federation
     validation: Split | None
     test: Split | None
     names: Sequence[str] = ()  # of the clients; empty: they have numbers alone
+    preparation: Preparation | None = None  # how examples were made of files, which a run keeps with its model
+    columns: Sequence[str] = ()  # of the clients' data frames, in order
 
 
-def from_arrays(clients: Iterable[tuple[Tensor, Tensor]]) -> Federation:
-    """A federation of the clients' own (x, y) pairs."""
-    sources = []
-    for client, pair in enumerate(clients):
-        require(isinstance(pair, (tuple, list)) and len(pair) == 2, f"client {client} must be a pair (x, y)")
-        sources.append(checked(pair[0], pair[1], f"client {client}"))
-    require(len(sources) > 0, "a federation needs at least one client")
-    shapes = {tuple(source.x.shape[1:]) for source in sources}
-    require(len(shapes) == 1, f"clients hold examples of different shapes: {sorted(shapes)}")
-    dtypes = {str(source.x.dtype) for source in sources}
-    require(len(dtypes) == 1, f"clients hold examples of different types: {', '.join(sorted(dtypes))}")
-    ends = np.cumsum([len(source) for source in sources])
-    parts = [np.arange(end - len(source), end) for source, end in zip(sources, ends, strict=True)]
-    joint = TensorSource(
-        torch.cat([source.x for source in sources]), torch.cat([source.labels for source in sources])
-    )
-    return Federation(joint, parts)
+def from_arrays(clients: Clients, positive: Label | None = None) -> Federation:
+    """A federation of the clients' own data: pairs (x, y) or Datasets, in a list or by name."""
+    return as_splits(clients, positive).train
+
+
+def as_splits(
+    clients: Federation | Splits | Clients,
+    positive: Label | None = None,
+    validation: HeldBack | None = None,
+    test: HeldBack | None = None,
+) -> Splits:
+    """What `fit` is given, in any form: the clients, their names if they have any, and what is held back."""
+    columns: Sequence[str] = ()
+    if isinstance(clients, Splits):
+        splits = clients
+    elif isinstance(clients, Federation):
+        splits = Splits(clients, None, None)
+    else:
+        found = gather(clients, positive)
+        ends = np.cumsum(found.sizes)
+        parts = [np.arange(end - size, end) for size, end in zip(found.sizes, ends, strict=True)]
+        columns = found.columns
+        splits = Splits(Federation(found.source, parts), None, None, found.names, columns=columns)
+    names = tuple(splits.names) or tuple(map(str, range(len(splits.train.parts))))
+    given = {
+        split: _held_back(data, split, names, columns, positive)
+        for split, data in (("validation", validation), ("test", test))
+        if data is not None
+    }
+    return splits._replace(**given)  # type: ignore[arg-type]
+
+
+def _held_back(data: Any, where: str, names: Sequence[str], columns: Sequence[str], positive: Label | None) -> Split:
+    if isinstance(data, Split):
+        return data
+    found = gather_split(data, where, names, columns, positive)
+    of = np.array([names.index(name) for name in found.names if name], np.int64)
+    return Split(found.source.x, found.source.labels, of[found.sites] if len(of) else None)
 
 
 class Weighted(NamedTuple):

@@ -8,32 +8,81 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from fedxl.errors import UserError, require
+from fedxl.errors import UserError, printable, require
 from fedxl.progress import progress
 
 FORM = 1  # version of the image processing; a new number makes old caches invalid
 BLOCK = 256  # images per batch for the worker threads
+SHOWN = 5  # unreadable images that an error names
 
 
-def resized(folder: Path, paths: Sequence[str], size: int, cache: Path, name: str) -> np.ndarray:
-    """The images at these paths in `folder`, as grey squares [n, size, size] of bytes, from the cache if possible.
+def resized(
+    folder: Path, paths: Sequence[str], size: int, cache: Path, name: str, channels: int = 1, stamped: bool = False
+) -> np.ndarray:
+    """The images at these paths in `folder` as squares of bytes, from the cache if possible.
 
-    The cache's name is a digest of everything here but the images themselves. It is mapped into memory, and private:
-    what is not read costs nothing, and what is written to the array does not reach the file.
+    Grey ones are [n, size, size], those in colour [n, 3, size, size]. The cache's name is a digest of everything here
+    but the images themselves; stamped: of their sizes and times, too, so that other images make another cache. It is
+    mapped into memory, and private: what is not read costs nothing, and what is written to the array does not reach
+    the file.
     """
-    key = hashlib.sha256(json.dumps([FORM, size, list(paths)]).encode()).hexdigest()[:16]
-    target, shape = cache / f"{name}-{size}-{key}.npy", (len(paths), size, size)
+    shape = (len(paths), *_shape(size, channels))
+    about = [FORM, size, list(paths), *([channels] if channels > 1 else [])]
+    about += [[_stamp(folder / path) for path in paths]] if stamped else []
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    target = cache / f"{name}-{size}-{key}.npy"
     kept = _load(target, shape)
     if kept is None:
-        _write(folder, paths, size, target)
+        _write(folder, paths, shape, target)
         kept = _load(target, shape)
     require(kept is not None, f"the cache {target} cannot be read back; remove it and try again")
     assert kept is not None
     return kept
+
+
+def decoded(folder: Path, paths: Sequence[str], size: int, channels: int = 1) -> np.ndarray:
+    """The same images without a cache."""
+    _require_pillow()
+    images = np.empty((len(paths), *_shape(size, channels)), np.uint8)
+    for at, image in enumerate(_images(folder, paths, images.shape)):
+        images[at] = image
+    return images
+
+
+def within(text: str | None, where: str) -> str:
+    """A path that stays inside its folder; one line otherwise: a table must not reach for other files."""
+    require(bool(text), f"{where} names no image in some row")
+    assert text
+    parts = PurePosixPath(text.replace("\\", "/")).parts
+    inside = bool(parts) and parts[0] != "/" and ".." not in parts and ":" not in parts[0] and "\0" not in text
+    require(
+        inside, f"{where} names '{printable(text, 80)}', which is outside of the table's folder; paths are relative"
+    )
+    return "/".join(parts)
+
+
+def unreadable(folder: Path, paths: Sequence[str]) -> list[str]:
+    """A line about each image that cannot be read."""
+    _require_pillow()
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        found = workers.map(lambda path: _image(folder / path, 8, 1), paths)
+        return [str(each) for each in found if isinstance(each, UserError)]
+
+
+def _shape(size: int, channels: int) -> tuple[int, ...]:
+    return (size, size) if channels == 1 else (channels, size, size)
+
+
+def _stamp(path: Path) -> list[int]:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return []  # it is told when it is read
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -45,16 +94,16 @@ def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     return kept if kept.dtype == np.uint8 and kept.shape == shape else None
 
 
-def _write(folder: Path, paths: Sequence[str], size: int, target: Path) -> None:
+def _write(folder: Path, paths: Sequence[str], shape: tuple[int, ...], target: Path) -> None:
     """Write the file, under a temporary name until it is complete."""
     _require_pillow()
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
-            header = {"descr": "|u1", "fortran_order": False, "shape": (len(paths), size, size)}
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            for image in _images(folder, paths, size):
+            for image in _images(folder, paths, shape):
                 file.write(image.tobytes())
             file.flush()
             os.fsync(file.fileno())
@@ -66,13 +115,21 @@ def _write(folder: Path, paths: Sequence[str], size: int, target: Path) -> None:
             partial.unlink()
 
 
-def _images(folder: Path, paths: Sequence[str], size: int) -> Iterator[np.ndarray]:
-    """All images in order, decoded by a few threads in blocks."""
+def _images(folder: Path, paths: Sequence[str], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """All images in order, decoded by a few threads in blocks; one line about all that cannot be read."""
+    size, channels = shape[-1], 1 if len(shape) == 3 else shape[1]
+    wrong: list[str] = []
     with progress("resizing images", len(paths)) as advance, ThreadPoolExecutor(os.cpu_count()) as workers:
         for start in range(0, len(paths), BLOCK):
-            for image in workers.map(lambda path: _image(folder / path, size), paths[start : start + BLOCK]):
-                yield image
+            block = paths[start : start + BLOCK]
+            for image in workers.map(lambda path: _image(folder / path, size, channels), block):
+                if isinstance(image, UserError):
+                    wrong.append(str(image))
+                elif not wrong:
+                    yield image
                 advance(1)
+    more = f" (and {len(wrong) - SHOWN} more)" if len(wrong) > SHOWN else ""
+    require(not wrong, "; ".join(wrong[:SHOWN]) + more)
 
 
 def _require_pillow() -> None:
@@ -82,14 +139,17 @@ def _require_pillow() -> None:
         raise UserError("reading image files needs Pillow; pip install 'fedxl[images]'") from None
 
 
-def _image(path: Path, size: int) -> np.ndarray:
+def _image(path: Path, size: int, channels: int) -> np.ndarray | UserError:
+    """An image as a square, or why there is none."""
     from PIL import Image
 
+    mode = "L" if channels == 1 else "RGB"
     try:
         with Image.open(path) as image:
-            image.draft("L", (size, size))  # decode a JPEG at reduced size
-            return np.asarray(image.convert("L").resize((size, size), Image.Resampling.BILINEAR))
+            image.draft(mode, (size, size))  # decode a JPEG at reduced size
+            square = np.asarray(image.convert(mode).resize((size, size), Image.Resampling.BILINEAR))
+            return square if channels == 1 else np.ascontiguousarray(square.transpose(2, 0, 1))
     except FileNotFoundError:
-        raise UserError(f"there is no image {path}, but the list of images names it") from None
+        return UserError(f"there is no image {path}, but the list of images names it")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"cannot read the image {path}: {error}") from None
+        return UserError(f"cannot read the image {path}: {error}")

@@ -28,6 +28,7 @@ class Stream(IntEnum):
     IMBALANCE = 3
     PARTITION = 4
     CORRUPT = 5
+    TABLE = 6
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedxl.data.augment import NOTHING, Augment, scaled
+from fedxl.data.feature_forms import features
+from fedxl.data.label_forms import Label, encoded
 from fedxl.digest import add_tensor
-from fedxl.errors import UserError, require
+from fedxl.errors import require
 
+NOT_AUGMENTED = "cannot be augmented; give images as bytes (uint8) or floats"
 BLOCK = 1024  # examples read at a time
 
 
@@ -48,7 +51,7 @@ class TensorSource:
             f"crop, flip and noise are for images [channels, height, width], not for {list(self.x.shape[1:])}",
         )
         plain = self.x.dtype == torch.uint8 or self.x.is_floating_point()
-        require(plain or (not some and self.means is None), f"examples of {self.x.dtype} cannot be augmented")
+        require(plain or (not some and self.means is None), f"examples of {self.x.dtype} {NOT_AUGMENTED}")
         if some and self.bank is None:
             object.__setattr__(self, "bank", self.augment.bank())
 
@@ -100,25 +103,26 @@ def floats_as(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() else x
 
 
-def checked(x: Tensor, y: Tensor, where: str) -> TensorSource:
-    """A source of checked examples; labels may be bool, 0/1 or -1/1."""
-    try:
-        x, y = torch.as_tensor(x), torch.as_tensor(y)
-    except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"{where}: examples and labels must be arrays of numbers") from None
-    require(y.ndim == 1, f"{where}: labels must be one number per example, got shape {list(y.shape)}")
+def checked(x: Any, y: Any, where: str, positive: Label | None = None) -> TensorSource:
+    """A source of checked examples, in any form that `features` and `encoded` take."""
+    return checked_tensors(features(x, where).x, y, where, positive)
+
+
+def checked_tensors(x: Tensor, y: Any, where: str, positive: Label | None = None) -> TensorSource:
+    """The same for examples that are a tensor already."""
+    require(not _exchanged(x, y), f"{where}: examples and labels seem exchanged; give (x, y), the labels last")
     require(x.ndim >= 2, f"{where}: examples must be rows of features or images, got shape {list(x.shape)}")
-    require(len(x) == len(y), f"{where}: {len(x)} examples but {len(y)} labels")
+    labels = encoded(y, where, positive) if len(x) else torch.empty(0)
     require(len(x) > 0, f"{where} has no examples; leave it out or give it some")
+    require(len(x) == len(labels), f"{where}: {len(x)} examples but {len(labels)} labels")
     require(x.numel() > 0, f"{where}: examples of shape {list(x.shape[1:])} hold no numbers")
     if x.is_floating_point():
         bad = int((~torch.isfinite(x.flatten(1))).any(1).sum())
         require(bad == 0, f"{where}: {bad} of {len(x)} examples hold NaN or infinity; drop or impute them")
-    y = torch.where(y == -1, torch.zeros_like(y), y) if y.dtype != torch.bool else y
-    strange = y[(y != 0) & (y != 1)]
-    require(not len(strange), f"{where}: labels must be 0 or 1 (or -1 and 1), found {_first(strange)}")
-    return TensorSource(x, y.to(torch.int64))
+    return TensorSource(x, labels)
 
 
-def _first(values: Tensor) -> float | None:
-    return values[0].item() if len(values) else None
+def _exchanged(x: Tensor, y: Any) -> bool:
+    """Whether what should be labels are rows, and what should be rows are labels."""
+    shape = None if isinstance(y, Tensor) and y.is_nested else getattr(y, "shape", None)
+    return x.ndim == 1 and shape is not None and len(shape) >= 2 and shape[0] == len(x)

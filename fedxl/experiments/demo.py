@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedxl.config.experiment import Config, execute
+from fedxl import metrics
+from fedxl.config.experiment import Config, execute, load_data
 from fedxl.files import write_atomically, write_json
-from fedxl.reporting import plots
+from fedxl.reporting import document, html, plots
 from fedxl.reporting.report import as_markdown, as_text, mean_with_spread, over_seeds
+from fedxl.reporting.runs import Run, from_result, is_centralized
+from fedxl.training.members import Member, members, numbered
 from fedxl.training.trainer import Hooks, Result
 
+Floats = npt.NDArray[np.float64]
 MAX_FPR = 0.3
+DRAWS = 400  # test sets drawn for the intervals of the picture
 # Not those of the tuning (100 to 102), nor those on which the task was tried while it was written (0 to 2).
 SEEDS = tuple(range(10, 20))
 RUN = {
@@ -63,8 +69,9 @@ def experiment(entry: Entry, seed: int) -> Config:
 
 
 def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
-    """All entries, all seeds: a table on the console, and results.md, results.json and demo.png in the folder."""
+    """All entries, all seeds: a table on the console; a report, a picture and the results in the folder."""
     plots.require_matplotlib()
+    html.require_jinja2()
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # programs this small gain nothing from a second one, and lose much on a busy machine
     began = time.monotonic()
@@ -86,8 +93,11 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
                 progress.advance(task)
     rows = [row(label, runs) for label, runs in outcomes.items()]
     console.print(as_text(rows, COLUMNS, f"Test data, {over_seeds(len(seeds))}"))
-    save(folder, outcomes, rows)
-    console.print(f"\nin {folder}: demo.png, results.md, results.json   ({time.monotonic() - began:.0f} s in all)")
+    console.print(f"\n{save(folder, outcomes, rows)}", highlight=False, soft_wrap=True)
+    html.write(folder / "report.html", document.build(runs_of(outcomes, seeds), reference=ENTRIES[0].label))
+    seconds = f"({time.monotonic() - began:.0f} s in all)"
+    console.print(f"in {folder}: demo.png, results.md, results.json   {seconds}", highlight=False, soft_wrap=True)
+    console.print(f"the report: {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
 
 
 def row(label: str, runs: Sequence[Result]) -> list[str]:
@@ -98,21 +108,71 @@ def row(label: str, runs: Sequence[Result]) -> list[str]:
     return [label, spread("auroc"), spread(f"pauc@{MAX_FPR:g}"), f"{seconds:.1f}"]
 
 
-def save(folder: Path, outcomes: Mapping[str, Sequence[Result]], rows: Sequence[Sequence[str]]) -> None:
+def save(folder: Path, outcomes: Mapping[str, Sequence[Result]], rows: Sequence[Sequence[str]]) -> str:
+    """Write the picture and the results; what they say, in one line."""
     metric = f"pauc@{MAX_FPR:g}"
-    plots.roc_and_convergence(
-        folder / "demo.png",
-        {label: [outcome.test_scores for outcome in runs if outcome.test_scores] for label, runs in outcomes.items()},
-        {
-            label: [[(r["round"], r["validation"][metric]) for r in outcome.history] for outcome in runs]
-            for label, runs in outcomes.items()
-        },
-        MAX_FPR,
-        f"partial AUC (FPR ≤ {MAX_FPR:g})",
-    )
+    drawn = {label: resampled(runs) for label, runs in outcomes.items()}
+    told = message(outcomes, drawn)
+    lines = {
+        label: plots.Line(
+            [outcome.test_scores for outcome in runs if outcome.test_scores],
+            [[(r["round"], r["validation"][metric]) for r in outcome.history] for outcome in runs],
+            f"{_mean(runs):.3f} {_ends(drawn[label])}",
+        )
+        for label, runs in outcomes.items()
+    }
+    plots.roc_and_convergence(folder / "demo.png", told, lines, MAX_FPR, f"partial AUC (FPR ≤ {MAX_FPR:g})")
     write_atomically(folder / "results.md", as_markdown(rows, COLUMNS).encode())
     content = {
         label: [{"best_round": o.best_round, "test": o.metrics["test"], "seconds": o.seconds} for o in runs]
         for label, runs in outcomes.items()
     }
     write_json(folder / "results.json", content)
+    return told
+
+
+def resampled(runs: Sequence[Result]) -> Floats:
+    """The mean partial AUC over runs on other test sets that might have been drawn, the same for all methods."""
+    found = [outcome.test_scores for outcome in runs]
+    return np.asarray(
+        np.mean(
+            [metrics.resampled([each[0]], each[1], MAX_FPR, DRAWS, seed) for seed, each in enumerate(found) if each],
+            0,
+        )
+    )
+
+
+def message(outcomes: Mapping[str, Sequence[Result]], drawn: Mapping[str, Floats]) -> str:
+    """Which federated method is ahead of which, by how much, and whether test data could have it so by chance."""
+    federated = [entry.label for entry in ENTRIES if not is_centralized(str(entry.algorithm["name"]))]
+    first, second = sorted(federated, key=lambda label: -_mean(outcomes[label]))[:2]
+    apart = drawn[first] - drawn[second]
+    gain = f"{_mean(outcomes[first]) - _mean(outcomes[second]):+.3f} {_ends(apart)}"
+    if metrics.interval(apart)[0] > 0:
+        return f"{first} is ahead of the next federated method, {second}, by {gain} of partial AUC"
+    return f"{first} and {second} are level: {gain} of partial AUC"
+
+
+def _mean(runs: Sequence[Result]) -> float:
+    return float(np.mean([outcome.metrics["test"][f"pauc@{MAX_FPR:g}"] for outcome in runs]))
+
+
+def _ends(values: Floats) -> str:
+    low, high = metrics.interval(values)
+    return f"[{low:.3f}, {high:.3f}]"
+
+
+def runs_of(outcomes: Mapping[str, Sequence[Result]], seeds: Sequence[int]) -> list[Run]:
+    """All runs as the report sees them: they were kept in memory."""
+    held = {seed: _members(seed) for seed in seeds}
+    return [
+        from_result(f"{entry.label}-{seed}", entry.label, experiment(entry, seed), outcome, held[seed])
+        for entry in ENTRIES
+        for seed, outcome in zip(seeds, outcomes[entry.label], strict=True)
+    ]
+
+
+def _members(seed: int) -> list[Member]:
+    splits = load_data(experiment(ENTRIES[0], seed))
+    holdings = splits.train.holdings()
+    return members(splits.names or numbered(len(holdings)), holdings)

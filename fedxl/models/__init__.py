@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from fedxl.models.densenet import densenet121
-from fedxl.models.functional import Score, Weights, check_buffers, check_output, load, scorer, weights_of
+from fedxl.models.functional import Score, Weights, check_buffers, check_output, load, scorer, takes, weights_of
 from fedxl.models.pretrained import load_file
 from fedxl.models.resnet import resnet18, resnet20
 from fedxl.models.small import TwoViews, cnn, linear, mlp, simple_cnn
@@ -29,6 +29,7 @@ __all__ = [
     "resnet20",
     "scorer",
     "simple_cnn",
+    "takes",
     "weights_of",
 ]
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedxl.errors import RefusedError, UserError, first_line, require
+from fedxl.errors import RefusedError, UserError, first_line, kind_of, require
+from fedxl.models.hints import hint
 from fedxl.models.precision import PRECISIONS
 
 
@@ -18,6 +19,8 @@ class Weights(NamedTuple):
     buffers: dict[str, Tensor]  # kept, but not trained: BatchNorm statistics
 
 
+# What networks raise for examples that they cannot score.
+CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")  # buffers of torch's norm layers, whose roots are taken
 
 # (weights, x [B, ...]) -> (scores [B] or [B, d], the buffers after the call)
@@ -55,10 +58,21 @@ def scorer(model: nn.Module, training: bool, precision: str = "fp32") -> Score:
         buffers = {name: b.clone() for name, b in weights.buffers.items()} if training else weights.buffers
         with exact.casting(x.device):
             h: Tensor = torch.func.functional_call(network, (weights.params, buffers), (x,))
+        require(isinstance(h, Tensor), f"the model must return a tensor of scores, not {kind_of(h)}")
         h = h if exact.autocast is None else h.float()
         return (h.squeeze(-1) if h.ndim == 2 and h.shape[-1] == 1 else h), buffers
 
     return score
+
+
+def takes(model: nn.Module, x: Tensor) -> bool:
+    """Whether the model can score these examples."""
+    try:
+        with torch.no_grad():
+            scorer(model, training=False)(weights_of(model), x)
+    except CANNOT:
+        return False
+    return True
 
 
 def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> None:
@@ -68,12 +82,13 @@ def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> N
     try:
         with torch.no_grad():
             h, _ = scorer(model, training=False)(weights_of(model), x)
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-        raise UserError(
-            f"the model cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}"
-        ) from error
-    require(isinstance(h, Tensor), f"the model must return a tensor of scores {wanted}, not {type(h).__name__}")
+    except UserError:
+        raise
+    except CANNOT as error:
+        why = hint(model, x, str(error)) or first_line(error)
+        raise UserError(f"the model cannot score examples of shape {list(x.shape[1:])}: {why}") from error
+    end = "; end the model with one output, as nn.Linear(..., 1) does" if h.ndim == 2 and not score_shape else ""
     require(
         tuple(h.shape) == (len(x), *score_shape),
-        f"the model returned scores of shape {list(h.shape)} for {len(x)} examples; this risk needs {wanted}",
+        f"the model returned scores of shape {list(h.shape)} for {len(x)} examples; this risk needs {wanted}{end}",
     )

@@ -93,4 +93,4 @@ class TwoViews(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         views: Tensor = self.encoder(x.flatten(0, 1))  # [2 B, d]
-        return views.reshape(len(x), -1)
+        return views.reshape(x.shape[0], -1)  # not len(x), which would fix the size of batches in an exported model

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fedxl import metrics
 from fedxl.errors import UserError
+from fedxl.reporting.charts.labels import spread
 
 Floats = npt.NDArray[np.float64]
 # One colour and line style an algorithm, in the order in which they are drawn; told apart without colour, too.
-STYLES = [("#1b6ca8", "-"), ("#d1495b", "--"), ("#edae49", "-."), ("#66a182", ":"), ("#555555", (0, (5, 1)))]
+# The colours are those of the report's style sheet.
+STYLES = [("#0072b2", "-"), ("#b84a00", "--"), ("#007a5a", "-."), ("#a3417a", ":"), ("#7d5c00", (0, (5, 1)))]
 
 
 def require_matplotlib() -> Any:
@@ -34,36 +36,59 @@ def mean_roc(scores: Sequence[tuple[Floats, Floats]], grid: Floats) -> Floats:
     return np.asarray(np.mean(curves, 0))
 
 
-def roc_and_convergence(
-    path: Path,
-    scores: Mapping[str, Sequence[tuple[Floats, Floats]]],
-    curves: Mapping[str, Sequence[Sequence[tuple[int, float]]]],
-    max_fpr: float,
-    metric_name: str,
-) -> None:
+class Line(NamedTuple):
+    """A method in the picture: its test scores, run by run, and its validation metric by round, run by run."""
+
+    scores: Sequence[tuple[Floats, Floats]]
+    history: Sequence[Sequence[tuple[int, float]]]
+    value: str  # its metric with an interval, for the legend
+
+
+def roc_and_convergence(path: Path, title: str, lines: Mapping[str, Line], max_fpr: float, metric_name: str) -> None:
     """Left: ROC curves on test data, mean over runs, partial-AUC region shaded. Right: a metric round by round."""
     plt = require_matplotlib()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    grid = np.linspace(0, 1, 501)
-    left.axvspan(0, max_fpr, color="#1b6ca8", alpha=0.08, lw=0, label=f"partial AUC: FPR ≤ {max_fpr:g}")
-    for (name, runs), (colour, style) in zip(scores.items(), STYLES, strict=False):
-        left.plot(grid, mean_roc(runs, grid), color=colour, ls=style, lw=1.8, label=name)
-    left.set(
-        xlabel="false positive rate",
-        ylabel="true positive rate",
-        xlim=(0, 1),
-        ylim=(0.4, 1.005),
-        title="ROC, test data",
-    )
-    left.legend(loc="lower right", frameon=False)
-
-    for (name, histories), (colour, style) in zip(curves.items(), STYLES, strict=False):
-        rounds = [r for r, _ in histories[0]]
-        values = np.array([[value for _, value in history] for history in histories])
-        right.plot(rounds, values.mean(0), color=colour, ls=style, lw=1.8, label=name)
-        mean, spread = values.mean(0), values.std(0)
-        right.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.1, lw=0)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
+    figure.suptitle(title, fontsize=13, fontweight="bold")
+    _rocs(left, lines, max_fpr, metric_name)
+    ends = [_convergence(right, line, *style) for line, style in zip(lines.values(), STYLES, strict=False)]
     right.set(xlabel="round", ylabel=metric_name, title="Validation data: mean and standard deviation over seeds")
     right.grid(alpha=0.25)
+    right.spines[["top", "right"]].set_visible(False)
+    lowest = min(float(np.mean([run[0][1] for run in line.history])) for line in lines.values())
+    right.set_ylim(bottom=max(right.get_ylim()[0], lowest - 0.03))  # a band may leave the picture, no line does
+    low, high = right.get_ylim()
+    heights = spread([height for _, height in ends], (high - low) / 18)
+    for name, (last, end), height, (colour, _) in zip(lines, ends, heights, STYLES, strict=False):
+        right.annotate(
+            name, (last, end), xytext=(1.03, height), textcoords=right.get_yaxis_transform(), color=colour,
+            va="center", fontweight="bold", fontsize=9,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.7, "shrinkA": 1, "shrinkB": 0},
+        )  # fmt: skip
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _rocs(axes: Any, lines: Mapping[str, Line], max_fpr: float, metric_name: str) -> None:
+    """The legend lies below the diagonal, where no curve is that is better than chance."""
+    grid = np.linspace(0, 1, 501)
+    axes.axvspan(0, max_fpr, color=STYLES[0][0], alpha=0.08, lw=0)
+    axes.plot([0, 1], [0, 1], color="#767e87", ls=":", lw=1)
+    for (name, line), (colour, style) in zip(lines.items(), STYLES, strict=False):
+        axes.plot(grid, mean_roc(line.scores, grid), color=colour, ls=style, lw=1.8, label=f"{name}  {line.value}")
+    axes.set(
+        xlabel="false positive rate", ylabel="true positive rate", xlim=(0, 1), ylim=(0, 1.005),
+        title="Test data: mean ROC curves",
+    )  # fmt: skip
+    axes.text(max_fpr - 0.01, 0.02, f"FPR ≤ {max_fpr:g}", color=STYLES[0][0], ha="right", fontsize=9)
+    axes.legend(loc="lower right", frameon=False, title=f"{metric_name}, 95 % interval", fontsize=9, title_fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _convergence(axes: Any, line: Line, colour: str, style: Any) -> tuple[float, float]:
+    """Draw a line with its band; where it ends."""
+    rounds = [round for round, _ in line.history[0]]
+    values = np.array([[value for _, value in history] for history in line.history])
+    mean, deviation = values.mean(0), values.std(0)
+    axes.plot(rounds, mean, color=colour, ls=style, lw=1.8)
+    axes.fill_between(rounds, mean - deviation, mean + deviation, color=colour, alpha=0.1, lw=0)
+    return float(rounds[-1]), float(mean[-1])

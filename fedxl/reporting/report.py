@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,24 +11,12 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from fedxl import metrics, toml
-from fedxl.errors import printable, require
-from fedxl.training.rundir import read_metrics
+from fedxl import metrics
+from fedxl.errors import printable
+from fedxl.evaluation.intervals import Interval, bootstrap, delong
+from fedxl.reporting.runs import Run, read_run
 
-
-def run_dirs(paths: Iterable[Path]) -> list[Path]:
-    """The runs among these folders and directly under them."""
-    found: list[Path] = []
-    for path in paths:
-        require(path.is_dir(), f"there is no folder {path}")
-        inside = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
-        require(bool(inside), f"{path} holds no run: no config.toml in it or directly below it")
-        found += inside
-    return found
-
-
-def is_run(path: Path) -> bool:
-    return (path / "config.toml").is_file()
+MOST = 10_000  # examples; a bootstrap of more takes seconds a run
 
 
 class Outcome(NamedTuple):
@@ -35,34 +24,42 @@ class Outcome(NamedTuple):
 
     run: Sequence[str]  # its name, algorithm, risk, state and best round
     metrics: Mapping[str, Any]
+    intervals: Mapping[str, Interval]
     rest: Sequence[str]  # which data the metrics are of, and seconds
 
 
 def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of a table of runs. A metric of the user's own has a column if any of the runs has it."""
-    outcomes = [_outcome(path) for path in paths]
+    outcomes = [_outcome(read_run(path)) for path in paths]
     names = metrics.shown(*(outcome.metrics for outcome in outcomes))
     columns = ["run", "algorithm", "risk", "state", "best round", *map(printable, names), "on", "seconds"]
-    rows = [[*run, *(_number(values.get(name), 4) for name in names), *rest] for run, values, rest in outcomes]
-    return columns, rows
+    return columns, [[*each.run, *(_cell(each, name) for name in names), *each.rest] for each in outcomes]
 
 
-def _outcome(path: Path) -> Outcome:
-    config = toml.read(path / "config.toml")
-    records, _ = read_metrics(path)
-    done = next((record for record in records if "test" in record), None)
-    evaluations = {record["round"]: record for record in records if "test" not in record}
-    latest: dict[str, Any] = evaluations[max(evaluations)] if evaluations else {}
-    shown = evaluations.get(done.get("best_round", 0), latest) if done else latest
-    values = (done or {}).get("test") or shown.get("validation") or {}
-    run = [
-        path.resolve().name,
-        *(str(config.get(section, {}).get("name", "?")) for section in ("algorithm", "risk")),
-        "finished" if done else f"at round {latest.get('round', 0)}",
-        str(done.get("best_round", "")) if done else "",
-    ]
-    on = "test" if (done or {}).get("test") else "validation" if values else ""
-    return Outcome(run, values, [on, _number((done or latest).get("seconds"), 1)])
+def _outcome(run: Run) -> Outcome:
+    best = "" if run.best_round is None else str(run.best_round)
+    told = [run.name, printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
+    seconds = (run.done or run.shown).get("seconds")
+    return Outcome(told, run.values, intervals(run), [run.split, _number(seconds, 1)])
+
+
+def intervals(run: Run) -> dict[str, Interval]:
+    """Of AUROC, and of the metric that chose the model: where its scores are known, and without much waiting."""
+    scored = run.scored.get(run.split)
+    if scored is None:
+        return {}
+    found = {"auroc": delong(scored.scores, scored.labels)}
+    base = run.metric.partition("@")[0]
+    if base in metrics.usual() and run.metric not in found and len(scored) <= MOST:
+        found[run.metric] = bootstrap(run.metric, scored.scores, scored.labels)
+    return found
+
+
+def _cell(outcome: Outcome, name: str) -> str:
+    found = outcome.intervals.get(name)
+    known = found is not None and math.isfinite(found.low) and math.isfinite(found.high)
+    ends = f" [{found.low:.3f}, {found.high:.3f}]" if found is not None and known else ""
+    return _number(outcome.metrics.get(name), 4) + ends
 
 
 def in_words(values: Mapping[str, Any]) -> str:
@@ -109,4 +106,4 @@ def as_markdown(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
 
 
 def _numeric(cells: Iterable[str]) -> bool:
-    return all(set(cell) <= set("0123456789.-± ") for cell in cells)
+    return all(set(cell) <= set("0123456789.-±[], ") for cell in cells)

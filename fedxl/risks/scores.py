@@ -56,12 +56,22 @@ class Link(NamedTuple):
 
     apply: Callable[[Tensor], Tensor]
     range: ScoreRange
+    inverse: Callable[[Tensor], Tensor]
 
 
 LINKS: Mapping[str, Link] = {
-    "raw": Link(identity, RAW),
-    "sigmoid": Link(torch.sigmoid, ScoreRange(0.0, 1.0)),
+    "raw": Link(identity, RAW, identity),
+    "sigmoid": Link(torch.sigmoid, ScoreRange(0.0, 1.0), torch.logit),
 }
+
+
+def outputs_behind(link: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor | None:
+    """The finite outputs that a link made these scores of; None if it is no link of the table."""
+    inverse = next((known.inverse for known in LINKS.values() if known.apply is link), None)
+    if inverse is None:
+        return None
+    outputs = inverse(scores)
+    return outputs[torch.isfinite(outputs)]
 
 
 def link_named(scores: str) -> Link:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fedxl.errors import UserError, first_line, require
+from fedxl.options import require_types
 from fedxl.risks.scores import RAW, ScoreRange, identity
 
 P = ParamSpec("P")
@@ -50,6 +51,7 @@ def named(build: Callable[P, XRisk]) -> Callable[P, XRisk]:
     @functools.wraps(build)
     def built(*args: P.args, **options: P.kwargs) -> XRisk:
         given = inspect.signature(build).bind(*args, **options).arguments
+        require_types(build, given)
         # One name for one risk: what is at its default is left out.
         call = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != parameters[name].default)
         return replace(build(*args, **options), name=f"{build.__name__}({call})")

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from fedxl.data.federation import Federation, Holding, from_arrays
+from fedxl.data.federation import Clients, Federation, Holding, Splits, as_splits
+from fedxl.data.label_forms import Label
+from fedxl.errors import kind_of, printable, require
 from fedxl.risks import Side, XRisk, partial_auc
 
 APART = 0.25  # from here on classes lie at different sites; equal shards of some hundred examples are below 0.1
@@ -186,25 +187,32 @@ class Advice:
 
 
 def advise(
-    clients: Federation | Iterable[tuple[Tensor, Tensor]],
+    clients: Federation | Splits | Clients,
     risk: XRisk | None = None,
     batch_size: int | tuple[int, int] = (32, 32),
     network: Collection[str] = NORM_OPTIONS,
+    positive: Label | None = None,
 ) -> Advice:
     """What fits these clients, in three lines; one more for each side of which some hold less than a batch.
 
     Args:
-        clients: (x, y) for each client, labels 0/1, as for `fit`.
+        clients: Their data, in any form that `fit` takes.
         risk: What is to be optimised; by default the partial AUC.
         batch_size: Examples of S1 and of S2 a step; one number for both sides.
         network: Which of the options norm and score_norm the network has.
+        positive: The label that counts as positive, as for `fit`.
 
     >>> import torch
     >>> advice = advise([(torch.zeros(40, 2), torch.ones(40)), (torch.zeros(60, 2), torch.zeros(60))])
     >>> advice.settings["algorithm.one_class"]
     'train'
     """
-    federation = clients if isinstance(clients, Federation) else from_arrays(clients)
+    right = risk is None or isinstance(risk, XRisk)
+    require(right, f"risk must be an object such as fedxl.partial_auc(), not {kind_of(risk)}")
+    sizes = (batch_size, batch_size) if isinstance(batch_size, int) else tuple(batch_size)
+    whole = len(sizes) == 2 and all(isinstance(size, int) for size in sizes)
+    require(whole, f"batch_size must be one whole number or two, got {printable(batch_size, 40)}")
+    federation = as_splits(clients, positive).train
     risk = risk or partial_auc()
     holdings = federation.holdings()
     facts = facts_of(holdings, risk, network)
@@ -219,7 +227,6 @@ def advise(
             said = ", ".join(f"{name} = {_toml(value)}" for name, value in chosen.items())
             parts.append(f"{said}: {_filled(rule.why, facts)}" if said else _filled(rule.why, facts))
         lines.append("; ".join(parts))
-    sizes = (batch_size, batch_size) if isinstance(batch_size, int) else batch_size
     return Advice(facts, settings, lines, list(_flags(holdings, risk.sides, sizes)))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from fedxl import metrics, registry
 from fedxl.data.federation import Split
 from fedxl.data.source import Source, checked, floats_as
 from fedxl.errors import require, unknown
+from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.scored import Scored
 from fedxl.metrics import METRICS, Item, NamedMetric
 from fedxl.models import Score, Weights
@@ -69,13 +71,14 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """The metrics of an evaluation, and its scores and labels where they are known here."""
+    """The metrics of an evaluation; its scores and labels, or counts of them in bins, where they are known here."""
 
     metrics: dict[str, float]  # empty: no site replied
     scores: Tensor | None = field(default=None, repr=False)
     labels: Tensor | None = field(default=None, repr=False)
     remarks: Mapping[str, Any] = field(default_factory=dict)  # for the metrics row
     origin: Origin = field(default_factory=Origin)
+    curves: Curves = field(default_factory=dict, repr=False)  # by site, where these are all that is known
 
     def scored(self) -> Scored | None:
         """Its scores for reports; None where they are not known here, or are vectors."""
@@ -127,6 +130,8 @@ def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor) -> dict[s
             seen.shape[1:] == probe.shape[1:],
             f"{name} holds examples of shape {list(seen.shape[1:])}, the clients of {list(probe.shape[1:])}",
         )
+        tokens, rows = (not one.is_floating_point() for one in (probe, seen))
+        require(rows or not tokens, f"{name} holds {seen.dtype}, the clients {probe.dtype}; give the same type")
         sources[name] = source
     return sources
 
@@ -138,6 +143,10 @@ def _pair(pair: Any, name: str) -> Pair:
 
 def origins(pairs: Mapping[str, Pair | Split | None], clients: Sequence[str]) -> dict[str, Origin]:
     """Where the examples of each split are from, where the splits say so; `clients` are the names."""
+    for name, split in pairs.items():
+        if isinstance(split, Split) and split.sites is not None:
+            known = len(split.sites) == len(split.y) and bool(np.isin(split.sites, np.arange(len(clients))).all())
+            require(known, f"{name}: sites must number the client of each example, from 0 to {len(clients) - 1}")
     return {
         name: Origin(split.sites, clients if split.sites is not None else (), split.rows)
         for name, split in pairs.items()

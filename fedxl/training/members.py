@@ -35,11 +35,22 @@ def numbered(count: int) -> tuple[str, ...]:
     return tuple(f"client {number}" for number in range(count))
 
 
-def about(settings: Mapping[str, Any], members: Sequence[Member]) -> str:
-    """All settings, who takes part, and where the run began, as JSON."""
+class Form(NamedTuple):
+    """What a network takes and gives: its model is rebuilt from this and from the settings."""
+
+    shape: tuple[int, ...]  # of an example
+    dtype: str  # of its numbers, as the network gets them
+    score_shape: tuple[int, ...]  # of a score; () is one number
+    columns: tuple[str, ...] = ()  # of the data frames that examples came in
+
+
+def about(settings: Mapping[str, Any], members: Sequence[Member], select: str, form: Form) -> str:
+    """All settings, who takes part, what the best round is chosen by, and where the run began, as JSON."""
     content = {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": dict(settings),
+        "select": select,
+        **form._asdict(),
         "members": [member._asdict() for member in members],
         "environment": environment(),
     }

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from fedxl.algorithms.protocol import AnyAlgorithm, Assignment, DataFacts, Readi
 from fedxl.data.federation import Counted
 from fedxl.engine.drawing import Schedule
 from fedxl.engine.simulator import Placement
-from fedxl.errors import require
+from fedxl.errors import printable, require
 from fedxl.models import Score, scorer
 from fedxl.models.layers import check_classes
 from fedxl.risks import XRisk, check_risk
@@ -88,14 +89,18 @@ def assemble(
     device: torch.device | None = None,
 ) -> Problem:
     """A problem whose parts fit together, or one line. The model is copied."""
-    require(
-        isinstance(getattr(algorithm, "risk", None), XRisk),
-        f"algorithm must be an object such as fedxl.FeDXL2(fedxl.auroc()), not {algorithm!r}",
-    )
+    require_algorithm(algorithm)
     check_risk(algorithm.risk)
     device = device or pick_device(settings.device)
     model = copy.deepcopy(model).to(device, DTYPES[settings.dtype])
     return Problem(model, algorithm.with_facts(facts), settings, device, algorithm)
+
+
+def require_algorithm(algorithm: Any) -> None:
+    """One line for a name, a risk or a class in its place."""
+    right = isinstance(getattr(algorithm, "risk", None), XRisk)
+    found = printable(repr(algorithm), 60)
+    require(right, f"algorithm must be an object such as fedxl.FeDXL2(fedxl.auroc()), not {found}")
 
 
 def check_data(problem: Problem, holders: Sequence[Counted]) -> None:
@@ -107,9 +112,8 @@ def check_data(problem: Problem, holders: Sequence[Counted]) -> None:
     both = [all(holder.count(side) for side in risk.sides) for holder in holders]
     if algorithm.local_pairs:
         require(any(both), "no client holds both sides of a pair, so there is nothing to train on; use fedxl2")
-    lends = getattr(algorithm, "with_one_class", "") == "lend"
     require(
-        any(both) or not lends,
+        any(both) or not algorithm.needs_both_classes,
         "no client holds both classes, and one with one class only lends its scores, so nobody would train; "
         "set one_class = 'train'",
     )

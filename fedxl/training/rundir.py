@@ -1,6 +1,7 @@
-"""A run's folder: config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz and model.safetensors.
+"""A run's folder: settings, metrics, checkpoints and the model.
 
-Only one process writes to it.
+It holds config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz or curves.npz, preparation.json and
+model.safetensors. Only one process writes to it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedxl.errors import UserError
-from fedxl.evaluation import scored
+from fedxl.evaluation import curves, scored
+from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically
 from fedxl.metrics import COUNTS
 from fedxl.training.checkpoint import Checkpoint, load_latest, save_checkpoint
+from fedxl.training.members import ABOUT
 
+CONFIG = "config.toml"
 SCORES = "scores.npz"
+CURVES = "curves.npz"
+LOCK = ".lock"
+STOPPED_EARLY = "stopped_early"  # in the last metrics row of a run that its patience ended
 LARGEST = 2**53  # of whole numbers in a metrics row; no run counts further
 
 
@@ -34,7 +41,7 @@ class RunDir:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self.lock = (path / ".lock").open("w")
+            self.lock = (path / LOCK).open("w")
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.lock.close()
@@ -87,6 +94,11 @@ class RunDir:
         if splits:
             self._guard(lambda: scored.save(self.path / SCORES, dict(splits)))
 
+    def save_curves(self, splits: Mapping[str, Curves]) -> None:
+        """The same as sites' counts in bins, where these are all that is known."""
+        if splits:
+            self._guard(lambda: curves.save(self.path / CURVES, splits))
+
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         """The chosen weights under the model's own names, for `load_state_dict`."""
         whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -108,6 +120,33 @@ class RunDir:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.lock.close()
+
+
+def being_written(path: Path) -> bool | None:
+    """Whether a process of this machine works on a run's folder; None where the system does not say.
+
+    Trying the lock would do, but a run that begins at that moment would find it taken.
+    """
+    try:
+        held = Path("/proc/locks").read_text()
+        number = (path / LOCK).stat().st_ino
+    except FileNotFoundError as error:
+        return None if error.filename == "/proc/locks" else False
+    except OSError:
+        return None
+    # Lines as "1: FLOCK ADVISORY WRITE 1234 fd:01:5678 0 EOF"; devices are left out, which some file systems misname.
+    return any(field.endswith(f":{number}") for line in held.splitlines() for field in line.split())
+
+
+def checkpointed(path: Path) -> int:
+    """The round of a run's newest checkpoint; 0 if there is none."""
+    names = (file.stem.rpartition("-")[2] for file in (path / "checkpoints").glob("round-*.safetensors"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run, from the command line or from Python."""
+    return (path / CONFIG).is_file() or (path / ABOUT).is_file()
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:

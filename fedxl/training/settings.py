@@ -6,18 +6,20 @@ from dataclasses import dataclass
 
 import torch
 
+from fedxl import registry
 from fedxl.data.federation import Weighting
 from fedxl.engine.choose import EXECUTORS
 from fedxl.errors import UserError, first_line, require, unknown
 from fedxl.metrics import Item
 from fedxl.models.precision import PRECISIONS
 from fedxl.risks import XRisk
+from fedxl.tracking import TRACKERS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # A larger value is a typing error, and would use up all memory before the first step.
 MOST = {
     "rounds": 10**9, "local_steps": 10**6, "batch1": 10**6, "batch2": 10**6, "eval_every": 10**9,
-    "checkpoint_every": 10**9, "cohort": 10**9, "clients_at_once": 10**9,
+    "checkpoint_every": 10**9, "patience": 10**9, "cohort": 10**9, "clients_at_once": 10**9,
 }  # fmt: skip
 MOST_READ = 10**8  # examples a client and round
 
@@ -38,7 +40,12 @@ class Settings:
     fpr: tuple[float, ...] = (0.1, 0.3, 0.5)  # false positive rates up to which partial AUC is reported
     metrics: tuple[Item, ...] = ()  # more metrics: "package.module:function"; in Python also functions or Metrics
     select: str = ""  # the validation metric that chooses the best round ("-name": less is better); empty: the risk's
+    patience: int = 0  # evaluations without a better validation metric after which the run ends; 0: it never does
     train_metrics: bool = False  # evaluate on the training data, too
+    track: tuple[
+        str, ...
+    ] = ()  # where metrics go, too: "tensorboard", "mlflow", or "package.module:Class" of your own
+    tracking_uri: str = ""  # MLflow's store; empty: MLFLOW_TRACKING_URI, else mlflow.db beside the run's folder
     executor: str = "auto"  # loop, vmap, graph (on a GPU); auto: what is fastest for model and device
     compile: bool = True  # whether graph compiles the step, which takes a while before the first round
     precision: str = "fp32"  # of the network in training: fp32, or tf32 and bf16, which are faster on a GPU
@@ -49,7 +56,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("rounds", "local_steps", "batch1", "batch2", "eval_every", "checkpoint_every"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("cohort", "seed", "clients_at_once"):
+        for name in ("cohort", "seed", "patience", "clients_at_once"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         for name, most in MOST.items():
             require(getattr(self, name) <= most, f"{name} must be at most {most:,}, got {getattr(self, name)}")
@@ -60,6 +67,9 @@ class Settings:
         require(all(0 < limit <= 1 for limit in self.fpr), f"fpr must lie in (0, 1], got {list(self.fpr)}")
         if self.executor not in ("auto", *EXECUTORS):
             raise unknown("executor", self.executor, ("auto", *EXECUTORS))
+        for name in self.track:
+            if name not in TRACKERS and not registry.own(name):
+                raise unknown("tracker", name, TRACKERS)
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
         if self.precision not in PRECISIONS:

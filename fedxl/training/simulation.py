@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.federation import Federation, Split, weigh
+from fedxl.data.preparation import Preparation
 from fedxl.data.source import fingerprint, floats_as
 from fedxl.digest import add_tensor
 from fedxl.engine.choose import choose, executor, possible
@@ -23,9 +24,10 @@ from fedxl.engine.simulator import Simulator
 from fedxl.errors import require
 from fedxl.models import check_output, weights_of
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
-from fedxl.training.members import members, numbered
+from fedxl.training.members import Form, members, numbered
 from fedxl.training.problem import Problem, assemble, check_data
 from fedxl.training.settings import Settings
+from fedxl.training.suited import suited
 
 
 class Simulation:
@@ -41,11 +43,15 @@ class Simulation:
         announce: Callable[[str], None],
         sections: Mapping[str, Any] | None = None,
         names: Sequence[str] = (),
+        preparation: Preparation | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
         """pairs: validation and test data. sections: the tables of a config, which a resumed run must match.
 
-        names: of the clients, if they have any.
+        names: of the clients, if they have any. preparation: how the data were made of files, to keep with the model.
+        columns: the names of an example's numbers, if they came in data frames.
         """
+        self.preparation, self.columns = preparation, tuple(columns)
         require(len(names) in (0, len(federation.parts)), f"{len(federation.parts)} clients have {len(names)} names")
         self.names = tuple(names) or numbered(len(federation.parts))
         self.members = members(self.names, federation.holdings())
@@ -54,6 +60,7 @@ class Simulation:
         facts = self.federation.facts(settings.weighting)
         self.problem = assemble(model, algorithm, settings, facts)
         check_data(self.problem, self.federation.holdings())
+        self.federation = Federation(suited(self.problem, self.federation.source), self.federation.parts)
         self.announce, self.sections = announce, sections or {}
         self.num_clients = len(self.federation.parts)
         self.cohort = 0 if centralized else settings.cohort
@@ -65,6 +72,11 @@ class Simulation:
     def _probe(self) -> Tensor:
         x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
         return floats_as(x.to(self.problem.device), self.problem.dtype)
+
+    @property
+    def form(self) -> Form:
+        dtype = str(self.probe.dtype).removeprefix("torch.")
+        return Form(tuple(self.probe.shape[1:]), dtype, self.problem.risk.score_shape, self.columns)
 
     def _executor(self) -> Executor:
         run, cohort = self.problem.settings, self.cohort or self.num_clients
@@ -78,7 +90,8 @@ class Simulation:
         return executor(name, run.compile, self.announce)
 
     def _examiner(self, pairs: Mapping[str, Pair | Split | None]) -> HeldBack:
-        found, sources = self.problem.evaluator, held_back(pairs, self.probe)
+        found = self.problem.evaluator
+        sources = {name: suited(self.problem, source) for name, source in held_back(pairs, self.probe).items()}
         if "validation" in sources:
             check_selection(self.problem.select, found, sources["validation"])
         train = {"train": self.engine.source} if self.problem.settings.train_metrics else {}

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,32 +14,28 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from fedxl import sampling, tree
-from fedxl.algorithms.protocol import AnyAlgorithm, ServerState
+from fedxl import metrics, sampling, tree
+from fedxl.algorithms.protocol import ServerState
+from fedxl.data.preparation import NAME, Preparation
 from fedxl.errors import DivergedError, UserError, require
+from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
+from fedxl.tracking import trackers as trackers_of
+from fedxl.tracking.tracker import FAILED, FINISHED, STOPPED, Tracked, Trackers
 from fedxl.training.checkpoint import Checkpoint
 from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites, value_of
 from fedxl.training.health import COLLAPSED, Watch
-from fedxl.training.members import ABOUT, Member, about
+from fedxl.training.members import ABOUT, Form, Member, about
+from fedxl.training.predict import Prediction, decision_for, examples, predict, scorer_of
 from fedxl.training.problem import Problem
+from fedxl.training.resuming import BY_SIZE, require_same, with_defaults
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
-from fedxl.training.rundir import RunDir
-from fedxl.training.simulation import plain
+from fedxl.training.rundir import STOPPED_EARLY, RunDir
 from fedxl.wire import RefusedError, fitted
 
 Floats = npt.NDArray[np.float64]
-# What may change between the beginning of a run and its resumption without changing its results so far.
-FREE = {
-    f"run.{name}"
-    for name in ("rounds", "checkpoint_every", "executor", "compile", "device", "clients_at_once", "metrics")
-}
-SINCE = {"task.examples", "task.validation", "task.risk_name"}  # absent from checkpoints of older versions
-# What a run of an older version had that did not record it.
-OLDER = {"algorithm.level": "free"}
-BY_SIZE = "run.cohorts_by_size"  # whether clients are drawn by size; up to version 0.3 they never were
 
 
 @dataclass
@@ -53,15 +49,47 @@ class Result:
     history: list[dict[str, Any]]  # a metrics row for each evaluation
     seconds: float  # since the run began, without interruptions
     scored: dict[str, Scored] = field(default_factory=dict, repr=False)  # its scores by split, where they are known
+    curves: dict[str, Curves] = field(default_factory=dict, repr=False)  # or sites' counts in bins, by split and site
     traffic: Traffic | None = None  # bytes that a client receives and sends in a round
     interrupted: bool = False  # whether it was stopped before its last round
+    stopped_early: bool = False  # whether it ended before its last round because it no longer became better
     server: ServerState | None = field(default=None, repr=False)  # the state after the last round
+    form: Form | None = field(default=None, repr=False)  # what its network takes and gives
+    preparation: Preparation | None = field(default=None, repr=False)  # how its data were made of files, if they were
 
     @property
     def test_scores(self) -> tuple[Floats, Floats] | None:
         """Raw scores and labels of the test data."""
         test = self.scored.get("test")
         return None if test is None else (test.scores, test.labels.astype(np.float64))
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        calibration: str = "platt",
+        specificity: float | None = None,
+        sensitivity: float | None = None,
+    ) -> Prediction:
+        """Scores of new examples; with validation data, calibrated probabilities and classes, too.
+
+        Args:
+            x: Examples as the clients of `fit` hold them: a tensor, an array, a data frame or a torch Dataset. With
+                data from tables, a new table or its path, too.
+            calibration: platt or isotonic, fitted to the validation scores.
+            specificity: The threshold between the classes reaches this on validation data; by default 0.9.
+            sensitivity: Or it reaches this.
+        """
+        require(self.form is not None, "this result does not say what its network takes; score with its model")
+        assert self.form is not None
+        from fedxl.evaluation.decision import Wish, deciding  # loads scipy, which training does not need
+
+        wish = Wish(calibration, specificity, sensitivity)
+        score, source = (
+            scorer_of(self.model, next(self.model.parameters()).device),
+            examples(x, self.form, self.preparation),
+        )
+        return predict(score, source, self.form, decision_for(deciding(self.scored, self.curves), wish))
 
 
 class Progress(NamedTuple):
@@ -121,6 +149,14 @@ class Trainable(Protocol):
         """Who takes part."""
 
     @property
+    def form(self) -> Form:
+        """What the network takes and gives."""
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """How its data were made of files, if they were."""
+
+    @property
     def description(self) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
 
@@ -135,21 +171,41 @@ def train(
     task: Trainable, hooks: Hooks, out: Path | None, resume: bool = False, files: Mapping[str, str] | None = None
 ) -> Result:
     """Run all rounds that are still to do. `files` go into the folder of a new run before its first round."""
+    run = task.problem.settings
     if out is None:
+        require(not run.track, "track needs a folder for the run: --out, in Python out=...")
         return Trainer(task, hooks, None, resume).train()
+    trackers = trackers_of(
+        run.track, run.tracking_uri, hooks.say
+    )  # first: what is missing for them is said before anything is written
     with RunDir(out, resume) as folder:
         for name, text in (files or {}).items():
             folder.write(name, text)
-        if not resume:
-            folder.write(ABOUT, about(task.description, task.members))
-        return Trainer(task, hooks, folder, resume).train()
+        if not resume or not (out / ABOUT).exists():  # a run may have been killed before it wrote it
+            folder.write(ABOUT, about(task.description, task.members, task.problem.select, task.form))
+            if task.preparation is not None:
+                folder.write(NAME, task.preparation.to_text())
+        trainer = Trainer(task, hooks, folder, resume, trackers)
+        state = FAILED
+        try:
+            result = trainer.train()
+            state = STOPPED if result.interrupted else FINISHED
+        except KeyboardInterrupt:
+            state = STOPPED
+            raise
+        finally:
+            trackers.end(state)
+        return result
 
 
 class Trainer:
     """The loop over rounds, from the state before the first one or from a folder's newest whole checkpoint."""
 
-    def __init__(self, task: Trainable, hooks: Hooks, folder: RunDir | None, resume: bool) -> None:
+    def __init__(
+        self, task: Trainable, hooks: Hooks, folder: RunDir | None, resume: bool, trackers: Trackers | None = None
+    ) -> None:
         self.task, self.hooks, self.folder = task, hooks, folder
+        self.trackers = trackers or Trackers({}, hooks.say)
         self.problem, self.run, self.algorithm = task.problem, task.problem.settings, task.problem.algorithm
         self.server = self.algorithm.init(weights_of(task.problem.model))
         self.round = self.algorithm.first_round - 1  # the last round done
@@ -160,6 +216,10 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.found: Findings | None = None  # of the best round on the validation data; None after a resumption
         self.watch = Watch(self.algorithm, hooks.say)
+        require(
+            not self.run.patience or "validation" in task.examiner.splits,
+            f"patience = {self.run.patience} needs validation data to tell whether the model still becomes better",
+        )
         if folder and resume:
             checkpoint, complaints = folder.load()
             if checkpoint:
@@ -170,11 +230,15 @@ class Trainer:
             self.watch.told = any(COLLAPSED in record for record in self.history)
             for line in complaints + more:
                 hooks.say(line)
+        if folder:
+            run = (task.description, metrics.key(self.problem.select), resume, self.round, [*self.history])
+            self.trackers.begin(Tracked(folder.path, *run))
 
     def train(self) -> Result:
         run, interrupted = self.run, False
         self.began = time.monotonic() - self.seconds
-        while self.round < run.rounds and not interrupted:
+        # A run that is resumed may have run out of patience before.
+        while self.round < run.rounds and not interrupted and not self._out_of_patience:
             self.round += 1
             self._round()
             self.seconds = self._elapsed()
@@ -183,17 +247,31 @@ class Trainer:
                 self._evaluate()
                 self.seconds = self._elapsed()
                 interrupted |= self.hooks.stop_collapsed and COLLAPSED in self.history[-1]
-            due = self.round == run.rounds or self.round % run.checkpoint_every == 0
+            last = self.round == run.rounds or self._out_of_patience
+            due = last or self.round % run.checkpoint_every == 0
             if self.folder and (due or interrupted):
                 self._checkpoint(self.folder)
             latest = self.history[-1] if self.history else None
             self.hooks.on_progress(Progress(self.round, run.rounds, self.seconds, latest))
-        if self.round < run.rounds:
+        if self.round < run.rounds and not self._out_of_patience:
             return self._result(interrupted=True)
+        if self.round < run.rounds:
+            many = f"{run.patience} evaluations" if run.patience > 1 else "one evaluation"
+            self.hooks.say(f"stopped early after round {self.round}: {many} without a better {self.problem.select}")
         if not self._regular(self.round):
             # After the checkpoint, so that a run which is extended later has the evaluations of a longer run.
             self._evaluate()
         return self._result(interrupted=False)
+
+    @property
+    def _out_of_patience(self) -> bool:
+        """Whether the last `patience` evaluations have not found a better model.
+
+        It follows from the metrics rows alone, so that a resumed run decides as one that was never stopped. An
+        evaluation to which no site replied says nothing and does not count.
+        """
+        since = [row for row in self.history if row["round"] > self.best_round and "validation" in row]
+        return 0 < self.run.patience <= len(since)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.began
@@ -215,6 +293,8 @@ class Trainer:
         task, weights = self.task, self.server.weights
         record: dict[str, Any] = {"round": self.round, "steps": int(self.server.step), "seconds": self.seconds}
         record["training_seconds"] = self._elapsed() - self.evaluating
+        if self.traffic is not None:
+            record["traffic"] = {**self.traffic._asdict(), "clients": task.cohort or task.num_clients}
         h, labels, latest = None, None, None
         for name in ("train", "validation"):
             if name in task.examiner.splits:
@@ -228,6 +308,7 @@ class Trainer:
         self.history.append(record)
         if self.folder:
             self.folder.append(record)
+            self.trackers.write(record)
         self.evaluating += time.monotonic() - began
 
     def _value(self, record: Mapping[str, Any]) -> float:
@@ -263,7 +344,7 @@ class Trainer:
     def _settings(self) -> dict[str, Any]:
         """What must be the same when this run is resumed."""
         by_size = {BY_SIZE: True} if self.task.engine.chances is not None else {}
-        return {**_with_defaults(self.task.description, self.algorithm), **by_size}
+        return {**with_defaults(self.task.description, self.algorithm), **by_size}
 
     def _checkpoint(self, folder: RunDir) -> None:
         self._require_finite()
@@ -281,7 +362,7 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
             standing = call(Standing, checkpoint.info, "checkpoint")
-            _require_same(standing.settings, self._settings, self.algorithm)
+            require_same(standing.settings, self._settings, self.algorithm)
             done, wanted = standing.round, self.run.rounds
             require(done <= wanted, f"this run is at round {done} already, beyond rounds = {wanted}")
             self._take_up(checkpoint.tensors)
@@ -307,67 +388,51 @@ class Trainer:
         engine.restore(self.server, population)
 
     def _result(self, interrupted: bool) -> Result:
-        task = self.task
         # Without any metric to choose by (stopped early, or no site replied) it is the latest.
         chosen, best_round = (
             (self.best, self.best_round) if self.best_round > 0 else (self.server.weights, self.round)
         )
         record = next((record for record in self.history if record["round"] == best_round), {})
+        early = not interrupted and self.round < self.run.rounds
         model = load(self.problem.model, chosen).eval()
-        test: dict[str, float] = {}
-        scored: dict[str, Scored | None] = {}
-        if not interrupted:
-            scored["validation"] = self._validated(chosen)
-            final = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
-            if "test" in task.examiner.splits:
-                found = task.examiner.examine(chosen, "test")
-                test, final = found.metrics, {**final, **found.remarks}
-                scored["test"] = found.scored()
-            if self.folder:
-                self.folder.save_scores({name: each for name, each in scored.items() if each is not None})
-                self.folder.save_model(model.state_dict())
-                self.folder.append({**final, "test": test})
+        examined = {} if interrupted else self._examined(chosen)
+        test = examined.get("test", Findings({}))
+        scored = {name: each for name, found in examined.items() if (each := found.scored()) is not None}
+        curves = {name: found.curves for name, found in examined.items() if found.curves}
+        if self.folder and not interrupted:
+            self.folder.save_scores(scored)
+            self.folder.save_curves(curves)
+            self.folder.save_model(model.state_dict())
+            final: dict[str, Any] = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
+            final |= {**({STOPPED_EARLY: True} if early else {}), **test.remarks, "test": test.metrics}
+            self.folder.append(final)
+            self.trackers.write(final)
         return Result(
             model=model,
             weights=chosen,
             best_round=best_round,
-            metrics={"validation": record.get("validation", {}), "test": test},
+            metrics={"validation": record.get("validation", {}), "test": test.metrics},
             history=self.history,
             seconds=self.seconds,
-            scored={name: each for name, each in scored.items() if each is not None},
+            scored=scored,
+            curves=curves,
             traffic=self.traffic,
             interrupted=interrupted,
+            stopped_early=early,
             server=self.server,
+            form=self.task.form,
+            preparation=self.task.preparation,
         )
 
-    def _validated(self, chosen: Weights) -> Scored | None:
-        """The chosen model's scores on validation data; a run resumed after its best round computes them again."""
-        if "validation" not in self.task.examiner.splits:
-            return None
-        found = self.found or self.task.examiner.examine(chosen, "validation")
-        return found.scored()
+    def _examined(self, chosen: Weights) -> dict[str, Findings]:
+        """What the chosen model comes to on validation data and on test data, as far as there are any.
 
-
-def _require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: AnyAlgorithm) -> None:
-    now = _with_defaults(now, algorithm)
-    before = _with_defaults({**{key: value for key, value in OLDER.items() if key in now}, **before}, algorithm)
-    alike = (before.get(name) == now.get(name) for name in ("run.weighting", "run.cohort"))
-    require(
-        not (all(alike) and BY_SIZE in now and BY_SIZE not in before),
-        "this run began with fedxl 0.3 or older, which drew cohorts uniformly; with weighting = 'samples' they are "
-        "drawn by size now: begin a new run, or finish this one with that version",
-    )
-    changed = [
-        f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
-        for key in sorted(before.keys() | now.keys())
-        if key not in FREE and before.get(key) != now.get(key) and not (key in SINCE and key not in before)
-    ]
-    advice = "; write what it was into its config, or begin a new run"
-    require(not changed, f"this run began with other settings: {'; '.join(changed)}{advice}")
-
-
-def _with_defaults(settings: Mapping[str, Any], algorithm: AnyAlgorithm) -> dict[str, Any]:
-    """Whether a hyper-parameter at its default was given or left out makes no difference."""
-    known: tuple[Field[Any], ...] = fields(algorithm) if is_dataclass(algorithm) else ()
-    defaults = plain({f"algorithm.{item.name}": item.default for item in known if item.default is not MISSING})
-    return {**defaults, **settings}
+        A run that is resumed after its best round evaluates that again.
+        """
+        examiner = self.task.examiner
+        found: dict[str, Findings] = {}
+        if "validation" in examiner.splits:
+            found["validation"] = self.found or examiner.examine(chosen, "validation")
+        if "test" in examiner.splits:
+            found["test"] = examiner.examine(chosen, "test")
+        return found

@@ -113,6 +113,10 @@ def test_the_demo_writes_its_table_and_plot(tmp_path, monkeypatch, capsys):
     assert code == 0, err
     assert all(entry.label in out for entry in demo.ENTRIES)
     assert (tmp_path / "d" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    report = (tmp_path / "d" / "report.html").read_text()
+    assert all(entry.label in report for entry in demo.ENTRIES)
+    assert str(tmp_path / "d" / "report.html") in out
+    assert re.search(r"(is ahead of the next federated method, .* by|are level:) [+-]0\.\d{3} \[", out)
     assert (tmp_path / "d" / "results.md").read_text().count("\n") == 2 + len(demo.ENTRIES)
     results = json.loads((tmp_path / "d" / "results.json").read_text())
     assert all(len(runs) == 2 and 0 < runs[0]["test"]["auroc"] < 1 for runs in results.values())

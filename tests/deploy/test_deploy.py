@@ -28,6 +28,8 @@ from fedxl.deploy.provision import approval, folders
 from fedxl.deploy.provision.settings import read_server, read_site
 from fedxl.deploy.supervise import children, status
 from fedxl.deploy.supervise.processes import free_port
+from fedxl.evaluation import curves
+from fedxl.evaluation.binned import pooled
 from fedxl.training.checkpoint import load_latest
 from fedxl.wire import RefusedError
 from tests.deploy.deployment import Deployment
@@ -89,13 +91,17 @@ def test_an_algorithm_of_ones_own_is_deployed(tmp_path, monkeypatch):
 def test_sites_evaluate_what_stays_with_them(tmp_path):
     experiment = config("local_sgd", rounds=2)
     with Deployment(tmp_path / "federation", SITES[:3], experiment, evaluate='"sites"') as federation:
-        for name, kind in zip(SITES, ("scores", "scores", "none"), strict=False):
+        for name, kind in zip(SITES, ("scores", "curve", "none"), strict=False):
             file = tmp_path / "federation" / "sites" / name / "site.toml"
             file.write_text(file.read_text().replace('evaluate = "none"', f'evaluate = "{kind}"'))
         for name in ("server", *SITES[:3]):
             federation.start(name)
         federation.finished()
         [evaluation, done] = federation.records()
+        kept = curves.load(tmp_path / "federation" / "server" / "run" / "curves.npz")
+    assert (evaluation["validation_from"], done["test_from"]) == ("curves of a, b", "curves of a, b")
+    assert pooled(kept["test"].values()).auroc().value == done["test"]["auroc"]
+    assert 0 < done["test_bounds"]["auroc"] < 0.05
     assert evaluation["validation_by_site"]["c"] == "it discloses no evaluation"
     whole = load_data(experiment)
     mine = [pair.y[part::4] for pair in (whole.validation, whole.test) for part in (0, 1)]

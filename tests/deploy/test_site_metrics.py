@@ -137,7 +137,7 @@ def test_a_last_bit_above_one_is_believed(tmp_path):
 def examiner():
     risk = partial_auc()
     evaluator = Evaluator(lambda w, x: x, risk, asked_for(risk, "auroc", (0.3,), [sensitivity_at]), torch.float64)
-    return SiteExaminer(None, evaluator, "auroc", None)
+    return SiteExaminer(None, evaluator, "auroc", None, None)
 
 
 def test_hundreds_of_mutated_answers_are_refused_or_within_range(examiner):

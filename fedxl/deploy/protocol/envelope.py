@@ -35,6 +35,7 @@ class RunHeader(NamedTuple):
     run: str  # the run id, under which a site stores its state
     config: str  # the experiment, as far as sites need it, as JSON
     facts_of_all: str  # what an algorithm may know about the data of all sites together, as JSON
+    preparation: str = ""  # how all sites make examples of their tables, as JSON; "": their data need none
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -60,6 +61,13 @@ class ScoreReply(NamedTuple):
 
     scores: Tensor  # [n, *d], sorted, so that the order identifies no example
     labels: Tensor  # [n], bytes
+
+
+class CurveReply(NamedTuple):
+    """The tensors of a reply to `evaluate`, if the site discloses a curve."""
+
+    positives: Tensor  # [bins], from the lowest bin up; with noise, any whole numbers
+    negatives: Tensor  # [bins]
 
 
 class Failure(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fedxl import metrics
 from fedxl.config.experiment import Config
+from fedxl.data import UNFITTED
 from fedxl.deploy.provision.settings import ServerSettings
 
 SERVER_START = """#!/bin/sh
@@ -54,8 +55,13 @@ def site_toml(name: str, part: int, config: Config) -> str:
             "fedxl's are always allowed",
             f"rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs",
             f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",
-            'evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...) or all "scores"',
+            'evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...), '
+            '"curve" (counts of scores in bins) or all "scores"',
+            "epsilon = 0.0  # differential privacy of each curve; 0: no noise",
+            "epsilon_total = 0.0  # of all curves together, over all runs",
             f"evaluations = {4 * rounds + 20}  # requests to evaluate that this site accepts, over all runs",
+            f"summary = {json.dumps(config.data.get('name') in UNFITTED)}  # whether counts, means and squares of a "
+            "table's columns may leave this site, so that all sites scale them alike",
             'digest = ""  # allow only the experiment with this digest (`fedxl deploy digest`); "": any',
             "",
             "[data]",
@@ -117,9 +123,11 @@ def site_readme(name: str, host: str, port: int, keys_at_sites: bool) -> str:
 Logs are in `flower/`. `connection.toml` holds the server's address.
 
 What leaves this machine: the numbers of positive and negative examples, their shape, and in each round the trained
-weights and the scores of the examples that were used. docs/privacy.md describes what they reveal. Results on your
-validation and test data leave only if `evaluate` in `site.toml` allows it. `state/` holds what training remembers
-about your examples, and never leaves. `site.key` is secret: the server recognises you by it.
+weights and the scores of the examples that were used. docs/privacy.md describes what they reveal. Of a table, the
+names, counts, means and squared deviations of its columns leave, and its frequent categories, if `summary` in
+`site.toml` allows it. Results on your validation and test data leave only if `evaluate` in `site.toml` allows it.
+`state/` holds what training remembers about your examples, and never leaves. `site.key` is secret: the server
+recognises you by it.
 The certificate `site.crt` is valid for a year. In its last 30 days `./start.sh` warns
 you: then make a new request, and accept the new certificate.
 `fedxl-site.service` is an example for systemd.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedxl.config.experiment import SECTIONS, Config, Table, read_tables
 from fedxl.errors import require, unknown
+from fedxl.evaluation.grid import Grid
+from fedxl.evaluation.noise import exactly, written
 from fedxl.options import call
 from fedxl.wire import PRECISIONS
 
 EVALUATORS = ("server", "sites")  # who evaluates: the server on its own [data], or each site on its own
-DISCLOSURES = ("none", "metrics", "scores")  # which results of an evaluation a site may disclose
+DISCLOSURES = ("none", "metrics", "curve", "scores")  # which results of an evaluation a site may disclose
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class ServerSettings:
     patience: int = 3  # attempts at a round with too few updates before the run stops
     wire: str = "float32"  # dtype of weights and G in messages; bfloat16: half the bytes
     evaluate: str = "server"  # server: on its own [data]; sites: on theirs, as far as each site discloses results
+    bins: int = 512  # in which sites that disclose curves count their scores; fewer if they add noise
     megabytes: float = 1000.0  # of the largest reply that it accepts
     influence: float = 20.0  # times the usual size that an update may have (see influence.py); 0: no limit
 
@@ -40,6 +44,7 @@ class ServerSettings:
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         require(self.patience >= 1, f"patience must be at least 1, got {self.patience}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
+        Grid(self.bins)  # which checks their number
         valid = self.influence == 0 or self.influence > 1
         require(valid, f"influence must be more than 1, or 0 for no limit, got {self.influence}")
         if self.wire not in PRECISIONS:
@@ -63,15 +68,20 @@ class SiteSettings:
     metrics: tuple[str, ...] = ()  # outside fedxl, as package.module:function; fedxl's own are always allowed
     rounds: int = 1000  # requests to train that it accepts, over all runs
     steps: int = 1000  # local steps of one request
-    evaluate: str = "none"  # results on its own data that it discloses: none, metrics (AUROC, ...) or all scores
+    evaluate: str = "none"  # results that it discloses: none, metrics (AUROC, ...), curve (counts in bins), scores
+    bins: int = 512  # the most bins of a curve
+    fewest: int = 10  # examples of a class that a curve without noise may rest on; none at all are allowed
+    epsilon: float = 0.0  # differential privacy of each curve, by noise in its counts; 0: no noise
+    epsilon_total: float = 0.0  # of all curves together, over all runs; then it discloses no more
     evaluations: int = 1000  # requests to evaluate that it accepts, over all runs
+    summary: bool = False  # whether counts, means and squares of its table's columns may leave, to scale all alike
     digest: str = ""  # of the only experiment that it takes part in; "": any that the settings above allow
     device: str = "auto"
 
     def __post_init__(self) -> None:
         require(bool(self.name), "a site needs a name")
         require(self.part >= 0, f"part must not be negative, got {self.part}")
-        for name in ("rounds", "steps", "evaluations"):
+        for name in ("rounds", "steps", "evaluations", "fewest"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
         require(
@@ -79,6 +89,11 @@ class SiteSettings:
         )
         if self.evaluate not in DISCLOSURES:
             raise unknown("evaluate", self.evaluate, DISCLOSURES)
+        Grid(self.bins)  # which checks their number
+        if self.epsilon:
+            most = self.epsilon_total
+            enough = math.isfinite(most) and exactly(self.epsilon) <= written(most)
+            require(enough, f"epsilon_total must be at least epsilon, {self.epsilon:g}, got {most:g}")
 
 
 @dataclass(frozen=True)

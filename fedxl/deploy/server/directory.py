@@ -10,6 +10,8 @@ from typing import NamedTuple
 from fedxl import __version__
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.data.federation import Holding, Weighting, facts_about
+from fedxl.data.preparation import Preparation, fit
+from fedxl.data.summary import Summary, merge
 from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import first_line, printable, require
@@ -25,7 +27,8 @@ class SiteFacts(NamedTuple):
 
     positives: int
     negatives: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of its examples; empty if they are made of a table
+    summary: str = ""  # of its table, as JSON
 
     def count(self, side: Side) -> int:
         return Holding(self.positives, self.negatives).count(side)
@@ -106,13 +109,29 @@ class Directory:
         if facts["version"] != __version__:
             raise RefusedError(f"{name} runs fedxl {printable(facts['version'])}, the server {__version__}")
         shape = tuple(whole(n, "length") for n in facts["shape"])
-        found = SiteFacts(whole(facts["positives"], "positives"), whole(facts["negatives"], "negatives"), shape)
+        counts = whole(facts["positives"], "positives"), whole(facts["negatives"], "negatives")
+        found = SiteFacts(*counts, shape, str(facts.get("summary", "")))
         if min(found.positives, found.negatives) < 0 or found.positives + found.negatives < 1:
             raise RefusedError(f"{name} reports {found.positives} positives and {found.negatives} negatives")
         self.require_within_limit(name, found.count("all"))
-        if found != self.facts.get(name, found):
-            raise RefusedError(f"{name} had other data when this run started: {self.facts[name]}, now {found}")
+        if found.summary:
+            Summary.from_json(found.summary, found.count("all"))
+        before = self.facts.get(name, found)
+        if found != before:
+            told = f"{name} had other data when this run started"
+            raise RefusedError(f"{told}: {before._replace(summary='')}, now {found._replace(summary='')}")
         return name, found
+
+    def preparation(self) -> Preparation | None:
+        """How all sites make examples of their tables, from what each told of its own; None if none has a table."""
+        told = {name: self.facts[name] for name in self.settings.sites}
+        tables = {name: Summary.from_json(it.summary, it.count("all")) for name, it in told.items() if it.summary}
+        if not tables:
+            return None
+        others = [name for name in told if name not in tables]
+        some = f"{next(iter(tables))} has a table, but {''.join(others[:1])} has not; all sites' data must be alike"
+        require(not others, some)
+        return fit(merge(tables))
 
     def require_within_limit(self, name: str, examples: float) -> None:
         """A site's weight follows from its number of examples, so it may not claim more than were approved."""

@@ -17,6 +17,7 @@ from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, PassiveP
 from fedxl.deploy.server.directory import Directory
 from fedxl.engine.drawing import PoolDraws, draw_lags
 from fedxl.errors import DivergedError, RefusedError, UserError, printable
+from fedxl.evaluation.grid import Spread
 from fedxl.sampling import Indices
 from fedxl.training.checked import sizes_of
 from fedxl.training.problem import Problem
@@ -81,6 +82,7 @@ class GridEngine:
         self.base, self.visits = dict.fromkeys(sites, -1), dict.fromkeys(sites, 0)
         self.influence = Influence(self.settings.influence)
         self.dropped: list[dict[str, Any]] = []
+        self.pooled: Spread | None = None  # where pooled scores lie; None: there are none
 
     def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
         """The updates of the sites that answered, stacked in the order of their numbers."""
@@ -145,7 +147,14 @@ class GridEngine:
         except RefusedError as error:
             self.say(f"round {round}: all updates discarded, sites could not continue from the new state: {error}")
             return False
+        self._look_at_pool(state)
         return True
+
+    def _look_at_pool(self, state: ServerState) -> None:
+        """For those who count scores in bins. An algorithm may do without a pool."""
+        outputs = getattr(self.problem.algorithm, "pooled_outputs", lambda state: None)(state)
+        if outputs is not None and len(outputs):
+            self.pooled = Spread.of(outputs.numpy())
 
     def _require_convergence(self, round: int, diverged: int, cohort: int) -> None:
         """A round that has diverged does so again: it is the same to the last bit."""
@@ -222,6 +231,7 @@ class GridEngine:
         return SiteHistory(base, visits, self.influence.as_tensors())
 
     def restore(self, server: ServerState, tensors: dict[str, Tensor]) -> None:
+        self._look_at_pool(server)
         base, visits, _ = tree.unpack(self.population._replace(usual={}), tensors)
         self.base = {name: int(number) for name, number in base.items()}
         self.visits = {name: int(number) for name, number in visits.items()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,20 @@ import torch
 
 from fedxl import wire
 from fedxl.deploy.protocol.envelope import Envelope, Failure, RunHeader, ScoreReply, exchange
+from fedxl.deploy.server.curves import MOST_COUNTED, GridBook, read_curve
 from fedxl.deploy.server.directory import Directory
 from fedxl.errors import first_line, printable
-from fedxl.metrics import COUNTS
+from fedxl.evaluation import binned
+from fedxl.evaluation.binned import FROM_COUNTS, Binned
+from fedxl.evaluation.grid import Grid, Spread
+from fedxl.metrics import COUNTS, key
 from fedxl.models import Weights
 from fedxl.training.evaluate import Evaluator, Findings, Origin, pairs_in, value_of
 from fedxl.wire import RefusedError
 
 SiteFinding = Findings | str  # or why there is none
+EPSILON = "epsilon"  # in remarks: what differential privacy a curve has cost its site
 ROUNDING = 1e-9  # an area of 1 may come out a last bit above it
-MOST_COUNTED = 1e9  # examples of a class that a site may say it has, where no approved entry says less
 MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server must not be kept busy for ever
 
 
@@ -31,7 +35,8 @@ class SiteExaminer:
     """Asks every site that can be reached.
 
     If all sites that reply disclose their scores, the metrics are those of all scores together, as if the data lay
-    in one place. Otherwise they are means of the sites' own metrics, each weighted by its pairs of a positive and a
+    in one place. If some disclose curves instead, counts in bins, the metrics are those of all counts together, with
+    bounds. Otherwise they are means of the sites' own metrics, each weighted by its pairs of a positive and a
     negative. Such means leave out pairs across sites, so they do not say how scores of different sites compare.
     """
 
@@ -39,6 +44,8 @@ class SiteExaminer:
     evaluator: Evaluator
     select: str
     head: RunHeader
+    grids: GridBook
+    pooled: Callable[[], Spread | None] = lambda: None  # where pooled scores lie, if it is known
 
     @property
     def splits(self) -> Collection[str]:
@@ -48,16 +55,18 @@ class SiteExaminer:
         settings, carrier = self.directory.settings, self.directory.carrier
         nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
         # Never rounded: it is this model that is judged.
-        request = Envelope({**self.head.facts, "split": split}, wire.flatten(weights))
+        grid = self.grids.grid(split, self.pooled())
+        facts = {**self.head.facts, "split": split, "grid": json.dumps(grid.to_json())}
+        request = Envelope(facts, wire.flatten(weights))
         replies: dict[str, SiteFinding] = dict.fromkeys(settings.sites, "it is not connected")
         for node, reply in exchange(carrier, dict.fromkeys(nodes, request), "evaluate", settings.deadline):
             try:
-                replies[nodes[node]] = self._read(nodes[node], split, reply)
+                replies[nodes[node]] = self._read(nodes[node], split, grid, reply)
             except Exception as error:  # whatever a damaged or hostile reply may raise
                 replies[nodes[node]] = f"its reply is invalid: {printable(first_line(error))}"
-        return self._together(split, replies)
+        return self._together(split, grid, replies)
 
-    def _read(self, name: str, split: str, reply: Envelope | Failure) -> SiteFinding:
+    def _read(self, name: str, split: str, grid: Grid, reply: Envelope | Failure) -> SiteFinding:
         if isinstance(reply, Failure):
             return printable(reply.reason)
         facts = reply.facts
@@ -69,6 +78,8 @@ class SiteExaminer:
             values = self._metrics(json.loads(str(facts["metrics"])))
             self.directory.require_within_limit(name, sum(values.get(key, 0.0) for key in COUNTS))
             return Findings(values)
+        if facts["kind"] == "curve":
+            return self._curve(name, split, grid, reply)
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
         like = ScoreReply(torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, dtype=torch.uint8))
         scores, labels = wire.restore(like, reply.tensors, MOST_SCORES)
@@ -76,6 +87,21 @@ class SiteExaminer:
             raise RefusedError("its scores do not have one label each, 0 or 1")
         self.directory.require_within_limit(name, len(scores))
         return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
+
+    def _curve(self, name: str, split: str, grid: Grid, reply: Envelope) -> Findings:
+        if self.evaluator.risk.score_shape:
+            raise RefusedError("it counts scores, and the risk pairs vectors")
+        disclosed = read_curve(reply, grid, self.directory.limits.get(name))
+        found = disclosed.binned
+        if not disclosed.epsilon:
+            self.directory.require_within_limit(name, sum(found.totals()))
+        noisy = {EPSILON: {"curve": disclosed.epsilon, "spent": disclosed.spent}} if disclosed.epsilon else {}
+        return Findings(self._counted(found), remarks=noisy, curves={name: found})
+
+    def _counted(self, found: Binned) -> dict[str, float]:
+        """Metrics that follow from counts."""
+        values = {name: each.value for name, each in binned.judge(self.evaluator.metrics, found).items()}
+        return values | binned.example_counts(found)
 
     def _metrics(self, reported: Mapping[str, Any]) -> dict[str, float]:
         """A site's own metrics: the names that we have ourselves, and values that they can have."""
@@ -91,23 +117,31 @@ class SiteExaminer:
                 raise RefusedError(f"it reports {name} = {value:g}")
         return values
 
-    def _together(self, split: str, replies: Mapping[str, SiteFinding]) -> Findings:
+    def _together(self, split: str, grid: Grid, replies: Mapping[str, SiteFinding]) -> Findings:
         reported = {name: reply for name, reply in replies.items() if isinstance(reply, Findings)}
         remarks: dict[str, Any] = {
             f"{split}_by_site": {
                 name: reply.metrics if isinstance(reply, Findings) else reply for name, reply in replies.items()
             }
         }
-        scored = all(reply.scores is not None for reply in reported.values())
-        found = self._pooled(reported) if scored else self._mean(reported)
+        epsilons = {name: reply.remarks[EPSILON] for name, reply in reported.items() if EPSILON in reply.remarks}
+        remarks |= {f"{split}_{EPSILON}": epsilons} if epsilons else {}
+        if all(reply.scores is not None for reply in reported.values()):
+            found, basis = self._pooled(reported), "scores"
+        elif all(reply.scores is not None or reply.curves for reply in reported.values()):
+            found, basis = self._added(split, grid, reported), "curves"
+        else:
+            found, basis = self._mean(reported), "metrics"
         if found is None:
             reasons = "; ".join(f"{name}: {reply}" for name, reply in replies.items() if isinstance(reply, str))
+            if basis == "curves" and key(self.select).partition("@")[0] not in FROM_COUNTS:
+                reasons = f"curves do not give {key(self.select)}; select one of {', '.join(FROM_COUNTS)}"
             self.directory.say(
                 f"no site could evaluate on {split} data with both classes ({reasons or 'no such data'})"
             )
             return Findings({}, remarks=remarks)
-        remarks[f"{split}_from"] = f"{'scores' if scored else 'metrics'} of {', '.join(sorted(reported))}"
-        return Findings(found.metrics, found.scores, found.labels, remarks, found.origin)
+        remarks |= {f"{split}_from": f"{basis} of {', '.join(sorted(reported))}", **found.remarks}
+        return replace(found, remarks=remarks)
 
     def _pooled(self, reported: Mapping[str, Findings]) -> Findings | None:
         scores = [found.scores for found in reported.values() if found.scores is not None]
@@ -119,16 +153,35 @@ class SiteExaminer:
         origin = Origin(np.repeat(np.arange(len(scores)), list(map(len, scores))), list(reported))
         return None if math.isnan(value_of(values, self.select)) else Findings(values, h, y, origin=origin)
 
+    def _added(self, split: str, grid: Grid, reported: Mapping[str, Findings]) -> Findings | None:
+        """The counts of all sites together; scores of sites that disclose them are counted here."""
+        parts = {name: found.curves.get(name) or _binned(grid, found) for name, found in reported.items()}
+        together = binned.pooled(parts.values())
+        self.grids.latest = together
+        bounds = {name: each.bound for name, each in binned.judge(self.evaluator.metrics, together).items()}
+        remarks: dict[str, Any] = {f"{split}_bounds": bounds}
+        if together.noise:
+            remarks[f"{split}_noise"] = binned.noise_errors(self.evaluator.metrics, list(parts.values()))
+        values = self._counted(together)
+        return None if math.isnan(value_of(values, self.select)) else Findings(values, remarks=remarks, curves=parts)
+
     def _mean(self, reported: Mapping[str, Findings]) -> Findings | None:
         """Of those who have the metric that is asked for: with one class at a site there is none."""
         each = [found.metrics for found in reported.values() if not math.isnan(value_of(found.metrics, self.select))]
         total = sum(map(pairs_in, each))
         if not total:
             return None
-        counts = [name for name in COUNTS if name in each[0]]
+        common = [name for name in each[0] if all(name in values for values in each)]  # a curve gives no risk
+        counts = [name for name in COUNTS if name in common]
         means = {
             name: sum(pairs_in(values) * values[name] for values in each) / total
-            for name in each[0]
+            for name in common
             if name not in counts
         }
         return Findings(means | {name: sum(values[name] for values in each) for name in counts})
+
+
+def _binned(grid: Grid, found: Findings) -> Binned:
+    assert found.scores is not None
+    assert found.labels is not None
+    return binned.count(grid.edges(), found.scores.double().numpy(), found.labels.long().numpy())

@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 
-from fedxl.config.experiment import Config, build_problem, load_data
+from fedxl.config.experiment import Config, build_problem, load_data, load_unfitted
+from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
 from fedxl.deploy.provision.settings import ServerFile
+from fedxl.deploy.server.curves import GridBook
 from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import GridEngine
 from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_back
-from fedxl.training.members import Member
+from fedxl.training.members import Form, Member
 from fedxl.training.problem import Problem, check_data
 from fedxl.training.simulation import flattened
 from fedxl.training.trainer import Hooks, Result, train
@@ -36,7 +38,9 @@ class ServerTask:
     num_clients: int
     cohort: int
     members: Sequence[Member]
+    form: Form
     description: dict[str, Any]
+    preparation: Preparation | None = None
 
 
 def serve(
@@ -59,7 +63,8 @@ def serve(
     run_id, facts = _begun(known)
     directory = Directory(carrier, settings, hooks.say, facts, keys=keys, limits={} if limits is None else limits)
     directory.wait_for_all()
-    each = {facts.shape for facts in directory.facts.values()}
+    made = directory.preparation()
+    each = {facts.shape if made is None else (made.width,) for facts in directory.facts.values()}
     require(len(each) == 1, f"sites hold examples of different shapes: {', '.join(map(str, sorted(each)))}")
     shape = each.pop()
     facts_of_all = directory.facts_of_all(config.run.get("weighting", "clients"))
@@ -67,16 +72,21 @@ def serve(
     name = str(config.algorithm["name"])
     require(not problem.algorithm.centralized, f"{name} wants all data in one place; that is not what sites are for")
     sections = {name: table for name, table in config.tables().items() if name != "data"}
+    # Where the server's metrics go is none of the sites' business.
+    sections["run"] = {key: value for key, value in config.run.items() if key not in ("track", "tracking_uri")}
     # What follows from all sites' data goes to sites only if the algorithm needs it.
     needed = facts_of_all._asdict() if problem.algorithm is not problem.given else {}
-    engine = GridEngine(directory, problem, RunHeader(run_id, json.dumps(sections), json.dumps(needed)))
+    prepared = made.to_text() if made is not None else ""
+    engine = GridEngine(directory, problem, RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared))
     _begin(known, run_id, directory.facts)
-    task = _task(engine, config, shape)
+    task = _task(engine, config, shape, GridBook(server.out / "grids.json", settings.bins), made)
     resuming = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
     return train(task, hooks, server.out, resume=resuming)
 
 
-def _task(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> ServerTask:
+def _task(
+    engine: GridEngine, config: Config, shape: tuple[int, ...], grids: GridBook, made: Preparation | None
+) -> ServerTask:
     problem, sites = engine.problem, engine.settings.sites
     require(
         not problem.settings.train_metrics, "train_metrics needs the training data, which the server does not have"
@@ -85,11 +95,13 @@ def _task(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> ServerT
     return ServerTask(
         problem=problem,
         engine=engine,
-        examiner=_examiner(engine, config, shape),
+        examiner=_examiner(engine, config, shape, grids, made),
         num_clients=len(sites),
         cohort=problem.settings.cohort,
         members=[_member(name, engine.directory.facts[name]) for name in sites],
+        form=Form(shape, problem.settings.dtype, problem.risk.score_shape),
         description=_described(config, engine),
+        preparation=made,
     )
 
 
@@ -97,17 +109,23 @@ def _member(name: str, facts: SiteFacts) -> Member:
     return Member(name, facts.positives, facts.negatives)
 
 
-def _examiner(engine: GridEngine, config: Config, shape: tuple[int, ...]) -> Examiner:
+def _examiner(
+    engine: GridEngine, config: Config, shape: tuple[int, ...], grids: GridBook, made: Preparation | None
+) -> Examiner:
     """The server itself on its own data, if it has any, or the sites on theirs."""
     problem = engine.problem
     found, select = problem.evaluator, problem.select
     if engine.settings.evaluate == "sites":
         check_selection(select, found)
-        return SiteExaminer(engine.directory, found, select, engine.head)
+        return SiteExaminer(engine.directory, found, select, engine.head, grids, lambda: engine.pooled)
     if not config.data:
         return HeldBack(found, {})
-    splits = load_data(config)
-    pairs = {"validation": splits.validation, "test": splits.test}
+    table = load_unfitted(config) if made is not None else None
+    if table is not None and made is not None:
+        validation, test = table.held_back(made)
+    else:
+        _, validation, test, *_ = load_data(config)
+    pairs = {"validation": validation, "test": test}
     sources = held_back(pairs, torch.zeros(1, *shape, dtype=problem.dtype))
     if "validation" in sources:
         check_selection(select, found, sources["validation"])
@@ -123,7 +141,9 @@ def _begun(path: Path) -> tuple[str, dict[str, SiteFacts]]:
     """The number of the run in this folder and what its sites said of themselves, or those of a new one."""
     try:
         content = json.loads(path.read_text())
-        facts = {name: SiteFacts(p, n, tuple(shape)) for name, (p, n, shape) in content["sites"].items()}
+        facts = {
+            name: SiteFacts(p, n, tuple(shape), *more) for name, (p, n, shape, *more) in content["sites"].items()
+        }
         return str(content["run"]), facts
     except FileNotFoundError:
         return secrets.token_hex(8), {}

@@ -5,11 +5,12 @@ Flower's own nodes start a new process for every message. Decoding images each t
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,13 +21,17 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__
-from fedxl.config.experiment import Config, load_data
+from fedxl.config.experiment import Config, load_data, load_unfitted
+from fedxl.data import NAMED
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation, Splits
+from fedxl.data.preparation import Preparation
 from fedxl.data.source import TensorSource
 from fedxl.deploy.provision.settings import SiteFile
+from fedxl.deploy.site import tables
+from fedxl.deploy.site.arrays import write_array
 from fedxl.errors import UserError, require
-from fedxl.files import open_private, private_folder, read_bytes, write_atomically
+from fedxl.files import private_folder, read_bytes, write_atomically
 from fedxl.progress import progress
 
 SPLITS = ("validation", "test")
@@ -50,54 +55,82 @@ def identity(site: SiteFile) -> str:
     return hashlib.sha256(json.dumps([facts["key"], facts["stamps"]]).encode()).hexdigest()
 
 
-def training_data(site: SiteFile) -> Federation:
-    """The site's training data as a federation of one client. Prepares them first if there is no cache."""
+def training_data(site: SiteFile, made: Preparation | None = None) -> Federation:
+    """The site's training data as a federation of one client. Prepares them first if there is no cache.
+
+    made: how the columns of its table are scaled, if it has one.
+    """
     facts = _ready(site)
-    x, y = (_mapped(site.cache / f"{name}.npy") for name in ("x", "y"))
+    x, y = _examples(site, facts, "", made), _mapped(site.cache / "y.npy")
     means = _mapped(site.cache / "means.npy") if facts["means"] else None
     augment = Augment(**{**facts["augment"], "site_means": tuple(facts["augment"]["site_means"])})
     return Federation(TensorSource(x, y, augment, means), [np.arange(len(y))])
 
 
-def held_back(site: SiteFile, split: str) -> TensorSource | None:
+def held_back(site: SiteFile, split: str, made: Preparation | None = None) -> TensorSource | None:
     """The site's validation or test data, if it has any."""
-    if split not in _ready(site)["splits"]:
+    facts = _ready(site)
+    if split not in facts["splits"]:
         return None
-    x, y = (_mapped(site.cache / f"{split}_{name}.npy") for name in ("x", "y"))
-    return TensorSource(x, y)
+    return TensorSource(_examples(site, facts, f"{split}_", made), _mapped(site.cache / f"{split}_y.npy"))
+
+
+def labels(site: SiteFile) -> Tensor:
+    """Of the training data."""
+    _ready(site)
+    return _mapped(site.cache / "y.npy")
+
+
+def summary(site: SiteFile) -> str:
+    """What may be told of the columns of its table, as JSON; "" if its data need no common preparation."""
+    table = _ready(site)["table"]
+    return "" if table is None else str(table["summary"])
 
 
 def count(site: SiteFile) -> int:
     """Prepare the data if needed; the number of training examples."""
     refresh(site)
-    return len(training_data(site).source.labels)
+    return len(labels(site))
+
+
+def config_of(site: SiteFile) -> Config:
+    """The data that a site's file names."""
+    given = dict(site.data)
+    if given.get("name") in NAMED:
+        given.setdefault("called", site.settings.name)  # its draws are those that it would make among all sites
+    return Config(data=given, risk={}, algorithm={}, run={})
 
 
 def prepare(site: SiteFile) -> int:
     """Write the cache; the number of training examples."""
-    splits = load_data(Config(data=dict(site.data), risk={}, algorithm={}, run={}))
-    own, source = _own(site, splits), splits.train.source
+    config = config_of(site)
+    raw = load_unfitted(config)
+    if raw is not None:
+        return tables.write(site.cache, raw, _own_part(site, raw.order.names), _about(site), site.settings.name)
+    splits = load_data(config)
+    own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
     assert isinstance(source, TensorSource)
     arrays = {"x": (source.x, own), "y": (source.labels, own)}
     if source.means is not None:
         arrays["means"] = (source.means, own)
-    held = _held_back(site, splits)
+    held = own_held_back(site, splits)
     for split, (x, y, rows) in held.items():
         arrays |= {f"{split}_x": (x, rows), f"{split}_y": (y, rows)}
     facts = {
-        "key": key(site),
-        "stamps": _stamps(site),
+        **_about(site),
         "means": source.means is not None,
         "augment": asdict(source.augment),
         "splits": list(held),
+        "table": None,
     }
     try:
         private_folder(site.cache)
         (site.cache / FACTS).unlink(missing_ok=True)
         with progress(f"preparing {site.settings.name}", sum(len(rows) for _, rows in arrays.values())) as done:
             for name, (tensor, rows) in arrays.items():
-                _write(site.cache / f"{name}.npy", tensor, rows, done)
+                chunks = (tensor[chunk].numpy() for chunk in rows.split(CHUNK))
+                write_array(site.cache / f"{name}.npy", (len(rows), *tensor.shape[1:]), chunks, done)
         write_atomically(site.cache / FACTS, json.dumps(facts).encode(), private=True)
     except OSError as error:
         raise UserError(
@@ -106,22 +139,17 @@ def prepare(site: SiteFile) -> int:
     return len(own)
 
 
-def _write(path: Path, tensor: Tensor, rows: Tensor, done: Callable[[int], None]) -> None:
-    """Write these rows as an .npy file. Rename it when complete: another process may have the old one mapped.
+def _about(site: SiteFile) -> dict[str, Any]:
+    return {"key": key(site), "stamps": _stamps(site)}
 
-    It writes instead of mapping: on a full disk, a write raises an error, and a mapping would kill the process.
-    """
-    partial = path.with_name(f".{path.name}")
-    kind = np.lib.format.dtype_to_descr(tensor[:0].numpy().dtype)
-    header = {"descr": kind, "fortran_order": False, "shape": (len(rows), *tensor.shape[1:])}
-    with open_private(partial) as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for chunk in rows.split(CHUNK):
-            file.write(tensor[chunk].numpy().tobytes())
-            done(len(chunk))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+
+def _examples(site: SiteFile, facts: Mapping[str, Any], prefix: str, made: Preparation | None) -> Tensor:
+    """Examples as they are in the cache, or those of a table, made by a preparation."""
+    if facts["table"] is None:
+        return _mapped(site.cache / f"{prefix}x.npy")
+    require(made is not None, "this site has a table, and the server sent no preparation of its columns")
+    assert made is not None
+    return _mapped(tables.examples(site.cache, facts["table"], prefix, made))
 
 
 def key(site: SiteFile) -> str:
@@ -130,18 +158,33 @@ def key(site: SiteFile) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _own(site: SiteFile, splits: Splits) -> Tensor:
-    part, count = site.settings.part, len(splits.train.parts)
+def own_rows(site: SiteFile, splits: Splits) -> Tensor:
+    """Which training examples of the data are this site's."""
+    return torch.as_tensor(splits.train.parts[_own_part(site, _names(splits))])
+
+
+def _names(splits: Splits) -> Sequence[str]:
+    """Of a file's sites; "" for clients that are numbered alone."""
+    return splits.names if splits.preparation is not None else [""] * len(splits.train.parts)
+
+
+def _own_part(site: SiteFile, names: Sequence[str]) -> int:
+    """Which client of its data a site is: the one with its name, or the one with the number that it says."""
+    part, count = site.settings.part, len(names)
+    if site.settings.name in names:
+        return list(names).index(site.settings.name)
     require(part < count, f"part is {part}, but the data have {count} client(s), 0 to {count - 1}")
-    return torch.as_tensor(splits.train.parts[part])
+    return part
 
 
-def _held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """By split: examples, labels, and this site's rows. Sites with parts of one data set share its splits evenly."""
+def own_held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """By split: examples, labels, and this site's rows: of files its own, of other data sets an even share."""
     found = {}
     for name, pair in zip(SPLITS, (splits.validation, splits.test), strict=True):
         if pair is not None:
             rows = torch.arange(site.settings.part, len(pair.y), len(splits.train.parts))
+            if splits.preparation is not None and pair.sites is not None:
+                rows = torch.from_numpy(np.flatnonzero(pair.sites == _own_part(site, _names(splits))))
             found[name] = (pair.x, pair.y, rows)
     return {name: split for name, split in found.items() if len(split[2])}
 
@@ -149,10 +192,11 @@ def _held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor
 def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:
     """Names, sizes and times of all files that the site's settings name, to notice changes."""
     found: dict[str, list[list[Any]]] = {}
-    for value in site.data.values():
-        place = Path(value) if isinstance(value, str) and value else None
-        if place is not None and place.exists():
-            files = sorted(place.iterdir()) if place.is_dir() else [place]
+    for value in (one for each in site.data.values() for one in (each if isinstance(each, list) else [each])):
+        named = sorted(glob.glob(value, recursive=True)) if isinstance(value, str) and value else []
+        if named:
+            place = Path(named[0])
+            files = sorted(place.iterdir()) if len(named) == 1 and place.is_dir() else [Path(name) for name in named]
             found[str(value)] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     return found
 
@@ -184,7 +228,9 @@ def _make_private(folder: Path) -> None:
     A folder that also holds other files keeps its permissions.
     """
     names = os.listdir(folder) if folder.is_dir() else []
-    ours = [name for name in names if name.removeprefix(".") in FILES]
+    ours = [
+        name for name in names if name.removeprefix(".") in FILES or tables.FILE.fullmatch(name.removeprefix("."))
+    ]
     whole = [folder] if ours and ours == names else []
     for path in [*(folder / name for name in ours), *whole]:
         with suppress(OSError):  # another user owns it, or another process is replacing it

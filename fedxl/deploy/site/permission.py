@@ -6,17 +6,18 @@ scores or weights. So a site lists the networks that it runs, counts requests, a
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fedxl import metrics
 from fedxl.config.experiment import Config
 from fedxl.deploy.provision.settings import SiteFile
+from fedxl.deploy.site.locks import locked
 from fedxl.errors import UserError, printable, require
-from fedxl.files import open_private, private_folder, write_atomically
+from fedxl.files import read_bytes, write_atomically
 
 TABLES = ("model", "risk", "algorithm", "run")
 COUNTS = "requests.json"
@@ -74,23 +75,26 @@ def count(site: SiteFile, kind: str) -> None:
     """Count a request before handling it, so that a crash cannot undo the count. Refuse it above the limit."""
     setting = COUNTED[kind]
     most = int(getattr(site.settings, setting))
+    with locked(site.state, ".requests.lock"):
+        counts = _counts(site)
+        done = counts.get(kind, 0) + 1
+        limit = f"this site has answered {most} requests to {kind}, as many as its site.toml allows ({setting})"
+        require(done <= most, limit)
+        remember(site.state / COUNTS, {**counts, kind: done})
+
+
+def remember(path: Path, content: Mapping[str, Any]) -> None:
+    """Write what this site must not forget."""
     try:
-        private_folder(site.state)
-        with open_private(site.state / ".requests.lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            counts = _counts(site)
-            done = counts.get(kind, 0) + 1
-            limit = f"this site has answered {most} requests to {kind}, as many as its site.toml allows ({setting})"
-            require(done <= most, limit)
-            write_atomically(site.state / COUNTS, json.dumps({**counts, kind: done}).encode(), private=True)
+        write_atomically(path, json.dumps(content).encode(), private=True)
     except OSError as error:
-        raise UserError(f"cannot write to {site.state}: {error.strerror}; earlier states are intact") from None
+        raise UserError(f"cannot write to {path.parent}: {error.strerror}; earlier states are intact") from None
 
 
 def _counts(site: SiteFile) -> dict[str, int]:
     path = site.state / COUNTS
     try:
-        return {str(kind): int(number) for kind, number in json.loads(path.read_text()).items()}
+        return {str(kind): int(number) for kind, number in json.loads(read_bytes(path)).items()}
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError, TypeError) as error:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +15,21 @@ from fedxl import __version__, tree, wire
 from fedxl.algorithms.protocol import AnyPhase, DataFacts, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
+from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.site import cache
+from fedxl.deploy.site import cache, curve
+from fedxl.deploy.site.locks import locked
 from fedxl.deploy.site.permission import count, permitted, require_metrics_allowed
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, RefusedError, UserError, printable, require
-from fedxl.files import open_private, private_folder
 from fedxl.models import weights_of
 from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedxl.training.problem import Problem
 from fedxl.training.rounds import passive_like
 from fedxl.training.settings import pick_device
+from fedxl.training.suited import suited
 
 SPLITS = ("validation", "test")
 MOST_LIMITS = 6  # false positive rates at which a site discloses its partial AUC
@@ -40,14 +39,19 @@ RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 def hello(site: SiteFile) -> Envelope:
     """Who this is, and how much it holds. Other data than were prepared are prepared now, and never during a run."""
     cache.refresh(site)
-    federation = cache.training_data(site)
-    labels = federation.source.labels
+    labels, summary = cache.labels(site), cache.summary(site)
+    # What a table's examples look like follows from all sites' tables together.
+    shape = () if summary else cache.training_data(site).example_shape
+    allowed = site.settings.summary or not summary
+    told = "its table is scaled as all sites' tables are, which needs a summary of its columns"
+    require(allowed, f"{told}; its site.toml must say summary = true in [site], or name a preparation in [data]")
     facts = {
         "site": site.settings.name,
         "version": __version__,
         "positives": int((labels > 0).sum()),
         "negatives": int((labels <= 0).sum()),
-        "shape": list(federation.example_shape),
+        "shape": list(shape),
+        "summary": summary,
     }
     return Envelope(facts, {})
 
@@ -58,14 +62,15 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     _require_acceptable(request)
     experiment = permitted(site, str(facts["config"]))
     count(site, "train")
-    federation = cache.training_data(site)
+    federation = cache.training_data(site, _preparation(request))
     problem = _problem(site, experiment, request, federation)
+    federation = Federation(suited(problem, federation.source), federation.parts)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
     received = tree.to(_received(problem, phase, request), problem.device)
     engine = _engine(problem, federation, number, received.share)
     data = cache.identity(site)
-    with _locked(site.state / str(facts["run"])) as folder:
+    with locked(site.state / str(facts["run"])) as folder:
         note = _recall(folder, engine, received.server, base, visits, data)
         passive = tree.map(lambda leaf: leaf[None], received.passive)
         update: Any = engine.run_round(received.server, round, np.zeros(1, np.int64), passive)
@@ -90,15 +95,20 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{printable(split)}'")
     experiment = permitted(site, str(request.facts["config"]))
     count(site, "evaluate")
-    held = cache.held_back(site, split)
+    made = _preparation(request)
+    held = cache.held_back(site, split, made)
     if held is None:
         return Envelope({**header, "kind": "nothing", "why": f"it has no {split} data"}, {})
-    problem = _problem(site, experiment, request, cache.training_data(site))
+    problem = _problem(site, experiment, request, cache.training_data(site, made))
     weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), request.tensors)
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
     require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     judge, device = problem.evaluator, problem.device
-    scores = judge.scores(tree.to(weights, device), held.to(device)).cpu()
+    grant = curve.granted(site, request.facts, problem.risk.score_shape) if kind == "curve" else None
+    scores = judge.scores(tree.to(weights, device), suited(problem, held).to(device)).cpu()
+    if grant is not None:
+        facts, counts = curve.disclosed(site, grant, scores, held.labels)
+        return Envelope({**header, "kind": kind, **facts}, wire.flatten(counts))
     if kind == "scores":
         return Envelope({**header, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
     # Enough limits are the whole curve, and with it every rank.
@@ -128,6 +138,12 @@ def _numbers(request: Envelope) -> tuple[int, int, int, int]:
         raise RefusedError(f"its {', '.join(names)} are out of range: {found}")
     round, number, base, visits = found
     return round, number, base, visits
+
+
+def _preparation(request: Envelope) -> Preparation | None:
+    """How the server wants the columns of tables to be scaled, if sites have tables."""
+    text = str(request.facts.get("preparation", ""))
+    return Preparation.from_text(text) if text else None
 
 
 def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: Federation) -> Problem:
@@ -211,16 +227,3 @@ def _require_convergence(phase: AnyPhase, received: TrainRequest, update: Any, p
         phase.check_update(received.server, update, problem.assignment(received.share))
     except RefusedError as error:
         raise DivergedError(f"{DIVERGED}{error}; a lower learning rate would help") from None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
-    """One process at a time: one whose Flower node has died may live on for a while."""
-    try:
-        private_folder(folder)
-        lock = open_private(folder / ".lock")
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder

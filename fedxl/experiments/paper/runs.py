@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save
 from fedxl.config.experiment import Config, execute
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.experiments import bench
-from fedxl.experiments.paper.workers import WorkerPool, report_progress
+from fedxl.experiments.workers import WorkerPool, report_progress
 from fedxl.files import write_atomically, write_json
 from fedxl.progress import progress
 from fedxl.reporting.report import in_words

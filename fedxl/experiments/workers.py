@@ -13,7 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from ctypes import c_uint64
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -117,5 +118,14 @@ def report_progress(count: int) -> None:
 def _start(size: int, counter: c_uint64) -> None:
     global _progress
     _progress = counter
+    Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process gets the signal and stops us
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+
+
+def _end_with_parent() -> None:
+    """End this process if the parent is killed: otherwise it would go on with its run, and hold the run's folder."""
+    parent = parent_process()
+    assert parent is not None, "workers are started by multiprocessing"
+    parent.join()
+    os._exit(1)

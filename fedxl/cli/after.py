@@ -1,0 +1,146 @@
+"""After training: `fedxl predict` and `fedxl export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from torch import nn
+
+from fedxl import registry
+from fedxl.errors import printable, require
+from fedxl.evaluation.scored import Floats, Ints
+
+if TYPE_CHECKING:  # they load scipy, for which other commands need not wait
+    from fedxl.evaluation.decision import Decision
+    from fedxl.prediction.predictor import Predictor
+
+err = Console(stderr=True)
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+Calibrated = Annotated[str, typer.Option("--calibration", help="platt or isotonic, fitted to validation scores.")]
+Specificity = Annotated[
+    float | None, typer.Option(help="The threshold reaches this on validation data; by default 0.9.")
+]
+Sensitivity = Annotated[float | None, typer.Option(help="Or the threshold reaches this.")]
+Factory = Annotated[
+    str,
+    typer.Option("--model", metavar="MODULE:FUNCTION", help="Builds the network, for runs of fit with your own."),
+]
+Allow = Annotated[
+    bool, typer.Option("--allow-code", help="Import the network that the folder names, if it is not one of fedxl's.")
+]
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or an exported one.")],
+    data: Annotated[Path, typer.Argument(help="A table (CSV, Parquet), a folder of images, or an .npz file with x.")],
+    target: Annotated[Path, typer.Option("--out", "-o", help="Where predictions go: .csv or .parquet.")],
+    calibration: Calibrated = "platt",
+    specificity: Specificity = None,
+    sensitivity: Sensitivity = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Of the raw score, instead of one that is chosen on validation data.")
+    ] = None,
+    model: Factory = "",
+    allow_code: Allow = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ..., or auto.")] = "auto",
+) -> None:
+    """Score new data: the identity of each row, its score, its calibrated probability and its class."""
+    from fedxl.prediction import inputs, predictor, table
+
+    require(
+        target.resolve() != data.resolve(), f"{target} is the data themselves; choose another file for the scores"
+    )
+    asked = specificity is not None or sensitivity is not None
+    require(threshold is None or not asked, "give a threshold, or what it must reach, not both")
+    found = predictor.load(
+        folder,
+        calibration=calibration,
+        specificity=specificity,
+        sensitivity=sensitivity,
+        model=_network(model),
+        allow_code=allow_code,
+        device=device,
+    )
+    found = found if threshold is None else found.with_threshold(threshold)
+    rows = inputs.read_rows(data, found.preparation)
+    predicted = found.predict(rows.x, str(data))
+    changed = table.write(target, rows.rows, predicted)
+    if found.decision is None:
+        _say(f"scores only, without probabilities and classes: {found.undecided}")
+    else:
+        _say(_meaning(found.decision, _positive(found)))
+        if found.decision.calibration.note:
+            _say(f"probabilities: {found.decision.calibration.note}")
+    if rows.labels is not None and 0 < rows.labels.sum() < len(rows.labels):
+        _say(f"{data} has labels: {_auroc(predicted.scores, rows.labels)}")
+    if changed:
+        _say(f"{changed} identities begin like a formula and got an apostrophe; .parquet keeps them as they are")
+    _say(f"{len(rows.rows):,} predictions in {target}")
+
+
+def export(
+    folder: Run,
+    target: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder to write; RUN/export by default.")
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="Whether to write model.onnx, too.")] = True,
+    calibration: Calibrated = "platt",
+    specificity: Specificity = None,
+    sensitivity: Sensitivity = None,
+    model: Factory = "",
+    allow_code: Allow = False,
+) -> None:
+    """Write the model for use elsewhere: weights, ONNX, a description and a model card."""
+    from fedxl.prediction import export as exports
+    from fedxl.prediction.exported import DESCRIPTION
+
+    written = exports.export(
+        folder,
+        target,
+        onnx=onnx,
+        calibration=calibration,
+        specificity=specificity,
+        sensitivity=sensitivity,
+        model=_network(model),
+        allow_code=allow_code,
+        say=_say,
+    )
+    _say(f"in {written.path}: {', '.join(sorted([*written.digests, DESCRIPTION]))}")
+
+
+def _network(name: str) -> nn.Module | None:
+    """The network that the user's own function builds; naming it on the command line is the permission to run it."""
+    if not name:
+        return None
+    require(registry.own(name), f"--model must read package.module:factory, not {name!r}")
+    network = registry.find("model", name, {})()
+    registry.require_type(network, nn.Module, name)
+    return network  # type: ignore[no-any-return]
+
+
+def _positive(found: Predictor) -> str:
+    """What class 1 is, in the words of the data."""
+    prepared = found.preparation
+    if prepared is None or not prepared.positive:
+        return "a label of 1"
+    return f"{prepared.label} = {prepared.positive}" if prepared.label else prepared.positive
+
+
+def _meaning(decision: Decision, positive: str) -> str:
+    where = " on validation data" if decision.measured else ""
+    return f"class 1 ({positive}) from score {decision.threshold:.6g} on: {decision.rule}{where}"
+
+
+def _auroc(scores: Floats, labels: Ints) -> str:
+    from fedxl.evaluation.intervals import delong
+
+    found = delong(scores, labels)
+    return f"auroc {found.value:.4f} ({found.low:.4f} to {found.high:.4f})"
+
+
+def _say(line: str) -> None:
+    err.print(printable(line, 2000), highlight=False, soft_wrap=True, markup=False)

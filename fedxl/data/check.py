@@ -1,0 +1,260 @@
+"""What would make training on some data wrong, and what is worth a look before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedxl.data.federation import Split, Splits
+from fedxl.data.source import BLOCK, TensorSource
+from fedxl.data.twins import Rows
+from fedxl.errors import printable
+from fedxl.sampling import Indices
+
+FEW, SHOWN = 5, 3  # names and twins that a line lists
+HELD = ("validation", "test")
+CHANCE = "by chance, it seems: {:.0%} of the training examples have a twin among them"
+
+
+class Count(NamedTuple):
+    """Examples of a site, in one split."""
+
+    examples: int
+    positives: int
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found. With problems, training would be wrong; remarks are worth a look."""
+
+    shape: tuple[int, ...]  # of an example
+    names: Sequence[str]  # of the sites
+    train: Sequence[Count]  # by site
+    held: dict[str, Count]  # by split
+    held_by_site: dict[str, Sequence[Count]]  # by split, where that is known
+    problems: Sequence[str]
+    remarks: Sequence[str]
+    facts: dict[str, Any] = field(default_factory=dict)  # missing values and the like, by name
+
+    def to_json(self) -> dict[str, Any]:
+        sites = [{"name": name, "train": self.train[at]._asdict()} for at, name in enumerate(self.names)]
+        for split, counts in self.held_by_site.items():
+            for site, count in zip(sites, counts, strict=True):
+                site[split] = count._asdict()
+        return {
+            "shape": list(self.shape),
+            "sites": sites,
+            "train": total(self.train)._asdict(),
+            **{split: count._asdict() for split, count in self.held.items()},
+            **self.facts,
+            "problems": list(self.problems),
+            "remarks": list(self.remarks),
+        }
+
+
+def total(counts: Sequence[Count]) -> Count:
+    return Count(sum(count.examples for count in counts), sum(count.positives for count in counts))
+
+
+def check(
+    splits: Splits, problems: Sequence[str] = (), remarks: Sequence[str] = (), *, whole: bool = True, **facts: Any
+) -> Findings:
+    """All that can be told from the data as training would get them; more may have been found in their files.
+
+    whole: whether these are all data of the federation; one of its sites may hold one class only.
+    """
+    looked = _Data(splits)
+    found, worth = [*problems, *looked.problems()], [*remarks, *looked.remarks()]
+    (found if whole else worth).extend(looked.one_sided())
+    for bad, line in looked.twins():
+        (found if bad else worth).append(line)
+    return Findings(
+        splits.train.example_shape,
+        looked.names,
+        looked.train,
+        {name: _count(split.y) for name, split in looked.held.items()},
+        {name: looked.by_site(split) for name, split in looked.held.items() if split.sites is not None},
+        found,
+        worth,
+        {**looked.facts(), **facts},
+    )
+
+
+class _Data:
+    """Splits, and the questions that are asked of them."""
+
+    def __init__(self, splits: Splits) -> None:
+        self.splits, self.source = splits, splits.train.source
+        self.names = list(splits.names) or [f"client {number}" for number in range(len(splits.train.parts))]
+        self.held = {n: s for n, s in zip(HELD, (splits.validation, splits.test), strict=True) if s is not None}
+        self.train = [Count(sum(held), held.positives) for held in splits.train.holdings()]
+
+    def by_site(self, split: Split) -> list[Count]:
+        assert split.sites is not None
+        sites, count = np.asarray(split.sites), len(self.names)
+        both = np.bincount(sites, minlength=count), np.bincount(sites[split.y.numpy() == 1], minlength=count)
+        return [Count(int(n), int(positive)) for n, positive in zip(*both, strict=True)]
+
+    def one_sided(self) -> list[str]:
+        """Classes that are not there."""
+        whole, validation = total(self.train), self.held.get("validation")
+        useless = validation is not None and _one_class(_count(validation.y))
+        found = [
+            (whole.positives == 0, "no training example is positive"),
+            (whole.positives == whole.examples, "no training example is negative"),
+            (useless, "validation holds one class only, so that no model can be chosen on it"),
+        ]
+        return [line for so, line in found if so]
+
+    def problems(self) -> list[str]:
+        wanted = self.splits.train.example_shape
+        found = [(self.not_finite > 0, f"{self.not_finite:,} training examples hold NaN or infinity")]
+        for name, split in self.held.items():
+            shape, wrong = tuple(split.x.shape[1:]), _not_finite(split.x)
+            found += [
+                (shape != wanted, f"{name} holds examples of shape {list(shape)}, training of {list(wanted)}"),
+                (wrong > 0, f"{wrong:,} {name} examples hold NaN or infinity"),
+            ]
+        return [line for wrong, line in found if wrong]
+
+    def remarks(self) -> list[str]:
+        test = self.held.get("test")
+        columns = "column is" if len(self.constant) == 1 else "columns are"
+        found = [
+            ("validation" not in self.held, "there are no validation data, so that the last round is the result"),
+            (test is None, "there are no test data"),
+            (test is not None and _one_class(_count(test.y)), "test holds one class only, so that it judges nothing"),
+            (self.constant, f"{len(self.constant)} {columns} constant in training: {listed(self.constant)}"),
+            (self.blank, f"{self.blank:,} training images are of one colour"),
+        ]
+        return [line for so, line in found if so]
+
+    def facts(self) -> dict[str, Any]:
+        return {"constant_columns": self.constant, "blank_images": self.blank}
+
+    def twins(self) -> list[tuple[bool, str]]:
+        """Examples in two splits, or at two sites; whether that is a problem, and a line on it.
+
+        Rows of a few coarse columns coincide by chance. They do so within training, too: only more twins of test
+        examples than that are copies.
+        """
+        rows = {"train": self._rows(), **{name: self._held_rows(split) for name, split in self.held.items()}}
+        first, owner = rows["train"].firsts(), self._owners()
+        share = float((np.bincount(first)[first] > 1).mean())
+        found = []
+        for one, other in (("test", "train"), ("validation", "train"), ("test", "validation")):
+            if one not in rows or other not in rows:
+                continue
+            mine, theirs = rows[one].also_in(rows[other])
+            if len(mine):
+                chance = share * len(rows[one])
+                copies = len(mine) > chance + 4 * math.sqrt(chance)
+                line = f"{len(mine):,} of {len(rows[one]):,} {one} examples are in {other}, too"
+                line += f": {self._places(one, mine, other, theirs)}" if copies else f"; {CHANCE.format(share)}"
+                found.append((copies and (one, other) == ("test", "train"), line))
+        pairs = np.unique(np.stack([first, owner]), axis=1)  # each example once a site
+        sites = np.bincount(pairs[0])
+        shared, within = int((sites > 1).sum()), len(first) - pairs.shape[1]
+        if shared:
+            found.append((False, f"{shared:,} training examples are at more than one site"))
+        if within:
+            found.append((False, f"{within:,} training examples repeat another one of their own site"))
+        return found
+
+    @cached_property
+    def not_finite(self) -> int:
+        return sum(_not_finite(block) for block in self._blocks())
+
+    @cached_property
+    def constant(self) -> list[str]:
+        """Columns that have one value in training."""
+        if len(self.splits.train.example_shape) != 1:
+            return []
+        extremes = [(block.amin(0), block.amax(0)) for block in self._blocks()]
+        low, high = (torch.stack(each) for each in zip(*extremes, strict=True))
+        still = (low.amin(0) == high.amax(0)).numpy()
+        made = self.splits.preparation
+        if made is None:
+            return [f"column {at}" for at in np.flatnonzero(still)]
+        # A column of the table is several of the network's, of which some may well be constant.
+        parts = np.split(still, np.cumsum([column.width for column in made.columns])[:-1])
+        return [column.name for column, part in zip(made.columns, parts, strict=True) if part.all()]
+
+    @cached_property
+    def blank(self) -> int:
+        """Images in which all pixels are alike."""
+        if len(self.splits.train.example_shape) < 2:
+            return 0
+        return sum(int((block.flatten(1) == block.flatten(1)[:, :1]).all(1).sum()) for block in self._blocks())
+
+    def _blocks(self) -> Iterator[Tensor]:
+        """The training examples, some at a time."""
+        read = self._train_reader()
+        return (read(block) for block in self._trained().split(BLOCK))
+
+    def _trained(self) -> Tensor:
+        """The rows of the source that somebody trains on."""
+        return torch.from_numpy(np.concatenate(self.splits.train.parts))
+
+    def _owners(self) -> Indices:
+        return np.repeat(np.arange(len(self.names)), [len(part) for part in self.splits.train.parts])
+
+    def _rows(self) -> Rows:
+        read, trained = self._train_reader(), self._trained()
+        return Rows(lambda indices: read(trained[indices]), len(trained))
+
+    def _held_rows(self, split: Split) -> Rows:
+        whole = TensorSource(split.x, split.y)
+        return Rows((lambda indices: whole.x[indices]) if self._raw else whole.fetch, len(whole))
+
+    def _train_reader(self) -> Callable[[Tensor], Tensor]:
+        source = self.source
+        if self._raw and isinstance(source, TensorSource):
+            return lambda indices: source.x[indices]
+        return source.fetch
+
+    @property
+    def _raw(self) -> bool:
+        """Whether examples can be compared as they are stored: of one type in all splits."""
+        source = self.source
+        return isinstance(source, TensorSource) and all(s.x.dtype == source.x.dtype for s in self.held.values())
+
+    def _places(self, one: str, mine: Indices, other: str, theirs: Indices) -> str:
+        pairs = [
+            f"{self._place(one, a)} = {self._place(other, b)}" for a, b in zip(mine[:3], theirs[:3], strict=True)
+        ]
+        return ", ".join(pairs) + (", ..." if len(mine) > SHOWN else "")
+
+    def _place(self, split: str, row: int) -> str:
+        """What identifies an example for its owner."""
+        if split == "train":
+            owner = int(self._owners()[row])
+            at = row - sum(len(part) for part in self.splits.train.parts[:owner])
+            return f"{printable(self.names[owner], 40)} #{at}"
+        rows = self.held[split].rows
+        return f"row {printable(rows[row], 40)}" if rows else f"#{row}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """A few names, and how many more there are."""
+    shown = ", ".join(printable(name, 60) for name in names[:FEW])
+    return shown + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
+
+
+def _count(labels: Tensor) -> Count:
+    return Count(len(labels), int((labels == 1).sum()))
+
+
+def _one_class(count: Count) -> bool:
+    return count.positives in (0, count.examples)
+
+
+def _not_finite(x: Tensor) -> int:
+    return int((~torch.isfinite(x.flatten(1))).any(1).sum()) if x.is_floating_point() else 0

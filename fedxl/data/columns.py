@@ -1,0 +1,214 @@
+"""Columns of CSV and Parquet files, read by pyarrow in batches: a file larger than memory passes through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedxl.errors import UserError, first_line, printable, require, unknown
+
+Block = npt.NDArray[np.float64]
+Kind = Literal["number", "category", "empty", "date", "other"]  # empty: no value in sight, so it agrees with any kind
+
+PARQUET = (".parquet", ".pq")
+CSV = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
+BLOCK = 2**19  # bytes of a CSV file that are parsed at a time; no row may be longer
+# What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
+MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
+BATCH = 2**12  # rows of a Parquet file that are read at a time
+MOST_COLUMNS = 4096
+LONGEST = 200  # characters of a column's name
+
+
+class Column(NamedTuple):
+    """A column as its file's beginning, or its schema, describes it."""
+
+    kind: Kind
+    type: Any  # arrow's
+
+
+class Batch(NamedTuple):
+    """Some rows of a file."""
+
+    rows: int
+    numbers: dict[str, Block]  # NaN where one is missing
+    texts: dict[str, Any]  # arrow's
+
+
+@dataclass(frozen=True)
+class File:
+    """A table on disk and its columns."""
+
+    path: Path
+    delimiter: str
+    columns: Mapping[str, Column]
+
+    def batches(self, texts: Sequence[str], numbers: Sequence[str] = ()) -> Iterator[Batch]:
+        """The rows of these columns, batch by batch."""
+        import pyarrow as pa
+
+        types = {**dict.fromkeys(numbers, pa.float64()), **dict.fromkeys(texts, pa.string())}
+        with reading(self.path, list(self.columns)):
+            for batch in self._parquet(list(types)) if _is_parquet(self.path) else self._csv(types):
+                found = {name: _cast(batch.column(at), kind) for at, (name, kind) in enumerate(types.items())}
+                floats = {name: found.pop(name).to_numpy(zero_copy_only=False) for name in numbers}
+                yield Batch(batch.num_rows, floats, found)
+
+    def _parquet(self, columns: list[str]) -> Iterator[Any]:
+        from pyarrow.parquet import ParquetFile
+
+        with ParquetFile(self.path) as file:
+            for batch in file.iter_batches(BATCH, columns=columns):
+                yield batch.select(columns)
+
+    def _csv(self, types: Mapping[str, Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        # Arrow does not read "true" as a float: such columns are read as booleans, and cast.
+        booleans = {name for name in types if pa.types.is_boolean(self.columns[name].type)}
+        read_as = {
+            name: pa.bool_() if name in booleans and kind != pa.string() else kind for name, kind in types.items()
+        }
+        with _csv_reader(self.path, self.delimiter, read_as) as reader:
+            yield from reader
+
+
+def open_table(path: Path, delimiter: str = "") -> File:
+    """What a file holds, from its schema or its first rows; nothing else of it is read."""
+    _require_pyarrow()
+    require(path.is_file() or not path.exists(), f"{path} is not a file; it must be a CSV or Parquet file")
+    require(path.exists(), f"there is no file {path}; path must name a CSV or Parquet file")
+    known = _is_parquet(path) or path.name.lower().endswith(CSV)
+    require(known, f"cannot tell what {path} is; a table's name ends in {', '.join((*CSV[:3], *PARQUET[:1]))}")
+    sign = delimiter or ("\t" if ".tsv" in path.name.lower() else ",")
+    with reading(path):
+        schema = _parquet_schema(path) if _is_parquet(path) else _csv_schema(path, sign)
+        names = schema.names
+        doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        require(
+            not doubled, f"{path} has two columns called '{printable(doubled[0]) if doubled else ''}'; rename one"
+        )
+        require(len(names) <= MOST_COLUMNS, f"{path} has {len(names):,} columns; at most {MOST_COLUMNS:,} are read")
+        for name in names:
+            right = 0 < len(name) <= LONGEST
+            require(
+                right, f"{path}: a column is called '{printable(name, 40)}'; names have 1 to {LONGEST} characters"
+            )
+        return File(path, sign, {field.name: Column(_kind(field.type), field.type) for field in schema})
+
+
+def require_column(file: File, name: str, setting: str) -> None:
+    """One line, if a setting names a column that the file does not have."""
+    if name in file.columns:
+        return
+    if len(file.columns) == 1 and not _is_parquet(file.path):
+        (only,) = file.columns
+        sign = next((sign for sign in ";\t|" if sign in only), "")
+        if sign:
+            raise UserError(f"{file.path} seems to separate its columns by {sign!r}; set delimiter = {sign!r}")
+    raise unknown(f"column in {file.path} ({setting})", name, file.columns)
+
+
+@contextmanager
+def reading(path: Path, names: Sequence[str] = ()) -> Iterator[None]:
+    """What arrow says of a file that it cannot read, in one line."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except UserError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeError, OverflowError, MemoryError) as error:
+        raise UserError(_told(path, first_line(error), names)) from None
+
+
+def _told(path: Path, line: str, names: Sequence[str]) -> str:
+    """Arrow's errors in words that say what would be right."""
+    if found := re.search(r"CSV column #(\d+).*conversion error to (\w+): invalid value '(.*?)'?$", line):
+        number, kind, value = int(found[1]), found[2], printable(found[3], 60)
+        name = names[number] if number < len(names) else f"#{number}"
+        what = "true or false" if kind == "bool" else "numbers"
+        return (
+            f"{path}: column '{printable(name)}' begins with {what}, but holds '{value}' further down; correct it, "
+            "or name the column in categorical"
+        )
+    lower = line.lower()
+    if "utf8" in lower or "utf-8" in lower or "unicode" in lower:
+        return f"{path} is not encoded as UTF-8; save it as UTF-8"
+    if "straddl" in lower:
+        return f"{path} holds a row of more than {BLOCK // 1000} kB; is a quotation mark missing?"
+    if "empty csv" in lower:
+        return f"{path} is empty; it must hold a line of names and rows"
+    return f"cannot read {path}: {printable(line)}"
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    """A column in the type that is wanted."""
+    import pyarrow as pa
+
+    if column.type == kind:
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_boolean(column.type) and kind == pa.float64():
+        column = column.cast(pa.uint8())
+    return column.cast(kind, safe=False)
+
+
+def _kind(type: Any) -> Kind:
+    import pyarrow as pa
+
+    kinds = pa.types
+    if kinds.is_dictionary(type):
+        return _kind(type.value_type)
+    if kinds.is_boolean(type) or kinds.is_integer(type) or kinds.is_floating(type) or kinds.is_decimal(type):
+        return "number"
+    if str(type) in ("string", "large_string", "string_view"):
+        return "category"
+    if kinds.is_null(type):
+        return "empty"
+    return "date" if kinds.is_temporal(type) else "other"
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.name.lower().endswith(PARQUET)
+
+
+def _parquet_schema(path: Path) -> Any:
+    from pyarrow.parquet import read_schema
+
+    return read_schema(path)
+
+
+def _csv_schema(path: Path, delimiter: str) -> Any:
+    with _csv_reader(path, delimiter, {}) as reader:
+        return reader.schema
+
+
+def _csv_reader(path: Path, delimiter: str, types: Mapping[str, Any]) -> Any:
+    """Rows in batches; with `types`, of these columns alone."""
+    from pyarrow import csv
+
+    require((len(delimiter) == 1 and delimiter.isprintable()) or delimiter == "\t", "delimiter must be one character")
+    return csv.open_csv(
+        path,
+        csv.ReadOptions(block_size=BLOCK),
+        csv.ParseOptions(delimiter=delimiter, newlines_in_values=False),
+        csv.ConvertOptions(
+            column_types=dict(types), include_columns=list(types), null_values=list(MISSING), strings_can_be_null=True
+        ),
+    )
+
+
+def _require_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise UserError("reading tables needs pyarrow; pip install 'fedxl[table]'") from None

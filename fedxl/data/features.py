@@ -1,0 +1,151 @@
+"""A table's columns as one block of numbers: categories as indices of texts, NaN where a value is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedxl.data.columns import LONGEST, Batch, File, Kind
+from fedxl.data.labels import canonical
+from fedxl.data.summary import LARGEST
+from fedxl.errors import UserError, printable, require
+from fedxl.sampling import Indices
+
+Block = npt.NDArray[np.float64]
+MOST_TEXTS = 10_000  # different texts in one column; more are names or remarks, and no categories
+
+
+class Features:
+    """Reads some columns of files that agree in them. `texts` grow as they are met, unless they are given."""
+
+    def __init__(
+        self, files: Sequence[File], names: Sequence[str], categorical: Sequence[str], known: Mapping[str, Any] | None
+    ) -> None:
+        """known: the texts of each column of categories, None for numbers: of a preparation; then nothing is new."""
+        self.files, self.names, self.fixed = files, list(names), known is not None
+        if known is None:
+            self.kinds: dict[str, Kind] = {n: "category" if n in categorical else agreed(files, n) for n in names}
+        else:
+            self.kinds = {name: "number" if texts is None else "category" for name, texts in known.items()}
+            for name in names:
+                _require_readable(files, name, self.kinds[name])
+        given = {name: texts for name, texts in (known or {}).items() if texts is not None}
+        self.index = {name: {text: at for at, text in enumerate(given.get(name, ()))} for name in names}
+
+    @property
+    def texts(self) -> list[list[str] | None]:
+        """By column: the text of each index, None for numbers; of a column without any value there is none."""
+        return [None if self.kinds[name] == "number" else list(self.index[name]) for name in self.names]
+
+    def blocks(self, more: Sequence[str] = ()) -> Iterator[tuple[int, Block, dict[str, Any]]]:
+        """The rows of all files in batches: the file's number, the features, and these other columns as texts."""
+        for number, file in enumerate(self.files):
+            numbers = [n for n in self.names if self.kinds[n] == "number" and file.columns[n].kind == "number"]
+            wanted = [*dict.fromkeys([*(name for name in self.names if name not in numbers), *more])]
+            for batch in file.batches(wanted, numbers):
+                yield number, self._block(batch, file), {name: batch.texts[name] for name in more}
+
+    def _block(self, batch: Batch, file: File) -> Block:
+        """All columns of some rows, [columns, rows]."""
+        block = np.empty((len(self.names), batch.rows))
+        for at, name in enumerate(self.names):
+            known = batch.numbers.get(name)
+            block[at] = self._values(batch.texts[name], name, file) if known is None else known
+        # NaN is neither.
+        if (block > LARGEST).any() or (block < -LARGEST).any():
+            bad = self.names[int(np.flatnonzero((np.abs(block) > LARGEST).any(1))[0])]
+            raise UserError(
+                f"{file.path}: column '{printable(bad)}' holds numbers beyond {LARGEST:g}; correct or drop it"
+            )
+        return block
+
+    def _values(self, values: Any, name: str, file: File) -> Block:
+        """A column that the file does not have as numbers."""
+        if self.kinds[name] == "empty" and values.null_count < len(values):
+            self.kinds[name] = "number" if _as_numbers(values) is not None else "category"
+        if self.kinds[name] == "category":
+            return self._codes(values, name, file)
+        found = _as_numbers(values)
+        held = "numbers" if file.columns[name].kind == "empty" else "numbers in other files"
+        told = f"{file.path}: column '{printable(name)}' holds {held}, but also texts"
+        require(found is not None, f"{told}; correct it, or name it in categorical")
+        assert found is not None
+        return found
+
+    def _codes(self, values: Any, name: str, file: File) -> Block:
+        """Indices of texts. Each different text is looked at once a batch."""
+        encoded, index = values.dictionary_encode(), self.index[name]
+        places = np.full(len(encoded.dictionary) + 1, np.nan)  # the last one is for missing values
+        for at, text in enumerate(encoded.dictionary.to_pylist()):
+            word = canonical(text)
+            if word in index or not self.fixed:
+                self._require_category(word, name, index, file)
+                places[at] = index.setdefault(word, len(index))
+        codes: Indices = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
+        return places[codes]
+
+    def _require_category(self, word: str, name: str, index: Mapping[str, int], file: File) -> None:
+        where = f"{file.path}: column '{printable(name)}'"
+        long = f"{where} holds a text of {len(word):,} characters; categories have at most {LONGEST}: name it in drop"
+        require(len(word) <= LONGEST, long)
+        if word in index or len(index) < MOST_TEXTS:
+            return
+        numeric = sum(canonical(_number(text)) == text for text in index)
+        if numeric > len(index) // 2:
+            odd = next(text for text in (*index, word) if canonical(_number(text)) != text)
+            raise UserError(f"{where} holds numbers, but also '{printable(odd, 40)}'; correct it, or name it in drop")
+        raise UserError(f"{where} holds more than {MOST_TEXTS:,} different texts, no categories; name it in drop")
+
+
+def agreed(files: Iterable[File], name: str) -> Kind:
+    """What a column holds in all files together; one line if it cannot be learned from."""
+    found: dict[Kind, File] = {}
+    for file in files:
+        kind = file.columns[name].kind
+        where = f"{file.path}: column '{printable(name)}'"
+        if kind == "date":
+            raise UserError(
+                f"{where} holds dates or times; make it a number (days since an event), or name it in drop"
+            )
+        text = str(file.columns[name].type) == "binary"  # what arrow calls a text that it cannot decode
+        require(not text, f"{where} is not encoded as UTF-8; save the file as UTF-8, or name the column in drop")
+        require(kind != "other", f"{where} is of arrow's type {file.columns[name].type}; name it in drop")
+        if kind != "empty":
+            found.setdefault(kind, file)
+    if len(found) > 1:
+        where = " and ".join(f"{_plural(kind)} in {file.path}" for kind, file in found.items())
+        raise UserError(f"column '{printable(name)}' holds {where}; correct it, or name it in categorical")
+    return next(iter(found), "empty")
+
+
+def _require_readable(files: Sequence[File], name: str, kind: str) -> None:
+    """That a column of new data can be what the preparation says."""
+    for file in files:
+        right = kind == "category" or file.columns[name].kind in ("number", "empty")
+        require(
+            right, f"{file.path}: column '{printable(name)}' held numbers in the training data, and does not here"
+        )
+
+
+def _plural(kind: str) -> str:
+    return {"number": "numbers", "category": "texts"}.get(kind, kind)
+
+
+def _as_numbers(values: Any) -> Block | None:
+    """Texts as numbers; None if one is not."""
+    import pyarrow as pa
+
+    try:
+        return values.cast(pa.float64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    except pa.ArrowInvalid:
+        return None
+
+
+def _number(text: str) -> object:
+    try:
+        return float(text)
+    except ValueError:
+        return None

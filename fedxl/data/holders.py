@@ -1,0 +1,216 @@
+"""The data of many holders in any form that `fit` takes, put together: who they are, and what each holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from fedxl.data.feature_forms import features, is_frame
+from fedxl.data.label_forms import Label, as_array, listed
+from fedxl.data.source import TensorSource, checked_tensors
+from fedxl.data.torch_datasets import loader_of, read
+from fedxl.errors import kind_of, printable, require
+
+FORMS = "a pair (x, y) or a torch Dataset"
+LONGEST = 200  # characters of a name
+ONE_EACH = "clients must be a list with one pair (x, y) or torch Dataset for each client, or a dict of them by name"
+
+
+class Holdings(NamedTuple):
+    """All examples in one place, and how many of them each holder has, one holder after the other."""
+
+    source: TensorSource
+    sizes: list[int]
+    names: tuple[str, ...]  # empty: holders have numbers alone
+    columns: tuple[str, ...]  # of their data frames
+
+    @property
+    def sites(self) -> np.ndarray:
+        """The holder of each example."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+
+class _Opened(NamedTuple):
+    source: TensorSource
+    columns: tuple[str, ...]
+    labels: Any  # as they were given
+
+
+def gather(clients: Any, positive: Label | None = None) -> Holdings:
+    """What these clients hold: a mapping from names, or any iterable, of pairs (x, y) or Datasets."""
+    _require_many(clients)
+    names = _names(clients) if isinstance(clients, Mapping) else ()
+    held = list(clients.values() if isinstance(clients, Mapping) else clients)
+    require(
+        len(held) > 0,
+        "a federation needs at least one client (a generator that was read before is empty: give a list)",
+    )
+    opened = [_open(data, _called(number, names), positive) for number, data in enumerate(held)]
+    found = _joined(opened, names)
+    if positive is not None:
+        _require_two_values(found, opened, positive)
+    return found
+
+
+def gather_split(data: Any, where: str, clients: Sequence[str], columns: Sequence[str], positive: Any) -> Holdings:
+    """Held-back data: of nobody in particular, or by the clients' names, or a list with one for each of them."""
+    loader_of(data, where)
+    if isinstance(data, Mapping):
+        named = {str(name): held for name, held in data.items()}
+        strange = [name for name in named if name not in clients]
+        require(not strange, f"{where} has data of {_quoted(strange)}, and no client is called that")
+        require(len(named) > 0, f"{where} is empty; leave it out")
+        held = [(name, named[name]) for name in clients if name in named]
+    elif isinstance(data, list) and data and all(_is_holder(item) for item in data):
+        require(
+            len(data) == len(clients),
+            f"{where} is a list of {len(data)}, but there are {len(clients)} clients; give one pair (x, y), or one "
+            "for each client",
+        )
+        held = list(zip(clients, data, strict=True))
+    else:
+        held = [("", data)]
+    opened = [_open(item, f"{where} of {name}" if name else where, positive) for name, item in held]
+    found = _joined(opened, tuple(name for name, _ in held))
+    require(
+        not columns or not found.columns or found.columns == tuple(columns),
+        f"{where} has other columns than the clients, or in another order: give frame[{list(columns)[:3]}...]",
+    )
+    return found
+
+
+def _open(data: Any, where: str, positive: Label | None) -> _Opened:
+    """One holder's data, checked."""
+    loader_of(data, where)
+    if isinstance(data, Dataset):
+        data = read(data, where)
+    require(not is_frame(data), f"{where} is a data frame; give a pair (x, y), or use fedxl.from_frame")
+    if getattr(data, "_fields", ())[:2] == ("x", "y"):  # a Split
+        data = data[:2]
+    pair = isinstance(data, (tuple, list)) and len(data) == 2
+    require(pair, f"{where} must be {FORMS}, not {_described(data)}")
+    x, y = data
+    _require_aligned(x, y, where)
+    found = features(x, where)
+    return _Opened(checked_tensors(found.x, y, where, positive), found.columns, y)
+
+
+def _require_two_values(found: Holdings, opened: Sequence[_Opened], positive: Label) -> None:
+    """Each client has been checked alone; all of them together must agree, too."""
+    labels = [as_array(one.labels, "labels").ravel() for one in opened]
+    seen = listed(np.concatenate([values[:1000].astype(object) for values in labels]))
+    some = bool(found.source.labels.any())
+    require(some, f"no label is {printable(repr(positive), 40)}; they are {seen}")
+    first = zip(labels, _negatives(found), strict=True)
+    others = {values[index] for values, index in first if index is not None}
+    require(len(others) <= 1, f"labels of different clients are {seen}; they must be the same two values everywhere")
+
+
+def _negatives(found: Holdings) -> list[int | None]:
+    """The place of a negative among each holder's examples, if it has one."""
+    parts = [labels.numpy() for labels in found.source.labels.split(found.sizes)]
+    return [int(np.argmin(part)) if (part == 0).any() else None for part in parts]
+
+
+def _joined(opened: Sequence[_Opened], names: tuple[str, ...]) -> Holdings:
+    """All examples in one source, if they are of one kind."""
+    shapes = {tuple(one.source.x.shape[1:]) for one in opened}
+    require(len(shapes) == 1, f"clients hold examples of different shapes: {sorted(shapes)[:4]}")
+    # An array has no names to compare: its columns are taken to be in order.
+    columns = next((one.columns for one in opened if one.columns), ())
+    for number, one in enumerate(opened):
+        same = one.columns in ((), columns)
+        require(same, f"{_called(number, names)} has other columns than the clients before, or in another order")
+    kind = _common_type([one.source.x.dtype for one in opened])
+    x = [one.source.x.to(kind) for one in opened]
+    labels = [one.source.labels for one in opened]
+    joint = TensorSource(x[0] if len(x) == 1 else torch.cat(x), torch.cat(labels))
+    return Holdings(joint, [len(one) for one in labels], names, columns)
+
+
+def _common_type(types: Sequence[torch.dtype]) -> torch.dtype:
+    """Numbers of different precision meet in the wider one. Bytes are pixels, which other numbers are not."""
+    names = sorted({str(kind) for kind in types})
+    mixed = torch.uint8 in types and len(names) > 1
+    require(not mixed, f"clients hold examples of different types: {', '.join(names)}")
+    common = types[0]
+    for kind in types[1:]:
+        common = torch.promote_types(common, kind)
+    return common
+
+
+def _require_many(clients: Any) -> None:
+    """One line for what is one holder's data, or no data at all."""
+    loader_of(clients, "clients")
+    require(
+        not isinstance(clients, Dataset),
+        "clients is one Dataset; give one for each client, such as [Subset(dataset, rows) for rows in ...]",
+    )
+    require(
+        not is_frame(clients),
+        'clients is one data frame; use fit(model, fedxl.from_frame(frame, label="...", site="..."), algorithm)',
+    )
+    order = "; the order is fit(model, clients, algorithm)" if isinstance(clients, nn.Module) else ""
+    arrays = isinstance(clients, (str, bytes, Tensor, np.ndarray))
+    require(isinstance(clients, Iterable) and not arrays and not order, f"{ONE_EACH}, not {kind_of(clients)}{order}")
+    require(not _is_one_pair(clients), f"clients is one pair (x, y); {ONE_EACH}: [(x, y)]")
+    require(not _is_two_lists(clients), "clients is a list of x and a list of y; give list(zip(xs, ys))")
+    if isinstance(clients, Mapping) and {str(name).lower() for name in clients} <= {"x", "y", "data", "labels"}:
+        require(len(clients) == 0, f"clients is one dict of {_quoted(list(clients))}; {ONE_EACH}")
+
+
+def _is_one_pair(clients: Any) -> bool:
+    """Whether somebody forgot the list around the only client."""
+    if not isinstance(clients, (tuple, list)) or len(clients) != 2:
+        return False
+    x, y = (getattr(item, "shape", None) for item in clients)
+    return x is not None and y is not None and len(x) >= 2 and len(y) == 1
+
+
+def _is_two_lists(clients: Any) -> bool:
+    """Whether the pairs are the wrong way in: ([x, x, ...], [y, y, ...])."""
+    if not isinstance(clients, (tuple, list)) or len(clients) != 2 or not all(isinstance(c, list) for c in clients):
+        return False
+    xs, ys = ([len(getattr(item, "shape", ())) for item in items] for items in clients)
+    return len(xs) == len(ys) > 0 and min(xs) >= 2 and set(ys) == {1}
+
+
+def _is_holder(item: Any) -> bool:
+    return isinstance(item, Dataset) or (isinstance(item, tuple) and len(item) == 2)
+
+
+def _require_aligned(x: Any, y: Any, where: str) -> None:
+    """Of pandas: rows and labels that belong together have the same index."""
+    mine, theirs = getattr(x, "index", None), getattr(y, "index", None)
+    if not (hasattr(mine, "equals") and hasattr(theirs, "equals")) or len(x) != len(y):
+        return
+    same = bool(mine.equals(theirs))  # type: ignore[union-attr]
+    require(same, f"{where}: x and y have different indexes, so their rows may not match; give y.loc[x.index]")
+
+
+def _names(clients: Mapping[Any, Any]) -> tuple[str, ...]:
+    names = tuple(map(str, clients))
+    require(len(set(names)) == len(names), f"two clients have the same name among {_quoted(names)}")
+    require(all(name.strip() for name in names), "a client's name must not be empty")
+    odd = next((name for name in names if len(name) > LONGEST or not name.isprintable()), "")
+    require(not odd, f"a client's name has at most {LONGEST} printable characters, not '{printable(odd, 40)}'")
+    return names
+
+
+def _called(number: int, names: Sequence[str]) -> str:
+    return f"client '{printable(names[number], 60)}'" if names else f"client {number}"
+
+
+def _described(data: Any) -> str:
+    if isinstance(data, (tuple, list)):
+        return f"{kind_of(data)} of {len(data)}"
+    return kind_of(data)
+
+
+def _quoted(names: Sequence[Any]) -> str:
+    return ", ".join(f"'{printable(name, 40)}'" for name in names[:4]) + (", ..." if len(names) > 4 else "")

@@ -1,0 +1,73 @@
+"""Which rows are trained on, and which are held back: drawn by group, alike at every site and in both classes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedxl.data.sites import Stream
+from fedxl.errors import require
+from fedxl.sampling import Indices, Purpose, generator
+
+TRAIN, VALIDATION, TEST = range(3)
+SPLITS = ("train", "validation", "test")
+WORDS = {
+    "train": TRAIN, "training": TRAIN,
+    "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION,
+    "test": TEST, "testing": TEST, "holdout": TEST,
+}  # fmt: skip
+Codes = npt.NDArray[np.int8]
+
+
+def check_shares(validation: float, test: float) -> None:
+    for name, share in (("validation", validation), ("test", test)):
+        require(0 <= share < 1, f"{name} must be a share in [0, 1), got {share}")
+    require(validation + test < 1, f"validation and test are {validation + test:g} of all rows; nothing is left")
+
+
+def draw(
+    sites: Indices,
+    labels: Indices,
+    groups: Indices | None,
+    names: Sequence[str],
+    shares: tuple[float, float],
+    seed: int,
+) -> Codes:
+    """The split of every row; a group is in one split as a whole.
+
+    shares: of validation and test. A site's draws depend on its own rows and its name alone: it draws the same by
+    itself as among others. A group that is at two sites is drawn where its first row is.
+    """
+    if groups is None:  # each row by itself
+        owner, at, positive, sizes = None, sites, labels == 1, np.broadcast_to(np.int64(1), len(labels))
+    else:
+        # Groups are numbered in the order of their first rows, so sorting by number is sorting by first row.
+        _, first, owner, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+        at, positive = sites[first], np.zeros(len(first), bool)
+        positive[owner[labels == 1]] = True
+    chosen = np.zeros(len(at), np.int8)
+    order = np.argsort(at, kind="stable").astype(np.int32)
+    edges = np.searchsorted(at[order], np.arange(len(names) + 1))
+    for site, name in enumerate(names):
+        rng = generator(seed, Purpose.DATA, _number(name), Stream.TABLE)
+        members = order[edges[site] : edges[site + 1]]
+        for stratum in (members[~positive[members]], members[positive[members]]):
+            drawn = rng.permutation(stratum)
+            chosen[drawn] = _by_share(sizes[drawn], shares)
+    return chosen if owner is None else chosen[owner]
+
+
+def _by_share(sizes: Indices, shares: tuple[float, float]) -> Codes:
+    """Groups in a random order laid on a line, each as long as it has rows: where its middle lies decides."""
+    ends = np.cumsum(sizes)
+    place = (ends - sizes / 2) / ends[-1] if len(ends) else ends.astype(float)
+    validation, test = shares
+    return np.where(place < test, TEST, np.where(place < test + validation, VALIDATION, TRAIN)).astype(np.int8)
+
+
+def _number(name: str) -> int:
+    """A site's number for its random stream: of its name, for its place among others may differ."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")

@@ -1,0 +1,119 @@
+"""The columns of a table that say what each row is: label, site, split, group and id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedxl.data.columns import LONGEST, File
+from fedxl.data.holdout import SPLITS, WORDS, Codes
+from fedxl.data.labels import Value, canonical, two_values
+from fedxl.errors import UserError, printable, require
+from fedxl.sampling import Indices
+
+
+class Keys(NamedTuple):
+    """What the rows of some files are, in their order."""
+
+    labels: Indices  # 0 or 1
+    positive: str
+    negative: str
+    sites: Indices  # an index into `names`
+    names: list[str]
+    splits: Codes | None  # if a column says so
+    groups: Indices | None  # numbered in the order of their first rows
+    counts: list[int]  # rows of each file
+    texts: dict[str, Any]  # arrow's, of the columns for ids and images
+
+
+class Roles(NamedTuple):
+    """Which column is what; "": none is."""
+
+    label: str
+    site: str = ""
+    split: str = ""
+    group: str = ""
+    id: str = ""
+    image: str = ""
+
+
+def keys_of(
+    files: Sequence[File],
+    counts: list[int],
+    texts: Mapping[str, Any],
+    roles: Roles,
+    positive: Value | None,
+    file_sites: Sequence[str],
+) -> Keys:
+    """counts: rows of each file; texts: by column, arrow's texts of all rows.
+
+    file_sites: the site of each file, which counts if no column names it.
+    """
+    for file, count in zip(files, counts, strict=True):
+        require(count > 0, f"{file.path} holds no rows, only the names of its columns")
+    where = str(files[0].path) if len(files) == 1 else f"{files[0].path} (and {len(files) - 1} more)"
+
+    def coded(name: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Indices, list[str]]:
+        return encode(texts[name], f"{where}: column '{printable(name)}'", wanted, tidy)
+
+    labels, found = coded(roles.label, "a label")
+    one, other = two_values(found, positive, f"{where}: column '{printable(roles.label)}'")
+    if roles.site:
+        sites, names = coded(roles.site, "a site")
+    else:
+        sites, names = np.repeat(np.arange(len(files)), counts), list(file_sites)
+    sites, names = in_order(sites, names)
+    return Keys(
+        labels=(labels == found.index(one)).astype(np.int64),
+        positive=one,
+        negative=other,
+        sites=sites,
+        names=names,
+        splits=_splits(*coded(roles.split, "a split"), where, roles.split) if roles.split else None,
+        groups=coded(roles.group, "a group", str)[0] if roles.group else None,
+        counts=counts,
+        texts={name: texts[name] for name in (roles.id, roles.image) if name},
+    )
+
+
+def encode(column: Any, where: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Indices, list[str]]:
+    """Texts as indices of the different ones, in the order of their first rows; one line if one is missing."""
+    if column.null_count:
+        first = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise UserError(
+            f"{where} is empty in {column.null_count:,} of {len(column):,} rows (the first is row {first + 1:,}); "
+            f"each row needs {wanted}"
+        )
+    encoded = column.combine_chunks().dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    if tidy is str:  # of groups there may be as many as rows: their names are not looked at
+        return codes, []
+    require(len(encoded.dictionary) <= max(1000, len(column) // 2), f"{where} differs in nearly every row")
+    index: dict[str, int] = {}
+    places = np.empty(len(encoded.dictionary), np.int64)
+    for at, text in enumerate(encoded.dictionary.to_pylist()):
+        word = tidy(text)
+        require(
+            len(word) <= LONGEST, f"{where} holds a text of {len(word):,} characters; at most {LONGEST} are right"
+        )
+        places[at] = index.setdefault(word, len(index))
+    return places[codes], list(index)
+
+
+def in_order(sites: Indices, names: list[str]) -> tuple[Indices, list[str]]:
+    """Sites by name, or by number if all are numbers, whatever the order of rows and files."""
+    numbers = all(name.isdecimal() for name in names)
+    order = sorted(range(len(names)), key=lambda at: (int(names[at]) if numbers else 0, names[at]))
+    place = np.empty(len(names), np.int64)
+    place[order] = np.arange(len(names))
+    return place[sites], [names[at] for at in order]
+
+
+def _splits(codes: Indices, found: Sequence[str], where: str, column: str) -> Codes:
+    known = {text: WORDS.get(text.lower()) for text in found}
+    for text, code in known.items():
+        told = f"{where}: column '{printable(column)}' holds '{printable(text, 40)}'; a split is {', '.join(SPLITS)}"
+        require(code is not None, told)
+    return np.array([known[text] for text in found], np.int8)[codes]

@@ -1,0 +1,239 @@
+"""How a table's columns become what a network reads. Fitted on training data, saved with the model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from fedxl.data.columns import LONGEST, MOST_COLUMNS
+from fedxl.data.summary import LARGEST, MOST_CATEGORIES, Categories, Numbers, Summary
+from fedxl.errors import UserError, printable, require
+from fedxl.options import call
+
+Block = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Inputs = npt.NDArray[np.float32]
+FORM = 1  # version of the file; a new number means other inputs for the same model
+NAME = "preparation.json"  # in a run's folder
+SMALLEST = 1e-30  # of a scale
+MOST_WIDTH = 8192  # inputs of a network
+MOST_TEXT = 4_000_000  # characters as JSON
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers: (value - mean) / scale, the mean where it is missing, and whether it was, if told so."""
+
+    name: str
+    mean: float
+    scale: float
+    indicator: bool = False  # a column of its own that is 1 where the value is missing: training data had such
+
+    def __post_init__(self) -> None:
+        right = math.isfinite(self.mean) and abs(self.mean) <= LARGEST and SMALLEST <= self.scale <= LARGEST
+        require(right, f"column '{printable(self.name)}' has the mean {self.mean} and the scale {self.scale}")
+
+    @property
+    def width(self) -> int:
+        return 1 + self.indicator
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of texts, one output for each value that training data had often enough, and one for all else."""
+
+    name: str
+    values: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require(len(self.values) <= MOST_CATEGORIES, f"column '{printable(self.name)}' has too many categories")
+        right = all(isinstance(text, str) and 0 < len(text) <= LONGEST for text in self.values)
+        require(right, f"a category of column '{printable(self.name)}' is not a text of 1 to {LONGEST} characters")
+        once = len(set(self.values)) == len(self.values)
+        require(once, f"column '{printable(self.name)}' has a category twice")
+
+    @property
+    def width(self) -> int:
+        return len(self.values) + 1
+
+    def outputs(self) -> list[str]:
+        return [*(f"{self.name} = {text}" for text in self.values), f"{self.name} is other or missing"]
+
+    def fill(self, values: Block, out: Inputs) -> None:
+        """values: [n], an index into `self.values`, or NaN; out: [n, width]."""
+        out[:] = 0.0
+        out[np.arange(len(values)), np.where(np.isnan(values), len(self.values), values).astype(np.int64)] = 1
+
+
+@dataclass(frozen=True)
+class Image:
+    """Images of files: squares of bytes, grey or in colour."""
+
+    size: int
+    channels: int = 1
+    column: str = ""  # of a table; "": the files of a folder
+
+    def __post_init__(self) -> None:
+        require(8 <= self.size <= 4096, f"size must lie between 8 and 4096 pixels, got {self.size}")
+        require(self.channels in (1, 3), f"channels must be 1 (grey) or 3 (colour), got {self.channels}")
+
+
+class Rows(NamedTuple):
+    """New examples, ready for a network, and what their file says of them."""
+
+    x: Tensor
+    rows: list[str]  # what identifies each
+    labels: npt.NDArray[np.int64] | None  # 0 or 1, if the file has the label
+    sites: list[str] | None
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How examples are made of a table's columns, or of images, and which columns say what they are.
+
+    >>> age = Number("age", mean=50.0, scale=10.0, indicator=True)
+    >>> made = Preparation(columns=(age, Category("sex", ("f", "m"))), label="sick", positive="1", negative="0")
+    >>> made.outputs()
+    ['age', 'age is missing', 'sex = f', 'sex = m', 'sex is other or missing']
+    >>> made.apply(np.array([[70.0, np.nan], [1, np.nan]])).tolist()
+    [[2.0, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0]]
+    >>> Preparation.from_json(made.to_json()) == made
+    True
+    """
+
+    columns: tuple[Number | Category, ...] = ()  # empty: images
+    image: Image | None = None
+    label: str = ""
+    positive: str = ""  # the label's value that counts as 1, as `labels.canonical` writes it
+    negative: str = ""
+    site: str = ""
+    id: str = ""
+    delimiter: str = ""
+    source: Literal["table", "folder"] = "table"
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        require(len(names) <= MOST_COLUMNS, f"a preparation has at most {MOST_COLUMNS} columns, not {len(names)}")
+        require(len(set(names)) == len(names), "a preparation has a column twice")
+        require(bool(self.columns) != bool(self.image), "a preparation has either columns or images")
+        require(self.width <= MOST_WIDTH, f"columns become {self.width:,} inputs, at most {MOST_WIDTH:,}; drop some")
+        texts = (*names, self.label, self.positive, self.negative, self.site, self.id)
+        require(all(len(text) <= LONGEST for text in texts), f"a name has more than {LONGEST} characters")
+
+    @property
+    def width(self) -> int:
+        return sum(column.width for column in self.columns)
+
+    def outputs(self) -> list[str]:
+        """What each number of an example is: numbers, which of them are missing, categories. Empty for images."""
+        numbers = [column for column in self.columns if isinstance(column, Number)]
+        missing = [f"{column.name} is missing" for column in numbers if column.indicator]
+        categories = [column.outputs() for column in self.columns if isinstance(column, Category)]
+        return [*(column.name for column in numbers), *missing, *(text for each in categories for text in each)]
+
+    def apply(self, block: Block, out: Inputs | None = None) -> Inputs:
+        """A network's inputs [rows, width] of [columns, rows]: numbers, indices of categories, NaN where missing."""
+        out = np.empty((block.shape[1], self.width), np.float32) if out is None else out
+        numbers, means, scales, indicated, places = self._plan
+        if len(numbers):
+            values = block if len(numbers) == len(block) else block[numbers]
+            gone = np.isnan(values)
+            scaled = (values - means[:, None]) / scales[:, None]
+            np.copyto(scaled, 0.0, where=gone)
+            out[:, : len(numbers)] = scaled.T
+            out[:, len(numbers) : len(numbers) + len(indicated)] = gone[indicated].T
+        for at, start in places.items():
+            column = self.columns[at]
+            assert isinstance(column, Category)
+            column.fill(block[at], out[:, start : start + column.width])
+        return out
+
+    @cached_property
+    def _plan(self) -> tuple[Ints, Block, Block, Ints, dict[int, int]]:
+        """The columns of numbers, their means and scales; which have an indicator; where categories' outputs are."""
+        found = {at: column for at, column in enumerate(self.columns) if isinstance(column, Number)}
+        means, scales = (np.array([getattr(each, name) for each in found.values()]) for name in ("mean", "scale"))
+        indicated = np.flatnonzero([column.indicator for column in found.values()])
+        places, start = {}, len(found) + len(indicated)
+        for at, column in enumerate(self.columns):
+            if at not in found:
+                places[at] = start
+                start += column.width
+        return np.array(list(found), np.int64), means, scales, indicated, places
+
+    def read(self, path: str | Path) -> Rows:
+        """New examples of a file, or a folder of images. It need not have the label, nor the site."""
+        from fedxl.data.unseen import read
+
+        return read(self, Path(path))
+
+    def to_json(self) -> dict[str, Any]:
+        columns = [{"kind": type(column).__name__.lower(), **asdict(column)} for column in self.columns]
+        rest = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"form": FORM, **rest, "columns": columns, "image": self.image and asdict(self.image)}
+
+    def to_text(self) -> str:
+        return json.dumps(self.to_json(), indent=1) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str | bytes) -> Preparation:
+        """What `to_text` gave, or one line."""
+        require(len(text) <= MOST_TEXT, "the preparation of the data is too long")
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError):
+            raise UserError("cannot read the preparation of the data: it is not JSON") from None
+        return cls.from_json(content)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Preparation:
+        """What `to_json` gave, or one line: it may come from another party."""
+        try:
+            given = dict(content)
+            form, columns, image = given.pop("form"), given.pop("columns"), given.pop("image")
+            require(form == FORM, f"it has the form {printable(form)}; this version reads {FORM}")
+            require(isinstance(columns, list) and len(columns) <= MOST_COLUMNS, "its columns are not a list")
+            read = tuple(_column(column) for column in columns)
+            found = {"columns": read, "image": None if image is None else call(Image, image, "image")}
+            return call(cls, given, "preparation", ours=found)
+        except UserError as error:
+            raise UserError(f"cannot read the preparation of the data: {error}") from None
+        except (TypeError, KeyError, ValueError, AttributeError, RecursionError, OverflowError):
+            raise UserError("cannot read the preparation of the data: it is malformed") from None
+
+
+def _column(content: Mapping[str, Any]) -> Number | Category:
+    given = dict(content)
+    if given.pop("kind") == "number":
+        return call(Number, given, "column")
+    return call(Category, given, "column")
+
+
+def fit(summary: Summary) -> Preparation:
+    """The preparation that follows from the training data of all sites."""
+    columns = tuple(_fitted(name, told) for name, told in summary.columns.items())
+    return Preparation(columns=columns, **summary.about)  # type: ignore[arg-type]
+
+
+def _fitted(name: str, told: Any) -> Number | Category:
+    if isinstance(told, Categories):
+        few = (
+            f"column '{printable(name)}' has no category that is frequent enough at any site; drop it, or lower rare"
+        )
+        require(bool(told.counts), few)
+        return Category(name, tuple(told.counts))
+    if not isinstance(told, Numbers) or not told.present:
+        raise UserError(f"column '{printable(name)}' has (next to) no values in the training data; name it in drop")
+    spread = math.sqrt(told.squares / told.present)
+    # What does not vary but for rounding is constant: blown up by its own rounding errors it would be noise.
+    constant = spread <= 1e-12 * max(abs(told.mean), SMALLEST)
+    return Number(name, told.mean, 1.0 if constant else spread, told.missing > 0)

@@ -1,0 +1,214 @@
+"""A table in memory before its columns are scaled: what a site summarises, and what a `Preparation` is applied to."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedxl.data.federation import Federation, Split, Splits
+from fedxl.data.holdout import SPLITS, TEST, TRAIN, VALIDATION
+from fedxl.data.preparation import Category, Preparation, fit
+from fedxl.data.source import TensorSource
+from fedxl.data.summary import ROWS as BLOCK
+from fedxl.data.summary import Summary, merge, summarize
+from fedxl.errors import printable, require
+from fedxl.sampling import Indices
+
+Block = npt.NDArray[np.float64]
+ROWS = 1024  # applied at a time: they stay in a processor's cache
+PIECE = 8 * 2**20  # bytes
+
+
+class Chunks:
+    """Columns of numbers in pieces [columns, rows], whose memory goes back to the system as they are used."""
+
+    def __init__(self, columns: int) -> None:
+        self.each = max(1, PIECE // (8 * max(1, columns)))
+        self.columns, self.count = columns, 0
+        self.pieces: list[Block | None] = []
+
+    def append(self, block: Block) -> None:
+        """block: [columns, rows]."""
+        while block.shape[1]:
+            number, row = divmod(self.count, self.each)
+            if number == len(self.pieces):
+                self.pieces.append(_mapped(self.columns, self.each))
+            piece = self.pieces[number]
+            assert piece is not None
+            some = block[:, : self.each - row]
+            piece[:, row : row + some.shape[1]] = some
+            self.count, block = self.count + some.shape[1], block[:, some.shape[1] :]
+
+    def take(self, rows: Indices) -> Block:
+        """These rows, which must ascend, as [columns, rows]."""
+        edges = np.searchsorted(rows, self.each * np.arange(len(self.pieces) + 1))
+        found = np.empty((self.columns, len(rows)))
+        for number, piece in enumerate(self.pieces):
+            start, end = edges[number], edges[number + 1]
+            if piece is not None and start < end:
+                np.take(piece, rows[start:end] - number * self.each, axis=1, out=found[:, start:end])
+        return found
+
+    def drain(self, use: Callable[[slice, Block], Any]) -> None:
+        """Call `use` with all rows and where they are, from a few threads. What was used is gone."""
+
+        def drained(number: int) -> None:
+            piece, self.pieces[number] = self.pieces[number], None
+            assert piece is not None
+            first = number * self.each
+            for start in range(0, min(self.each, self.count - first), ROWS):
+                end = min(start + ROWS, self.each, self.count - first)
+                use(slice(first + start, first + end), piece[:, start:end])
+
+        with ThreadPoolExecutor(os.cpu_count()) as workers:
+            list(workers.map(drained, range(len(self.pieces))))
+
+
+def _mapped(columns: int, rows: int) -> Block:
+    """Memory of its own, all of it at once: page by page, as it is touched, takes several times as long."""
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
+    memory = mmap.mmap(-1, max(1, 8 * columns * rows), flags=kind)
+    return np.frombuffer(memory, np.float64, columns * rows).reshape(columns, rows)
+
+
+class Order:
+    """Rows sorted by split, then by site: each site's training rows lie together, and each split does."""
+
+    def __init__(self, splits: npt.NDArray[np.int8], sites: Indices, names: Sequence[str]) -> None:
+        key = splits.astype(np.int32) * len(names) + sites.astype(np.int32)
+        self.rows = np.argsort(key, kind="stable")  # the row of the file at each place
+        self.edges = np.searchsorted(key[self.rows], np.arange(len(SPLITS) * len(names) + 1))
+        self.names = list(names)
+
+    def part(self, site: int, split: int = TRAIN) -> slice:
+        at = split * len(self.names) + site
+        return slice(int(self.edges[at]), int(self.edges[at + 1]))
+
+    def split(self, split: int) -> slice:
+        return slice(self.part(0, split).start, self.part(len(self.names) - 1, split).stop)
+
+    def parts(self) -> list[Indices]:
+        """Each site's training rows; one line if one has none."""
+        found = [np.arange(*self.part(site).indices(len(self.rows))) for site in range(len(self.names))]
+        without = [name for name, part in zip(self.names, found, strict=True) if not len(part)]
+        told = f"no row of site '{printable(''.join(without[:1]))}' is trained on; give it some, or leave it out"
+        require(not without, told)
+        return found
+
+
+def assemble(
+    order: Order, x: Tensor, labels: Indices, ids: Callable[[Indices], list[str]], made: Preparation
+) -> Splits:
+    """Splits of rows that are already in order; ids: what identifies rows of the file."""
+    parts, count = order.parts(), order.split(TRAIN).stop
+    y = torch.from_numpy(labels[order.rows])
+    train = Federation(TensorSource(x[:count], y[:count]), parts)
+    return Splits(train, *held_back(order, x, y, ids), order.names, made)
+
+
+def held_back(
+    order: Order, x: Tensor, y: Tensor, ids: Callable[[Indices], list[str]]
+) -> tuple[Split | None, Split | None]:
+    """Validation and test data, where there are any."""
+
+    def held(split: int) -> Split | None:
+        where = order.split(split)
+        if where.start == where.stop:
+            return None
+        sizes = [order.part(site, split) for site in range(len(order.names))]
+        sites = np.repeat(np.arange(len(order.names)), [part.stop - part.start for part in sizes])
+        return Split(x[where], y[where], sites, ids(order.rows[where]))
+
+    return held(VALIDATION), held(TEST)
+
+
+@dataclass
+class RawTable:
+    """A table of features, in order."""
+
+    order: Order
+    chunks: Chunks  # of the file's rows, as are labels and ids
+    columns: list[str]
+    texts: list[list[str] | None]  # by column: the text of each index; None for numbers, empty if it has no value
+    labels: Indices
+    ids: Callable[[Indices], list[str]]
+    about: dict[str, str]  # the other fields of a preparation
+    rare: int
+
+    def summary(self, site: int) -> Summary:
+        """What a site tells of its training rows."""
+        return summarize(self.blocks(site, TRAIN), self.columns, self.texts, self.rare, self.about)
+
+    def blocks(self, site: int, split: int) -> Iterator[Block]:
+        """A site's rows of a split."""
+        rows = self.order.rows[self.order.part(site, split)]
+        return (self.chunks.take(rows[start : start + BLOCK]) for start in range(0, len(rows), BLOCK))
+
+    def fitted(self) -> Preparation:
+        """As a server would fit it: each site tells its summary, and they are merged in the order of the sites."""
+        self.order.parts()
+        with ThreadPoolExecutor(os.cpu_count()) as workers:
+            told = workers.map(self.summary, range(len(self.order.names)))
+            return fit(merge(dict(zip(self.order.names, told, strict=True))))
+
+    def splits(self, made: Preparation) -> Splits:
+        """The rows as a network's inputs. The table is empty afterwards."""
+        return assemble(self.order, self._inputs(made), self.labels, self.ids, made)
+
+    def held_back(self, made: Preparation) -> tuple[Split | None, Split | None]:
+        """Validation and test data alone, of a table that need not have others. It is empty afterwards."""
+        return held_back(self.order, self._inputs(made), torch.from_numpy(self.labels[self.order.rows]), self.ids)
+
+    def _inputs(self, made: Preparation) -> Tensor:
+        recode = recoding(made, self.columns, self.texts)
+        x = torch.empty(self.chunks.count, made.width)
+        inputs = x.numpy()
+        self.chunks.drain(lambda rows, block: made.apply(recode(block), inputs[rows]))
+        # The file's order becomes ours now, when numbers take half the memory that they took when they were read.
+        return x[torch.from_numpy(self.order.rows)]
+
+
+def recoding(
+    made: Preparation, columns: Sequence[str], texts: Sequence[Sequence[str] | None]
+) -> Callable[[Block], Block]:
+    """Indices of a table's own texts become those of the preparation; NaN for texts that it does not know.
+
+    One line if the table has other columns than the preparation, or another kind of them.
+    """
+    wanted = {column.name: column for column in made.columns}
+    require(list(wanted) == list(columns), f"the preparation is of the columns {_some(wanted)}, not {_some(columns)}")
+    places: dict[int, Block] = {}
+    for at, (name, known) in enumerate(zip(columns, texts, strict=True)):
+        column = wanted[name]
+        where = f"in column '{printable(name)}'"
+        if isinstance(column, Category):
+            require(known is not None, f"the preparation has categories {where}, the table has numbers")
+            index = {text: float(place) for place, text in enumerate(column.values)}
+            places[at] = np.array([*(index.get(text, np.nan) for text in known or ()), np.nan])
+        else:
+            require(not known, f"the preparation has numbers {where}, the table has texts")
+
+    def recode(block: Block) -> Block:
+        if not places:
+            return block
+        block = block.copy()
+        for at, place in places.items():
+            values = block[at]
+            block[at] = place[np.where(np.isnan(values), len(place) - 1, values).astype(np.int64)]
+        return block
+
+    return recode
+
+
+def _some(names: Any) -> str:
+    few = ", ".join(printable(name, 40) for name in list(names)[:5])
+    return f"{few}, ... ({len(names)} in all)" if len(names) > 5 else few

@@ -1,0 +1,242 @@
+"""What the training data of one site say of its columns: all that leaves a site to fit a common `Preparation`.
+
+Counts, means and sums of squared deviations of numbers; counts of categories. Those of several sites merge exactly:
+Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computing sample variances (1979).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedxl.data.columns import LONGEST, MOST_COLUMNS
+from fedxl.errors import RefusedError, UserError, printable
+
+Block = npt.NDArray[np.float64]
+ROWS = 4096  # summed at a time: a site comes to the same bits wherever it sums, and squares take little memory
+LARGEST = 1e30  # of a number: its square has room in every type, and nothing that was measured is larger
+MOST_CATEGORIES = 256  # of one column
+COUNT = 2**53
+MOST_TEXT = 4_000_000  # characters of a summary as JSON
+ABOUT = ("label", "positive", "negative", "site", "id", "delimiter")
+
+
+class Numbers(NamedTuple):
+    """A column of numbers at a site; 0 values and no mean if it has too few to tell."""
+
+    present: int
+    missing: int
+    mean: float = 0.0
+    squares: float = 0.0  # the sum of squared deviations from the mean
+
+
+class Categories(NamedTuple):
+    """A column of categories at a site: how often each occurs that is not rare."""
+
+    counts: dict[str, int]
+
+
+class Empty(NamedTuple):
+    """A column without any value at a site: of either kind elsewhere."""
+
+
+Told = Numbers | Categories | Empty
+KINDS: Mapping[type, str] = {Numbers: "numbers", Categories: "categories", Empty: "empty"}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a site tells of its training data."""
+
+    rows: int
+    columns: Mapping[str, Told]
+    about: Mapping[str, str] = field(default_factory=dict)  # of `ABOUT`: the label's column and its values, and so on
+
+    def to_json(self) -> str:
+        columns = {name: [KINDS[type(told)], *told] for name, told in self.columns.items()}
+        return json.dumps({"rows": self.rows, "columns": columns, "about": dict(self.about)})
+
+    @classmethod
+    def from_json(cls, text: str, examples: int) -> Summary:
+        """What a site sent, if a site with so many examples can have sent it."""
+        if len(text) > MOST_TEXT:
+            raise RefusedError(f"its summary has more than {MOST_TEXT:,} characters")
+        try:
+            content = json.loads(text)
+            found = {str(name): _told(told) for name, told in content["columns"].items()}
+            summary = cls(content["rows"], found, dict(content["about"]))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise RefusedError("its summary of its columns cannot be read") from None
+        _check(summary, examples)
+        return summary
+
+
+def summarize(
+    blocks: Iterable[Block],
+    names: Sequence[str],
+    texts: Sequence[Sequence[str] | None],
+    rare: int,
+    about: Mapping[str, str] = MappingProxyType({}),
+) -> Summary:
+    """The summary of one site's training rows, which come in blocks [columns, rows] of `ROWS` rows.
+
+    NaN is a missing value; a category is an index into the `texts` of its column, which is None for numbers.
+    rare: what occurs fewer times at the site is not told: a mean of two values would tell nearly both.
+    """
+    rows, (count, mean, squares) = 0, (np.zeros(len(names)) for _ in range(3))
+    often = {at: np.zeros(len(known), np.int64) for at, known in enumerate(texts) if known is not None}
+    for block in blocks:
+        rows += block.shape[1]
+        count, mean, squares = _merged(count, mean, squares, *_moments(block))
+        for at, counts in often.items():
+            values = block[at]
+            counts += np.bincount(values[~np.isnan(values)].astype(np.int64), minlength=len(counts))
+    told: dict[str, Told] = {}
+    for at, (name, known) in enumerate(zip(names, texts, strict=True)):
+        if not count[at]:
+            told[name] = Empty()
+        elif known is not None:
+            frequent = np.flatnonzero(often[at] >= rare).tolist()
+            told[name] = _few(name, {known[code]: int(often[at][code]) for code in frequent})
+        else:
+            present, missing = int(count[at]), rows - int(count[at])
+            enough = present >= rare
+            moments = (float(mean[at]), float(squares[at]))
+            told[name] = Numbers(present, missing, *moments) if enough else Numbers(0, missing)
+    return Summary(rows, told, about)
+
+
+def in_blocks(columns: Block) -> Iterator[Block]:
+    """Columns [columns, rows] as `summarize` takes them."""
+    return (columns[:, start : start + ROWS] for start in range(0, columns.shape[1], ROWS))
+
+
+def _moments(block: Block) -> tuple[Block, Block, Block]:
+    """(count, mean, sum of squared deviations) of each column, missing values left out."""
+    gone = np.isnan(block)
+    some = bool(gone.any())
+    count = block.shape[1] - gone.sum(1).astype(np.float64)
+    mean = (np.where(gone, 0.0, block) if some else block).sum(1) / np.maximum(count, 1)
+    apart = block - mean[:, None]
+    if some:
+        np.copyto(apart, 0.0, where=gone)
+    return count, mean, np.einsum("ij,ij->i", apart, apart)
+
+
+def _merged(na: Any, ma: Any, qa: Any, nb: Any, mb: Any, qb: Any) -> tuple[Any, Any, Any]:
+    """Chan et al.: the moments of two sets together from those of each, without cancellation."""
+    n = na + nb
+    least = np.maximum(n, 1)
+    delta = mb - ma
+    return n, ma + delta * (nb / least), qa + qb + delta**2 * (na * nb / least)
+
+
+def merge(summaries: Mapping[str, Summary]) -> Summary:
+    """The summary of all sites' data together; one line if their columns differ. By site, in a fixed order."""
+    first, *_ = summaries
+    names = list(summaries[first].columns)
+    for site, summary in summaries.items():
+        _require_same(names, list(summary.columns), first, site)
+    columns = {name: _merge_column(name, {s: each.columns[name] for s, each in summaries.items()}) for name in names}
+    _require_one_label(summaries)
+    return Summary(sum(summary.rows for summary in summaries.values()), columns, summaries[first].about)
+
+
+def _require_one_label(summaries: Mapping[str, Summary]) -> None:
+    """That all sites predict the same."""
+    told = {site: tuple(each.about.get(name, "") for name in ABOUT[:3]) for site, each in summaries.items()}
+    (first, ours), *others = told.items()
+    for site, theirs in others:
+        if theirs != ours:
+            labels = (f"'{printable(l)}' ('{printable(p)}' or '{printable(n)}')" for l, p, n in (ours, theirs))
+            raise UserError(f"{first} predicts {next(labels)}, but {site} {next(labels)}")
+
+
+def _require_same(ours: list[str], theirs: list[str], first: str, site: str) -> None:
+    if ours == theirs:
+        return
+    for here, there, some in ((first, site, set(ours) - set(theirs)), (site, first, set(theirs) - set(ours))):
+        if some:
+            raise UserError(f"{here} has a column '{printable(min(some))}', which {there} lacks; name it in drop")
+    raise UserError(f"{first} and {site} have the same columns in another order; list them in columns at both")
+
+
+def _merge_column(name: str, told: Mapping[str, Told]) -> Told:
+    known = {site: each for site, each in told.items() if not isinstance(each, Empty)}
+    kinds = {type(each): site for site, each in reversed(known.items())}
+    if len(kinds) > 1:
+        where = " and ".join(f"{KINDS[kind]} at {site}" for kind, site in kinds.items())
+        raise UserError(f"column '{printable(name)}' holds {where}; name it in categorical at every site, or in drop")
+    if not known:
+        return Empty()
+    if Categories in kinds:
+        return _merge_categories(name, [each for each in known.values() if isinstance(each, Categories)])
+    count, missing, mean, squares = 0, 0, 0.0, 0.0
+    for each in known.values():
+        assert isinstance(each, Numbers)
+        n, m, q = _merged(count, mean, squares, each.present, each.mean, each.squares)
+        count, missing, mean, squares = int(n), missing + each.missing, float(m), float(q)
+    return Numbers(count, missing, mean, squares)
+
+
+def _merge_categories(name: str, told: Sequence[Categories]) -> Categories:
+    counts: dict[str, int] = {}
+    for each in told:
+        for category, often in each.counts.items():
+            counts[category] = counts.get(category, 0) + often
+    return _few(name, counts)
+
+
+def _few(name: str, counts: Mapping[str, int]) -> Categories:
+    """Categories in a fixed order; one line if there are too many."""
+    if len(counts) > MOST_CATEGORIES:
+        some = ", ".join(f"'{printable(text, 20)}'" for text in sorted(counts)[:3])
+        raise UserError(
+            f"column '{printable(name)}' has {len(counts):,} categories ({some}, ...); at most {MOST_CATEGORIES} are "
+            "used: name the column in drop, or raise rare"
+        )
+    return Categories(dict(sorted(counts.items())))
+
+
+def _told(entry: Any) -> Told:
+    kind, *values = entry
+    return {"numbers": Numbers, "categories": Categories, "empty": Empty}[kind](*values)  # type: ignore[no-any-return]
+
+
+def _check(summary: Summary, examples: int) -> None:
+    """Refuse numbers that no honest site can have; all sites' data would be scaled by them."""
+    if not _whole(summary.rows) or summary.rows != examples:
+        raise RefusedError(f"its summary is of {printable(summary.rows)} rows, but it has {examples} examples")
+    texts = all(isinstance(text, str) and len(text) <= LONGEST for text in summary.about.values())
+    if not texts or not {*summary.about} <= {*ABOUT}:
+        raise RefusedError("what its summary says of its label cannot be read")
+    if not 0 < len(summary.columns) <= MOST_COLUMNS:
+        raise RefusedError(f"its summary has {len(summary.columns)} columns")
+    for name, told in summary.columns.items():
+        right = 0 < len(name) <= LONGEST
+        if isinstance(told, Numbers):
+            right &= _whole(told.present) and _whole(told.missing) and told.present + told.missing <= summary.rows
+            right &= _finite(told.mean, LARGEST) and _finite(told.squares, LARGEST**2 * COUNT)
+            right = right and told.squares >= 0 and (told.present > 0 or told.mean == told.squares == 0)
+        elif isinstance(told, Categories):
+            right &= isinstance(told.counts, dict) and len(told.counts) <= MOST_CATEGORIES
+            right = right and all(0 < len(text) <= LONGEST and _whole(n) for text, n in told.counts.items())
+            right = right and sum(told.counts.values()) <= summary.rows
+        if not right:
+            raise RefusedError(f"its summary of column '{printable(name, 60)}' cannot be that of its data")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT
+
+
+def _finite(value: Any, most: float) -> bool:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and math.isfinite(value) and abs(value) <= most

@@ -1,0 +1,245 @@
+"""Your own table: CSV or Parquet files, whose columns are numbers and categories, or the paths of images."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedxl.data.columns import File, open_table, require_column
+from fedxl.data.features import Features
+from fedxl.data.federation import Splits
+from fedxl.data.holdout import check_shares, draw
+from fedxl.data.keys import Keys, Roles, keys_of
+from fedxl.data.labels import Value
+from fedxl.data.preparation import Image, Preparation
+from fedxl.data.rawtable import Chunks, Order, RawTable, assemble
+from fedxl.data.resized import within
+from fedxl.errors import UserError, printable, require
+from fedxl.files import read_bytes
+from fedxl.sampling import Indices
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Settings of tables."""
+
+    positive: Value | None = None  # the label's value that is positive; not needed for 0 and 1, or true and false
+    site: str = ""  # the column that names the site; "": one site for each file, called as the file or its folder
+    called: str = ""  # the site's name, if there is one file and no such column; "": as the file
+    split: str = ""  # the column that says train, validation or test; "": they are drawn
+    group: str = ""  # the column of patients or the like: a group is never in two splits that are drawn
+    id: str = ""  # the column that identifies a row in predictions; "": its number, from 1
+    columns: tuple[str, ...] = ()  # to learn from; empty: all that have no other meaning
+    drop: tuple[str, ...] = ()  # columns to leave out
+    categorical: tuple[str, ...] = ()  # columns of numbers that are codes: categories, not amounts
+    rare: int = 5  # what a site has fewer times is not told of it: its categories count as "other"
+    image: str = ""  # the column of image paths, relative to the table's folder; then other columns are not used
+    size: int = 64  # images become squares of so many pixels a side
+    channels: int = 1  # 1: grey, 3: colour
+    cache: str = ""  # where prepared images are kept; "": in the table's folder
+    validation: float = 0.2  # the share of rows to draw
+    test: float = 0.2
+    delimiter: str = ""  # between columns of a CSV file; "": a comma, or a tab in .tsv files
+    weight: str = ""  # not possible yet: it is refused
+    preparation: str = ""  # a preparation.json to use instead of fitting one
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_shares(self.validation, self.test)
+        require(1 <= self.rare <= 10**6, f"rare must lie between 1 and 1,000,000, got {self.rare}")
+        require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
+        Image(self.size, self.channels)
+        told = (
+            "algorithms draw all rows of a class alike, so a column of weights would have no effect; leave weight out"
+        )
+        require(not self.weight, f"{told} (weighting = 'samples' in [run] weighs sites by their rows)")
+        require(
+            not (self.image and self.columns), "with image, other columns are not learned from; leave columns out"
+        )
+
+
+def table(
+    path: str | tuple[str, ...],
+    label: str,
+    options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
+) -> Splits:
+    """Your own CSV or Parquet files, with a label; numbers and categories, or images whose paths a column holds.
+
+    path: a file, a list of files, or a pattern ("hospitals/*.csv"); label: the column to predict; it has two values.
+    Numbers are standardised, and missing ones replaced by the mean, with a column that says so; each category that is
+    not rare gets a column. Both are fitted on the training data alone.
+    """
+    opened = open_files(path, label, options)
+    if options.image:
+        return _images(opened, label, options)
+    raw = read_raw(opened, label, options)
+    made = raw.fitted() if not options.preparation else load_preparation(Path(options.preparation))
+    return raw.splits(made)
+
+
+def unfitted(path: str | tuple[str, ...], label: str, options: TableOptions = TableOptions()) -> RawTable:  # noqa: B008
+    """The same table before it is scaled, for sites that fit a preparation together."""
+    require(not options.image, "images need no preparation of all sites")
+    return read_raw(open_files(path, label, options), label, options)
+
+
+def load_preparation(path: Path) -> Preparation:
+    """The preparation in a file, such as a run's preparation.json."""
+    try:
+        return Preparation.from_text(read_bytes(path))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}; preparation must name a preparation.json") from None
+
+
+def open_files(path: str | tuple[str, ...], label: str, options: TableOptions) -> list[File]:
+    """The files, checked for the columns that settings name; all must have the same columns."""
+    files = [open_table(file, options.delimiter) for file in find(path)]
+    named = [
+        ("label", label),
+        *((role, getattr(options, role)) for role in ("site", "split", "group", "id", "image")),
+    ]
+    named += [(many, name) for many in ("columns", "drop", "categorical") for name in getattr(options, many)]
+    for file in files:
+        for setting, name in named:
+            if name:
+                require_column(file, name, setting)
+        _require_same_columns(files[0], file, {*options.drop, *([] if not options.columns else file.columns)})
+    return files
+
+
+def find(path: str | tuple[str, ...]) -> list[Path]:
+    """The files that a path, a pattern or a list of both names, each once."""
+    found: dict[str, Path] = {}
+    for one in (path,) if isinstance(path, str) else path:
+        require(bool(one) and "\0" not in one, "path must name a CSV or Parquet file")
+        matches = sorted(glob.glob(one, recursive=True)) if glob.has_magic(one) and not Path(one).exists() else [one]
+        require(bool(matches), f"no file matches {printable(one)}")
+        found |= {os.path.realpath(match): Path(match) for match in matches}
+    require(bool(found), "path must name a CSV or Parquet file")
+    folder = next((file for file in found.values() if file.is_dir()), None)
+    require(folder is None, f"{folder} is a folder; name its files: path = '{folder}/*.csv'")
+    return list(found.values())
+
+
+def _require_same_columns(first: File, file: File, but: set[str]) -> None:
+    for one, other in ((first, file), (file, first)):
+        lacking = [name for name in one.columns if name not in other.columns and name not in but]
+        if lacking:
+            told = f"{other.path} lacks the column '{printable(lacking[0])}' that {one.path} has"
+            raise UserError(f"{told}; name it in drop, or list what to use in columns")
+
+
+def file_sites(files: Sequence[File], called: str = "") -> list[str]:
+    """A site's name for each file: its own, or its folder's where all files are called alike."""
+    if len(files) == 1 and called:
+        return [called]
+    for names in ([_stem(f.path) for f in files], [f.path.resolve().parent.name for f in files]):
+        if len(set(names)) == len(names):
+            return names
+    raise UserError("files of different folders have the same names; name a column with the site: site = '...'")
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0] or path.name
+
+
+def feature_names(file: File, label: str, options: TableOptions) -> list[str]:
+    """The columns to learn from."""
+    roles = {label, options.site, options.split, options.group, options.id}
+    if options.columns:
+        doubled = [name for name in options.columns if name in roles or options.columns.count(name) > 1]
+        require(
+            not doubled, f"columns names '{doubled[0] if doubled else ''}', which is taken; name each column once"
+        )
+    names = [n for n in options.columns or file.columns if n not in roles and n not in options.drop]
+    require(bool(names), f"{file.path} has no column to learn from besides '{printable(label)}'")
+    return names
+
+
+def read_raw(files: Sequence[File], label: str, options: TableOptions) -> RawTable:
+    """All rows of a table of features."""
+    features = Features(files, feature_names(files[0], label, options), options.categorical, None)
+    keys, order, chunks = read_rows(features, label, options)
+    ids, about = identities(files, keys, options.id), _about(keys, label, options)
+    return RawTable(order, chunks, features.names, features.texts, keys.labels, ids, about, options.rare)
+
+
+def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Keys, Order, Chunks]:
+    """One pass over all files: features as numbers, other columns as texts, which decide the order of rows."""
+    import pyarrow as pa
+
+    files, chunks = features.files, Chunks(len(features.names))
+    roles = Roles(label, options.site, options.split, options.group, options.id, options.image)
+    found: dict[str, list[Any]] = {name: [] for name in roles if name}
+    counts = [0] * len(files)
+    for number, block, texts in features.blocks(list(found)):
+        chunks.append(block)
+        counts[number] += block.shape[1]
+        for name, column in texts.items():
+            found[name].append(column)
+    pa.default_memory_pool().release_unused()
+    columns = {name: pa.chunked_array(pieces, pa.string()) for name, pieces in found.items()}
+    keys = keys_of(files, counts, columns, roles, options.positive, file_sites(files, options.called))
+    splits = keys.splits
+    if splits is None:
+        shares = (options.validation, options.test)
+        splits = draw(keys.sites, keys.labels, keys.groups, keys.names, shares, options.seed)
+    return keys, Order(splits, keys.sites, keys.names), chunks
+
+
+def _about(keys: Keys, label: str, options: TableOptions) -> dict[str, Any]:
+    taken = {"site": options.site, "id": options.id, "delimiter": options.delimiter}
+    return {"label": label, "positive": keys.positive, "negative": keys.negative, **taken}
+
+
+def identities(files: Sequence[File], keys: Keys, id: str) -> Callable[[Indices], list[str]]:
+    """What identifies rows: their text in the column `id`, or their number in their file."""
+    if id:
+        return lambda rows: ["" if text is None else text for text in keys.texts[id].take(rows).to_pylist()]
+    ends = np.cumsum(keys.counts)
+    names = file_sites(files) if len(files) > 1 else [""]
+
+    def numbered(rows: Indices) -> list[str]:
+        at = np.searchsorted(ends, rows, side="right")
+        numbers = rows - (ends - keys.counts)[at] + 1
+        if len(names) == 1:
+            return list(map(str, numbers.tolist()))
+        return [f"{names[file]}:{number}" for file, number in zip(at.tolist(), numbers.tolist(), strict=True)]
+
+    return numbered
+
+
+def _images(files: Sequence[File], label: str, options: TableOptions) -> Splits:
+    """Images in the order of splits and sites, mapped into memory from the cache."""
+    from fedxl.data.resized import resized
+
+    keys, order, _ = read_rows(Features(files, [], (), None), label, options)
+    order.parts()  # before an image is opened
+    image = Image(options.size, options.channels, options.image)
+    paths = image_paths(files, keys, options.image)
+    folder = Path(os.path.commonpath([str(file.path.resolve().parent) for file in files]))
+    cache = Path(options.cache) if options.cache else folder
+    x = resized(folder, [paths[row] for row in order.rows], image.size, cache, "images", image.channels, stamped=True)
+    made = Preparation(image=image, **_about(keys, label, options))
+    x = x.reshape(len(x), image.channels, image.size, image.size) if image.channels == 1 else x
+    return assemble(order, torch.from_numpy(x), keys.labels, identities(files, keys, options.id), made)
+
+
+def image_paths(files: Sequence[File], keys: Keys, column: str) -> list[str]:
+    """The path of each row's image below the folder that all files share; one line if one leads out of its own."""
+    texts = keys.texts[column].to_pylist()
+    root = os.path.commonpath([str(file.path.resolve().parent) for file in files])
+    paths, start = [], 0
+    for file, count in zip(files, keys.counts, strict=True):
+        below = os.path.relpath(file.path.resolve().parent, root)
+        where = f"{file.path}: column '{printable(column)}'"
+        paths += [os.path.normpath(os.path.join(below, within(text, where))) for text in texts[start : start + count]]
+        start += count
+    return paths

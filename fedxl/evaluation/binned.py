@@ -1,0 +1,278 @@
+"""Counts of scores in bins: what a site may disclose instead of scores, and what follows from them, with bounds.
+
+Counts of several sites are added. At the edges of bins the ROC and PR curves are then those of all scores together,
+exactly. Within a bin nobody knows the order: a metric is that of scores which are equal within their bin, and its
+bounds are those of the best and of the worst order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedxl.errors import require
+from fedxl.evaluation.grid import Grid, Spread
+from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish, split
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+MOST_SCORES = 50_000_000  # that counts are written out as
+DRAWS = 50  # of noise, for the error that it causes
+
+
+class Bounded(NamedTuple):
+    """A metric from counts, and between which values that of the scores lies. With noise: besides the noise."""
+
+    value: float  # scores of a bin taken as equal
+    low: float
+    high: float
+
+    @property
+    def bound(self) -> float:
+        """How far the value may be from that of the scores."""
+        return max(self.high - self.value, self.value - self.low)
+
+
+class EdgePoint(NamedTuple):
+    """An operating point at an edge, where sensitivity and specificity are exact."""
+
+    threshold: float  # positive at or above it; infinite: nothing is
+    sensitivity: float
+    specificity: float
+    more: float  # how much more sensitivity, or specificity, a threshold within the next bin could have at most
+
+
+@dataclass(frozen=True, eq=False)
+class Binned:
+    """How many positives and negatives have their score in each bin."""
+
+    edges: Floats  # [bins - 1], ascending; the lowest and the highest bin are open
+    positives: Ints  # [bins], from the lowest bin up; with noise they may be negative
+    negatives: Ints  # [bins]
+    noise: float = 0.0  # its variance in each count
+
+    def __post_init__(self) -> None:
+        require(self.edges.ndim == 1 and len(self.edges) > 0, "bins need edges")
+        ascending = bool(np.isfinite(self.edges).all() and (np.diff(self.edges) > 0).all())
+        require(ascending, "the edges of bins must be finite and ascending")
+        counted = self.positives.shape == self.negatives.shape == (len(self.edges) + 1,)
+        require(counted, f"{len(self.edges)} edges need {len(self.edges) + 1} counts of each class")
+        known = math.isfinite(self.noise) and self.noise >= 0
+        require(known, f"the variance of noise must not be negative, got {self.noise}")
+        least = min(int(self.positives.min()), int(self.negatives.min()))
+        require(self.noise > 0 or least >= 0, f"a bin cannot hold {least} examples")
+
+    # What is known of all scores together
+
+    def counts(self) -> tuple[Floats, Floats]:
+        """Negatives and positives at or above each edge, from the highest down: from (0, 0) to all."""
+        positives, negatives = self._likely
+        return _from_above(negatives), _from_above(positives)
+
+    def totals(self) -> tuple[float, float]:
+        """How many positives and negatives there are, up to noise."""
+        positives, negatives = self._likely
+        return float(positives.sum()), float(negatives.sum())
+
+    @property
+    def both_classes(self) -> bool:
+        return min(self.totals()) > 0
+
+    def roc(self) -> tuple[Floats, Floats]:
+        """(false positive rate, true positive rate) at the edges, exactly; needs both classes."""
+        false, true = self.counts()
+        return false / false[-1], true / true[-1]
+
+    def envelope(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+        """The lowest and the highest ROC curve that scores with these counts can have."""
+        fpr, tpr = (np.repeat(rates, 2) for rates in self.roc())
+        return (fpr[1:], tpr[:-1]), (fpr[:-1], tpr[1:])
+
+    def pr(self) -> tuple[Floats, Floats]:
+        """(recall, precision) at the edges that anything lies above, exactly."""
+        false, true = self.counts()
+        some = true + false > 0
+        return true[some] / true[-1], true[some] / (true + false)[some]
+
+    def auroc(self) -> Bounded:
+        return self.partial_auc_raw(1.0)
+
+    def partial_auc_raw(self, max_fpr: float) -> Bounded:
+        if not self.both_classes:
+            return UNKNOWN
+        low, high = self.envelope()
+        return Bounded(*(area_under(*curve, max_fpr) for curve in (self.roc(), low, high)))
+
+    def partial_auc(self, max_fpr: float) -> Bounded:
+        """On McClish's scale."""
+        return Bounded(*(mcclish(area, max_fpr) for area in self.partial_auc_raw(max_fpr)))
+
+    def average_precision(self) -> Bounded:
+        """Low: the positives of a bin come one by one after its negatives. High: together, before its negatives.
+
+        Low is a sum of (t + j) / (t + j + f) over the positives j = 1, ..., p of each bin, for t positives above the
+        bin and f negatives down to its end: p - f (digamma(t + f + p + 1) - digamma(t + f + 1)).
+        """
+        if not self.both_classes:
+            return UNKNOWN
+        false, true = self.counts()
+        some = np.diff(true) > 0  # other bins add nothing, and might divide by zero
+        p, t, f = np.diff(true)[some], true[:-1][some], false[1:][some]
+        equal = p * (t + p) / (t + p + f)
+        above = false[:-1][some]
+        from scipy.special import digamma  # training loads this module, and does not need scipy
+
+        low = p - f * (digamma(t + f + p + 1) - digamma(t + f + 1))
+        high = p * (t + p) / (t + p + above)
+        return Bounded(*(float(each.sum() / true[-1]) for each in (equal, low, high)))
+
+    def at_specificity(self, specificity: float) -> EdgePoint:
+        """The lowest edge with at least this specificity."""
+        fpr, tpr = self.roc()
+        at = int(np.searchsorted(fpr, 1 - specificity + 1e-12, side="right")) - 1
+        return self._point(at, float(tpr[min(at + 1, len(tpr) - 1)] - tpr[at]))
+
+    def at_sensitivity(self, sensitivity: float) -> EdgePoint:
+        """The highest edge with at least this sensitivity."""
+        fpr, tpr = self.roc()
+        at = int(np.searchsorted(tpr, sensitivity - 1e-12, side="left"))
+        return self._point(at, float(fpr[at] - fpr[max(at - 1, 0)]))
+
+    def _point(self, at: int, more: float) -> EdgePoint:
+        (fpr, tpr), edges = self.roc(), np.concatenate(([math.inf], self.edges[::-1], [-math.inf]))
+        return EdgePoint(float(edges[at]), float(tpr[at]), float(1 - fpr[at]), more)
+
+    def as_scores(self) -> tuple[Floats, Ints]:
+        """Scores and labels with these counts: each score in the middle of its bin. For calibration, for example."""
+        total = sum(self.totals())
+        require(total <= MOST_SCORES, f"counts of {total:g} examples are too many to stand for scores one by one")
+        sides = [np.repeat(self._middles, rounded(counts)) for counts in self._likely]
+        labels = np.repeat([1, 0], list(map(len, sides)))
+        return np.concatenate(sides), labels.astype(np.int64)
+
+    def grid_around(self, bins: int) -> Grid:
+        """A grid for scores such as these, with narrow bins where most of them lie; needs at least one."""
+        below = np.cumsum(sum(self._likely))
+        low, centre, high = (int(np.searchsorted(below, share * below[-1])) for share in (0.25, 0.5, 0.75))
+        at = min(max(centre, 1), len(self.edges) - 1)
+        known = float(self.edges[at] - self.edges[at - 1])  # nobody sees further than this
+        width = max(float(self._middles[high] - self._middles[low]), known)
+        return Grid.around(bins, Spread(float(self._middles[centre]), width), reach=100)
+
+    @property
+    def _middles(self) -> Floats:
+        """Of the bins; of an open one, its edge."""
+        ends = np.concatenate((self.edges[:1], self.edges, self.edges[-1:]))
+        return (ends[1:] + ends[:-1]) / 2
+
+    # Noise
+
+    @cached_property
+    def _likely(self) -> tuple[Floats, Floats]:
+        """The counts; with noise, likely ones that are not negative and have the same sum."""
+        sides = (self.positives.astype(np.float64), self.negatives.astype(np.float64))
+        return (_without_noise(sides[0]), _without_noise(sides[1])) if self.noise else sides
+
+    def without_noise(self) -> Binned:
+        """With likely counts, which are not negative, in place of noisy ones. Their noise stays on record."""
+        positives, negatives = map(rounded, self._likely)
+        return replace(self, positives=positives, negatives=negatives)
+
+    def with_noise_again(self, seed: int = 0) -> Iterator[Binned]:
+        """Without end: likely counts with as much noise once more, and that taken out again."""
+        rng, likely = np.random.default_rng(seed), self.without_noise()
+        while True:
+            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives)))).astype(np.int64)
+            both = likely.positives + noise[0], likely.negatives + noise[1]
+            yield replace(self, positives=both[0], negatives=both[1]).without_noise()
+
+
+UNKNOWN = Bounded(math.nan, math.nan, math.nan)
+
+
+def count(edges: Floats, scores: Floats, labels: Ints) -> Binned:
+    """The counts of these scores. One that is no number counts as the lowest."""
+    scores = np.where(np.isnan(scores), -np.inf, scores)
+    bins = np.searchsorted(edges, scores, side="right")
+    positives, negatives = (
+        np.bincount(bins[side], minlength=len(edges) + 1).astype(np.int64) for side in (labels > 0, labels <= 0)
+    )
+    return Binned(edges, positives, negatives)
+
+
+def pooled(parts: Iterable[Binned]) -> Binned:
+    """The counts of several sites in the same bins, added."""
+    first, *others = parts
+    for part in others:
+        require(np.array_equal(part.edges, first.edges), "counts can be added only if their bins are the same")
+        first = Binned(
+            first.edges,
+            first.positives + part.positives,
+            first.negatives + part.negatives,
+            first.noise + part.noise,
+        )
+    return first
+
+
+# Metrics that follow from counts, by their names in `METRICS`.
+FROM_COUNTS: Mapping[str, Callable[..., Bounded]] = {
+    "auroc": Binned.auroc,
+    "pauc": Binned.partial_auc,
+    "pauc_raw": Binned.partial_auc_raw,
+    "ap": Binned.average_precision,
+}
+
+
+def judge(metrics: Iterable[NamedMetric], found: Binned) -> dict[str, Bounded]:
+    """Those of these metrics that follow from counts, by name."""
+    known = [metric for metric in metrics if split(metric.name)[0] in FROM_COUNTS]
+    return {metric.name: _value(metric, found) for metric in known}
+
+
+def noise_errors(metrics: Sequence[NamedMetric], parts: Sequence[Binned], draws: int = DRAWS) -> dict[str, float]:
+    """How far the noise of these sites moves the same metrics of all: root mean squares over so many draws of it."""
+    found = judge(metrics, pooled(parts))
+    again = [part.with_noise_again(seed) for seed, part in enumerate(parts)]
+    each = [judge(metrics, pooled([next(part) for part in again])) for _ in range(draws)]
+    return {
+        name: math.sqrt(np.mean([(values[name].value - value) ** 2 for values in each]))
+        for name, (value, _, _) in found.items()
+    }
+
+
+def example_counts(found: Binned) -> dict[str, float]:
+    """How many examples of each class metrics rest on, as metrics rows have them."""
+    return dict(zip(COUNTS, map(round, found.totals()), strict=True))
+
+
+def _value(metric: NamedMetric, found: Binned) -> Bounded:
+    limit = () if metric.limit is None else (metric.limit,)
+    return FROM_COUNTS[split(metric.name)[0]](found, *limit)
+
+
+def _from_above(counts: Floats) -> Floats:
+    return np.append(0.0, np.cumsum(counts[::-1]))
+
+
+def _without_noise(counts: Floats) -> Floats:
+    """Counts that are not negative: their running sums are the nearest ascending ones (isotonic regression).
+
+    The sum stays; if it is negative, there are no examples. Cutting each count off at zero would turn the noise of
+    empty bins into examples, and so would the nearest counts: in the mean they pull AUROC towards one half.
+    """
+    total = max(float(counts.sum()), 0.0)
+    from scipy.optimize import isotonic_regression  # as above
+
+    sums: Floats = isotonic_regression(np.cumsum(counts)[:-1]).x
+    return np.diff(np.clip(sums, 0.0, total), prepend=0.0, append=total)
+
+
+def rounded(counts: npt.NDArray[np.floating[Any]]) -> Ints:
+    """Whole numbers whose running sums are those of the counts, rounded."""
+    return np.diff(np.rint(np.cumsum(counts)), prepend=0.0).astype(np.int64)

@@ -1,0 +1,155 @@
+"""Two models on the same examples: how much better the first one is, and whether that is more than chance."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import norm
+
+from fedxl import metrics
+from fedxl.errors import UserError, printable, require
+from fedxl.evaluation.intervals import DRAWS, LEVEL, checked, one_metric, undefined
+from fedxl.evaluation.placements import covariance, placements
+from fedxl.evaluation.resampling import measured, resample
+from fedxl.evaluation.scored import Scored
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Difference(NamedTuple):
+    """The metric of the first model less that of the second, and where the difference lies."""
+
+    value: float
+    low: float
+    high: float
+    p: float  # two-sided, of no difference
+    how: str
+    level: float = LEVEL
+
+
+class Pair(NamedTuple):
+    """The scores of two models for the same examples."""
+
+    first: Floats  # [n]
+    second: Floats  # [n]
+    labels: Ints  # [n]
+
+
+def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL) -> Difference:
+    """AUROC of the first scores less that of the second: DeLong's test of two correlated AUROCs."""
+    (one, classes), (two, _) = checked(first, labels, level), checked(second, labels, level)
+    why = undefined(one, classes) or undefined(two, classes)
+    value = metrics.auroc(one, classes) - metrics.auroc(two, classes)
+    if why:
+        return Difference(value, math.nan, math.nan, math.nan, why, level)
+    both = placements(one, classes), placements(two, classes)
+    spread = covariance(*both)
+    error = math.sqrt(max(0.0, float(spread[0, 0] + spread[1, 1] - 2 * spread[0, 1])))
+    return _normal(value, error, level, "DeLong", same=_same_ranking(one, two))
+
+
+def bootstrap_difference(
+    metric: metrics.Item,
+    first: Any,
+    second: Any,
+    labels: Any,
+    *,
+    level: float = LEVEL,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Difference:
+    """Any metric of the first scores less that of the second: a bootstrap within each class, the same for both.
+
+    The interval is BCa. p compares the difference with the standard deviation of its draws, under a normal
+    distribution, so that it does not depend on how many draws there are.
+    """
+    (one, classes), (two, _) = checked(first, labels, level), checked(second, labels, level)
+    named = one_metric(metric)
+    value, why = named.value(one, classes) - named.value(two, classes), undefined(one, classes)
+    why = why or undefined(two, classes) or ("" if math.isfinite(value) else "not defined: the metric is not finite")
+    same = not why and _same_ranking(one, two) and named.metric in metrics.METRICS.values()
+    if why or same:
+        return _normal(value, 0.0, level, why or "bootstrap", same)
+    of_first, of_second = measured(named, one, classes), measured(named, two, classes)
+    found = resample(lambda *drawn: of_first(*drawn) - of_second(*drawn), classes, level, draws, seed)
+    if not math.isfinite(found.low):
+        return Difference(value, math.nan, math.nan, math.nan, found.how, level)
+    return Difference(value, found.low, found.high, _p(value / found.error), found.how, level)
+
+
+def paired(first: Scored, second: Scored) -> Pair:
+    """The scores of two runs for the same examples, the second in the order of the first.
+
+    An error if they were not scored on the same examples. Rows and sites are compared where both runs know them;
+    without rows, the order of labels has to agree.
+    """
+    require(len(first) == len(second), _not_same(f"one has {len(first)} examples, the other {len(second)}"))
+    if first.rows and second.rows:
+        second = _in_order(first, second)
+    same = np.array_equal(first.labels, second.labels)
+    require(same, _not_same("labels differ, so that examples or their order do"))
+    if first.sites is not None and second.sites is not None:
+        require(_sites(first) == _sites(second), _not_same("sites differ"))
+    return Pair(first.scores, second.scores, first.labels)
+
+
+def differences(
+    first: Scored, second: Scored, *, fpr: float = 0.3, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
+) -> dict[str, Difference]:
+    """AUROC, partial AUC and average precision of the first run less those of the second, on the same examples."""
+    pair = paired(first, second)
+    found = {"auroc": delong_difference(*pair, level=level)}
+    for name in (f"pauc@{fpr:g}", "ap"):
+        found[name] = bootstrap_difference(name, *pair, level=level, draws=draws, seed=seed)
+    return found
+
+
+def _normal(value: float, error: float, level: float, how: str, same: bool) -> Difference:
+    if same:
+        return Difference(0.0, 0.0, 0.0, 1.0, f"{how} (the same ranking)", level)
+    if error == 0:
+        why = how if how.startswith("not defined") else "not defined: the difference does not vary"
+        return Difference(value, math.nan, math.nan, math.nan, why, level)
+    reach = float(norm.ppf((1 + level) / 2)) * error
+    return Difference(value, value - reach, value + reach, _p(value / error), how, level)
+
+
+def _p(z: float) -> float:
+    return float(2 * norm.sf(abs(z)))
+
+
+def _same_ranking(first: Floats, second: Floats) -> bool:
+    """Whether both order all examples alike, ties included."""
+    one, two = (np.unique(scores, return_inverse=True)[1] for scores in (first, second))
+    return bool(np.array_equal(one, two))
+
+
+def _in_order(first: Scored, second: Scored) -> Scored:
+    """The second's examples in the order of the first's rows."""
+    sites = first.sites is not None and second.sites is not None
+    wanted, there = _keys(first, sites), {key: index for index, key in enumerate(_keys(second, sites))}
+    require(len(there) == len(second) and len(set(wanted)) == len(wanted), _not_same("a row appears twice"))
+    missing = next((key for key in wanted if key not in there), None)
+    if missing is not None:
+        raise UserError(_not_same(f"row '{printable(missing[1], 60)}' is in one of them only"))
+    return second.take(np.array([there[key] for key in wanted], np.int64))
+
+
+def _keys(scored: Scored, sites: bool) -> list[tuple[str, str]]:
+    """What identifies an example: two sites may use the same name for a row."""
+    return list(zip(_sites(scored) if sites else [""] * len(scored), scored.rows, strict=True))
+
+
+def _sites(scored: Scored) -> list[str]:
+    assert scored.sites is not None
+    return [scored.names[site] for site in scored.sites]
+
+
+def _not_same(why: str) -> str:
+    return (
+        f"the two runs were not scored on the same examples: {why}; a paired comparison needs the same data and split"
+    )

@@ -1,0 +1,64 @@
+"""curves.npz: the counts in bins that sites disclosed of the chosen model, by split and site."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from fedxl.errors import UserError, require
+from fedxl.evaluation.binned import Binned
+from fedxl.evaluation.scored import Scored
+from fedxl.files import read_bytes, write_atomically
+
+Curves = Mapping[str, Binned]  # by site; all in the same bins
+
+
+def save(path: Path, splits: Mapping[str, Curves]) -> None:
+    """Write the counts of some splits into one .npz file."""
+    arrays: dict[str, npt.NDArray[np.generic]] = {}
+    for split, curves in splits.items():
+        each = list(curves.values())
+        arrays |= {
+            f"{split}_edges": each[0].edges,
+            f"{split}_names": np.array(list(curves), dtype=np.str_),
+            f"{split}_positives": np.stack([found.positives for found in each]),
+            f"{split}_negatives": np.stack([found.negatives for found in each]),
+            f"{split}_noise": np.array([found.noise for found in each]),
+        }
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    write_atomically(path, buffer.getvalue())
+
+
+def load(path: Path) -> dict[str, dict[str, Binned]]:
+    """What `save` wrote; nothing if there is no such file."""
+    try:
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as arrays:
+            splits = [name.removesuffix("_edges") for name in arrays.files if name.endswith("_edges")]
+            return {split: _curves(arrays, split) for split in splits}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile, UserError) as error:
+        raise UserError(f"cannot read {path}: {error}; remove it to do without its curves") from None
+
+
+def as_scored(curves: Curves) -> Scored:
+    """Scores with these counts, each in the middle of its bin, for whatever asks for scores. No row is known."""
+    each = [found.as_scores() for found in curves.values()]
+    sites = np.repeat(np.arange(len(each)), [len(labels) for _, labels in each])
+    scores, labels = (np.concatenate(column) for column in zip(*each, strict=True))
+    return Scored(scores, labels, sites, tuple(curves))
+
+
+def _curves(arrays: np.lib.npyio.NpzFile, split: str) -> dict[str, Binned]:
+    edges, noise = (arrays[f"{split}_{name}"].astype(np.float64) for name in ("edges", "noise"))
+    positives, negatives = (arrays[f"{split}_{name}"].astype(np.int64) for name in ("positives", "negatives"))
+    names = [str(name) for name in arrays[f"{split}_names"]]
+    same = len(names) == len(set(names)) == len(noise) == len(positives) == len(negatives)
+    require(same and bool(names), "its counts do not have one site each")
+    return {name: Binned(edges, positives[row], negatives[row], float(noise[row])) for row, name in enumerate(names)}

@@ -1,0 +1,149 @@
+"""Intervals: how far a metric on these examples may be from the metric on all that could have been drawn."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, logit
+from scipy.stats import binomtest, t
+
+from fedxl import metrics
+from fedxl.errors import require
+from fedxl.evaluation.placements import Placements, covariance, placements
+from fedxl.evaluation.resampling import measured, resample
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+LEVEL = 0.95
+DRAWS = 2000
+
+
+class Interval(NamedTuple):
+    """A metric and where it lies with confidence `level`. Ends that are not known are NaN, and `how` says why."""
+
+    value: float
+    low: float
+    high: float
+    level: float
+    how: str  # the method
+
+
+def checked(scores: Any, labels: Any, level: float = LEVEL) -> tuple[Floats, Ints]:
+    """One finite or NaN score and one label of 0 or 1 each."""
+    values, classes = np.asarray(scores, np.float64), np.asarray(labels)
+    require(values.ndim == 1 and values.shape == classes.shape, _lengths(values, classes))
+    require(bool(np.isin(classes, (0, 1)).all()), "labels must be 0 or 1")
+    require(0 < level < 1, f"level must lie between 0 and 1, as in 0.95, not {level}")
+    return values, classes.astype(np.int64)
+
+
+def _lengths(values: npt.NDArray[Any], classes: npt.NDArray[Any]) -> str:
+    return f"scores and labels must be two lists of one length, not of shapes {values.shape} and {classes.shape}"
+
+
+def undefined(scores: Floats, labels: Ints) -> str:
+    """Why no interval can be computed from these examples; empty if it can."""
+    positives = int(labels.sum())
+    if not np.isfinite(scores).all():
+        return "not defined: scores are not finite"
+    if positives in (0, len(labels)):
+        return "not defined: one class"
+    if min(positives, len(labels) - positives) < 2:
+        return "not defined: a class has one example"
+    return ""
+
+
+def delong(scores: Any, labels: Any, level: float = LEVEL) -> Interval:
+    """AUROC with DeLong's variance, on the logit scale, with Student's t.
+
+    On the logit scale the interval stays inside (0, 1), and it covers better than the plain one. The degrees of
+    freedom are Satterthwaite's, as in Brunner and Munzel's test, which has the same variance: with few examples of a
+    class the variance itself is uncertain. A perfect ranking has variance 0; then the interval is `disjoint_pairs`.
+
+    >>> found = delong([0.1, 0.4, 0.35, 0.8, 0.7, 0.2], [0, 0, 1, 1, 1, 0])
+    >>> f"{found.value:.3f} {found.low:.3f} {found.high:.3f}"
+    '0.889 0.088 0.998'
+    """
+    values, classes = checked(scores, labels, level)
+    why = undefined(values, classes)
+    if why:
+        return Interval(metrics.auroc(values, classes), math.nan, math.nan, level, why)
+    placed = placements(values, classes)
+    area = placed.auroc
+    if area in (0.0, 1.0):
+        return disjoint_pairs(area, min(len(placed.positives), len(placed.negatives)), level)
+    variance = float(covariance(placed)[0, 0])
+    if variance == 0:
+        return Interval(area, math.nan, math.nan, level, "not defined: all scores are the same")
+    reach = float(t.ppf((1 + level) / 2, freedom(placed)) * math.sqrt(variance) / (area * (1 - area)))
+    low, high = expit(logit(area) - reach), expit(logit(area) + reach)
+    return Interval(area, float(low), float(high), level, "DeLong")
+
+
+def freedom(placed: Placements) -> float:
+    """Satterthwaite's degrees of freedom of DeLong's variance."""
+    parts = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in placed]
+    return sum(part for part, _ in parts) ** 2 / sum(part**2 / free for part, free in parts)
+
+
+def disjoint_pairs(area: float, pairs: int, level: float) -> Interval:
+    """A bound where every positive is above every negative (or below): as many disjoint pairs are all right.
+
+    Disjoint pairs are independent, so that all of them are right with probability AUROC^pairs at most. The bound is
+    Clopper and Pearson's for as many successes; it holds for every distribution.
+    """
+    bound = ((1 - level) / 2) ** (1 / pairs)
+    low, high = (bound, 1.0) if area == 1 else (0.0, 1 - bound)
+    return Interval(area, low, high, level, f"{pairs} disjoint pairs")
+
+
+def proportion(hits: int, of: int, level: float = LEVEL) -> Interval:
+    """A share with Wilson's interval.
+
+    >>> found = proportion(9, 10)
+    >>> f"{found.value:.1f} {found.low:.3f} {found.high:.3f}"
+    '0.9 0.596 0.982'
+    """
+    if not of:
+        return Interval(math.nan, math.nan, math.nan, level, "not defined: no examples")
+    found = binomtest(int(hits), int(of)).proportion_ci(level, method="wilson")
+    return Interval(hits / of, float(found.low), float(found.high), level, "Wilson")
+
+
+def bootstrap(
+    metric: metrics.Item, scores: Any, labels: Any, *, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
+) -> Interval:
+    """Any metric with a bootstrap within each class: BCa, the bias-corrected and accelerated interval.
+
+    `metric` is a name ("ap", "pauc@0.3"), a `Metric`, or a function of (scores, labels). Those of fedxl's own are
+    computed for many draws at once; a function is called once a draw, and once for each example.
+    """
+    values, classes = checked(scores, labels, level)
+    named = one_metric(metric)
+    value, why = named.value(values, classes), undefined(values, classes)
+    if why or not math.isfinite(value):
+        return Interval(value, math.nan, math.nan, level, why or "not defined: the metric is not finite")
+    perfect = values[classes > 0].min() > values[classes == 0].max()
+    if perfect and named.metric.compute in (metrics.auroc, metrics.partial_auc, metrics.partial_auc_raw):
+        return _perfect_area(named, classes, level)
+    found = resample(measured(named, values, classes), classes, level, draws, seed)
+    return Interval(value, found.low, found.high, level, found.how)
+
+
+def one_metric(metric: metrics.Item) -> metrics.NamedMetric:
+    """A metric by its name, or a function."""
+    found = metrics.resolve([metric])
+    require(len(found) == 1, f"the metric '{metric}' needs a limit, as in '{metric}@0.3'")
+    return found[0]
+
+
+def _perfect_area(named: metrics.NamedMetric, labels: Ints, level: float) -> Interval:
+    """The bound for a perfect ranking, where all draws agree: what AUROC may lack, the partial area may lack."""
+    limit, positives = named.limit or 1.0, int(labels.sum())
+    whole = disjoint_pairs(1.0, min(positives, len(labels) - positives), level)
+    best = limit if named.metric.compute is metrics.partial_auc_raw else 1.0
+    span = 2 * limit - limit**2 if named.metric.compute is metrics.partial_auc else 1.0  # McClish's scale
+    return whole._replace(value=best, low=max(0.0, best - (1 - whole.low) / span), high=best)

@@ -1,0 +1,1 @@
+"""The search for settings: the same budget for every algorithm, validation data only."""

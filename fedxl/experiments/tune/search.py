@@ -1,0 +1,205 @@
+"""The search itself: rung by rung, all algorithms together, in several processes if asked, resumable."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedxl.errors import UserError, require
+from fedxl.experiments.tune.plan import FIRST_SEED, Plan, Rung
+from fedxl.experiments.tune.samplers import propose, require_optuna
+from fedxl.experiments.tune.trials import Outcome, RunOutcome, Trial, TrialRun, TrialStore, perform
+from fedxl.experiments.workers import WorkerPool, report_progress
+from fedxl.files import plain, read_bytes, write_json
+from fedxl.progress import progress
+
+FILE = "tune.json"  # what the search in a folder is
+Found = dict[str, list[Trial]]  # by algorithm
+
+
+@dataclass
+class Search:
+    """Does the trials of a plan that have no outcome yet."""
+
+    plan: Plan
+    folder: Path
+    jobs: int = 1
+    say: Callable[[str], None] = lambda line: None
+
+    def __call__(self) -> Found:
+        """All trials, by algorithm."""
+        require(self.jobs >= 1, f"jobs must be at least 1, got {self.jobs}")
+        if self.plan.settings.sampler == "optuna":
+            require_optuna()
+        self.store = TrialStore(self.folder)
+        self._begin()
+        self.pool: WorkerPool[TrialRun, RunOutcome] | None = None
+        if self.jobs > 1:
+            self.pool = WorkerPool(self.jobs, partial(perform, advance=report_progress))
+        try:
+            return self._climb()
+        finally:
+            if self.pool:
+                self.pool.stop()
+
+    def _begin(self) -> None:
+        """Begin a search in the folder, or go on with the one that is there, if it is this one."""
+        wanted = json.loads(json.dumps(plain(self.plan.as_json())))
+        path = self.folder / FILE
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            there = json.loads(read_bytes(path))
+        except FileNotFoundError:
+            write_json(path, wanted)
+            return
+        except ValueError as error:
+            raise UserError(f"cannot read {path}: {error}; remove {self.folder} to begin anew") from None
+        changed = _changes(there, wanted)
+        what = f"{self.folder} holds a search with another {', '.join(changed)}"
+        require(not changed, f"{what}; choose another --out, or remove it")
+        write_json(path, {**wanted, "space": there["space"] | wanted["space"]})
+
+    def _climb(self) -> Found:
+        found: Found = {name: [] for name in self.plan.algorithms}
+        rungs = self.plan.rungs
+        if self.plan.settings.sampler == "optuna":
+            # A proposal looks at the trials before it: as many at once as there are processes.
+            for first in range(1, rungs[0].trials + 1, self.jobs):
+                numbers = range(first, min(first + self.jobs, rungs[0].trials + 1))
+                fresh = [self._trial(name, number, found[name]) for number in numbers for name in found]
+                self._advance(fresh, rungs[0], 0)
+                for trial in fresh:
+                    found[trial.algorithm].append(trial)
+            return found
+        for number in range(1, rungs[0].trials + 1):
+            for name in found:
+                found[name].append(self._trial(name, number, []))
+        base = 0
+        for rung in rungs:
+            chosen = [trial for trials in found.values() for trial in promoted(trials, rung.trials, base)]
+            self._advance(chosen, rung, base)
+            base = rung.rounds
+        return found
+
+    def _trial(self, algorithm: str, number: int, before: Sequence[Trial]) -> Trial:
+        """A trial as it was stored, or a new one, whose settings are stored before it begins."""
+        trial = self.store.load(algorithm, number)
+        if trial is None:
+            tune, space = self.plan.settings, self.plan.spaces[algorithm]
+            settings = propose(tune.sampler, space, tune.seed, algorithm, number, before)
+            trial = Trial(algorithm, number, settings)
+            self.store.save(trial)
+        return trial
+
+    def _advance(self, trials: Sequence[Trial], rung: Rung, base: int) -> None:
+        """Train these trials up to the rung's end, where they have not been."""
+        seeds = range(self.plan.settings.seeds)
+        waiting = [trial for trial in trials if trial.at(rung.rounds) is None]
+        owner = {self.store.run(trial, seed): trial for trial in waiting for seed in seeds}
+        # All algorithms with one number, then the next: processes that compile do so once a kind.
+        ordered = sorted(waiting, key=lambda trial: trial.number)
+        todo = [self._run(trial, seed, rung, base) for trial in ordered for seed in seeds]
+        if not todo:
+            return
+        done: dict[Path, RunOutcome] = {}
+        what = f"{len(waiting)} trials to round {rung.rounds}, rounds"
+        with progress(what, sum(run.rounds for run in todo)) as advance:
+            for run, outcome in self._perform(todo, advance):
+                done[run.folder] = outcome
+                trial = owner[run.folder]
+                own = [done.get(self.store.run(trial, seed)) for seed in seeds]
+                if all(each is not None for each in own):
+                    trial.outcomes.append(_together([each for each in own if each is not None], rung.rounds))
+                    self.store.save(trial)
+                    self.say(self._line(trial))
+
+    def _run(self, trial: Trial, seed: int, rung: Rung, base: int) -> TrialRun:
+        run = {"rounds": rung.rounds, "seed": int(self.plan.config.run.get("seed", 0)) + FIRST_SEED + seed}
+        config = self.plan.configure(trial.algorithm, trial.settings, run)
+        return TrialRun(config, self.store.run(trial, seed), base)
+
+    def _perform(
+        self, todo: Sequence[TrialRun], advance: Callable[[int], None]
+    ) -> Iterator[tuple[TrialRun, RunOutcome]]:
+        if self.pool:
+            yield from self.pool(todo, advance)
+        else:
+            yield from ((run, perform(run, advance)) for run in todo)
+
+    def _line(self, trial: Trial) -> str:
+        outcome = trial.last
+        assert outcome is not None, "it has just been added"
+        settings = in_words(trial.settings)
+        if outcome.value is None:
+            return f"{trial.label} ({settings}): {outcome.failed}"
+        value = shown(outcome.value, self.plan.metric)
+        return f"{trial.label} ({settings}): {value} after {outcome.rounds} rounds  ({outcome.seconds:.1f} s)"
+
+
+def _changes(there: Any, wanted: Mapping[str, Any]) -> list[str]:
+    """What differs between the search in a folder and the one asked for; other algorithms may join it."""
+    if not isinstance(there, dict) or not isinstance(there.get("space"), dict):
+        return ["form"]
+    found = []
+    for part in ("config", "tune", "space"):
+        before, now = there.get(part) or {}, wanted[part]
+        names = before.keys() & now.keys() if part == "space" else before.keys() | now.keys()
+        found += [f"{part}.{name}" for name in sorted(names) if before.get(name) != now.get(name)]
+    return found + (["metric"] if there.get("metric") != wanted["metric"] else [])
+
+
+def promoted(trials: Sequence[Trial], count: int, base: int) -> list[Trial]:
+    """The best `count` trials of those that stand at the end of the rung before; failed ones never go on."""
+    if base == 0:
+        return list(trials)
+    here = [(trial, trial.at(base)) for trial in trials]
+    values = {trial.number: each.value for trial, each in here if each is not None and each.value is not None}
+    best = sorted(values, key=lambda number: (-values[number], number))[:count]
+    return [trial for trial in trials if trial.number in best]
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """Of the trials that trained longest, the best; None: all have failed."""
+    finite = [trial for trial in trials if math.isfinite(trial.value)]
+    return max(finite, key=lambda trial: (_rounds(trial), trial.value, -trial.number), default=None)
+
+
+def _rounds(trial: Trial) -> int:
+    return trial.last.rounds if trial.last else 0
+
+
+def _together(runs: Sequence[RunOutcome], rounds: int) -> Outcome:
+    """The outcome of a trial from its seeds; one that fails makes it fail."""
+    failed = next((run.failed for run in runs if run.failed), "")
+    values = tuple(run.value for run in runs if not run.failed)
+    return Outcome(
+        rounds=rounds,
+        value=None if failed else sum(values) / len(values),
+        values=values,
+        spent=sum(run.rounds for run in runs),
+        seconds=sum(run.seconds for run in runs),
+        failed=failed,
+    )
+
+
+def shown(value: float, metric: str) -> str:
+    """pauc@0.3 0.8812, without the sign of metrics of which less is better."""
+    return f"{metric.removeprefix('-')} {natural(value, metric):.4f}"
+
+
+def natural(value: float, metric: str) -> float:
+    """The metric itself, where a trial's value is the higher the better."""
+    return -value if metric.startswith("-") else value
+
+
+def in_words(settings: dict[str, object]) -> str:
+    """lr 0.3, lam 1"""
+    return ", ".join(
+        f"{name.partition('.')[2]} {value:g}" if isinstance(value, float) else f"{name.partition('.')[2]} {value}"
+        for name, value in settings.items()
+    )

@@ -1,0 +1,152 @@
+"""Trials: what each came to, on disk after every rung, and the runs that they consist of."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedxl.config.experiment import Config, dump, simulate
+from fedxl.errors import DivergedError, UserError, require
+from fedxl.files import read_bytes, write_json
+from fedxl.options import call
+from fedxl.training.evaluate import value_of
+from fedxl.training.health import COLLAPSED
+from fedxl.training.trainer import Hooks, Progress, train
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a trial came to after a rung, over its seeds."""
+
+    rounds: int  # of the rung
+    value: float | None  # the mean of the best validation metrics, the higher the better; None: it failed
+    values: tuple[float, ...]  # by seed
+    spent: int  # rounds trained up to here, over all seeds
+    seconds: float
+    failed: str = ""  # why: diverged or collapsed
+
+
+@dataclass
+class Trial:
+    """Settings, and what came of them."""
+
+    algorithm: str
+    number: int
+    settings: dict[str, Any]
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def last(self) -> Outcome | None:
+        return self.outcomes[-1] if self.outcomes else None
+
+    @property
+    def value(self) -> float:
+        """The higher the better; -inf: it failed, or has not begun."""
+        return -math.inf if self.last is None or self.last.value is None else self.last.value
+
+    @property
+    def label(self) -> str:
+        return f"{self.algorithm} trial {self.number}"
+
+    def at(self, rounds: int) -> Outcome | None:
+        """What it came to on the rung that ends there."""
+        return next((outcome for outcome in self.outcomes if outcome.rounds == rounds), None)
+
+
+@dataclass(frozen=True)
+class TrialStore:
+    """A folder with a record of each trial and a run folder for each of its seeds."""
+
+    folder: Path
+
+    def stem(self, algorithm: str, number: int) -> str:
+        return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', algorithm)}-{number:04d}"
+
+    def run(self, trial: Trial, seed: int) -> Path:
+        return self.folder / "runs" / f"{self.stem(trial.algorithm, trial.number)}-seed-{seed}"
+
+    def load(self, algorithm: str, number: int) -> Trial | None:
+        path = self._path(algorithm, number)
+        try:
+            content = json.loads(read_bytes(path))
+            outcomes = [call(Outcome, each, "trial") for each in content["outcomes"]]
+            right = content["algorithm"] == algorithm and isinstance(content["settings"], dict)
+            require(right, f"it is no record of {algorithm}")
+            return Trial(algorithm, number, content["settings"], outcomes)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"cannot read {path}: {error}; remove it to repeat the trial") from None
+
+    def save(self, trial: Trial) -> None:
+        path = self._path(trial.algorithm, trial.number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, asdict(trial))
+
+    def _path(self, algorithm: str, number: int) -> Path:
+        return self.folder / "trials" / f"{self.stem(algorithm, number)}.json"
+
+
+class TrialRun(NamedTuple):
+    """One run of a trial, up to the end of a rung: a piece of work for a process."""
+
+    config: Config
+    folder: Path
+    base: int = 0  # the end of the rung before
+
+    @property
+    def rounds(self) -> int:
+        """To train on this rung."""
+        return int(self.config.run["rounds"]) - self.base
+
+    @property
+    def kind(self) -> str:
+        """The same for runs that share a compiled program, as far as it is known here."""
+        return str(self.config.algorithm["name"])
+
+
+class RunOutcome(NamedTuple):
+    value: float  # NaN: it failed
+    rounds: int
+    seconds: float
+    failed: str = ""
+
+
+def perform(run: TrialRun, advance: Callable[[int], None]) -> RunOutcome:
+    """Train up to the rounds of the config, from the run's last checkpoint if it has one, on no test data.
+
+    Divergence and collapse are outcomes; anything else that fails is an error.
+    """
+    done, told = 0, 0
+
+    def on_progress(now: Progress) -> None:
+        nonlocal done, told
+        done = now.round
+        tell(max(0, done - run.base) - told)
+
+    def tell(rounds: int) -> None:
+        nonlocal told
+        advance(max(0, rounds))
+        told += max(0, rounds)
+
+    simulation = simulate(run.config, lambda line: None, test=False)
+    require("validation" in simulation.examiner.splits, "tuning needs validation data, and these data have none")
+    hooks = Hooks(on_progress, say=lambda line: None, stop_collapsed=True)
+    files = {"config.toml": dump(run.config)}  # also of a resumed run, whose rounds have changed
+    try:
+        result = train(simulation, hooks, run.folder, resume=(run.folder / "config.toml").exists(), files=files)
+    except DivergedError as error:
+        tell(run.rounds - told)  # the remaining rounds need not be done
+        return RunOutcome(math.nan, done, 0.0, f"diverged: {error}")
+    tell(run.rounds - told)
+    rounds = result.history[-1]["round"] if result.history else done
+    collapsed = [row["round"] for row in result.history if COLLAPSED in row]
+    if collapsed:
+        return RunOutcome(math.nan, rounds, result.seconds, f"the scores have collapsed by round {collapsed[0]}")
+    value = value_of(result.metrics["validation"], simulation.problem.select)
+    return RunOutcome(value, rounds, result.seconds, "" if math.isfinite(value) else "it has no validation metric")

@@ -1,0 +1,162 @@
+"""`fedxl export`: a folder that predicts without the run and without the training data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedxl import __version__
+from fedxl.errors import UserError, require
+from fedxl.evaluation.decision import Decision, Wish, why_undecided
+from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judgement, judge
+from fedxl.evaluation.scored import Scored
+from fedxl.files import plain, read_bytes, write_atomically, write_json
+from fedxl.prediction import card
+from fedxl.prediction.card import COUNTS
+from fedxl.prediction.exported import CARD, DESCRIPTION, FORMAT, Exported, digest, is_exported, read_exported
+from fedxl.prediction.network import WEIGHTS
+from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
+from fedxl.prediction.run import FinishedRun, read_run
+from fedxl.training.predict import decision_for
+from fedxl.training.rundir import is_run
+
+NOT_REBUILT = (
+    "the network is code of your own, which is not exported: predictions use model.onnx, and loading "
+    "model.safetensors needs that code"
+)
+ONLY_WEIGHTS = "the network is code of your own, which is not exported: without it, model.safetensors cannot be used"
+
+
+def export(
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    onnx: bool = True,
+    calibration: str = "platt",
+    specificity: float | None = None,
+    sensitivity: float | None = None,
+    model: nn.Module | None = None,
+    allow_code: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Exported:
+    """Write a finished run's model into a folder that predicts by itself.
+
+    Args:
+        run: The folder of a finished run.
+        out: The folder to write; `export` in the run's folder by default.
+        onnx: Whether to write model.onnx, too.
+        calibration: platt or isotonic, fitted to the run's validation scores.
+        specificity: The threshold between the classes reaches this on validation data; by default 0.9.
+        sensitivity: Or it reaches this.
+        model: A network of the run's architecture, for runs of `fit` with a network of your own.
+        allow_code: Whether a network that the run names as "package.module:factory" may be imported.
+        say: Receives lines about what the folder lacks.
+    """
+    source, wish = Path(run), Wish(calibration, specificity, sensitivity)
+    require(source.is_dir() and is_run(source), f"{source} holds no run")
+    found, target = read_run(source), Path(out) if out is not None else source / "export"
+    free = not target.exists() or is_exported(target) or (target.is_dir() and not any(target.iterdir()))
+    require(free, f"{target} holds something else; choose another folder")
+    named = found.model is not None
+    network = _network(found, model, allow_code, onnx)
+    decision, why = decision_for(found.deciding, wish), why_undecided(found.deciding)
+    checked = to_onnx(network, found.form) if onnx and network is not None else None
+    if not named:
+        say(NOT_REBUILT if checked else ONLY_WEIGHTS)
+    if decision is None:
+        say(f"no calibration and no threshold: {why}")
+    judgement = _judged(found.scored, wish)
+    _write(target, found, decision, checked, judgement)
+    return read_exported(target)
+
+
+def _network(run: FinishedRun, given: nn.Module | None, allow_code: bool, onnx: bool) -> nn.Module | None:
+    """The trained network; None where nobody has its code and nothing needs it."""
+    if run.model is None and given is None and not onnx:
+        return None
+    return run.network(given, allow_code)
+
+
+def _judged(scored: Mapping[str, Scored], wish: Wish) -> Judgement | None:
+    """What the run's scores say, at the usual operating points and the one that is exported."""
+    if not any(len(each) for each in scored.values()):
+        return None
+    specificities = {*SPECIFICITIES} | ({wish.specificity} if wish.specificity is not None else set())
+    sensitivities = {*SENSITIVITIES} | ({wish.sensitivity} if wish.sensitivity is not None else set())
+    return judge(
+        scored,
+        calibration=wish.calibration,
+        specificities=sorted(specificities),
+        sensitivities=sorted(sensitivities),
+    )
+
+
+def _shortened(judgement: Judgement) -> dict[str, Any]:
+    """Without curves for each site, which would make the file of a hundred sites long."""
+    content = judgement.to_json()
+    kept = ("positives", "negatives", "metrics", "points", "brier")
+    return {**content, "sites": {site: {key: told[key] for key in kept} for site, told in content["sites"].items()}}
+
+
+def _write(
+    target: Path, run: FinishedRun, decision: Decision | None, onnx: Checked | None, judgement: Judgement | None
+) -> None:
+    """All files, model.json last: a folder without it is no export, so a half-written one is never used."""
+    contents = {WEIGHTS: read_bytes(run.path / WEIGHTS)}
+    if onnx is not None:
+        contents[ONNX] = onnx.content
+    about = description(run, decision, onnx, judgement)
+    contents[CARD] = card.card(about, judgement).encode()
+    digests = {name: digest(content) for name, content in contents.items()}
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (DESCRIPTION, ONNX):
+            (target / name).unlink(missing_ok=True)
+        for name, content in contents.items():
+            write_atomically(target / name, content)
+        write_json(target / DESCRIPTION, {**about, "files": digests})
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+def description(
+    run: FinishedRun, decision: Decision | None, onnx: Checked | None, judgement: Judgement | None
+) -> dict[str, Any]:
+    """What model.json says, without the digests."""
+    model = None if run.model is None else {key: value for key, value in run.model.items() if key != "weights"}
+    prepared = run.preparation
+    labels = {"column": prepared.label, "1": prepared.positive, "0": prepared.negative} if prepared else {}
+    checked = None if onnx is None else {key: value for key, value in onnx._asdict().items() if key != "content"}
+    content = {
+        "format": FORMAT,
+        "fedxl": __version__,
+        "torch": torch.__version__,
+        "model": model if model is None else {"name": "mlp", **model},
+        **run.form._asdict(),
+        "weights_dtype": run.dtype,
+        "labels": labels,
+        "preparation": None if prepared is None else prepared.to_json(),
+        "decision": None if decision is None else decision.to_json(),
+        "undecided": why_undecided(run.deciding),
+        "decided_by": "scores" if "validation" in run.scored else COUNTS,
+        "onnx": checked,
+        "training": {**_without_paths(run.about), "best_round": run.best_round},
+        "judgement": None if judgement is None else _shortened(judgement),
+    }
+    return plain(content)  # type: ignore[no-any-return]
+
+
+def _without_paths(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json says, with names of files in place of absolute paths: these are nobody else's business."""
+    chosen = {name: about[name] for name in ("begun", "settings", "members", "environment") if name in about}
+    return {**chosen, "settings": {key: _name(value) for key, value in chosen["settings"].items()}}
+
+
+def _name(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_name(item) for item in value]
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value

@@ -1,0 +1,102 @@
+"""A trained model that predicts: from a run's folder or from an exported one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedxl.data.preparation import Preparation
+from fedxl.errors import UserError, require
+from fedxl.evaluation.decision import Decision, Wish, why_undecided
+from fedxl.prediction import onnx_file
+from fedxl.prediction.exported import Exported, is_exported, read_exported
+from fedxl.prediction.network import WEIGHTS, rebuilt, with_weights
+from fedxl.prediction.onnx_file import ONNX
+from fedxl.prediction.run import FinishedRun, read_run
+from fedxl.training.members import Form
+from fedxl.training.predict import Prediction, Scorer, decision_for, examples, predict, scorer_of
+from fedxl.training.rundir import is_run
+from fedxl.training.settings import pick_device
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """What scores examples, and what their scores mean."""
+
+    score: Scorer
+    form: Form
+    preparation: Preparation | None  # how files become examples; None: arrays as they are
+    decision: Decision | None
+    undecided: str = ""  # why there is no decision
+
+    def predict(self, x: Any, where: str = "x") -> Prediction:
+        """Scores of examples; probabilities and classes where there is a decision.
+
+        x: what the network takes, as a tensor, an array or a data frame; or a table, if there is a preparation.
+        """
+        return predict(self.score, examples(x, self.form, self.preparation, where), self.form, self.decision)
+
+    def with_threshold(self, threshold: float) -> Predictor:
+        """With another threshold of the raw score."""
+        require(self.decision is not None, f"there are no classes: {self.undecided}")
+        assert self.decision is not None
+        changed = replace(self.decision, threshold=threshold, rule=f"threshold {threshold:g}", measured={})
+        return replace(self, decision=changed)
+
+
+def load(
+    folder: str | Path,
+    *,
+    calibration: str = "platt",
+    specificity: float | None = None,
+    sensitivity: float | None = None,
+    model: nn.Module | None = None,
+    allow_code: bool = False,
+    device: str = "cpu",
+) -> Predictor:
+    """The model of a run's folder, or of an exported folder.
+
+    Args:
+        folder: What `fedxl train`, `fit(out=...)`, a deployed server or `fedxl export` has written.
+        calibration: platt or isotonic, fitted to the run's validation scores. In an exported folder it is fixed, like
+            the threshold.
+        specificity: The threshold between the classes reaches this on validation data; by default 0.9.
+        sensitivity: Or it reaches this.
+        model: A network of the run's architecture, for runs of `fit` with a network of your own.
+        allow_code: Whether a network that the folder names as "package.module:factory" may be imported.
+        device: Where to score: cpu, cuda, ..., or auto.
+    """
+    path = Path(folder)
+    require(path.is_dir(), f"{path} is not a folder; give the folder of a run, or an exported one")
+    wish, place = Wish(calibration, specificity, sensitivity), pick_device(device)
+    if is_exported(path):
+        fixed = "its calibration and threshold were chosen when it was exported; export the run again to change them"
+        require(wish == Wish(), f"{path} is an exported folder: {fixed}")
+        return _exported(read_exported(path), model, allow_code, place)
+    if not is_run(path):
+        raise UserError(f"{path} holds neither a run nor an exported model")
+    return of_run(read_run(path), wish, model, allow_code, place)
+
+
+def of_run(
+    run: FinishedRun, wish: Wish, model: nn.Module | None, allow_code: bool, device: torch.device
+) -> Predictor:
+    network = run.network(model, allow_code)
+    found = run.deciding
+    decision = decision_for(found, wish)
+    return Predictor(scorer_of(network, device), run.form, run.preparation, decision, why_undecided(found))
+
+
+def _exported(found: Exported, model: nn.Module | None, allow_code: bool, device: torch.device) -> Predictor:
+    rest = (found.form, found.preparation, found.decision, found.undecided)
+    if found.model is None and model is None:  # code of the user's: the file of ONNX needs none
+        return Predictor(onnx_file.scorer(found.content(ONNX)), *rest)
+    given = model
+    if given is None:
+        assert found.model is not None
+        given = rebuilt(found.model, found.form, found.weights_dtype, allow_code)
+    return Predictor(scorer_of(with_weights(given, found.content(WEIGHTS), found.path / WEIGHTS), device), *rest)

@@ -1,0 +1,75 @@
+"""Axes: from values to places in a picture, and which values are written beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows, between which values, and where its ticks are."""
+
+    label: str
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        assert self.low < self.high, "an axis needs a length"
+
+    def place(self, values: Any, start: float, end: float) -> Floats:
+        """Where values lie between two places; those beyond the axis lie at its ends."""
+        share = (np.clip(np.asarray(values, np.float64), self.low, self.high) - self.low) / (self.high - self.low)
+        return np.asarray(start + share * (end - start), np.float64)
+
+    def texts(self) -> list[str]:
+        """The ticks, all with as many digits as tell them apart."""
+        form = "e" if max(map(abs, self.ticks)) >= 1e6 else "f"
+        for digits in range(16):
+            texts = [f"{tick:.{digits}{form}}" for tick in self.ticks]
+            # 0.25 and 0.5 are apart with one digit, but only two say what they are.
+            if all(
+                abs(float(text) - tick) <= 1e-6 * self._step() for text, tick in zip(texts, self.ticks, strict=True)
+            ):
+                break
+        return texts
+
+    def _step(self) -> float:
+        return float(min(np.diff(self.ticks))) if len(self.ticks) > 1 else abs(self.ticks[0]) or 1.0
+
+
+def unit(label: str, low: float = 0.0, count: int = 5) -> Axis:
+    """An axis of shares, up to 1."""
+    return Axis(label, low, 1.0, ticks_in(low, 1.0, count))
+
+
+def around(label: str, values: Sequence[float] | Floats, count: int = 5, floor: float = -math.inf) -> Axis:
+    """An axis that holds these values with a little room; never below the floor unless a value is."""
+    found = np.asarray(values, np.float64)
+    found = found[np.isfinite(found)]
+    low, high = (float(found.min()), float(found.max())) if len(found) else (0.0, 1.0)
+    room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
+    low, high = max(low - room, min(floor, low)), high + room
+    return Axis(label, low, high, ticks_in(low, high, count))
+
+
+def ticks_in(low: float, high: float, count: int = 5) -> tuple[float, ...]:
+    """About `count` round values between two values.
+
+    >>> ticks_in(0.0, 1.0), ticks_in(0.82, 0.97, 4)
+    ((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), (0.85, 0.9, 0.95))
+    """
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = power * min((1, 2, 2.5, 5, 10), key=lambda nice: abs(math.log(nice * power / rough)))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    found = tuple(round(index * step, 12) for index in range(first, last + 1))
+    return found or (round((low + high) / 2, 12),)

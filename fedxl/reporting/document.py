@@ -1,0 +1,112 @@
+"""A report of runs: from runs to a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedxl import metrics
+from fedxl.errors import UserError, require
+from fedxl.evaluation.judgement import Judgement, judge
+from fedxl.reporting import html
+from fedxl.reporting.charts.chart import DASHES, Key
+from fedxl.reporting.charts.curves import both_classes
+from fedxl.reporting.groups import Group, grouped, judged_on
+from fedxl.reporting.page import Page, Section, shown
+from fedxl.reporting.runs import Run, read_run, run_dirs
+from fedxl.reporting.sections import (
+    communication,
+    comparison,
+    convergence,
+    probabilities,
+    ranking,
+    setup,
+    sites,
+    summary,
+)
+
+FPR = 0.3  # the limit of the partial AUC where the metric that chose the model has none
+
+
+def write(target: Path, folders: Sequence[Path], reference: str = "") -> None:
+    """Write the report of the runs in these folders into one HTML file."""
+    html.require_jinja2()
+    require(not target.is_dir(), f"{target} is a folder; --html must name a file")
+    html.write(target, build([read_run(path) for path in run_dirs(folders)], reference))
+
+
+def build(runs: Sequence[Run], reference: str = "") -> Page:
+    """The page. `reference` names the run, or the group of runs, that it looks at closely and compares with."""
+    require(bool(runs), "a report needs a run")
+    groups, focus = grouped(runs, reference)
+    drawn, left_out = _drawn(groups, focus)
+    keys = {group.letter: Key(shown(group.label, 60), number, group.letter) for number, group in enumerate(drawn)} | {
+        group.letter: Key(shown(group.label, 60), None, group.letter) for group in left_out
+    }
+    fpr = _fpr(focus.shown)
+    judged = {
+        group.letter: found for group in groups if (found := _judge(group.shown, fpr, group is focus)) is not None
+    }
+    names, compared = _names(focus.shown, fpr), comparison.compare(groups, focus, fpr)
+    mine, key = judged.get(focus.letter), keys[focus.letter]
+    sections = [
+        comparison.section(groups, focus, keys, judged, compared, names),
+        ranking.section(drawn, focus, keys, mine, fpr),
+        probabilities.section(focus, key, mine),
+        sites.section(focus, key, mine, names),
+        _together(convergence.section(drawn, keys, focus.shown.metric), communication.section(drawn, keys)),
+        setup.settings(groups, keys),
+        setup.reproduce(drawn),
+    ]
+    told = summary.answer(groups, focus, mine, compared, names[0], preferred=not reference)
+    return summary.page(groups, focus, mine, told, _limited(sections, left_out))
+
+
+def _drawn(groups: Sequence[Group], focus: Group) -> tuple[list[Group], list[Group]]:
+    """The groups that are drawn, as many as there are styles, the focus among them; and the others."""
+    first = [group for group in groups if group is not focus][: len(DASHES) - 1]
+    drawn = [group for group in groups if group is focus or group in first]
+    return drawn, [group for group in groups if group not in drawn]
+
+
+def _limited(sections: Sequence[Section], left_out: Sequence[Group]) -> list[Section]:
+    if left_out:
+        letters = ", ".join(group.letter for group in left_out)
+        note = f"pictures show {len(DASHES)} runs at most; {letters} are in the table only: report fewer runs"
+        return [replace(sections[0], missing=[*sections[0].missing, note]), *sections[1:]]
+    return list(sections)
+
+
+def _together(first: Section, second: Section) -> Section:
+    """Two sections as one, under both titles: a figure each, side by side."""
+    title = f"{first.title} and {second.title.lower()}"
+    figures, tables = [*first.figures, *second.figures], [*first.tables, *second.tables]
+    return Section(first.id, title, figures=figures, tables=tables, missing=[*first.missing, *second.missing])
+
+
+def _fpr(run: Run) -> float:
+    """The limit in the name of the metric that chose the model, if it is one."""
+    try:
+        return metrics.split(run.metric)[1] or FPR
+    except UserError:
+        return FPR
+
+
+def _names(run: Run, fpr: float) -> list[str]:
+    """Metrics that tables show, the one that chose the model first."""
+    usual = ["auroc", f"pauc@{fpr:g}", "ap"]
+    chosen = [run.metric] if run.metric in usual or run.metric in run.values else []
+    own = [
+        name for name in run.values if name not in metrics.COUNTS and name.partition("@")[0] not in metrics.METRICS
+    ]
+    return list(dict.fromkeys([*chosen, *usual, *own]))
+
+
+def _judge(run: Run, fpr: float, by_site: bool = True) -> Judgement | None:
+    """What its scores say; None if there are none, or of one class only. Sites take most of the time."""
+    split = judged_on(run)
+    if not split or not both_classes(run.scored[split]):
+        return None
+    known = run.scored if by_site else {name: replace(found, sites=None) for name, found in run.scored.items()}
+    return judge(known, fpr=fpr)

@@ -1,0 +1,133 @@
+"""What a report consists of: sections of text, tables and figures, without a word on how they look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedxl.errors import printable
+from fedxl.reporting.charts.svg import Svg
+
+
+class Cell(NamedTuple):
+    """A text, what stands below it in small letters, or a small picture instead."""
+
+    text: str = ""
+    more: str = ""
+    svg: Svg | None = None
+
+
+class Column(NamedTuple):
+    name: str
+    numeric: bool = True
+
+
+class Row(NamedTuple):
+    """Cells, the first of which is the row's head; a tag is the letter of a run."""
+
+    cells: Sequence[Cell]
+    tag: str = ""
+    css: str = ""
+    focus: bool = False
+
+
+class Table(NamedTuple):
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+
+
+class Figure(NamedTuple):
+    title: str
+    svg: Svg
+    caption: str
+
+
+class Block(NamedTuple):
+    """Something to copy: a command, a file."""
+
+    title: str
+    code: str
+
+
+class Fact(NamedTuple):
+    name: str
+    text: str
+    more: str
+
+
+@dataclass(frozen=True)
+class Section:
+    id: str
+    title: str
+    text: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    blocks: Sequence[Block] = ()
+    missing: Sequence[str] = ()  # what is not shown, and why
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    subtitle: str
+    question: str
+    answer: Sequence[str]
+    sections: Sequence[Section]
+    facts: Sequence[Fact] = ()
+    method: str = ""
+
+
+def shown(value: object, most: int = 120) -> str:
+    """Another party's value as text, no longer than `most`."""
+    text = printable(value, most + 1)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def figure_of(value: float | None, digits: int = 3) -> str:
+    """A number for people; a dash where there is none."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def between(low: float, high: float, digits: int = 3) -> str:
+    """An interval, or nothing."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names as one writes them.
+
+    >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], most=2)
+    ('a, b and c', 'a, b and 1 more')
+    """
+    head = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    return " and ".join(filter(None, [", ".join(head[:-1]), *head[-1:]]))
+
+
+def metric_name(name: str) -> str:
+    """A metric in words.
+
+    >>> metric_name("pauc@0.3"), metric_name("sensitivity")
+    ('partial AUC (FPR ≤ 0.3)', 'sensitivity')
+    """
+    words = {"auroc": "AUROC", "ap": "average precision", "pauc": "partial AUC", "pauc_raw": "partial AUC, raw"}
+    base, at, limit = name.partition("@")
+    text = words.get(base, shown(base, 40))
+    return f"{text} (FPR ≤ {shown(limit, 10)})" if at else text
+
+
+def in_bytes(count: float) -> str:
+    """Bytes with a unit that fits.
+
+    >>> in_bytes(17_332), in_bytes(12.5e9)
+    ('17.3 kB', '12.5 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"

@@ -1,0 +1,209 @@
+"""A run while it goes on, from the files in its folder: what is read is never changed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedxl import metrics, toml
+from fedxl.errors import UserError, printable, require
+from fedxl.files import read_bytes
+from fedxl.progress import time_left
+from fedxl.reporting.report import in_words
+from fedxl.training.evaluate import value_of
+from fedxl.training.health import COLLAPSED
+from fedxl.training.members import ABOUT
+from fedxl.training.rundir import STOPPED_EARLY, being_written, checkpointed, read_metrics
+
+RECENT = 10  # evaluations that the pace is measured over
+Row = Mapping[str, Any]
+
+
+class Site(NamedTuple):
+    """A site of a deployed run."""
+
+    name: str
+    metric: float  # in the latest evaluation; NaN: it sent none
+    note: str  # why it sent none, or was left out of a round since the evaluation before
+
+
+class View(NamedTuple):
+    """A run at one moment."""
+
+    name: str
+    round: int  # the last one known to be done
+    rounds: int  # 0: not known
+    metric: str  # that the best round is chosen by; "-name": less is better
+    patience: int
+    rows: Sequence[Row]  # the evaluations
+    final: Row | None  # the last row of a run that has ended
+    alive: bool | None  # whether a process of this machine works on it; None: not known
+    sites: Sequence[Site]
+
+    @property
+    def values(self) -> list[tuple[int, float]]:
+        """The metric by rounds, as it is (not the negative of one of which less is better)."""
+        key = metrics.key(self.metric)
+        found = ((row["round"], (row.get("validation") or {}).get(key)) for row in self.rows)
+        return [(round, float(value)) for round, value in found if value is not None]
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The round with the best value so far, and that value."""
+        if self.final is not None:
+            return next((each for each in self.values if each[0] == self.final.get("best_round")), None)
+        sign = -1 if self.metric.startswith("-") else 1
+        return max(self.values, key=lambda each: sign * each[1], default=None)  # the first of equal ones
+
+    @property
+    def waited(self) -> int:
+        """Evaluations since the best."""
+        return sum(round > self.best[0] for round, _ in self.values) if self.best else 0
+
+    @property
+    def pace(self) -> tuple[float, int]:
+        """Seconds and rounds of the recent evaluations."""
+        recent = self.rows[-RECENT - 1 :]
+        known = [row for row in recent if isinstance(row.get("seconds"), (int, float))]
+        if not known:
+            return 0.0, 0
+        first = known[0] if len(known) > 1 else {"round": 0, "seconds": 0.0}
+        return known[-1]["seconds"] - first["seconds"], known[-1]["round"] - first["round"]
+
+
+def folder_of(path: Path) -> Path:
+    """The run's folder: the path itself, or the one that a server's folder names."""
+    if (path / "server.toml").is_file():
+        out = toml.read(path / "server.toml").get("server", {}).get("out", "run")
+        return path / str(out)
+    return path
+
+
+def look(path: Path) -> View:
+    """What the files of a run say now. One line if there is none."""
+    require(path.is_dir(), f"there is no folder {path}; --wait waits for a run that has not begun")
+    begun = any((path / name).exists() for name in (ABOUT, "config.toml", "metrics.jsonl"))
+    require(begun, f"{path} holds no run yet; --wait waits for it")
+    alive = being_written(path)  # first: a run that ends now has its last row below
+    about, settings = _about(path)
+    records, _ = read_metrics(path)  # a line that is being written is not one yet
+    final = next((row for row in records if "test" in row), None)
+    rows = [row for row in records if "test" not in row]
+    done = max([checkpointed(path), *(row["round"] for row in records)])
+    metric = about.get("select") or next(iter(metrics.shown(*(row.get("validation") or {} for row in rows))), "risk")
+    return View(
+        name=path.resolve().name,
+        round=done,
+        rounds=_whole(settings.get("run.rounds")),
+        metric=str(metric),
+        patience=_whole(settings.get("run.patience")),
+        rows=rows,
+        final=final,
+        alive=alive,
+        sites=_sites(rows, str(metric)),
+    )
+
+
+def _about(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """run.json, and its settings with those that may have been changed in config.toml since."""
+    try:
+        found = json.loads(read_bytes(path / ABOUT))
+    except (FileNotFoundError, ValueError):  # a run of an older version, or not written yet
+        found = {}
+    found = found if isinstance(found, dict) else {}
+    settings = found.get("settings")
+    settings = dict(settings) if isinstance(settings, dict) else {}
+    try:
+        now = toml.read(path / "config.toml").get("run", {})
+    except UserError:
+        now = {}
+    return found, settings | {f"run.{name}": value for name, value in now.items()}
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _sites(rows: Sequence[Row], metric: str) -> list[Site]:
+    """The sites of the latest evaluation. What they sent and why they did not is another party's text."""
+    latest: Row = rows[-1] if rows else {}
+    told: Any = latest.get("validation_by_site")
+    told = dict(told) if isinstance(told, Mapping) else {}
+    notes = {name: reason for name, reason in told.items() if isinstance(reason, str)}
+    dropped = latest.get("dropped")
+    for each in dropped if isinstance(dropped, list) else []:
+        if isinstance(each, Mapping):
+            notes[str(each.get("site"))] = f"left out in round {each.get('round')}: {each.get('reason')}"
+    found = {name: value_of(values, metric.removeprefix("-")) for name, values in told.items() if _table(values)}
+    names = sorted({*told, *notes})
+    return [Site(printable(name, 40), found.get(name, math.nan), printable(notes.get(name, ""))) for name in names]
+
+
+def _table(values: Any) -> bool:
+    return isinstance(values, Mapping)
+
+
+# In words.
+
+
+def state(view: View) -> str:
+    """How the run is doing."""
+    if view.final is not None:
+        return "stopped early" if view.final.get(STOPPED_EARLY) else "finished"
+    if view.alive is False:
+        return "stopped"
+    return "running" if view.rows or view.round else "beginning"
+
+
+def where(view: View) -> str:
+    """round 20 of 40"""
+    if view.final is not None or not view.rounds:
+        return f"round {view.round}"
+    return f"round {view.round} of {max(view.rounds, view.round)}"
+
+
+def pace(view: View) -> str:
+    """3.2 rounds/s, about 90 s left"""
+    seconds, rounds = view.pace
+    if seconds <= 0 or rounds <= 0:
+        return ""
+    rate = rounds / seconds
+    shown = f"{rate:.1f} rounds/s" if rate >= 1 else f"{1 / rate:.1f} s a round"
+    left = view.rounds - view.round
+    if view.final is not None or view.alive is False or left <= 0:
+        return shown
+    return f"{shown}, {time_left(seconds, rounds, rounds + left)}"
+
+
+def standing(view: View) -> str:
+    """The metric now, and the best so far."""
+    if not view.values or view.best is None:
+        return ""
+    (_, now), (round, best) = view.values[-1], view.best
+    text = f"validation {printable(metrics.key(view.metric))} {now:.4f}, best {best:.4f} in round {round}"
+    if view.final is None and view.patience and view.waited:
+        text += f" ({view.waited} of {view.patience} evaluations without a better one)"
+    return text
+
+
+def outcome(view: View) -> str:
+    """What a run came to that has ended; how to go on with one that was stopped."""
+    if view.final is None:
+        return "no process of this machine works on it" if view.alive is False else ""
+    tested = in_words(view.final.get("test") or {})
+    return f"best round {view.final.get('best_round', '?')}" + (f", test: {tested}" if tested else "")
+
+
+def warning(view: View) -> str:
+    bad = [row["round"] for row in view.rows if row.get(COLLAPSED)]
+    return f"the scores have collapsed by round {bad[0]}" if bad else ""
+
+
+def line(view: View) -> str:
+    """All of it in one line, for a log."""
+    parts = [where(view), state(view), standing(view), pace(view), warning(view), outcome(view)]
+    away = [f"{site.name}: {site.note}" for site in view.sites if site.note]
+    return ", ".join(filter(None, [*parts, *away]))

@@ -1,0 +1,146 @@
+"""MLflow: a run in a store of MLflow's, by default a database beside the run's folder, without any server.
+
+MLflow's own telemetry is switched off, unless the environment says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from fedxl.errors import UserError, require
+from fedxl.files import write_json
+from fedxl.tracking.tracker import FINISHED, STOPPED, Row, Tracked, scalars
+
+FILE = "mlflow.json"  # in the run's folder: its number in the store
+EXPERIMENT = "fedxl"  # unless MLFLOW_EXPERIMENT_NAME says another
+STATES = {FINISHED: "FINISHED", STOPPED: "KILLED"}  # in MLflow's words; anything else has FAILED
+LONGEST = 500  # characters of a setting; stores differ in what they take
+AT_ONCE = 100  # settings in a request, MLflow's limit
+# A run must not wait minutes for a server that is gone. What a user has set counts.
+ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+class MLflow:
+    """Writes to the store at `uri`; empty: MLFLOW_TRACKING_URI, else mlflow.db beside the run's folder."""
+
+    def __init__(self, uri: str = "") -> None:
+        require(not _password(uri), "tracking_uri must hold no password: it is stored; set MLFLOW_TRACKING_PASSWORD")
+        self.given = uri
+        with _quietly():
+            self.library = _require_mlflow()
+        self.client: Any = None
+        self.id = ""
+        self.known: dict[str, int] = {}  # by metric: the last step that the store has
+
+    def begin(self, run: Tracked) -> None:
+        local = run.folder.resolve().parent / "mlflow.db"
+        uri = self.given or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{local}"
+        with _quietly():
+            self.client = self.library.MlflowClient(uri)
+            self.id = _id(run.folder / FILE, uri) if run.resumed else ""
+            if self.id:
+                self._take_up()
+            else:
+                self._create(run, uri, local.parent)
+        for row in run.history:
+            self.write(row)
+
+    def _create(self, run: Tracked, uri: str, folder: Path) -> None:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        found = self.client.get_experiment_by_name(name)
+        # Without a place for artifacts MLflow would take one below the current folder.
+        place = (folder / "mlflow-artifacts").as_uri() if uri.startswith("sqlite:") else None
+        number = found.experiment_id if found else self.client.create_experiment(name, artifact_location=place)
+        self.id = self.client.create_run(number, run_name=run.name).info.run_id
+        write_json(run.folder / FILE, {"uri": uri, "run": self.id})
+        entities = self.library.entities
+        params = [entities.Param(name, str(value)[:LONGEST]) for name, value in run.settings.items()]
+        for begin in range(0, len(params), AT_ONCE):
+            self.client.log_batch(self.id, params=params[begin : begin + AT_ONCE])
+
+    def _take_up(self) -> None:
+        """A store only ever adds. A run that goes on gives the same numbers again; those it has are left out."""
+        self.client.update_run(self.id, status="RUNNING")
+        for name in (_mark({}), _mark({"test": {}})):
+            steps = [metric.step for metric in self.client.get_metric_history(self.id, name)]
+            self.known[name] = max(steps, default=-1)
+
+    def write(self, row: Row) -> None:
+        mark, step = _mark(row), int(row["round"])
+        if step <= self.known.get(mark, -1):
+            return
+        now = int(time.time() * 1000)
+        metrics = [self.library.entities.Metric(name, value, now, step) for name, value in scalars(row).items()]
+        with _quietly():
+            self.client.log_batch(self.id, metrics=metrics)
+        self.known[mark] = step
+
+    def end(self, state: str) -> None:
+        with _quietly():
+            self.client.set_terminated(self.id, STATES.get(state, "FAILED"))
+
+
+def _mark(row: Row) -> str:
+    """A metric that every row of its kind has: evaluations, and the last row, with the test data."""
+    return "run/best_round" if "test" in row else "run/steps"
+
+
+def _id(file: Path, uri: str) -> str:
+    """The number of this run in the store; empty if it was not tracked there."""
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return ""
+    known = isinstance(content, Mapping) and content.get("uri") == uri
+    return str(content.get("run", "")) if known else ""
+
+
+def _password(uri: str) -> bool:
+    try:
+        return urlsplit(uri).password is not None
+    except ValueError as error:
+        raise UserError(f"tracking_uri {uri!r} is no address: {error}") from None
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without MLflow's telemetry, long waits, warnings about its own code and lines about its database."""
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    loggers = [logging.getLogger(name) for name in ("alembic", "mlflow")]
+    levels = [logger.level for logger in loggers]
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        for name, was in before.items():
+            if was is None:
+                os.environ.pop(name, None)
+
+
+def _require_mlflow() -> Any:
+    try:
+        import mlflow
+        import sqlalchemy  # noqa: F401  (mlflow-skinny leaves out what its database needs)
+    except ImportError:
+        raise UserError("tracking with MLflow needs mlflow; pip install 'fedxl[mlflow]'") from None
+    return mlflow

@@ -1,0 +1,113 @@
+"""Predictions for new examples: scores, and what they mean by the run's validation scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from fedxl.data.feature_forms import features, is_frame
+from fedxl.data.frame import prepared
+from fedxl.data.preparation import Preparation
+from fedxl.data.source import TensorSource, checked
+from fedxl.data.torch_datasets import read
+from fedxl.errors import UserError, first_line, require
+from fedxl.evaluation.scored import Floats, Ints, Scored
+from fedxl.models import scorer, weights_of
+from fedxl.models.precision import PRECISIONS, products
+from fedxl.progress import progress
+from fedxl.training.members import Form
+
+if TYPE_CHECKING:  # it loads scipy, which training does not need
+    from fedxl.evaluation.decision import Decision, Wish
+
+BLOCK = 4096  # examples scored at a time
+Scorer = Callable[[Tensor], Tensor]  # [B, ...] -> [B]
+
+
+class Prediction(NamedTuple):
+    """For each example its raw score, and where validation scores were kept, its probability and its class."""
+
+    scores: Floats
+    probabilities: Floats | None  # of the positive class, calibrated
+    classes: Ints | None  # 1 at or above the threshold
+
+
+def scorer_of(network: nn.Module, device: torch.device) -> Scorer:
+    """The network as a function of examples, in evaluation mode and full precision."""
+    network = network.to(device)
+    weights, score = weights_of(network), scorer(network, training=False)
+
+    def scores(x: Tensor) -> Tensor:
+        with torch.no_grad(), products(PRECISIONS["fp32"]):
+            return score(weights, x.to(device))[0].cpu()
+
+    return scores
+
+
+def examples(x: Any, form: Form, preparation: Preparation | None = None, where: str = "x") -> TensorSource:
+    """Checked examples of the shape and type that the network takes, in any form that `fit` takes.
+
+    preparation: how tables become examples. Then x may be a data frame, or the path of a file, like those of the run.
+    """
+    if isinstance(x, (str, Path)) or (is_frame(x) and preparation is not None):
+        require(preparation is not None, f"{where}: this model was trained on arrays and cannot prepare {x!r}")
+        assert preparation is not None
+        x = prepared(x, preparation).x if is_frame(x) else preparation.read(x).x
+    elif isinstance(x, Dataset):
+        x = read(x, where)[0]
+    found = features(x, where)
+    x = found.x
+    if found.columns and form.columns and found.columns != form.columns:
+        missing = [name for name in form.columns if name not in found.columns]
+        require(not missing, f"{where} lacks the column(s) {', '.join(map(repr, missing[:4]))} of the training data")
+        x = x[:, [found.columns.index(name) for name in form.columns]]
+    wanted = f"[n, {', '.join(map(str, form.shape))}]"
+    right = tuple(x.shape[1:]) == form.shape
+    require(right, f"{where}: this model takes examples of shape {wanted}, not {list(x.shape)}")
+    whole = not getattr(torch, form.dtype).is_floating_point
+    require(not (whole and x.is_floating_point()), f"{where}: this model takes whole numbers, not {x.dtype}")
+    return checked(x, torch.zeros(len(x), dtype=torch.int64), where)
+
+
+def predict(score: Scorer, source: TensorSource, form: Form, decision: Decision | None) -> Prediction:
+    """Score a block of examples at a time."""
+    require(not form.score_shape, "this model gives vectors, not scores: there is nothing to decide by")
+    found = np.empty(len(source), np.float64)
+    with progress("scoring", len(source)) as advance:
+        for indices in torch.arange(len(source)).split(BLOCK):
+            x = source.fetch(indices).to(getattr(torch, form.dtype))
+            found[indices.numpy()] = _scored(score, x)
+            advance(len(indices))
+    bad = np.flatnonzero(~np.isfinite(found))
+    require(not len(bad), f"{len(bad)} examples have no finite score, the first of them is number {bad[:1]}")
+    if decision is None:
+        return Prediction(found, None, None)
+    return Prediction(found, decision.probabilities(found), decision.classes(found))
+
+
+def _scored(score: Scorer, x: Tensor) -> Floats:
+    try:
+        h = score(x)
+    except UserError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise UserError(
+            f"the model cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}"
+        ) from error
+    require(h.shape == (len(x),), f"the model gave scores of shape {list(h.shape)} for {len(x)} examples")
+    return h.double().numpy()
+
+
+def decision_for(scored: Mapping[str, Scored], wish: Wish) -> Decision | None:
+    """What scores mean by the validation scores; None if there are none and no threshold was wished for."""
+    from fedxl.evaluation.decision import decide, why_undecided
+
+    why = why_undecided(scored)
+    require(not (why and wish.asks), f"there is no threshold of {wish.rule}: {why}")
+    return None if why else decide(scored, wish)

@@ -1,0 +1,162 @@
+"""`check`: what would make training wrong is found where it was put, and nothing where there is nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedxl.data import digits
+from fedxl.data.check import Count, Findings, check
+from fedxl.data.federation import Federation, Split, Splits, as_splits
+from fedxl.data.source import TensorSource
+
+
+def drawn(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 4, generator=generator), torch.arange(count) % 2
+
+
+def good() -> Splits:
+    clients = {"north": drawn(10, 1), "south": drawn(20, 2)}
+    return as_splits(clients, validation={"north": drawn(6, 3), "south": drawn(8, 4)}, test=drawn(12, 5))
+
+
+def test_counts_by_site_and_split():
+    found = check(good())
+    assert (found.problems, found.remarks) == ([], [])
+    assert found.train == [Count(10, 5), Count(20, 10)]
+    assert found.held == {"validation": Count(14, 7), "test": Count(12, 6)}
+    assert found.held_by_site == {"validation": [Count(6, 3), Count(8, 4)]}
+    told = found.to_json()
+    assert told["sites"][1] == {
+        "name": "south",
+        "train": {"examples": 20, "positives": 10},
+        "validation": {"examples": 8, "positives": 4},
+    }
+    assert told["train"] == {"examples": 30, "positives": 15}
+
+
+def test_the_digits_are_fit_to_train_on():
+    assert check(digits()).problems == []
+
+
+def with_labels(splits: Splits, label: int) -> Splits:
+    source = splits.train.source
+    return splits._replace(
+        train=Federation(replace(source, labels=torch.full_like(source.labels, label)), splits.train.parts)
+    )
+
+
+def with_x(splits: Splits, change) -> Splits:
+    x = splits.train.source.x.clone()
+    change(x)
+    return splits._replace(train=Federation(replace(splits.train.source, x=x), splits.train.parts))
+
+
+def copied(splits: Splits, into: str) -> Splits:
+    """The first two examples of the second site, in another split."""
+    x, y = splits.train.source.x[10:12], splits.train.source.labels[10:12]
+    held = getattr(splits, into)
+    return splits._replace(**{into: Split(torch.cat([held.x, x]), torch.cat([held.y, y]))})
+
+
+def test_what_would_make_training_wrong():
+    splits = good()
+    validation, other = splits.validation, Split(torch.randn(5, 3), torch.arange(5) % 2)
+    endless = validation._replace(x=validation.x / 0)
+    cases = {
+        "no training example is positive": with_labels(splits, 0),
+        "no training example is negative": with_labels(splits, 1),
+        "1 training examples hold NaN or infinity": with_x(splits, lambda x: x[3].fill_(float("nan"))),
+        "14 validation examples hold NaN or infinity": splits._replace(validation=endless),
+        "validation holds one class only": splits._replace(validation=validation._replace(y=validation.y * 0)),
+        "test holds examples of shape [3], training of [4]": splits._replace(test=other),
+        "2 of 14 test examples are in train, too: #12 = south #0, #13 = south #1": copied(splits, "test"),
+    }  # fmt: skip
+    for told, wrong in cases.items():
+        problems = check(wrong).problems
+        assert len(problems) == 1, (told, problems)
+        assert told in problems[0]
+
+
+def test_what_is_worth_a_look():
+    splits = good()
+    cases = {
+        "2 of 16 validation examples are in train, too": copied(splits, "validation"),
+        "there are no test data": splits._replace(test=None),
+        "there are no validation data, so that the last round is the result": splits._replace(validation=None),
+        "test holds one class only": splits._replace(test=splits.test._replace(y=splits.test.y * 0)),
+        "1 column is constant in training: column 2": with_x(splits, lambda x: x[:, 2].fill_(7)),
+        "1 training examples are at more than one site": with_x(splits, lambda x: x[0].copy_(x[20])),
+        "1 training examples repeat another one of their own site": with_x(splits, lambda x: x[0].copy_(x[5])),
+    }
+    for told, odd in cases.items():
+        found = check(odd)
+        assert found.problems == []
+        assert [line for line in found.remarks if told in line], (told, found.remarks)
+
+
+def test_a_site_alone_may_hold_one_class():
+    found = check(with_labels(good(), 0), whole=False)
+    assert found.problems == []
+    assert "no training example is positive" in found.remarks
+
+
+def test_coarse_rows_coincide_by_chance_and_that_is_no_problem():
+    generator = torch.Generator().manual_seed(0)
+
+    def coarse(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(0, 2, (count, 3), generator=generator).float(), torch.arange(count) % 2
+
+    found = check(as_splits([coarse(50), coarse(50)], validation=coarse(30), test=coarse(30)))
+    assert found.problems == []
+    assert "30 of 30 test examples are in train, too; by chance, it seems: 100% of" in found.remarks[0]
+
+
+def test_blank_images_and_images_of_other_types():
+    pixels = torch.randint(1, 255, (20, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels[4] = 9
+    y = torch.arange(20) % 2
+    # The same image as bytes in training and as floats in the test data.
+    test = Split(pixels[:3].float() / 255, y[:3])
+    found = check(
+        Splits(Federation(TensorSource(pixels[:10], y[:10]), [np.arange(10)]), Split(pixels[10:], y[10:]), test)
+    )
+    assert "1 training images are of one colour" in found.remarks
+    assert [line for line in found.problems if "3 of 3 test examples are in train, too" in line]
+
+
+class Read:
+    """A source that is not in memory as a whole."""
+
+    codes = 1
+
+    def __init__(self, x: torch.Tensor, labels: torch.Tensor) -> None:
+        self.x, self.labels = x, labels
+
+    def fetch(self, indices: torch.Tensor, codes: torch.Tensor | None = None) -> torch.Tensor:
+        return self.x[indices]
+
+    def to(self, device: torch.device) -> Read:
+        return self
+
+
+def test_a_source_of_ones_own_is_checked_alike():
+    splits = copied(good(), "test")
+    source = splits.train.source
+    other = splits._replace(train=Federation(Read(source.x, source.labels), splits.train.parts))
+    assert check(other) == check(splits)
+
+
+def test_findings_without_data_are_json_too():
+    empty = Findings((), [], [], {}, {}, ["cannot read the image a.png"], [])
+    assert empty.to_json()["problems"] == ["cannot read the image a.png"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_tiny_clients_are_checked(count):
+    x, y = drawn(count, 0)
+    assert check(as_splits([(x, y)])).train == [Count(count, count // 2)]

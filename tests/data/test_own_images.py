@@ -1,0 +1,148 @@
+"""Images of one's own: listed by a table, or in folders of classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedxl import UserError
+from fedxl.data.folder import FolderOptions, folder
+from fedxl.data.preparation import Preparation
+from fedxl.data.resized import unreadable
+from fedxl.data.table import TableOptions, table
+
+Image = pytest.importorskip("PIL.Image", reason="needs fedxl[images]")
+
+
+def save(path: Path, level: int, colour: bool = False) -> None:
+    """An image of one grey, or of one red."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((9, 12, 3) if colour else (9, 12), 0, np.uint8)
+    pixels[..., 0 if colour else slice(None)] = level
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Path:
+    """Forty images, of which the odd ones are positive; the grey of each is its number."""
+    for number in range(40):
+        save(tmp_path / "pictures" / f"{number}.png", number, colour=True)
+    rows = {
+        "file": [f"pictures/{n}.png" for n in range(40)],
+        "odd": [n % 2 for n in range(40)],
+        "site": ["a", "b"] * 20,
+    }
+    pd.DataFrame(rows).to_csv(tmp_path / "list.csv", index=False)
+    return tmp_path / "list.csv"
+
+
+def test_a_table_of_images_in_colour(listed):
+    options = TableOptions(image="file", size=8, channels=3, site="site", id="file")
+    splits = table(str(listed), "odd", options)
+    assert splits.train.example_shape == (3, 8, 8)
+    for split in (splits.validation, splits.test):
+        numbers = [int(Path(row).stem) for row in split.rows]
+        assert split.x[:, 0].amax((1, 2)).tolist() == numbers, "red"
+        assert not split.x[:, 1:].any(), "neither green nor blue"
+        assert split.y.tolist() == [number % 2 for number in numbers]
+    made = Preparation.from_text(splits.preparation.to_text())
+    rows = made.read(listed)
+    assert rows.rows[7] == "pictures/7.png"
+    assert torch.equal(rows.x[[int(Path(row).stem) for row in splits.test.rows]], splits.test.x)
+
+
+def test_the_cache_is_used_and_notices_other_images(listed):
+    options = TableOptions(image="file", size=8, split="", validation=0.0, test=0.0)
+    first = table(str(listed), "odd", options).train.source
+    assert len(list(listed.parent.glob("images-8-*.npy"))) == 1
+    save(listed.parent / "pictures" / "3.png", 200)
+    second = table(str(listed), "odd", options).train.source
+    assert second.x[3].amax() == 200 != first.x[3].amax()
+
+
+@pytest.mark.parametrize(
+    "path", ["../secret.png", "/etc/passwd", "pictures/../../secret.png", "C:\\secret.png", "..\\s.png"]
+)
+def test_a_table_does_not_reach_out_of_its_folder(listed, path):
+    save(listed.parent.parent / "secret.png", 1)
+    lines = listed.read_text().replace("pictures/5.png", path)
+    listed.write_text(lines)
+    with pytest.raises(UserError, match="outside of the table's folder"):
+        table(str(listed), "odd", TableOptions(image="file", size=8))
+
+
+def test_all_unreadable_images_are_told(listed):
+    for number in range(10, 18):
+        (listed.parent / "pictures" / f"{number}.png").write_bytes(b"not an image")
+    (listed.parent / "pictures" / "20.png").unlink()
+    with pytest.raises(UserError, match=r"cannot read the image .*\(and 4 more\)") as told:
+        table(str(listed), "odd", TableOptions(image="file", size=8))
+    assert str(told.value).count("image /") == 5
+    found = unreadable(listed.parent, [f"pictures/{number}.png" for number in range(40)])
+    assert len(found) == 9
+    assert "there is no image" in found[-1]
+
+
+def fill(root: Path, pattern: str, **levels: Any) -> None:
+    """Ten images in every folder of a pattern."""
+    for number in range(10):
+        for kind in ("ill", "well"):
+            save(root / pattern.format(kind=kind, **levels) / f"p{number // 2}_{number}.png", number)
+
+
+@pytest.mark.parametrize("pattern", ["{site}/{split}/{kind}", "{split}/{site}/{kind}"])
+def test_folders_of_sites_and_splits_in_either_order(tmp_path, pattern):
+    for site in ("south", "north"):
+        for split in ("train", "Val", "test"):
+            fill(tmp_path, pattern, site=site, split=split)
+    splits = folder(str(tmp_path), FolderOptions(positive="ill", size=8))
+    assert splits.names == ["north", "south"]
+    assert [len(part) for part in splits.train.parts] == [20, 20]
+    assert len(splits.validation.y) == len(splits.test.y) == 40
+    assert [Path(row).parent.name == "ill" for row in splits.test.rows] == splits.test.y.bool().tolist()
+    assert splits.test.x[:, 0, 0, 0].tolist() == [int(Path(row).stem[3:]) for row in splits.test.rows]
+
+
+def test_a_plain_folder_is_one_site_and_splits_are_drawn_by_group(tmp_path):
+    fill(tmp_path, "{kind}")
+    splits = folder(str(tmp_path), FolderOptions(positive="ill", size=8, group="_", called="north"))
+    assert splits.names == ["north"]
+    of = [{Path(row).name[:2] for row in split.rows} for split in (splits.validation, splits.test)]
+    assert of[0]
+    assert not of[0] & of[1]
+    assert splits.train.source.labels.sum() == len(splits.train.source.labels) / 2
+    made = Preparation.from_text(splits.preparation.to_text())
+    fill(tmp_path / "new", "unsorted")
+    assert made.read(tmp_path / "new").labels is None
+    rows = made.read(tmp_path / "ill")
+    assert len(rows.rows) == 10
+    known = {row: x for row, x in zip(splits.test.rows, splits.test.x, strict=True) if row.startswith("ill/")}
+    for row, x in zip(rows.rows, rows.x, strict=True):
+        assert torch.equal(known.get(f"ill/{row}", x), x)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "line"),
+    [
+        (lambda root: None, {}, "holds no images"),
+        (lambda root: fill(root, "{kind}"), {"positive": "sick"}, "positive is 'sick'"),
+        (lambda root: fill(root, "{kind}"), {"positive": None}, "say which one"),
+        (lambda root: fill(root, "a/b/c/{kind}"), {}, "not where an image should be"),
+        (lambda root: save(root / "loose.png", 1), {}, "not where an image should be"),
+        (lambda root: (fill(root, "train/{kind}"), fill(root, "{kind}")), {}, "in no folder called train"),
+        (lambda root: fill(root, "{kind}"), {"group": "#"}, "has no '#' in its name"),
+        (lambda root: (fill(root, "{kind}"), save(root / "else" / "1.png", 1)), {}, "a label has two values"),
+        (lambda root: (fill(root, "{kind}"), (root / "ill" / "x.png").write_text("no")), {}, "cannot read the image"),
+    ],
+)
+def test_folders_that_cannot_be_read_are_told_in_one_line(tmp_path, make, options, line):
+    make(tmp_path)
+    with pytest.raises(UserError, match=line):
+        folder(str(tmp_path), FolderOptions(**{"positive": "ill", "size": 8, **options}))
+    with pytest.raises(UserError, match="there is no folder"):
+        folder(str(tmp_path / "none"))

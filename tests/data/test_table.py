@@ -1,0 +1,280 @@
+"""Tables: numbers against scikit-learn, splits by group, rubbish in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import StandardScaler
+
+from fedxl import UserError
+from fedxl.data.columns import BLOCK
+from fedxl.data.preparation import Category, Number, Preparation
+from fedxl.data.table import TableOptions, table
+from fedxl.data.table import load_preparation as load
+from fedxl.options import call
+from tests.data.tables import SITES, frame, write_sites
+
+pytest.importorskip("pyarrow", reason="needs fedxl[table]")
+
+
+def read(path: Any, **changes: Any):
+    options = {"label": "sick", "positive": "yes", "rare": 1, **changes}
+    return call(table, {"path": str(path) if isinstance(path, Path) else path, **options}, "data")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    frame().to_csv(tmp_path / "all.csv", index=False)
+    return tmp_path / "all.csv"
+
+
+def everything(splits) -> tuple[torch.Tensor, torch.Tensor]:
+    held = [split for split in (splits.validation, splits.test) if split is not None]
+    source = splits.train.source
+    return torch.cat([source.x, *(split.x for split in held)]), torch.cat([source.labels, *(s.y for s in held)])
+
+
+def test_columns_become_what_scikit_learn_makes_of_the_training_rows(path):
+    data = frame()
+    splits = read(path, site="site", drop=["patient"])
+    test = [int(row) - 1 for row in splits.test.rows]
+    held = {*test, *(int(row) - 1 for row in splits.validation.rows)}
+    train = [row for row in range(len(data)) if row not in held]
+    numbers = data[["age", "dose", "smoker"]].astype(float)
+    imputer = SimpleImputer(add_indicator=True).fit(numbers.iloc[train])
+    scaler = StandardScaler().fit(numbers.iloc[train])
+    filled = imputer.transform(numbers.iloc[test])
+    expected = np.c_[(filled[:, :3] - scaler.mean_) / scaler.scale_, filled[:, 3:]]
+    assert splits.preparation.outputs()[:4] == ["age", "dose", "smoker", "dose is missing"]
+    np.testing.assert_allclose(splits.test.x[:, :4], expected, atol=1e-5)
+    dummies = pd.get_dummies(data.ward)[["er", "icu", "ward 1"]].iloc[test].to_numpy(float)
+    assert splits.preparation.outputs()[4:] == [
+        "ward = er", "ward = icu", "ward = ward 1", "ward is other or missing",
+    ]  # fmt: skip
+    np.testing.assert_array_equal(splits.test.x[:, 4:7], dummies)
+    assert splits.test.y.tolist() == (data.sick.iloc[test] == "yes").astype(int).tolist()
+    assert [splits.names[site] for site in splits.test.sites] == data.site.iloc[test].tolist()
+    for column, mean, scale in zip(splits.preparation.columns[:3], scaler.mean_, scaler.scale_, strict=True):
+        assert column.mean == pytest.approx(mean, rel=1e-12)
+        # A mean of a million times the spread: sums of squares without centring would keep four digits.
+        assert column.scale == pytest.approx(scale, rel=1e-9)
+
+
+def test_parquet_and_csv_are_alike(path, tmp_path):
+    data = frame()
+    data.to_parquet(tmp_path / "all.parquet")
+    data.assign(ward=data.ward.astype("category")).to_parquet(tmp_path / "coded.parquet")
+    first = read(path, site="site", drop=["patient"])
+    for name in ("all.parquet", "coded.parquet"):
+        second = read(tmp_path / name, site="site", drop=["patient"])
+        assert second.preparation == first.preparation
+        for one, other in zip(everything(first), everything(second), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_one_file_a_site_is_the_same_as_one_for_all(path, tmp_path):
+    by_column = read(path, site="site", drop=["patient"])
+    paths = write_sites(tmp_path / "sites", frame())
+    for given in (paths, str(tmp_path / "sites" / "*.csv")):
+        by_file = read(given, drop=["patient"])
+        assert by_file.names == by_column.names == list(SITES)
+        assert by_file.preparation.columns == by_column.preparation.columns
+        for one, other in zip(everything(by_file), everything(by_column), strict=True):
+            assert torch.equal(one, other)
+    for name in SITES:
+        (tmp_path / "folders" / name).mkdir(parents=True)
+        Path(tmp_path / "sites" / f"{name}.csv").rename(tmp_path / "folders" / name / "patients.csv")
+    assert read(str(tmp_path / "folders" / "*" / "patients.csv")).names == list(SITES), "called as their folders"
+
+
+def test_a_site_draws_by_itself_what_it_draws_among_others(path, tmp_path):
+    paths = write_sites(tmp_path / "sites", frame())
+    among = read(paths, group="patient", seed=3)
+    for number, name in enumerate(SITES):
+        alone = read(paths[number], group="patient", seed=3)
+        rows = [row for row, site in zip(among.test.rows, among.test.sites, strict=True) if site == number]
+        assert [f"{name}:{row}" for row in alone.test.rows] == rows
+
+
+def test_groups_are_in_one_split_and_shares_hold_in_every_stratum(path):
+    data = frame()
+    splits = read(path, site="site", group="patient", validation=0.3, test=0.1)
+    of = dict.fromkeys(range(len(data)), "train")
+    for name in ("validation", "test"):
+        of |= dict.fromkeys((int(row) - 1 for row in getattr(splits, name).rows), name)
+    assert data.groupby("patient").apply(lambda rows: len({of[row] for row in rows.index}) == 1).all()
+    count = pd.Series(of).value_counts(normalize=True)
+    assert count["validation"] == pytest.approx(0.3, abs=0.05)
+    assert count["test"] == pytest.approx(0.1, abs=0.05)
+    shares = data.assign(held=[of[row] == "validation" for row in data.index]).groupby(["sick"]).held.mean()
+    assert abs(shares["yes"] - shares["no"]) < 0.12
+    other = read(path, site="site", group="patient", validation=0.3, test=0.1, seed=1)
+    assert other.test.rows != splits.test.rows
+    assert read(path, site="site", group="patient", validation=0.3, test=0.1).test.rows == splits.test.rows
+
+
+def test_a_column_of_splits_decides(tmp_path):
+    data = frame().assign(part=(["Training", "VAL", "test"] * 80))
+    data.to_csv(tmp_path / "t.csv", index=False)
+    splits = read(tmp_path / "t.csv", split="part", drop=["patient"])
+    assert [int(row) % 3 for row in splits.validation.rows] == [2] * 80
+    assert len(splits.train.parts[0]) == 80
+    data[data.part != "test"].to_csv(tmp_path / "t.csv", index=False)
+    assert read(tmp_path / "t.csv", split="part", drop=["patient"]).test is None
+
+
+def test_new_rows_are_read_without_the_training_data(path, tmp_path):
+    splits = read(path, site="site", id="patient")
+    (tmp_path / "preparation.json").write_text(splits.preparation.to_text())
+    made = load(tmp_path / "preparation.json")
+    assert made == splits.preparation
+    new = frame(30, seed=9)
+    new.loc[0, ["age", "ward"]] = np.nan, "never seen"
+    new.drop(columns=["sick", "site"]).to_csv(tmp_path / "new.csv", index=False)
+    rows = made.read(tmp_path / "new.csv")
+    assert rows.labels is None
+    assert rows.sites is None
+    assert rows.rows == new.patient.tolist()
+    assert rows.x[0, 0] == 0, "a missing number is the mean"
+    assert rows.x[0, -4:].tolist() == [0, 0, 0, 1], "an unknown category is other"
+    everyone = made.read(path)
+    assert everyone.sites == frame().site.tolist()
+    assert everyone.labels.tolist() == (frame().sick == "yes").astype(int).tolist()
+    again = read(path, site="site", id="patient", preparation=str(tmp_path / "preparation.json"))
+    assert torch.equal(again.test.x, splits.test.x)
+    for change, line in (
+        ({"age": "old"}, "held numbers in the training data"),
+        ({"sick": "maybe"}, "the model knows 'yes' and 'no'"),
+    ):
+        frame().assign(**change).to_csv(tmp_path / "new.csv", index=False)
+        with pytest.raises(UserError, match=line):
+            made.read(tmp_path / "new.csv")
+    new.drop(columns="age").to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(UserError, match=r"unknown column in .*'age'"):
+        made.read(tmp_path / "new.csv")
+
+
+@pytest.mark.parametrize(
+    ("labels", "positive", "first"),
+    [
+        ([1, 0], None, 1), ([0.0, 1.0], 1, 0), ([True, False], None, 1), ([True, False], True, 1), ([-1, 1], None, 0),
+        (["b", "a"], "b", 1), (["1", "2"], 2, 0),
+    ],
+)  # fmt: skip
+def test_labels_of_every_kind(tmp_path, labels, positive, first):
+    pd.DataFrame({"x": range(20), "y": labels * 10}).to_csv(tmp_path / "t.csv", index=False)
+    splits = read(tmp_path / "t.csv", label="y", positive=positive, validation=0.0, test=0.0)
+    assert splits.train.source.labels[:2].tolist() == [first, 1 - first]
+
+
+def test_numbers_that_are_codes_can_be_categories(tmp_path):
+    pd.DataFrame({"code": [1, 2, 3, 4] * 10, "y": [0, 1] * 20}).to_csv(tmp_path / "t.csv", index=False)
+    made = read(tmp_path / "t.csv", label="y", positive=None, categorical=["code"]).preparation
+    assert made.columns == (Category("code", ("1", "2", "3", "4")),)
+
+
+def test_a_column_that_begins_empty_is_known_further_down(tmp_path):
+    rows = BLOCK // 4
+    data = pd.DataFrame({"late": [""] * rows + ["7", "9"] * 50, "word": [""] * rows + ["a", "b"] * 50, "x": 1})
+    data.assign(y=[0, 1] * (len(data) // 2)).to_csv(tmp_path / "t.csv", index=False)
+    made = read(tmp_path / "t.csv", label="y", positive=None, validation=0.0, test=0.0).preparation
+    assert made.columns[0] == Number("late", 8.0, 1.0, True)
+    assert made.columns[1] == Category("word", ("a", "b"))
+    assert made.columns[2].scale == 1.0, "what is constant is not divided by 0"
+
+
+def test_rare_values_are_not_told(tmp_path):
+    data = pd.DataFrame({"w": ["a"] * 15 + ["b"] * 4 + ["c"], "x": [1.0, 2.0] + [np.nan] * 18, "z": range(20)})
+    data.assign(y=[0, 1] * 10).to_csv(tmp_path / "t.csv", index=False)
+    options = {"label": "y", "positive": None, "validation": 0.0, "test": 0.0}
+    made = read(tmp_path / "t.csv", rare=4, drop=["x"], **options).preparation
+    assert made.columns[0] == Category("w", ("a", "b"))
+    with pytest.raises(UserError, match=r"column 'x' has .*no values"):
+        read(tmp_path / "t.csv", rare=4, **options)
+
+
+HEAD = "x,w,sick\n"
+GOOD = HEAD + "1,a,yes\n2,b,no\n" * 20
+SPLIT = "x,w,sick,z\n" + "1,train,yes,5\n2,test,no,6\n" * 20
+ANSWERS = ("yes", "no")
+RUBBISH: list[tuple[str, str | bytes, dict[str, Any], str]] = [
+    ("empty file", "", {}, "is empty"),
+    ("header only", HEAD, {}, "holds no rows"),
+    ("doubled names", "x,x,sick\n1,2,yes\n", {}, "two columns called 'x'"),
+    ("empty name", ",w,sick\n1,2,yes\n", {}, "a column is called ''"),
+    ("three labels", GOOD + "3,a,perhaps\n", {}, "holds 'no', 'perhaps', 'yes'; a label has two"),
+    ("one label", HEAD + "1,a,yes\n" * 9, {}, "holds 'yes'; a label has two"),
+    ("no positive", GOOD, {"positive": "ill"}, "positive is 'ill', which never occurs"),
+    ("which positive", GOOD, {"positive": None}, "positive = 'no' or 'yes'"),
+    ("missing labels", GOOD + "3,a,\n", {}, "is empty in 1 of 41 rows .*row 41"),
+    ("missing site", GOOD.replace("1,a", "1,"), {"site": "w"}, "is empty in 20 of 40 rows"),
+    ("unknown column", GOOD, {"group": "pateint"}, "unknown column in .*group"),
+    ("text among numbers", GOOD.replace("2,b,no", "2.5,b,no") + "1,a,yes\n" * 200_000 + "old,a,no\n", {}, "'old'"),
+    ("ragged", GOOD + "1,2\n", {}, "cannot read"),
+    ("not UTF-8", GOOD.encode() + b"1,\xff\xfe,yes\n", {}, "UTF-8"),
+    ("UTF-16", GOOD.encode("utf-16"), {}, "one column|unknown column|UTF-8|cannot read"),
+    ("long text", GOOD + f"1,{'x' * 1000},yes\n", {}, "1,000 characters"),
+    ("endless field", GOOD + f"1,{'x' * 2 * BLOCK},yes\n", {}, "more than 524 kB"),
+    ("open quotation", GOOD + '1,"a,yes\n' + "1,a,yes\n" * 200_000, {}, "kB|cannot read"),
+    ("dates", GOOD.replace("1,a", "2020-01-02,a").replace("2,b", "2020-01-03,b"), {}, "dates"),
+    ("infinity", GOOD + "inf,a,yes\n", {}, "beyond 1e\\+30"),
+    ("semicolons", GOOD.replace(",", ";"), {}, "delimiter = ';'"),
+    ("names as texts", HEAD + "".join(f"1,n{i},{ANSWERS[i % 2]}\n" for i in range(10_001)), {}, "name it in drop"),
+    ("categories", HEAD + "".join(f"1,n{i % 300},{ANSWERS[i % 2]}\n" for i in range(3000)), {}, "300 categories"),
+    ("strange split", GOOD, {"split": "w"}, "holds 'a'; a split is train"),
+    ("no training rows", SPLIT, {"split": "w", "site": "x"}, "no row of site '2' is trained on"),
+    ("no training images", SPLIT, {"split": "w", "site": "x", "image": "z"}, "no row of site '2' is trained on"),
+    ("nothing to learn from", GOOD, {"drop": ["x", "w"]}, "no column to learn from"),
+    ("empty column", GOOD.replace("1,a", ",a").replace("2,b", ",b"), {}, "column 'x' has .*no values"),
+    ("weight", GOOD, {"weight": "x"}, "leave weight out"),
+    ("shares", GOOD, {"validation": 0.6, "test": 0.5}, "nothing is left"),
+    ("delimiter", GOOD, {"delimiter": ",,"}, "one character"),
+    ("binary", bytes(range(256)) * 10, {}, "."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "line"), [case[1:] for case in RUBBISH], ids=[case[0] for case in RUBBISH]
+)
+def test_rubbish_is_told_in_one_line(tmp_path, text, options, line):
+    (tmp_path / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=line) as told:
+        read(tmp_path / "t.csv", **options)
+    assert len(str(told.value).splitlines()) == 1
+
+
+def test_files_that_do_not_fit_together(tmp_path):
+    for name, text in (("a", GOOD), ("b", GOOD.replace("1,", "low,").replace("2,", "high,"))):
+        (tmp_path / f"{name}.csv").write_text(text)
+    with pytest.raises(UserError, match=r"column 'x' holds numbers in .*a.csv and texts in .*b.csv"):
+        read(str(tmp_path / "*.csv"))
+    assert read(str(tmp_path / "*.csv"), categorical=["x"]).preparation.columns[0].values == ("1", "2", "high", "low")
+    (tmp_path / "b.csv").write_text(GOOD.replace("x,w", "z,w"))
+    with pytest.raises(UserError, match=r"b.csv lacks the column 'x'"):
+        read(str(tmp_path / "*.csv"))
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [("none.csv", "there is no file"), ("*.none", "no file matches"), (".", "is a folder"), ("t.xlsx", "cannot tell"),
+     ([], "must name"), ("", "must name"), ("bad.parquet", "cannot read")],
+)  # fmt: skip
+def test_files_that_are_not_there(tmp_path, monkeypatch, path, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.xlsx").write_text(GOOD)
+    (tmp_path / "bad.parquet").write_text(GOOD)
+    with pytest.raises(UserError, match=line):
+        read(path)
+
+
+def test_options_are_checked_at_once():
+    for wrong in ({"rare": 0}, {"size": 2}, {"channels": 2}, {"seed": -1}, {"validation": 1.0}):
+        with pytest.raises(UserError):
+            TableOptions(**wrong)
+    assert Preparation(columns=(Number("x", 0.0, 1.0),)).width == 1

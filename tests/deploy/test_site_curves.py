@@ -1,0 +1,375 @@
+"""Curves at sites, without a network: counts within their bounds, noise and its account, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedxl import UserError, metrics
+from fedxl.algorithms.protocol import DataFacts
+from fedxl.config.experiment import build_problem
+from fedxl.deploy.protocol import envelope
+from fedxl.deploy.protocol.envelope import Envelope
+from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
+from fedxl.deploy.server.curves import read_curve
+from fedxl.deploy.server.examiner import SiteExaminer
+from fedxl.deploy.site import curve, requests
+from fedxl.deploy.site.curve import GRIDS, SPENT
+from fedxl.errors import RefusedError
+from fedxl.evaluation import curves
+from fedxl.evaluation.binned import pooled
+from fedxl.evaluation.grid import Grid
+from fedxl.training.trainer import Hooks
+from tests.deploy.federated import SITES, config, copied, deployed, simulated, site_file
+from tests.deploy.test_site_evaluation import Judging
+
+pytestmark = pytest.mark.usefixtures("impatient")
+OTHER_RUN = "f" * 16
+ROOT = Path(__file__).parents[2]
+
+
+class Recording(Judging):
+    """Keeps the last request to evaluate."""
+
+    def _handle(self, node, kind, request):
+        if kind == "evaluate":
+            self.request = copied(request)
+        return super()._handle(node, kind, request)
+
+
+def judged(folder, kinds=("curve",) * 4, experiment=None, allowed=None, spoil=None, **more):
+    carrier = Recording(folder, kinds, **(allowed or {}))
+    carrier.spoil = spoil or carrier.spoil
+    found = deployed(folder, experiment or config("fedxl2", rounds=2), carrier, evaluate="sites", **more)
+    return found, carrier
+
+
+def row(folder, last=True) -> dict[str, Any]:
+    lines = (folder / "server" / "run" / "metrics.jsonl").read_text().splitlines()
+    return json.loads(lines[-1 if last else 0])
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    """A run whose sites all disclose curves: its result, its sites, its folder, and the same run simulated."""
+    folder = tmp_path_factory.mktemp("honest")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envelope, "POLL", 0.01)
+        found, carrier = judged(folder)
+    return found, carrier, folder, simulated(config("fedxl2", rounds=2))
+
+
+def test_counts_of_all_sites_give_the_metrics_of_the_data_in_one_place_within_their_bounds(honest):
+    found, carrier, folder, expected = honest
+    assert found.best_round == expected.best_round
+    rows = {"validation": found.history[-1], "test": row(folder)}
+    for split, record in rows.items():
+        bounds, exact = record[f"{split}_bounds"], expected.metrics[split]
+        assert bounds.keys() == exact.keys() - {"risk", "positives", "negatives"}
+        for name, bound in bounds.items():
+            assert abs(found.metrics[split][name] - exact[name]) <= bound + 1e-9
+            assert 0 < bound < 0.05
+        assert record[f"{split}_from"] == "curves of a, b, c, d"
+        assert [found.metrics[split][name] for name in metrics.COUNTS] == [exact[name] for name in metrics.COUNTS]
+    tight = rows["test"]["test_bounds"]["auroc"]
+    assert tight < rows["validation"]["validation_bounds"]["auroc"], "bins of the test data follow the validation's"
+    for _, answer in carrier.answered:
+        assert set(answer.tensors) == {"positives", "negatives"}, "no score leaves"
+        assert all(tensor.dtype == torch.int64 and len(tensor) == 512 for tensor in answer.tensors.values())
+    assert found.test_scores is None
+
+
+def test_the_run_keeps_the_curves_of_the_chosen_model(honest):
+    found, _, folder, expected = honest
+    kept = curves.load(folder / "server" / "run" / "curves.npz")
+    for split in ("validation", "test"):
+        assert list(kept[split]) == list(found.curves[split]) == list(SITES)
+        together, exact = pooled(kept[split].values()), expected.scored[split]
+        assert together.auroc().value == found.metrics[split]["auroc"]
+        point = together.at_specificity(0.8)
+        above = exact.scores >= point.threshold
+        assert point.sensitivity == pytest.approx(above[exact.labels == 1].mean(), abs=1e-12)
+    assert not (folder / "server" / "run" / "scores.npz").exists()
+
+
+def test_bins_follow_from_pooled_scores_or_else_fit_any(honest, tmp_path):
+    """The pool before the first evaluation: with a sigmoid link, its scores are those of a sigmoid's outputs."""
+    grid = Grid.from_json(json.loads((honest[2] / "server" / "run" / "grids.json").read_text())["validation"])
+    problem, state = config("fedxl2", rounds=2, eval_every=1), honest[3].server
+    algorithm = build_problem(problem, (1, 8, 8), DataFacts(0.5, 0.5), torch.device("cpu")).algorithm
+    pool, outputs = state.pool, algorithm.pooled_outputs(state)
+    scores = torch.cat((pool.first.a, pool.second.b))
+    torch.testing.assert_close(torch.sigmoid(outputs), scores, rtol=1e-9, atol=1e-12)
+    centre, width = float(outputs.median()), float(outputs.quantile(0.75) - outputs.quantile(0.25))
+    assert grid.centre == pytest.approx(centre, abs=0.01)
+    assert grid.scale == pytest.approx(width / 8, rel=1e-6)
+    judged(tmp_path, experiment=config("local_sgd", rounds=2))
+    plain = json.loads((tmp_path / "server" / "run" / "grids.json").read_text())["validation"]
+    assert Grid.from_json(plain) == Grid()
+
+
+def test_a_curve_goes_through_records_as_it_is(honest):
+    pytest.importorskip("flwr", reason="needs fedxl[flower]")
+    from fedxl.deploy.protocol.records import from_records, to_records
+
+    for message in (honest[1].request, honest[1].answered[-1][1]):
+        found = from_records(to_records(message), 1.0)
+        assert found.facts == message.facts
+        assert all(torch.equal(found.tensors[name], tensor) for name, tensor in message.tensors.items())
+
+
+def test_scores_are_counted_by_the_server_where_others_disclose_curves(tmp_path, honest):
+    mixed, carrier = judged(tmp_path, ("curve", "scores", "curve", "scores"))
+    alike = honest[0]
+    assert {name for name, answer in carrier.answered if "scores" in answer.tensors} == {"b", "d"}
+    assert mixed.metrics["test"] == alike.metrics["test"]
+    np.testing.assert_array_equal(mixed.curves["test"]["b"].positives, alike.curves["test"]["b"].positives)
+    by_site = mixed.history[-1]["validation_by_site"]
+    assert "risk" in by_site["b"]
+    assert "risk" not in by_site["a"]
+    assert by_site["a"]["auroc"] == pytest.approx(alike.history[-1]["validation_by_site"]["a"]["auroc"])
+
+
+def test_beside_metrics_curves_count_as_the_metrics_of_their_site(tmp_path):
+    found, _ = judged(tmp_path, ("curve", "metrics", "curve", "metrics"))
+    record = found.history[-1]
+    each = list(record["validation_by_site"].values())
+    pairs = [values["positives"] * values["negatives"] for values in each]
+    mean = sum(n * values["auroc"] for n, values in zip(pairs, each, strict=True)) / sum(pairs)
+    assert record["validation"]["auroc"] == pytest.approx(mean, abs=1e-12)
+    assert "risk" not in record["validation"]
+    assert record["validation_from"].startswith("metrics of")
+    assert "validation_bounds" not in record
+
+
+def test_what_curves_do_not_give_cannot_choose_the_model_and_the_run_says_so(tmp_path):
+    said: list[str] = []
+    found, _ = judged(tmp_path, experiment=config("fedxl2", rounds=2, select="-risk"), hooks=Hooks(say=said.append))
+    assert found.best_round == 2
+    assert any("curves do not give risk; select one of auroc, pauc, pauc_raw, ap" in line for line in said)
+
+
+def test_a_run_that_is_resumed_asks_for_the_same_bins(tmp_path):
+    first, _ = judged(tmp_path, experiment=config("local_sgd", rounds=2))
+    again, _ = judged(tmp_path, experiment=config("local_sgd", rounds=2), bins=128)
+    assert again.metrics["test"] == first.metrics["test"]
+
+
+# Noise
+
+
+def test_noise_is_accounted_for_and_ends_with_the_budget(tmp_path):
+    allowed = {"epsilon": 1.0, "epsilon_total": 3.0, "bins": 64}
+    experiment = config("fedxl2", eval_every=1)
+    found, carrier = judged(tmp_path, experiment=experiment, allowed=allowed, bins=64)
+    first = found.history[0]
+    assert first["validation_epsilon"]["a"] == {"curve": 1.0, "spent": 1.0}
+    assert found.history[2]["validation_epsilon"]["d"] == {"curve": 1.0, "spent": 3.0}
+    assert first["validation_noise"].keys() == first["validation_bounds"].keys()
+    assert 0 < first["validation_noise"]["auroc"] < 0.5
+    refused = "this site has spent 3 of its epsilon_total of 3; another curve takes 1"
+    assert found.history[3]["validation_by_site"] == dict.fromkeys(SITES, refused)
+    assert row(tmp_path)["test_by_site"]["a"] == refused
+    assert json.loads((carrier.sites[100].state / SPENT).read_text()) == {"spent": "3"}
+    assert any(int(a.tensors["positives"].min()) < 0 for _, a in carrier.answered if isinstance(a, Envelope))
+
+
+def test_the_same_question_gets_other_noise_each_time_and_costs_each_time(tmp_path, request_to_a):
+    mine = site_file(tmp_path, 0, evaluate="curve", epsilon=0.1, epsilon_total=0.3)
+    one, two, three = (requests.evaluate(mine, request_to_a) for _ in range(3))
+    assert not torch.equal(one.tensors["positives"], two.tensors["positives"])
+    assert (one.facts["spent"], two.facts["spent"], three.facts["spent"]) == (0.1, 0.2, 0.3), "no float adds up so"
+    with pytest.raises(UserError, match=r"has spent 0\.3 of its epsilon_total of 0\.3; another curve takes 0\.1"):
+        requests.evaluate(mine, request_to_a)
+    with pytest.raises(UserError, match=r"has spent 0\.3"):  # another run is no way around it
+        requests.evaluate(mine, changed(request_to_a, run=OTHER_RUN))
+    (mine.state / SPENT).write_text('{"spent": "much"}')
+    with pytest.raises(UserError, match="its owner must correct or remove it"):
+        requests.evaluate(mine, request_to_a)
+
+
+def test_with_noise_no_refusal_depends_on_examples(tmp_path, request_to_a):
+    """Few examples, scores outside of the bins and scores that are none: without noise each is refused."""
+    outside = json.dumps(Grid(64, centre=1e6).to_json())
+    broken = {name: tensor * math.nan for name, tensor in request_to_a.tensors.items()}
+    noisy = {"evaluate": "curve", "epsilon": 1.0, "epsilon_total": 9.0}
+    cases = [({"fewest": 1000}, request_to_a), ({}, changed(request_to_a, grid=outside))]
+    for number, (allowed, request) in enumerate(cases):
+        with pytest.raises(UserError, match=r"too few for a curve|outside of the bins"):
+            requests.evaluate(site_file(tmp_path / f"{number}", 0, evaluate="curve", **allowed), request)
+        reply = requests.evaluate(site_file(tmp_path / f"noisy {number}", 0, **noisy, **allowed), request)
+        assert reply.facts["epsilon"] == 1.0
+    with pytest.raises(ValueError, match="NaN"):  # weights that are no numbers are refused before any example is read
+        requests.evaluate(site_file(tmp_path / "broken", 0, **noisy), request_to_a._replace(tensors=broken))
+
+
+# A server that is not to be trusted
+
+
+@pytest.fixture(scope="module")
+def request_to_a(honest) -> Envelope:
+    """An honest request to evaluate, on test data."""
+    return honest[1].request
+
+
+def changed(request: Envelope, **facts: Any) -> Envelope:
+    return request._replace(facts={**request.facts, **facts})
+
+
+HOSTILE = {
+    "a billion bins": (json.dumps({**Grid().to_json(), "bins": 10**9}), "bins must lie between"),
+    "more than the site allows": (json.dumps(Grid(513).to_json()), "at most 512 bins, not 513"),
+    "edges of its own": (json.dumps({"edges": [3, 1, 2]}), "bins are described by"),
+    "no number": (json.dumps({**Grid().to_json(), "centre": math.nan}), "finite"),
+    "a bin for one example": (json.dumps(Grid(512, 0.1, 1e-9, 1e-6).to_json()), "outside of the bins"),
+    "nothing": (None, "cannot read the request's bins"),
+    "no JSON": ("{", "cannot read the request's bins"),
+    "too deep": ("[" * 10**6, "cannot read the request's bins"),
+    "a list": ("[512]", "bins are described by"),
+}
+
+
+@pytest.mark.parametrize("kind", list(HOSTILE))
+def test_bins_that_would_show_examples_are_refused(tmp_path, request_to_a, kind):
+    grid, why = HOSTILE[kind]
+    mine = site_file(tmp_path, 0, evaluate="curve")
+    with pytest.raises(UserError, match=why):
+        requests.evaluate(mine, changed(request_to_a, grid=grid))
+
+
+def test_bins_that_moved_a_little_are_refused_for_as_long_as_the_run_lasts(tmp_path, request_to_a):
+    """Subtracted, the counts of two such requests would be those between the old edges and the new ones."""
+    mine = site_file(tmp_path, 0, evaluate="curve")
+    first = requests.evaluate(mine, request_to_a)
+    split = request_to_a.facts["split"]
+    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
+    for moved in (replace(grid, centre=grid.centre + 1e-6), replace(grid, bins=grid.bins - 1)):
+        with pytest.raises(UserError, match=f"this run counts {split} scores in other bins"):
+            requests.evaluate(mine, changed(request_to_a, grid=json.dumps(moved.to_json())))
+    again = requests.evaluate(mine, request_to_a)
+    assert torch.equal(again.tensors["positives"], first.tensors["positives"]), "the same question, the same answer"
+    assert (mine.state / str(request_to_a.facts["run"]) / GRIDS).stat().st_mode & 0o077 == 0
+    other = changed(request_to_a, split="validation", grid=json.dumps(Grid(16).to_json()))
+    assert len(requests.evaluate(mine, other).tensors["positives"]) == 16, "other examples, other bins"
+
+
+def test_curves_are_counted_as_evaluations(tmp_path, request_to_a):
+    mine = site_file(tmp_path, 0, evaluate="curve", evaluations=1)
+    requests.evaluate(mine, request_to_a)
+    with pytest.raises(UserError, match="answered 1 requests to evaluate"):
+        requests.evaluate(mine, request_to_a)
+
+
+def test_embeddings_have_no_curve(tmp_path, request_to_a):
+    with pytest.raises(UserError, match="one score an example, and the risk pairs vectors"):
+        curve.granted(site_file(tmp_path, 0, evaluate="curve"), request_to_a.facts, (16,))
+
+
+# Sites that are not to be believed
+
+
+def with_counts(change: Any, **facts: Any) -> Any:
+    return lambda a: Envelope({**a.facts, **facts}, {**a.tensors, "positives": change(a.tensors["positives"])})
+
+
+def put(value: int) -> Any:
+    return lambda counts: torch.cat((torch.tensor([value]), counts[1:]))
+
+
+LIES = {
+    "negative": (with_counts(put(-1)), "it counts -1 positives in a bin"),
+    "beyond all": (with_counts(put(2**63 - 1)), r"it counts 92233720368547758\d\d positives"),
+    "an overflow": (with_counts(lambda c: torch.full_like(c, 2**62)), "positives"),
+    "below all": (with_counts(put(-(2**63)), epsilon=1.0, spent=1.0), f"it counts {-(2**63)} positives"),
+    "too much noise": (with_counts(put(-1000), epsilon=1.0, spent=1.0), "it counts -1000 positives"),
+    "fewer bins": (with_counts(lambda c: c[1:]), r"positives is int64 \[511\] instead of int64 \[512\]"),
+    "fractions": (with_counts(lambda c: c.double()), "float64"),
+    "a table": (with_counts(lambda c: c[None]), "instead of"),
+    "no word on noise": (lambda a: Envelope({**a.facts, "epsilon": None}, a.tensors), "what epsilon its curve has"),
+    "a negative epsilon": (with_counts(put(0), epsilon=-1.0), "what epsilon its curve has"),
+    "an epsilon that is none": (with_counts(put(0), epsilon=math.nan), "what epsilon its curve has"),
+    "an epsilon beyond floats": (with_counts(put(0), epsilon=10**400), "what epsilon its curve has"),
+    "an epsilon of nothing": (with_counts(put(0), epsilon=1e-9, spent=1.0), "epsilon must lie between"),
+    "less spent than its curve takes": (with_counts(put(0), epsilon=1.0, spent=0.5), "spent less"),
+    "more tensors": (lambda a: a._replace(tensors={**a.tensors, "x": torch.zeros(1)}), "which is unexpected"),
+}
+
+
+@pytest.mark.parametrize("kind", list(LIES))
+def test_lies_are_refused(honest, request_to_a, kind):
+    spoil, why = LIES[kind]
+    [*_, (_, reply)] = honest[1].answered
+    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
+    assert read_curve(reply, grid, 500).binned.noise == 0
+    with pytest.raises(ValueError, match=why):
+        read_curve(spoil(reply), grid, 500)
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"), [(put(-1), "it counts -1 positives in a bin"), (put(2001), "it is approved for at most 2000")]
+)
+def test_who_lies_is_left_out_and_the_others_are_believed(tmp_path, lie, why):
+    found, _ = judged(tmp_path, spoil=with_counts(lie), limits=dict.fromkeys(SITES, 2000))
+    assert why in found.history[-1]["validation_by_site"]["a"]
+    assert found.history[-1]["validation_from"] == "curves of b, c, d"
+
+
+def test_noise_is_no_way_to_count_for_more_than_was_approved(honest, request_to_a):
+    claim = with_counts(lambda counts: counts + 10**6, epsilon=1.0, spent=1.0)
+    [*_, (_, reply)] = honest[1].answered
+    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
+    assert 400 < sum(read_curve(claim(reply), grid, 500).binned.totals()) <= 500
+
+
+def test_noise_is_no_way_to_take_away_what_others_count(honest, request_to_a):
+    claim = with_counts(lambda counts: counts - 60, epsilon=1.0, spent=1.0)
+    [*_, (_, reply)] = honest[1].answered
+    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
+    found = read_curve(claim(reply), grid, None).binned
+    assert found.positives.min() >= 0
+    assert found.totals()[0] == 0
+
+
+def test_counts_are_not_taken_for_vectors(honest, request_to_a):
+    examiner = SiteExaminer(None, SimpleNamespace(risk=SimpleNamespace(score_shape=(16,))), "-risk", None, None)
+    [*_, (name, reply)] = honest[1].answered
+    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
+    with pytest.raises(RefusedError, match="the risk pairs vectors"):
+        examiner._read(name, "test", grid, reply)
+
+
+def test_the_example_in_the_documentation_runs(honest, tmp_path, monkeypatch, capsys):
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deployment.md").read_text(), re.DOTALL)
+    (tmp_path / "hospitals").mkdir()
+    (tmp_path / "hospitals" / "server").symlink_to(honest[2] / "server")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["validation", "test"]
+    assert "Bounded(value=" in lines[1]
+    assert "EdgePoint(threshold=" in lines[1]
+
+
+def test_settings_are_checked():
+    for wrong, why in [
+        ({"epsilon": -1.0}, "epsilon must lie between"),
+        ({"epsilon": 1e9, "epsilon_total": 1e10}, "epsilon must lie between"),
+        ({"epsilon": 0.5}, "epsilon_total must be at least epsilon, 0.5, got 0"),
+        ({"epsilon": 0.5, "epsilon_total": math.inf}, "epsilon_total must be at least"),
+        ({"bins": 1}, "bins must lie between"),
+        ({"fewest": -1}, "fewest must not be negative"),
+    ]:
+        with pytest.raises(UserError, match=why):
+            SiteSettings(name="a", **wrong)
+    assert SiteSettings(name="a", epsilon=0.3, epsilon_total=0.3).epsilon == 0.3
+    with pytest.raises(UserError, match="bins must lie between"):
+        ServerSettings(sites=("a",), bins=10**9)

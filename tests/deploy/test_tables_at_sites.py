@@ -1,0 +1,195 @@
+"""Tables at sites: summaries leave, one preparation comes back, and all is as if the tables lay in one place."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedxl import UserError
+from fedxl.config.experiment import Config, load_data
+from fedxl.data.preparation import Preparation
+from fedxl.data.summary import Summary
+from fedxl.deploy.protocol.envelope import Envelope
+from fedxl.deploy.provision.settings import SiteFile
+from fedxl.deploy.site import cache, requests
+from fedxl.errors import RefusedError
+from tests.data.tables import frame, write_sites
+from tests.deploy.federated import InProcess, assert_same, config, deployed, simulated, site_file
+
+pytestmark = pytest.mark.usefixtures("impatient")
+TABLE = {"name": "table", "label": "sick", "positive": "yes", "group": "patient", "rare": 2}
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    return write_sites(tmp_path / "data", frame())
+
+
+def carrier(folder: Path, paths: list[str], **changes: Any) -> InProcess:
+    """Four sites, each with its own file."""
+    found = InProcess(folder)
+    for number, path in enumerate(paths):
+        settings = {"summary": True, "part": 0, "evaluate": "scores", **changes}
+        own = site_file(folder, number)
+        found.sites[100 + number] = SiteFile(replace(own.settings, **settings), {**TABLE, "path": path}, own.folder)
+    return found
+
+
+def experiment(paths: list[str]) -> Config:
+    return replace(config("fedxl1"), data={**TABLE, "path": paths, "seed": 0})
+
+
+def test_sites_with_tables_come_to_the_simulators_bits(tmp_path, paths):
+    wanted = simulated(experiment(paths))
+    found = deployed(tmp_path, replace(experiment(paths), data={}), carrier(tmp_path, paths), evaluate="sites")
+    assert_same(found, wanted)
+    assert found.metrics["test"]["auroc"] == pytest.approx(wanted.metrics["test"]["auroc"], abs=1e-12)
+    made = Preparation.from_json(json.loads((tmp_path / "server" / "run" / "preparation.json").read_text()))
+    pooled = load_data(experiment(paths)).preparation
+    assert pooled is not None
+    assert made == replace(pooled, id=made.id)
+
+
+def test_a_resumed_server_asks_with_the_same_preparation(tmp_path, paths):
+    sites = carrier(tmp_path, paths)
+    first = replace(experiment(paths), data={}, run={**config("fedxl1").run, "rounds": 2})
+    deployed(tmp_path, first, sites, evaluate="sites")
+    found = deployed(tmp_path, replace(experiment(paths), data={}), sites, evaluate="sites")
+    assert_same(found, simulated(experiment(paths)))
+    assert len({facts["preparation"] for _, facts in sites.sent if "preparation" in facts}) == 1
+
+
+def test_a_servers_own_table_is_scaled_as_the_sites_are(tmp_path, paths):
+    held = frame(80, seed=7).drop(columns="site").assign(split="test")
+    held.loc[:39, "split"] = "validation"
+    held.to_csv(tmp_path / "held.csv", index=False)
+    own = {**TABLE, "group": "", "path": str(tmp_path / "held.csv"), "split": "split", "drop": ["patient"]}
+    found = deployed(tmp_path, replace(experiment(paths), data=own), carrier(tmp_path, paths))
+    made = Preparation.from_json(json.loads((tmp_path / "server" / "run" / "preparation.json").read_text()))
+    rows = made.read(tmp_path / "held.csv")
+    scores = found.model(rows.x[40:].double()).flatten()
+    assert np.allclose(found.scored["test"].scores, scores.detach().numpy(), atol=1e-9)
+
+
+def test_a_site_that_allows_no_summary_sends_none(tmp_path, paths):
+    sites = carrier(tmp_path, paths, summary=False)
+    with pytest.raises(UserError, match="must say summary = true"):
+        requests.hello(sites.sites[100])
+    with pytest.raises(UserError, match="summary = true"):
+        deployed(tmp_path, replace(experiment(paths), data={}), sites, join=0.1)
+
+
+def test_what_leaves_is_counts_means_and_squares(tmp_path, paths):
+    site = carrier(tmp_path, paths).sites[103]
+    told = json.loads(str(requests.hello(site).facts["summary"]))
+    assert told.keys() == {"rows", "columns", "about"}
+    assert [len(column) for column in told["columns"].values()] == [5, 5, 5, 2]
+    assert all(count >= TABLE["rare"] for count in told["columns"]["ward"][1].values())
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda t: t.rename(columns={"age": "years"}), "a has a column 'age', which b lacks"),
+        (lambda t: t.assign(ward=1), "column 'ward' holds categories at a and numbers at b"),
+        (lambda t: t.assign(sick=t.sick.map({"yes": "yes", "no": "never"})), "a predicts 'sick'"),
+    ],
+)
+def test_sites_that_differ_are_told_by_column_and_name(tmp_path, change, line):
+    paths = write_sites(tmp_path / "data", frame())
+    table = frame()
+    change(table[table.site == "b"]).drop(columns="site").to_csv(paths[1], index=False)
+    with pytest.raises(UserError, match=line):
+        deployed(tmp_path, replace(experiment(paths), data={}), carrier(tmp_path, paths), join=5.0)
+
+
+def _asked(site: SiteFile, text: str) -> Envelope:
+    facts = {"version": requests.__version__, "run": "0" * 16, "config": json.dumps(config("fedxl1").tables())}
+    return Envelope({**facts, "facts_of_all": "{}", "preparation": text, "split": "test"}, {})
+
+
+HOSTILE = [
+    (lambda c: c["columns"][0].update(scale=0.0), "scale"),
+    (lambda c: c["columns"][0].update(scale=1e300), "scale"),
+    (lambda c: c["columns"][0].update(mean=float("nan")), "mean"),
+    (lambda c: c["columns"][0].update(mean="1"), "must be a number"),
+    (lambda c: c["columns"].pop(), "of the columns"),
+    (lambda c: c["columns"][3].update(values=[str(n) for n in range(5000)]), "too many categories"),
+    (lambda c: c["columns"][3].update(values=["x", "x"]), "twice"),
+    (lambda c: c["columns"].append(c["columns"][0]), "twice"),
+    (lambda c: c["columns"].__setitem__(0, {"kind": "category", "name": "age", "values": ["1"]}), "has numbers"),
+    (lambda c: c.update(label="age"), "for the label"),
+    (lambda c: c.update(columns=[], image={"size": 8}), "not of images"),
+    (lambda c: c.update(form=99), "form"),
+    (lambda c: c.update(more=1), "unknown setting"),
+    (lambda c: c.clear(), "malformed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "line"), HOSTILE, ids=[line for _, line in HOSTILE])
+def test_a_hostile_preparation_is_refused_by_the_site(tmp_path, paths, change, line):
+    site = carrier(tmp_path, paths).sites[100]
+    made = load_data(experiment(paths)).preparation
+    assert made is not None
+    content = made.to_json()
+    change(content)
+    with pytest.raises(UserError, match=line):
+        requests.evaluate(site, _asked(site, json.dumps(content)))
+    assert not list(site.cache.glob("*x-*")), "and nothing was made of it"
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "3", " " * 5_000_000])
+def test_a_preparation_that_is_none_is_refused(tmp_path, paths, text):
+    site = carrier(tmp_path, paths).sites[100]
+    with pytest.raises(UserError, match="preparation"):
+        requests.evaluate(site, _asked(site, text))
+
+
+def test_a_site_keeps_the_examples_of_one_preparation(tmp_path, paths):
+    site = carrier(tmp_path, paths).sites[100]
+    made = load_data(experiment(paths)).preparation
+    assert made is not None
+    other = replace(made, columns=(replace(made.columns[0], mean=0.0), *made.columns[1:]))
+    first = cache.training_data(site, made).source
+    second = cache.training_data(site, other).source
+    assert len(list(site.cache.glob("x-*"))) == 1
+    changed = (first.fetch(torch.arange(3)) != second.fetch(torch.arange(3))).any(0)
+    assert changed.tolist() == [True, *[False] * (made.width - 1)]
+    with pytest.raises(UserError, match="sent no preparation"):
+        cache.training_data(site)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(rows=c["rows"] + 1),
+        lambda c: c["columns"]["age"].__setitem__(1, 10**9),
+        lambda c: c["columns"]["age"].__setitem__(3, float("inf")),
+        lambda c: c["columns"]["age"].__setitem__(3, 1e40),
+        lambda c: c["columns"]["age"].__setitem__(4, -1.0),
+        lambda c: c["columns"]["age"].append(1),
+        lambda c: c["columns"]["ward"].__setitem__(1, {"icu": -3}),
+        lambda c: c["columns"]["ward"].__setitem__(1, {str(n): 0 for n in range(1000)}),
+        lambda c: c["columns"]["ward"].__setitem__(1, {"x" * 1000: 1}),
+        lambda c: c["columns"].__setitem__("age", ["numbers"]),
+        lambda c: c["columns"].__setitem__("age", ["what", 1]),
+        lambda c: c.update(columns={}),
+        lambda c: c.update(about={"label": "x" * 1000}),
+        lambda c: c.update(about={"columns": "x"}),
+        lambda c: c.clear(),
+    ],
+)
+def test_a_hostile_summary_is_refused_by_the_server(tmp_path, paths, change):
+    hello = requests.hello(carrier(tmp_path, paths).sites[100]).facts
+    examples = hello["positives"] + hello["negatives"]
+    content = json.loads(str(hello["summary"]))
+    assert Summary.from_json(json.dumps(content), examples)
+    change(content)
+    with pytest.raises(RefusedError):
+        Summary.from_json(json.dumps(content), examples)

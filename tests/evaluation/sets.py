@@ -1,0 +1,39 @@
+"""Made-up scores for tests, and DeLong's covariance written out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedxl.evaluation.scored import Scored
+
+
+def made(positives: int, negatives: int, seed: int = 0, shift: float = 1.2, tied: bool = False):
+    """Scores and labels in random order; tied: rounded, so that many scores are the same."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat([1, 0], [positives, negatives]))
+    scores = rng.normal(size=len(labels)) + shift * labels
+    return (np.round(scores, 1) if tied else scores), labels
+
+
+def scored(positives: int, negatives: int, seed: int = 0, shift: float = 1.2, sites: int = 3) -> Scored:
+    scores, labels = made(positives, negatives, seed, shift)
+    rows = tuple(f"r{number}" for number in range(len(labels)))
+    return Scored(scores, labels, np.arange(len(labels)) % sites, tuple("abcdef"[:sites]), rows)
+
+
+def written_out(models, labels):
+    """DeLong, DeLong and Clarke-Pearson's covariance, pair by pair, as their equations have it."""
+    labels = np.asarray(labels)
+    v10, v01, areas = [], [], []
+    for scores in models:
+        x, y = np.asarray(scores)[labels == 1], np.asarray(scores)[labels == 0]
+        psi = np.array([[1.0 if a > b else 0.5 if a == b else 0.0 for b in y] for a in x])
+        v10, v01, areas = [*v10, psi.mean(1)], [*v01, psi.mean(0)], [*areas, psi.mean()]
+    m, n, k = len(v10[0]), len(v01[0]), len(models)
+    found = np.zeros((k, k))
+    for r in range(k):
+        for s in range(k):
+            s10 = sum((v10[r][i] - areas[r]) * (v10[s][i] - areas[s]) for i in range(m)) / (m - 1)
+            s01 = sum((v01[r][j] - areas[r]) * (v01[s][j] - areas[s]) for j in range(n)) / (n - 1)
+            found[r, s] = s10 / m + s01 / n
+    return np.array(areas), found

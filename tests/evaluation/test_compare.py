@@ -1,0 +1,153 @@
+"""Two models on the same examples, against formulas written out and scikit-learn; examples that are not the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import average_precision_score
+
+from fedxl.errors import UserError
+from fedxl.evaluation.compare import bootstrap_difference, delong_difference, differences, paired
+from fedxl.evaluation.resampling import GENERATOR
+from fedxl.evaluation.scored import Scored
+from tests.evaluation.sets import made, scored, written_out
+
+
+def two(positives=12, negatives=20, tied=False):
+    first, labels = made(positives, negatives, tied=tied)
+    noise = np.random.default_rng(9).normal(size=len(labels))
+    return first, first + (np.round(noise, 1) if tied else noise), labels
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_delongs_test_is_that_of_the_paper(tied):
+    first, second, labels = two(tied=tied)
+    areas, spread = written_out([first, second], labels)
+    contrast = np.array([1.0, -1.0])
+    z = contrast @ areas / math.sqrt(contrast @ spread @ contrast)
+    found = delong_difference(first, second, labels)
+    assert found.value == pytest.approx(contrast @ areas, rel=1e-12)
+    assert found.p == pytest.approx(stats.chi2.sf(z**2, 1), rel=1e-9), "the paper's chi-square with one degree"
+    reach = stats.norm.ppf(0.975) * math.sqrt(contrast @ spread @ contrast)
+    assert (found.low, found.high) == pytest.approx((found.value - reach, found.value + reach), rel=1e-9)
+
+
+def test_a_hand_computed_example():
+    """Placements of the first: 1, 1/2 and 1, 1/2; of the second: 1/2, 1/2 and 1, 0."""
+    labels = [1, 1, 0, 0]
+    first, second = [4, 2, 1, 3], [2, 2, 1, 3]
+    # V10 differ by (1/2, 0): variance 1/8; V01 differ by (0, 1/2): variance 1/8; each over two examples.
+    found = delong_difference(first, second, labels)
+    assert found.value == 0.25
+    assert found.p == pytest.approx(2 * stats.norm.sf(0.25 / math.sqrt(1 / 8 / 2 + 1 / 8 / 2)), rel=1e-12)
+
+
+def test_the_order_of_the_models_turns_the_sign():
+    first, second, labels = two()
+    there, back = delong_difference(first, second, labels), delong_difference(second, first, labels)
+    assert (there.value, there.low, there.high) == pytest.approx((-back.value, -back.high, -back.low))
+    assert there.p == pytest.approx(back.p)
+
+
+def test_the_bootstrap_is_paired_and_scipys():
+    first, second, labels = two(8, 12)
+    classes = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+
+    def statistic(high, low):
+        rows = np.concatenate([high, low])
+        values = [average_precision_score(labels[rows], scores[rows]) for scores in (first, second)]
+        return round(values[0], 12) - round(values[1], 12)
+
+    wanted = stats.bootstrap(
+        classes, statistic, n_resamples=200, vectorized=False, method="BCa", **{GENERATOR: np.random.default_rng(5)}
+    )
+    found = bootstrap_difference("ap", first, second, labels, draws=200, seed=5)
+    interval = wanted.confidence_interval
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert found.p == pytest.approx(2 * stats.norm.sf(abs(found.value) / wanted.standard_error), rel=1e-9)
+
+
+def test_bootstrap_and_delong_agree_where_both_apply():
+    first, second, labels = two(150, 200)
+    exact, drawn = delong_difference(first, second, labels), bootstrap_difference("auroc", first, second, labels)
+    assert drawn.value == pytest.approx(exact.value, rel=1e-12)
+    assert (drawn.low, drawn.high) == pytest.approx((exact.low, exact.high), abs=0.01)
+    assert drawn.p == pytest.approx(exact.p, abs=0.01)
+
+
+def test_the_same_ranking_is_no_difference_and_others_may_be_undefined():
+    first, second, labels = two()
+    for found in (
+        delong_difference(first, np.exp(first), labels),
+        bootstrap_difference("ap", first, 3 * first, labels),
+    ):
+        assert found[:4] == (0.0, 0.0, 0.0, 1.0)
+    perfect = [1.0, 2.0, 3.0, 4.0], [2.0, 1.0, 3.0, 4.0], [0, 0, 1, 1]
+    found = delong_difference(*perfect)
+    assert found.value == 0
+    assert math.isnan(found.p)
+    assert "does not vary" in found.how
+    assert "all draws agree" in bootstrap_difference("ap", *perfect).how
+    assert "one class" in delong_difference([1, 2], [2, 1], [1, 1]).how
+    assert "one class" in bootstrap_difference("ap", [1, 2], [2, 1], [1, 1]).how
+    assert "not finite" in delong_difference(first, second * math.nan, labels).how
+
+
+def test_runs_on_the_same_examples_are_paired_by_rows_and_sites():
+    first, other = scored(10, 20), scored(10, 20, seed=1)
+    second = dataclasses.replace(first, scores=other.scores)
+    shuffled = second.take(np.random.default_rng(0).permutation(len(second)))
+    for pair in (paired(first, second), paired(first, shuffled)):
+        np.testing.assert_array_equal(pair.first, first.scores)
+        np.testing.assert_array_equal(pair.second, second.scores)
+        np.testing.assert_array_equal(pair.labels, first.labels)
+    renamed = dataclasses.replace(second, names=("c", "a", "b"), sites=(second.sites + 1) % 3)
+    np.testing.assert_array_equal(paired(first, renamed).second, second.scores)  # sites have names, not numbers
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda s: s.take(np.arange(29)), "one has 30 examples, the other 29"),
+        (lambda s: dataclasses.replace(s, rows=(*s.rows[:-1], "new")), "row 'r29' is in one of them only"),
+        (lambda s: dataclasses.replace(s, rows=("r1", *s.rows[1:])), "row 'r0' is in one of them only"),
+        (lambda s: dataclasses.replace(s, rows=("r3", *s.rows[1:])), "a row appears twice"),
+        (lambda s: dataclasses.replace(s, labels=1 - s.labels), "labels differ"),
+        (lambda s: dataclasses.replace(s, rows=(), labels=s.labels[::-1]), "labels differ"),
+        (lambda s: dataclasses.replace(s, rows=(), sites=(s.sites + 1) % 3), "sites differ"),
+        (lambda s: dataclasses.replace(s, names=("a", "b", "x")), "is in one of them only"),
+    ],
+)
+def test_runs_on_other_examples_are_refused_in_one_line(change, why):
+    first = scored(10, 20)
+    with pytest.raises(UserError, match=why) as error:
+        paired(first, change(first))
+    assert str(error.value).startswith("the two runs were not scored on the same examples")
+
+
+def test_a_row_that_appears_twice_is_noticed_in_either_run():
+    first = dataclasses.replace(scored(10, 20), labels=np.repeat([1, 0], [10, 20]))  # so that labels do not tell
+    twice = dataclasses.replace(first, rows=("r3", *first.rows[1:]))
+    for one, two in ((first, twice), (twice, first)):
+        with pytest.raises(UserError, match="a row appears twice"):
+            paired(one, two)
+
+
+def test_rows_are_enough_where_one_run_does_not_know_sites():
+    first = scored(10, 20)
+    without = Scored(first.scores[::-1], first.labels[::-1], rows=first.rows[::-1])
+    np.testing.assert_array_equal(paired(first, without).second, first.scores)
+
+
+def test_all_differences_of_two_runs():
+    first = scored(40, 60, shift=2.0)
+    second = dataclasses.replace(first, scores=first.scores + 2 * np.random.default_rng(0).normal(size=100))
+    found = differences(first, second, fpr=0.2, draws=200)
+    assert list(found) == ["auroc", "pauc@0.2", "ap"]
+    for difference in found.values():
+        assert 0 < difference.low < difference.value < difference.high
+        assert difference.p < 0.05

@@ -1,0 +1,42 @@
+"""The run folder of a server with sites predicts and is exported like any other."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from fedxl.data.digits import digits
+from fedxl.prediction import predictor
+from fedxl.prediction.export import export
+from tests.deploy.federated import SITES, config, deployed
+from tests.deploy.test_site_curves import judged
+
+
+def test_a_servers_run_predicts_and_is_exported(tmp_path):
+    result = deployed(tmp_path, config("fedxl2"))  # float64; the server has validation data of its own
+    x = digits(clients=4, one_class=1, seed=3).test.x
+    (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
+    expected = result.predict(x)
+    np.testing.assert_array_equal(predictor.load(folder).predict(x).scores, expected.scores)
+    found = export(folder, tmp_path / "model", onnx=False)
+    np.testing.assert_array_equal(predictor.load(found.path).predict(x).probabilities, expected.probabilities)
+    card = (found.path / "README.md").read_text()
+    assert "trained across real sites" in card
+    assert all(f"| {site} |" in card for site in SITES)
+    assert json.loads((found.path / "model.json").read_text())["weights_dtype"] == "float64"
+
+
+def test_where_sites_disclose_curves_these_decide(tmp_path):
+    """No score leaves a site, and predictions have probabilities and classes all the same."""
+    result, _ = judged(tmp_path)
+    assert not result.scored
+    x = digits(clients=4, one_class=1, seed=3).test.x
+    (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
+    found, expected = predictor.load(folder).predict(x), result.predict(x)
+    assert found.probabilities is not None
+    np.testing.assert_array_equal(found.probabilities, expected.probabilities)
+    np.testing.assert_array_equal(found.classes, expected.classes)
+    assert 0 < found.classes.mean() < 1
+    card = (export(folder, onnx=False).path / "README.md").read_text()
+    assert "holds to the width of a bin" in card

@@ -1,0 +1,71 @@
+"""Runs for reports, made in memory: two methods with two seeds each, three sites, and everything a report shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedxl.evaluation.scored import Scored
+from fedxl.reporting.runs import Run
+from fedxl.training.members import Member
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}\x1b[2J"
+
+
+def scored(seed: int, gain: float, count: int = 240, names: tuple[str, ...] = ("north", "south", "east")) -> Scored:
+    """The same labels and sites for the same seed; scores whose positives are higher by `gain`."""
+    rng = np.random.default_rng(seed)
+    labels = (rng.random(count) < 0.3).astype(np.int64)
+    sites = rng.integers(0, len(names), count)
+    return Scored(rng.normal(0, 1, count) + gain * labels, labels, sites, names)
+
+
+def run(name: str, algorithm: str, seed: int, gain: float, evil: str = "") -> Run:
+    names = ("north" + evil, "south", "east")
+    metric = {
+        "auroc": 0.8 + gain / 20,
+        "pauc@0.3": 0.7 + gain / 20,
+        "ap": 0.6,
+        "positives": 70,
+        "negatives": 170,
+        "own" + evil: 0.5,
+    }
+    rows = [
+        {
+            "round": round,
+            "validation": {key: value - 0.1 / round if value < 1 else value for key, value in metric.items()},
+            "traffic": {"down": 20_000, "up": 10_000, "clients": 3},
+            "seconds": float(round),
+        }
+        for round in range(2, 21, 2)
+    ]
+    settings = {
+        "data.name": "digits" + evil, "risk.name": evil or "pauc", "algorithm.name": algorithm + evil,
+        "algorithm.lr" + evil: 0.1, "run.seed": seed, "run.rounds": 20, "run.note": "x" + evil,
+    }  # fmt: skip
+    return Run(
+        name=name + evil,
+        settings=settings,
+        rows=rows,
+        done={"round": 20, "best_round": 18, "seconds": 20.0, "test": metric},
+        scored={"validation": scored(100 + seed, gain, names=names), "test": scored(seed, gain, names=names)},
+        members=[Member(each, 20, 60) for each in names],
+        environment={"python": "3.11", "torch" + evil: "2" + evil},
+        begun="2026-01-01T00:00:00+00:00" + evil,
+        chosen_by="pauc@0.3" if not evil else "own" + evil,
+        config=f'[risk]\nname = "pauc"\n# {evil}\n',
+    )
+
+
+def runs(evil: str = "") -> list[Run]:
+    return [
+        run(f"{algorithm}-{seed}", algorithm, seed, gain, evil)
+        for algorithm, gain in (("fedxl2", 2.0), ("local_sgd", 1.2))
+        for seed in (0, 1)
+    ]
+
+
+def bare(of: Run, **changes: object) -> Run:
+    """The same run without what an old or unfinished one lacks."""
+    return replace(of, **changes)  # type: ignore[arg-type]
