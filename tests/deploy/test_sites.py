@@ -22,7 +22,7 @@ from fedxl.deploy.provision.settings import SiteFile, SiteSettings, read_site
 from fedxl.deploy.site import cache, requests
 from fedxl.models.layers import ScoreNorm
 from fedxl.training.checkpoint import load_latest
-from fedxl.training.trainer import Hooks
+from fedxl.training.hooks import Hooks
 from tests.deploy.federated import (
     ALGORITHMS,
     DATA,
