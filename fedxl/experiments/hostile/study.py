@@ -20,9 +20,10 @@ from fedxl.files import write_json
 from fedxl.options import call
 from fedxl.progress import progress
 from fedxl.training.checked import Checked
+from fedxl.training.hooks import Hooks
 from fedxl.training.settings import Settings
 from fedxl.training.simulation import Simulation
-from fedxl.training.trainer import Hooks, train
+from fedxl.training.trainer import train
 
 CLIENTS = 16
 COUNTS = (0, 1, 2, 3, 4)
