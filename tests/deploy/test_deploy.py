@@ -67,7 +67,7 @@ def test_four_sites_over_tls_come_to_what_the_simulator_does(tmp_path):
 
 
 @pytest.mark.deploy
-@pytest.mark.parametrize("algorithm", ["fedxl1", "codasca"])
+@pytest.mark.parametrize("algorithm", ["codasca"])
 def test_every_algorithm_does(tmp_path, algorithm):
     run(tmp_path / "federation", algorithm)
 
@@ -85,43 +85,6 @@ def test_an_algorithm_of_ones_own_is_deployed(tmp_path, monkeypatch):
         for name in ("server", *SITES):
             federation.start(name)
         assert_equals_simulator(federation.finished(), experiment)
-
-
-@pytest.mark.deploy
-def test_sites_evaluate_what_stays_with_them(tmp_path):
-    experiment = config("local_sgd", rounds=2)
-    with Deployment(tmp_path / "federation", SITES[:3], experiment, evaluate='"sites"') as federation:
-        for name, kind in zip(SITES, ("scores", "curve", "none"), strict=False):
-            file = tmp_path / "federation" / "sites" / name / "site.toml"
-            file.write_text(file.read_text().replace('evaluate = "none"', f'evaluate = "{kind}"'))
-        for name in ("server", *SITES[:3]):
-            federation.start(name)
-        federation.finished()
-        [evaluation, done] = federation.records()
-        kept = curves.load(tmp_path / "federation" / "server" / "run" / "curves.npz")
-    assert (evaluation["validation_from"], done["test_from"]) == ("curves of a, b", "curves of a, b")
-    assert pooled(kept["test"].values()).auroc().value == done["test"]["auroc"]
-    assert 0 < done["test_bounds"]["auroc"] < 0.05
-    assert evaluation["validation_by_site"]["c"] == "it discloses no evaluation"
-    whole = load_data(experiment)
-    mine = [pair.y[part::4] for pair in (whole.validation, whole.test) for part in (0, 1)]
-    counts = [int(labels.sum()) for labels in mine]
-    assert evaluation["validation"]["positives"] == sum(counts[:2])
-    assert done["test"]["positives"] == sum(counts[2:])
-    assert 0.4 < done["test"]["auroc"] <= 1
-
-
-@pytest.mark.deploy
-def test_a_rehearsal_in_a_folder_beside_one(tmp_path):
-    """`fedxl deploy init` and `deploy local` as the README has them, with a relative path."""
-    folders.init(["a", "b"], tmp_path / "hospitals", port=free_port())
-    command = [sys.executable, "-m", "fedxl", "deploy", "local", "hospitals"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert "round 5" in found.stdout
-    assert "test: auroc" in found.stdout
-    parties = [tmp_path / "hospitals" / place / "flower" for place in ("server", "sites/a", "sites/b")]
-    assert not children.processes_of(parties), "and nobody is left"
 
 
 def test_a_message_that_is_too_large_is_refused_before_it_is_opened():
