@@ -184,8 +184,9 @@ class _Data:
         if made is None:
             return [f"column {at}" for at in np.flatnonzero(still)]
         # A column of the table is several of the network's, of which some may well be constant.
-        parts = np.split(still, np.cumsum([column.width for column in made.columns])[:-1])
-        return [column.name for column, part in zip(made.columns, parts, strict=True) if part.all()]
+        return [
+            column.name for column, places in zip(made.columns, made.places(), strict=True) if still[places].all()
+        ]
 
     @cached_property
     def blank(self) -> int:

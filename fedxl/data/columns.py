@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -142,6 +143,13 @@ def _told(path: Path, line: str, names: Sequence[str]) -> str:
     lower = line.lower()
     if "utf8" in lower or "utf-8" in lower or "unicode" in lower:
         return f"{path} is not encoded as UTF-8; save it as UTF-8"
+    if found := re.search(r"Expected (\d+) columns, got (\d+)", line):
+        told = f"{path}: a row has {found[2]} columns, the first line has {found[1]} ({printable(line, 120)})"
+        if found[1] == "1":
+            return f"{told}; set delimiter to what separates columns, such as delimiter = ';'"
+        return f"{told}; is a quotation mark missing, or are there line breaks within values?"
+    if "newlines_in_values" in lower:
+        return f"{path} holds values of several lines; remove the line breaks within them"
     if "straddl" in lower:
         return f"{path} holds a row of more than {BLOCK // 1000} kB; is a quotation mark missing?"
     if "empty csv" in lower:
@@ -188,6 +196,9 @@ def _parquet_schema(path: Path) -> Any:
 
 
 def _csv_schema(path: Path, delimiter: str) -> Any:
+    with path.open("rb") as file:
+        wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    require(not wide, f"{path} is not encoded as UTF-8, but as UTF-16; save it as UTF-8")
     with _csv_reader(path, delimiter, {}) as reader:
         return reader.schema
 

@@ -37,6 +37,7 @@ def inspect_table(
     names = [] if options.image else feature_names(files[0], label, options)
     keys, _, chunks = read_rows(Features(files, names, options.categorical, None), label, options)
     problems, remarks = _groups(keys, options.group)
+    remarks += _repeated(keys, options.id)
     if options.image:
         folder = Path(os.path.commonpath([str(file.path.resolve().parent) for file in files]))
         damaged = unreadable(folder, image_paths(files, keys, options.image))
@@ -54,6 +55,17 @@ def inspect_folder(path: str, options: FolderOptions = FolderOptions()) -> Inspe
     """The settings are those of the data set `folder`."""
     damaged = unreadable(Path(path), images_in(Path(path)))
     return Inspected(damaged, [], {"unreadable_images": len(damaged)})
+
+
+def _repeated(keys: Keys, column: str) -> list[str]:
+    """Rows that predictions could not tell apart."""
+    if not column:
+        return []
+    texts = keys.texts[column]
+    empty, again = texts.null_count, len(texts) - texts.null_count - len(texts.drop_null().unique())
+    told = [(empty, "have nothing"), (again, "repeat another row")]
+    name = f"column '{printable(column, 40)}', which identifies rows"
+    return [f"{count:,} of {len(texts):,} rows {what} in {name}" for count, what in told if count]
 
 
 def _groups(keys: Keys, column: str) -> tuple[list[str], list[str]]:

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from fedxl.errors import printable, require
 
 Value = str | int | float | bool
+# What else Python takes for a number is a code: zeros in front are part of it, and underscores are.
+NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+EXACT = 2**53  # beyond it, different whole numbers are one float
 USUAL = {frozenset(("0", "1")): "1", frozenset(("-1", "1")): "1", frozenset(("false", "true")): "true"}
 
 
 def canonical(value: object) -> str:
-    """A value as text, the same however a file writes it.
+    """A value as text, the same however a file writes it. Codes stay as they are: "007" is not "7".
 
-    >>> [canonical(value) for value in (1, "1.0", True, "TRUE", " sick ")]
-    ['1', '1', 'true', 'true', 'sick']
+    >>> [canonical(value) for value in (1, "1.0", True, "TRUE", " sick ", "007")]
+    ['1', '1', 'true', 'true', 'sick', '007']
     """
     text = str(value).strip()
     if text.lower() in ("true", "false"):
         return text.lower()
+    if not NUMBER.fullmatch(text):
+        return text
     try:
         number = float(text)
-    except ValueError:
+    except ValueError:  # "." and the like
         return text
-    return str(int(number)) if math.isfinite(number) and number == int(number) else repr(number)
+    if not math.isfinite(number) or abs(number) >= EXACT:
+        return text
+    return str(int(number)) if number == int(number) else repr(number)
 
 
 def two_values(found: Sequence[str], positive: Value | None, where: str) -> tuple[str, str]:

@@ -124,6 +124,11 @@ class Preparation:
         names = [column.name for column in self.columns]
         require(len(names) <= MOST_COLUMNS, f"a preparation has at most {MOST_COLUMNS} columns, not {len(names)}")
         require(len(set(names)) == len(names), "a preparation has a column twice")
+        roles = {self.label, self.site, self.id}
+        taken = next((name for name in names if name in roles), None)
+        require(
+            taken is None, f"a preparation learns from the column '{printable(taken)}', which has another meaning"
+        )
         require(bool(self.columns) != bool(self.image), "a preparation has either columns or images")
         require(self.width <= MOST_WIDTH, f"columns become {self.width:,} inputs, at most {MOST_WIDTH:,}; drop some")
         texts = (*names, self.label, self.positive, self.negative, self.site, self.id)
@@ -140,6 +145,15 @@ class Preparation:
         categories = [column.outputs() for column in self.columns if isinstance(column, Category)]
         return [*(column.name for column in numbers), *missing, *(text for each in categories for text in each)]
 
+    def places(self) -> list[list[int]]:
+        """Which outputs each column has."""
+        numbers, _, _, indicated, starts = self._plan
+        found = {at: list(range(start, start + self.columns[at].width)) for at, start in starts.items()}
+        found |= {at: [place] for place, at in enumerate(numbers.tolist())}
+        for place, number in enumerate(indicated.tolist()):
+            found[int(numbers[number])].append(len(numbers) + place)
+        return [found[at] for at in range(len(self.columns))]
+
     def apply(self, block: Block, out: Inputs | None = None) -> Inputs:
         """A network's inputs [rows, width] of [columns, rows]: numbers, indices of categories, NaN where missing."""
         out = np.empty((block.shape[1], self.width), np.float32) if out is None else out
@@ -150,7 +164,8 @@ class Preparation:
             scaled /= scales[:, None]
             if np.isnan(scaled.sum()):  # something is missing
                 np.copyto(scaled, 0.0, where=np.isnan(scaled))
-            out[:, : len(numbers)] = scaled.T
+            with np.errstate(over="ignore"):  # what is beyond a float32 is told with all that is not finite
+                out[:, : len(numbers)] = scaled.T
             if len(indicated):
                 out[:, len(numbers) : len(numbers) + len(indicated)] = np.isnan(values[indicated]).T
         for at, start in places.items():
@@ -229,13 +244,14 @@ def fit(summary: Summary) -> Preparation:
 def _fitted(name: str, told: Any) -> Number | Category:
     if isinstance(told, Categories):
         few = (
-            f"column '{printable(name)}' has no category that is frequent enough at any site; drop it, or lower rare"
+            f"column '{printable(name)}' has no category that is frequent enough at any site; drop it, or lower rare "
+            "(if it should hold numbers, it holds a text, too, or decimal commas)"
         )
         require(bool(told.counts), few)
         return Category(name, tuple(told.counts))
     if not isinstance(told, Numbers) or not told.present:
         raise UserError(f"column '{printable(name)}' has (next to) no values in the training data; name it in drop")
-    spread = math.sqrt(told.squares / told.present)
+    spread = min(math.sqrt(told.squares / told.present), LARGEST)
     # What does not vary but for rounding is constant: blown up by its own rounding errors it would be noise.
     constant = spread <= 1e-12 * max(abs(told.mean), SMALLEST)
     return Number(name, told.mean, 1.0 if constant else spread, told.missing > 0)

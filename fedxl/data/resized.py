@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
 from fedxl.errors import UserError, printable, require
 from fedxl.progress import progress
 
-FORM = 1  # version of the image processing; a new number makes old caches invalid
+FORM = 2  # version of the image processing; a new number makes old caches invalid
 BLOCK = 256  # images per batch for the worker threads
 SHOWN = 5  # unreadable images that an error names
 
@@ -145,11 +146,23 @@ def _image(path: Path, size: int, channels: int) -> np.ndarray | UserError:
 
     mode = "L" if channels == 1 else "RGB"
     try:
+        if path.exists() and not path.is_file():
+            return UserError(f"cannot read the image {path}: it is not a file")
         with Image.open(path) as image:
             image.draft(mode, (size, size))  # decode a JPEG at reduced size
-            square = np.asarray(image.convert(mode).resize((size, size), Image.Resampling.BILINEAR))
+            square = np.asarray(_in_bytes(image).convert(mode).resize((size, size), Image.Resampling.BILINEAR))
             return square if channels == 1 else np.ascontiguousarray(square.transpose(2, 0, 1))
     except FileNotFoundError:
         return UserError(f"there is no image {path}, but the list of images names it")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         return UserError(f"cannot read the image {path}: {error}")
+
+
+def _in_bytes(image: Any) -> Any:
+    """Grey values of 16 bits as those of 8. Pillow's own conversion makes everything above 255 white."""
+    from PIL import Image
+
+    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")  # as older versions say
+    if not sixteen and image.mode in ("I", "F"):
+        raise ValueError("its pixels are numbers of 32 bits, whose black and white nobody says; save 8 or 16 bits")
+    return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)) if sixteen else image

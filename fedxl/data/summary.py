@@ -7,7 +7,6 @@ Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computin
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -218,13 +217,18 @@ def _check(summary: Summary, examples: int) -> None:
     texts = all(isinstance(text, str) and len(text) <= LONGEST for text in summary.about.values())
     if not texts or not {*summary.about} <= {*ABOUT}:
         raise RefusedError("what its summary says of its label cannot be read")
+    taken = [summary.about.get(role) for role in ("label", "site", "id")]
+    if any(name in taken for name in summary.columns):
+        raise RefusedError("its summary has a column that is its label, its site or its id, too")
     if not 0 < len(summary.columns) <= MOST_COLUMNS:
         raise RefusedError(f"its summary has {len(summary.columns)} columns")
     for name, told in summary.columns.items():
         right = 0 < len(name) <= LONGEST
         if isinstance(told, Numbers):
             right &= _whole(told.present) and _whole(told.missing) and told.present + told.missing <= summary.rows
-            right &= _finite(told.mean, LARGEST) and _finite(told.squares, LARGEST**2 * COUNT)
+            right = right and _finite(told.mean, LARGEST)
+            # No value is beyond LARGEST, so no sum of squared deviations is beyond this but for rounding.
+            right = right and _finite(told.squares, LARGEST**2 * told.present * (1 + 1e-6))
             right = right and told.squares >= 0 and (told.present > 0 or told.mean == told.squares == 0)
         elif isinstance(told, Categories):
             right &= isinstance(told.counts, dict) and len(told.counts) <= MOST_CATEGORIES
@@ -240,4 +244,4 @@ def _whole(value: Any) -> bool:
 
 def _finite(value: Any, most: float) -> bool:
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return real and math.isfinite(value) and abs(value) <= most
+    return real and abs(value) <= most  # NaN is not; a whole number of any length can be compared

@@ -12,6 +12,7 @@ from fedxl.models.layers import image_channels, norm_layer
 
 MOST_WEIGHTS = 10**9  # of a small network: 4 GB, and as much for every copy
 MOST_CHANNELS = 4096
+MOST_LAYERS = 1000  # a million of them, in a hostile description, take minutes to build
 
 
 def linear(shape: tuple[int, ...], outputs: int = 1) -> nn.Module:
@@ -22,6 +23,9 @@ def linear(shape: tuple[int, ...], outputs: int = 1) -> nn.Module:
 
 def mlp(shape: tuple[int, ...], outputs: int = 1, hidden: tuple[int, ...] = (64,)) -> nn.Module:
     """A multi-layer perceptron with ReLU, hidden layers of the given sizes."""
+    require(
+        len(hidden) <= MOST_LAYERS, f"a perceptron has at most {MOST_LAYERS:,} hidden layers, not {len(hidden):,}"
+    )
     require(all(size > 0 for size in hidden), f"hidden sizes must be positive, got {list(hidden)}")
     _require_small(math.prod(shape), *hidden, outputs)
     layers: list[nn.Module] = [nn.Flatten()]

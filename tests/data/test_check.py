@@ -12,6 +12,7 @@ from fedxl.data import digits
 from fedxl.data.check import Count, Findings, check
 from fedxl.data.federation import Federation, Split, Splits, as_splits
 from fedxl.data.source import TensorSource
+from fedxl.data.table import TableOptions, table
 
 
 def drawn(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,6 +98,19 @@ def test_what_is_worth_a_look():
         found = check(odd)
         assert found.problems == []
         assert [line for line in found.remarks if told in line], (told, found.remarks)
+
+
+def test_constant_columns_of_a_table_are_called_by_their_names(tmp_path):
+    """A network's inputs are in another order than the columns: numbers, gaps, categories."""
+    pytest.importorskip("pyarrow", reason="needs fedxl[table]")
+    rows = [f"{'abc'[n % 3]},7,{'' if n % 4 else n},same,{n % 2}" for n in range(120)]
+    (tmp_path / "t.csv").write_text("\n".join(["word,still,age,one,sick", *rows]))
+    splits = table(str(tmp_path / "t.csv"), "sick", TableOptions(rare=1))
+    assert check(splits).facts["constant_columns"] == ["still", "one"]
+    made = splits.preparation
+    names = [[made.outputs()[place] for place in places] for places in made.places()]
+    assert names[2] == ["age", "age is missing"]
+    assert names[0] == made.columns[0].outputs()
 
 
 def test_a_site_alone_may_hold_one_class():

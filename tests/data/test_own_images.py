@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from fedxl import UserError
 from fedxl.data.folder import FolderOptions, folder
 from fedxl.data.preparation import Preparation
-from fedxl.data.resized import unreadable
+from fedxl.data.resized import decoded, unreadable
 from fedxl.data.table import TableOptions, table
 
 Image = pytest.importorskip("PIL.Image", reason="needs fedxl[images]")
@@ -86,6 +87,25 @@ def test_all_unreadable_images_are_told(listed):
     found = unreadable(listed.parent, [f"pictures/{number}.png" for number in range(40)])
     assert len(found) == 9
     assert "there is no image" in found[-1]
+
+
+def test_grey_values_of_16_bits_keep_their_order(tmp_path):
+    """Pillow's own conversion makes nearly all of them white."""
+    wide = np.arange(0, 2**16, 2**10, dtype=np.uint16).reshape(8, 8)
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    Image.fromarray((wide >> 8).astype(np.uint8)).save(tmp_path / "narrow.png")
+    for channels in (1, 3):
+        one, other = decoded(tmp_path, ["wide.png", "narrow.png"], 8, channels)
+        assert np.array_equal(one, other)
+        assert len(np.unique(one)) == 64
+
+
+def test_pixels_without_a_white_and_pipes_are_unreadable(tmp_path):
+    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(tmp_path / "real.tif")
+    os.mkfifo(tmp_path / "pipe.png")
+    real, pipe = unreadable(tmp_path, ["real.tif", "pipe.png"])
+    assert "save 8 or 16 bits" in real
+    assert "it is not a file" in pipe
 
 
 def fill(root: Path, pattern: str, **levels: Any) -> None:

@@ -14,6 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from fedxl import UserError
 from fedxl.data.columns import BLOCK
+from fedxl.data.inspect_files import inspect_table
 from fedxl.data.preparation import Category, Number, Preparation
 from fedxl.data.table import TableOptions, table
 from fedxl.data.table import load_preparation as load
@@ -179,6 +180,28 @@ def test_numbers_that_are_codes_can_be_categories(tmp_path):
     assert made.columns == (Category("code", ("1", "2", "3", "4")),)
 
 
+def test_codes_that_differ_stay_apart(tmp_path):
+    codes, sites = ["007", "07", "7", "1_0", "10"], ["12345678901234567890", "12345678901234567891", "012", "12"]
+    rows = [(code, site, number % 2) for number in range(10) for code in codes for site in sites]
+    pd.DataFrame(rows, columns=["code", "site", "y"]).to_csv(tmp_path / "t.csv", index=False)
+    splits = read(tmp_path / "t.csv", label="y", positive=None, categorical=["code"], site="site")
+    assert splits.preparation.columns == (Category("code", tuple(sorted(codes))),)
+    assert sorted(splits.names) == sorted(sites)
+
+
+def test_what_has_another_meaning_is_not_learned_from():
+    for role in ("label", "site", "id"):
+        with pytest.raises(UserError, match="column 'age', which has another meaning"):
+            Preparation(columns=(Number("age", 0.0, 1.0),), **{role: "age"})
+
+
+def test_ids_that_repeat_are_a_remark(tmp_path):
+    (tmp_path / "t.csv").write_text(GOOD.replace("1,a", "1,"))
+    found = inspect_table(str(tmp_path / "t.csv"), "sick", TableOptions(positive="yes", id="w"))
+    assert "20 of 40 rows have nothing in column 'w', which identifies rows" in found.remarks
+    assert "19 of 40 rows repeat another row in column 'w', which identifies rows" in found.remarks
+
+
 def test_a_column_that_begins_empty_is_known_further_down(tmp_path):
     rows = BLOCK // 4
     data = pd.DataFrame({"late": [""] * rows + ["7", "9"] * 50, "word": [""] * rows + ["a", "b"] * 50, "x": 1})
@@ -216,12 +239,15 @@ RUBBISH: list[tuple[str, str | bytes, dict[str, Any], str]] = [
     ("missing site", GOOD.replace("1,a", "1,"), {"site": "w"}, "is empty in 20 of 40 rows"),
     ("unknown column", GOOD, {"group": "pateint"}, "unknown column in .*group"),
     ("text among numbers", GOOD.replace("2,b,no", "2.5,b,no") + "1,a,yes\n" * 200_000 + "old,a,no\n", {}, "'old'"),
-    ("ragged", GOOD + "1,2\n", {}, "cannot read"),
+    ("ragged", GOOD + "1,2\n", {}, "a row has 2 columns, the first line has 3"),
+    ("line breaks", HEAD + ('1,"' + "a\n" * 2000 + '",yes\n') * 600, {"drop": ["w"]}, "line breaks within"),
+    ("a text", HEAD + "".join(f"{i},a,{ANSWERS[i % 2]}\n" for i in range(50)) + "old,a,no\n", {"rare": 2}, "numbers"),
+    ("decimal commas", GOOD.replace(",", ";").replace("1;", "1,5;"), {}, "delimiter = ';'"),
     ("not UTF-8", GOOD.encode() + b"1,\xff\xfe,yes\n", {}, "UTF-8"),
-    ("UTF-16", GOOD.encode("utf-16"), {}, "one column|unknown column|UTF-8|cannot read"),
+    ("UTF-16", GOOD.encode("utf-16"), {}, "but as UTF-16; save it as UTF-8"),
     ("long text", GOOD + f"1,{'x' * 1000},yes\n", {}, "1,000 characters"),
     ("endless field", GOOD + f"1,{'x' * 2 * BLOCK},yes\n", {}, "more than 1048 kB"),
-    ("open quotation", GOOD + '1,"a,yes\n' + "1,a,yes\n" * 200_000, {}, "kB|cannot read"),
+    ("open quotation", GOOD + '1,"a,yes\n' + "1,a,yes\n" * 200_000, {}, "quotation mark missing"),
     ("dates", GOOD.replace("1,a", "2020-01-02,a").replace("2,b", "2020-01-03,b"), {}, "dates"),
     ("infinity", GOOD + "inf,a,yes\n", {}, "beyond 1e\\+30"),
     ("semicolons", GOOD.replace(",", ";"), {}, "delimiter = ';'"),

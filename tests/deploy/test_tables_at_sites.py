@@ -124,7 +124,8 @@ HOSTILE = [
     (lambda c: c["columns"][3].update(values=["x", "x"]), "twice"),
     (lambda c: c["columns"].append(c["columns"][0]), "twice"),
     (lambda c: c["columns"].__setitem__(0, {"kind": "category", "name": "age", "values": ["1"]}), "has numbers"),
-    (lambda c: c.update(label="age"), "for the label"),
+    (lambda c: c.update(label="other"), "for the label"),
+    (lambda c: c.update(label="age"), "which has another meaning"),
     (lambda c: c.update(columns=[], image={"size": 8}), "not of images"),
     (lambda c: c.update(form=99), "form"),
     (lambda c: c.update(more=1), "unknown setting"),
@@ -173,6 +174,9 @@ def test_a_site_keeps_the_examples_of_one_preparation(tmp_path, paths):
         lambda c: c["columns"]["age"].__setitem__(3, float("inf")),
         lambda c: c["columns"]["age"].__setitem__(3, 1e40),
         lambda c: c["columns"]["age"].__setitem__(4, -1.0),
+        lambda c: c["columns"]["age"].__setitem__(3, 10**400),
+        lambda c: c["columns"]["age"].__setitem__(4, 10**400),
+        lambda c: c["columns"]["age"].__setitem__(4, 1e70),  # the scale would be beyond any number
         lambda c: c["columns"]["age"].append(1),
         lambda c: c["columns"]["ward"].__setitem__(1, {"icu": -3}),
         lambda c: c["columns"]["ward"].__setitem__(1, {str(n): 0 for n in range(1000)}),
@@ -182,6 +186,7 @@ def test_a_site_keeps_the_examples_of_one_preparation(tmp_path, paths):
         lambda c: c.update(columns={}),
         lambda c: c.update(about={"label": "x" * 1000}),
         lambda c: c.update(about={"columns": "x"}),
+        lambda c: c["about"].update(id="age"),
         lambda c: c.clear(),
     ],
 )
@@ -193,3 +198,14 @@ def test_a_hostile_summary_is_refused_by_the_server(tmp_path, paths, change):
     change(content)
     with pytest.raises(RefusedError):
         Summary.from_json(json.dumps(content), examples)
+
+
+def test_changed_folders_are_noticed_at_any_depth(tmp_path):
+    images = tmp_path / "images" / "here" / "train" / "ill"
+    images.mkdir(parents=True)
+    (tmp_path / "images" / "broken").symlink_to(tmp_path / "nowhere")
+    site = SiteFile(site_file(tmp_path, 0).settings, {"name": "folder", "path": str(tmp_path / "images")}, tmp_path)
+    before = cache._stamps(site)
+    assert before == cache._stamps(site)
+    (images / "1.png").write_bytes(b"")
+    assert cache._stamps(site) != before

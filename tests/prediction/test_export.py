@@ -193,6 +193,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown option": (changed(model={"name": "cnn", "chanels": 4}), "did you mean 'model.channels'"),
     "initial weights": (changed(model={"name": "resnet18", "weights": "/etc/passwd"}), "lacks 'conv1.weight'"),
     "huge network": (changed(model={"name": "mlp", "hidden": [30000, 30000]}), r"must be float32 \[30000, 64\]"),
+    "deep network": (changed(model={"name": "mlp", "hidden": [1] * 10**5}), "at most 1,000 hidden layers"),
     "code": (changed(model={"name": "os:system"}), "code outside of fedxl, which would run here"),
     "preparation": (changed(preparation={"form": 1}), "cannot read the preparation"),
     "decision": (changed(decision={"threshold": 1}), "a decision must have"),

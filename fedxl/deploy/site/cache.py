@@ -193,12 +193,23 @@ def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:
     """Names, sizes and times of all files that the site's settings name, to notice changes."""
     found: dict[str, list[list[Any]]] = {}
     for value in (one for each in site.data.values() for one in (each if isinstance(each, list) else [each])):
-        named = sorted(glob.glob(value, recursive=True)) if isinstance(value, str) and value else []
+        if not isinstance(value, str) or not value:
+            continue
+        named = [value] if os.path.exists(value) else sorted(glob.glob(value, recursive=True))
         if named:
             place = Path(named[0])
-            files = sorted(place.iterdir()) if len(named) == 1 and place.is_dir() else [Path(name) for name in named]
-            found[str(value)] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+            files = (
+                _content(place, site.cache) if len(named) == 1 and place.is_dir() else [Path(name) for name in named]
+            )
+            stats = [(file, file.stat()) for file in files if file.exists()]  # a link may lead nowhere
+            found[value] = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
     return found
+
+
+def _content(folder: Path, cache: Path) -> list[Path]:
+    """A folder's files and all folders below but the cache: what is added to one, or removed, changes its time."""
+    below = [Path(here) / name for here, names, _ in os.walk(folder) for name in names]
+    return sorted(path for path in {*folder.iterdir(), *below} if path.resolve() != cache.resolve())
 
 
 def _ready(site: SiteFile) -> dict[str, Any]:
