@@ -19,7 +19,7 @@ import torch
 from fedxl import UserError
 from fedxl.config.experiment import execute
 from fedxl.experiments.demo import MAX_FPR, Entry, experiment
-from fedxl.training.trainer import Hooks
+from fedxl.training.hooks import Hooks
 
 SEEDS = (100, 101, 102)
 TRIALS = 16

@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     )
     from fedxl.training.advice import Advice, advise
     from fedxl.training.fit import fit
+    from fedxl.training.hooks import Hooks
     from fedxl.training.predict import Prediction
+    from fedxl.training.result import Result
     from fedxl.training.settings import Settings
-    from fedxl.training.trainer import Hooks, Result
 
 __version__ = "0.3.0"
 __all__ = [
@@ -116,8 +117,8 @@ _HOMES = {
     "two_way_partial_auc": "fedxl.risks",
     "Advice": "fedxl.training.advice",
     "advise": "fedxl.training.advice",
-    "Hooks": "fedxl.training.trainer",
-    "Result": "fedxl.training.trainer",
+    "Hooks": "fedxl.training.hooks",
+    "Result": "fedxl.training.result",
     "fit": "fedxl.training.fit",
     "Prediction": "fedxl.training.predict",
     "Settings": "fedxl.training.settings",

@@ -15,10 +15,10 @@ from fedxl.engine.simulator import Simulator
 from fedxl.options import accepted
 from fedxl.risks import XRisk
 from fedxl.training.problem import Problem, assemble
+from fedxl.training.result import Result
 from fedxl.training.rounds import play_round
 from fedxl.training.settings import Settings
 from fedxl.training.simulation import simulator
-from fedxl.training.trainer import Result
 
 
 def problem_of(algorithm: AnyAlgorithm, model: nn.Module, federation: Federation, **settings: Any) -> Problem:

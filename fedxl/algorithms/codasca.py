@@ -11,13 +11,13 @@ Local steps are corrected by control variates, c - c_i, and pulled to a referenc
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.descent import Descent, average
+from fedxl.algorithms.descent import Descent
 from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, NoTrace, Share
 from fedxl.errors import require
 from fedxl.models import Score, Weights
@@ -51,6 +51,7 @@ class CODASCAServer(NamedTuple):
     reference: Point  # where this stage began
     c: Point  # mean of all clients' control variates
     step: Tensor
+    norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
 
     @property
     def point(self) -> Point:
@@ -114,7 +115,8 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
         zero = like.new_zeros(())
         point = Point(weights.params, zero, zero, zero)
         still = tree.map(torch.zeros_like, point)
-        return CODASCAServer(weights, point.scalars, point, still, torch.zeros_like(zero, dtype=torch.int64))
+        step = torch.zeros_like(zero, dtype=torch.int64)
+        return self.with_norms(CODASCAServer(weights, point.scalars, point, still, step))
 
     def init_client(self, server: CODASCAServer, num_rows: int) -> CODASCAClient:
         return CODASCAClient(tree.map(torch.zeros_like, server.c), self.own_buffers(server.weights.buffers))
@@ -185,17 +187,34 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
         return CODASCAUpdate(server.weights, server.scalars, server.c, assignment.share, server.step)
 
     def aggregate(self, server: CODASCAServer, updates: CODASCAUpdate) -> CODASCAServer:
-        shares = updates.share.model
-        weights = average(updates.weights, shares, server.weights)
-        scalars = average(updates.scalars, shares, server.scalars)
-        # The mean over all clients. Absent ones keep their c_i, so the mean moves by the changes of the others.
-        parts = updates.share.part
-        c = tree.map(lambda mean, d: mean + torch.tensordot(parts.to(d.dtype), d, 1), server.c, updates.change)
+        updates, norms = self.clipped(server, updates, updates.share.model)
+        shares = self.chosen(server, updates, updates.share.model)
+        weights, scalars = self.merged((updates.weights, updates.scalars), shares, (server.weights, server.scalars))
+        c = self.mean_variate(server.c, updates, shares)
         step = server.step + updates.steps.max()
         new_stage = step // self.stage_steps > server.step // self.stage_steps
         point = Point(weights.params, *scalars)
         reference = tree.map(lambda old, new: torch.where(new_stage, new, old), server.reference, point)
-        return CODASCAServer(weights, scalars, reference, c, step)
+        return CODASCAServer(weights, scalars, reference, c, step, norms)
+
+    def mean_variate(self, c: Point, updates: CODASCAUpdate, shares: Tensor) -> Point:
+        """The mean over all clients. Absent ones keep their c_i, so the mean moves by the changes of the others."""
+        parts = updates.share.part
+        if self.aggregation == "mean":
+            return tree.map(lambda mean, d: mean + torch.tensordot(parts.to(d.dtype), d, 1), c, updates.change)
+        change = self.merged(updates.change, parts * (shares > 0), tree.map(torch.zeros_like, c))
+        return tree.map(lambda mean, d: mean + parts.sum().to(d.dtype) * d, c, change)
+
+    def changing(self, state: CODASCAServer | CODASCAUpdate) -> dict[str, Any]:
+        change = state.change if isinstance(state, CODASCAUpdate) else tree.map(torch.zeros_like, state.c)
+        return super().changing(state) | {"scalars": state.scalars, "change": change}
+
+    def with_parts(self, updates: Any, parts: dict[str, Any]) -> Any:
+        return super().with_parts(updates, parts)._replace(scalars=parts["scalars"], change=parts["change"])
+
+    def measured(self, server: Any, updates: Any) -> Any:
+        """The primal-dual variable. Control variates follow from it, and do not move it by themselves."""
+        return updates.weights.params, updates.scalars
 
     def check_update(self, server: CODASCAServer, update: CODASCAUpdate, assignment: Assignment) -> dict[str, Tensor]:
         return super().check_update(server, update, assignment) | {

@@ -116,10 +116,25 @@ class Compositional(Descent[S, ClientEstimates, U]):
         left to learn from theirs, an honest G may be 100 times the median.
         """
         sizes = super().check_update(server, update, assignment)
-        kept = 1 - self.beta
-        steps = sum(kept**step for step in range(1, assignment.steps + 1))  # weighted by what is left of G
-        ahead = self.rate(server.step, torch.float64) * steps * tree.norm(update.G)
+        ahead = self.ahead(server, assignment.steps) * tree.norm(update.G)
         return sizes | {WEIGHTS_AND_G: sizes.pop(WEIGHTS) + ahead}
+
+    def ahead(self, server: S, steps: int) -> Tensor | float:
+        """How far a G of length 1 moves the model in the next round."""
+        kept = 1 - self.beta
+        left = sum(kept**step for step in range(1, steps + 1))  # what is left of G, step by step
+        return self.rate(server.step, torch.float64) * left
+
+    def changing(self, state: Any) -> dict[str, Any]:
+        return super().changing(state) | {"G": state.G}
+
+    def with_parts(self, updates: Any, parts: dict[str, Any]) -> Any:
+        return super().with_parts(updates, parts)._replace(G=parts["G"])
+
+    def measured(self, server: Any, updates: Any) -> Any:
+        """Weights, and how far G moves them in the next round."""
+        ahead = self.ahead(server, int(updates.steps.max()))
+        return updates.weights.params, tree.map(lambda leaf: leaf.double() * ahead, updates.G)
 
     def health(self, server: S, h: Tensor | None, labels: Tensor | None) -> Health:
         """The scores that are optimised are the linked ones. Guarded ones never saturate, but may all be alike."""

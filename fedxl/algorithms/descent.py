@@ -1,28 +1,38 @@
-"""What all methods of the package share: descent with a learning rate that decays, and the weighted average."""
+"""What all methods of the package share: descent with a learning rate that decays, and how the server merges."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.protocol import Assignment, Client, DataFacts, Health, PoolWeights, Reading, Server, Update
-from fedxl.errors import require
+from fedxl.algorithms.averages import Aggregation
+from fedxl.algorithms.merging import Merging
+from fedxl.algorithms.protocol import (
+    Assignment,
+    Client,
+    DataFacts,
+    Health,
+    PoolWeights,
+    Reading,
+    Server,
+    Update,
+)
+from fedxl.errors import require, unknown
 from fedxl.models import check_buffers
 from fedxl.options import require_types
 from fedxl.risks import XRisk
 from fedxl.risks.saturation import alike
 
-T = TypeVar("T")
 D = TypeVar("D", bound="Descent[Any, Any, Any]")
 WEIGHTS = "change of weights"  # the size that every update has
 
 
 @dataclass(frozen=True, eq=False)
-class Descent(Generic[Server, Client, Update]):
+class Descent(Merging, Generic[Server, Client, Update]):
     """A base class: a risk, a learning rate with its schedule, weight decay, and how buffers are merged.
 
     It is its own phase, in every round. A subclass without pairs and pool adds `init`, `init_client`, `start`,
@@ -42,6 +52,9 @@ class Descent(Generic[Server, Client, Update]):
     decay: float = 0.1  # factor of the learning rate at each milestone
     weight_decay: float = 0.0  # this times the weights is added to the gradient
     buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client keeps its own
+    aggregation: Aggregation = "mean"  # how clients' results are merged: mean, or median, trimmed, krum, if some lie
+    hostile: float = 0.25  # share of clients that may lie: trimmed cuts it off at either end, krum leaves it out
+    clip_change: float = 0.0  # a client's change is cut to so many times the running median of all; 0: never
 
     def __post_init__(self) -> None:
         require_types(type(self), {item.name: getattr(self, item.name) for item in fields(self)})
@@ -51,6 +64,13 @@ class Descent(Generic[Server, Client, Update]):
         require(
             all(step > 0 for step in self.milestones) and list(self.milestones) == sorted(set(self.milestones)),
             f"milestones must be positive and ascending, got {list(self.milestones)}",
+        )
+        if self.aggregation not in get_args(Aggregation):
+            raise unknown("aggregation", self.aggregation, get_args(Aggregation))
+        require(0 <= self.hostile < 0.5, f"hostile must lie in [0, 0.5), got {self.hostile}")
+        require(
+            self.clip_change == 0 or self.clip_change >= 1,
+            f"clip_change must be at least 1, or 0 for no clipping, got {self.clip_change}",
         )
 
     def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor | float:
@@ -100,7 +120,7 @@ class Descent(Generic[Server, Client, Update]):
         return ()
 
     def downlink(self, server: Server) -> Server:
-        return server
+        return self.without_norms(server)
 
     def init_client(self, server: Server, num_rows: int) -> Client:
         raise NotImplementedError
@@ -138,21 +158,3 @@ def _moved(new: dict[str, Tensor], old: dict[str, Tensor]) -> Tensor:
     """
     turned = -tree.inner(new, old) / tree.norm(old).clamp(min=torch.finfo(torch.float64).tiny)
     return tree.norm(tree.map(torch.sub, new, old)) + 10 * turned.clamp(min=0)
-
-
-def average(stacked: T, shares: Tensor, otherwise: T) -> T:
-    """The weighted mean over clients, leaf by leaf; `otherwise` where no client counts.
-
-    Integer leaves (BatchNorm's counters) are averaged too, and rounded.
-    """
-    total = shares.sum()
-    some = total > 0
-    weights = shares / torch.where(some, total, torch.ones_like(total))
-
-    def mean(leaf: Tensor, fallback: Tensor) -> Tensor:
-        exact = leaf if leaf.is_floating_point() else leaf.double()
-        averaged = torch.tensordot(weights.to(exact.dtype), exact, 1)
-        averaged = averaged if leaf.is_floating_point() else averaged.round().to(leaf.dtype)
-        return torch.where(some, averaged, fallback)
-
-    return tree.map(mean, stacked, otherwise)

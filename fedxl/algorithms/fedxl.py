@@ -13,20 +13,21 @@ round (passive, numbers from the pool):
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.compositional import WEIGHTS_AND_G, ClientEstimates, Compositional, PairWork, ScoreTrace, sides
-from fedxl.algorithms.descent import average
 from fedxl.algorithms.level import Level, OneClass, centred, even, pace
 from fedxl.algorithms.pool import (
     Passive,
     Pool,
     S1Scores,
     S2Scores,
+    capped,
+    check_distance,
     check_upload,
     check_values,
     empty,
@@ -40,8 +41,10 @@ from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights
 from fedxl.risks.scores import outputs_behind
 
-# The first u of a pool are estimated against so many pooled b. All pairs of a large pool would take too long.
-FIRST_ESTIMATE = 1024
+# u that the server computes are estimated against so many pooled b. All pairs of a large pool would take too long.
+MOST_COMPARED = 1024
+# Whose u the pool holds. clients: running estimates, as in the paper. server: estimates from the pooled scores alone.
+PoolU = Literal["clients", "server"]
 
 
 class FeDXLServer(NamedTuple):
@@ -49,6 +52,7 @@ class FeDXLServer(NamedTuple):
     G: dict[str, Tensor]
     pool: Pool
     step: Tensor  # local steps since the beginning
+    norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
 
 
 class FeDXLUpdate(NamedTuple):
@@ -78,6 +82,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     one_class: OneClass = "auto"  # clients with one class: lend scores, train (the paper), or centre their pull
     reach: float = 0.0  # how far a client with one class that trains may move its scores in a round; 0: any distance
     mix: float = 0.0  # weight of a client's own fresh pairs; 1/N: as much as they have in the whole risk
+    pool_u: PoolU = "clients"  # u of pooled scores: the clients' running estimates, or the server's own (server)
+    pool_share: float = 1.0  # the share of a side of the pool that one client may fill; 1: all
     fresh: bool = False  # pool scores of fresh examples (the paper's z-hat, an extra forward pass), not of the batch
 
     def __post_init__(self) -> None:
@@ -85,12 +91,15 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         require(self.pool_rounds >= 1, f"pool_rounds must be at least 1, got {self.pool_rounds}")
         if self.one_class not in get_args(OneClass):
             raise unknown("way with one_class", self.one_class, get_args(OneClass))
+        if self.pool_u not in get_args(PoolU):
+            raise unknown("pool_u", self.pool_u, get_args(PoolU))
         require(self.reach >= 0, f"reach must not be negative (0: no limit), got {self.reach}")
         trains = self.with_one_class == "train"
         require(
             trains or not self.reach, "reach is for clients with one class that train: set one_class = 'train', too"
         )
         require(0 <= self.mix < 1, f"mix must lie in [0, 1), got {self.mix}")
+        require(0 < self.pool_share <= 1, f"pool_share must lie in (0, 1], got {self.pool_share}")
         require(self.uploads >= 0, f"uploads must not be negative (0: all), got {self.uploads}")
 
     @property
@@ -122,12 +131,13 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         return server.pool.take(lag1, lag2)
 
     def downlink(self, server: FeDXLServer) -> FeDXLServer:
-        return server._replace(pool=server.pool.emptied())
+        return self.without_norms(server._replace(pool=server.pool.emptied()))
 
     def init(self, weights: Weights) -> FeDXLServer:
         like = next(iter(weights.params.values()))
         step = torch.zeros((), dtype=torch.int64, device=like.device)
-        return FeDXLServer(weights, self.init_G(weights.params), empty(self.risk, like, owned=self.mix > 0), step)
+        pool = empty(self.risk, like, owned=self.mix > 0)
+        return self.with_norms(FeDXLServer(weights, self.init_G(weights.params), pool, step))
 
     def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:
         some_a, some_b = server.pool.ready()
@@ -236,12 +246,12 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def aggregate(self, server: FeDXLServer, updates: FeDXLUpdate) -> FeDXLServer:
         shares = self.trained(updates.share)
-        return FeDXLServer(
-            weights=average(updates.weights, shares, server.weights),
-            G=average(updates.G, shares, server.G),
-            pool=self.merge(server.pool, updates),
-            step=server.step + updates.steps.max(),
-        )
+        updates, norms = self.clipped(server, updates, shares)
+        shares = self.chosen(server, updates, shares)
+        weights, G = self.merged((updates.weights, updates.G), shares, (server.weights, server.G))
+        pool = self.merge(server.pool, updates)
+        pool = self.estimated(pool) if self.pool_u == "server" else pool
+        return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms)
 
     def trained(self, share: Share) -> Tensor:
         """How much each client counts in the average of the models: not at all if it only lends its scores."""
@@ -251,18 +261,31 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def merge(self, pool: Pool, updates: FeDXLUpdate) -> Pool:
         return Pool(
-            merge(pool.first, updates.first, self.pool_rounds),
-            merge(pool.second, updates.second, self.pool_rounds),
+            merge(pool.first, capped(updates.first, self.pool_share), self.pool_rounds),
+            merge(pool.second, capped(updates.second, self.pool_share), self.pool_rounds),
         )
+
+    def estimated(self, pool: Pool) -> Pool:
+        """The pool with u that follow from its own scores."""
+        first, second = pool
+        if self.risk.linear or not bool(second.weight.sum() > 0):
+            return pool
+        some = spread(second.weight, MOST_COMPARED)
+        return Pool(first._replace(u=self.risk.inner(first.a, second.b[some], second.y[some])), second)
 
     def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
         sizes = super().check_update(server, update, assignment)
         # A client with rare examples has its gradient multiplied by this factor. That alone is not an excess.
-        factors = torch.stack((assignment.share.first, assignment.share.second))
-        both = bool((factors > 0).all())
-        factor = (even(factors) if self.level == "even" and both else factors).max().clamp(min=1).double()
-        sizes |= {WEIGHTS_AND_G: sizes[WEIGHTS_AND_G] / factor}
-        return sizes | self.check_scores(update, assignment, with_u=not self.risk.linear)
+        sizes |= {WEIGHTS_AND_G: sizes[WEIGHTS_AND_G] / self.factors(assignment.share)}
+        sizes |= self.check_scores(update, assignment, with_u=not self.risk.linear)
+        check_distance(self.risk, server.pool, Pool(update.first, update.second))
+        return sizes
+
+    def factors(self, share: Share) -> Tensor:
+        factors = torch.stack((share.first, share.second))
+        if self.level == "even":
+            factors = torch.where((factors > 0).all(0), even(factors), factors)
+        return factors.amax(0).clamp(min=1).double()
 
     def check_scores(self, update: FeDXLUpdate, assignment: Assignment, with_u: bool) -> dict[str, Tensor]:
         """The size of its part of the pool, where nothing else bounds scores."""
@@ -357,10 +380,7 @@ class WarmUp:
         if not bool(second.weight.sum() > 0):
             # Without any b there is no u, and an a without its u cannot be used.
             return server._replace(pool=Pool(server.pool.first, second))
-        if not self.of.risk.linear:
-            some = spread(second.weight, FIRST_ESTIMATE)
-            first = first._replace(u=self.of.risk.inner(first.a, second.b[some], second.y[some]))
-        return server._replace(pool=Pool(first, second))
+        return server._replace(pool=self.of.estimated(Pool(first, second)))
 
     def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
         sent, mine = (tree.leaves((state.weights.params, state.G)) for state in (server, update))

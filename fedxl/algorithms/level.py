@@ -42,8 +42,8 @@ def guarded(h: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def even(factors: Tensor) -> Tensor:
-    """Factors [2] of S1 and of S2, both replaced by their geometric mean."""
-    return (factors[0] * factors[1]).sqrt().expand(2)
+    """Factors [2, ...] of S1 and of S2, both replaced by their geometric mean."""
+    return (factors[0] * factors[1]).sqrt().expand_as(factors)
 
 
 def balanced(d: Tensor, size1: int) -> Tensor:

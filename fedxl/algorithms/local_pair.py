@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairWork
-from fedxl.algorithms.descent import average
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
 from fedxl.errors import require
 from fedxl.models import Score, Weights
@@ -24,6 +23,7 @@ class LocalPairServer(NamedTuple):
     weights: Weights
     G: dict[str, Tensor]
     step: Tensor
+    norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
 
 
 class LocalPairUpdate(NamedTuple):
@@ -43,10 +43,8 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
     local_pairs: ClassVar[bool] = True
 
     def init(self, weights: Weights) -> LocalPairServer:
-        device = next(iter(weights.params.values())).device
-        return LocalPairServer(
-            weights, self.init_G(weights.params), torch.zeros((), dtype=torch.int64, device=device)
-        )
+        step = torch.zeros((), dtype=torch.int64, device=next(iter(weights.params.values())).device)
+        return self.with_norms(LocalPairServer(weights, self.init_G(weights.params), step))
 
     def start(self, server: LocalPairServer, client: ClientEstimates, share: Share) -> PairWork:
         both = (share.first > 0) & (share.second > 0)
@@ -75,9 +73,10 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
         return LocalPairUpdate(server.weights, server.G, assignment.share, server.step)
 
     def aggregate(self, server: LocalPairServer, updates: LocalPairUpdate) -> LocalPairServer:
-        shares = updates.share.model
-        weights, G = average((updates.weights, updates.G), shares, (server.weights, server.G))
-        return LocalPairServer(weights, G, server.step + updates.steps.max())
+        updates, norms = self.clipped(server, updates, updates.share.model)
+        shares = self.chosen(server, updates, updates.share.model)
+        weights, G = self.merged((updates.weights, updates.G), shares, (server.weights, server.G))
+        return LocalPairServer(weights, G, server.step + updates.steps.max(), norms)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from fedxl.algorithms.descent import Descent, average
+from fedxl.algorithms.descent import Descent
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
 from fedxl.errors import require
 from fedxl.models import Score, Weights
@@ -19,6 +19,7 @@ from fedxl.risks import XRisk, auroc
 class LocalSGDServer(NamedTuple):
     weights: Weights
     step: Tensor
+    norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
 
 
 class LocalSGDClient(NamedTuple):
@@ -57,7 +58,7 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
 
     def init(self, weights: Weights) -> LocalSGDServer:
         device = next(iter(weights.params.values())).device
-        return LocalSGDServer(weights, torch.zeros((), dtype=torch.int64, device=device))
+        return self.with_norms(LocalSGDServer(weights, torch.zeros((), dtype=torch.int64, device=device)))
 
     def init_client(self, server: LocalSGDServer, num_rows: int) -> LocalSGDClient:
         return LocalSGDClient(self.own_buffers(server.weights.buffers))
@@ -87,5 +88,7 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
         return LocalSGDUpdate(server.weights, assignment.share, server.step)
 
     def aggregate(self, server: LocalSGDServer, updates: LocalSGDUpdate) -> LocalSGDServer:
-        weights = average(updates.weights, updates.share.model, server.weights)
-        return LocalSGDServer(weights, server.step + updates.steps.max())
+        updates, norms = self.clipped(server, updates, updates.share.model)
+        shares = self.chosen(server, updates, updates.share.model)
+        weights = self.merged(updates.weights, shares, server.weights)
+        return LocalSGDServer(weights, server.step + updates.steps.max(), norms)

@@ -31,8 +31,9 @@ from fedxl.risks import RISKS
 from fedxl.toml import read as read_toml
 from fedxl.training import rundir
 from fedxl.training.advice import Advice
+from fedxl.training.hooks import Hooks, Progress
+from fedxl.training.result import Result
 from fedxl.training.settings import pick_device
-from fedxl.training.trainer import Hooks, Progress, Result
 
 HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)

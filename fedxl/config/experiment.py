@@ -26,10 +26,12 @@ from fedxl.options import accepted, call
 from fedxl.risks import RISKS, XRisk
 from fedxl.training import advice
 from fedxl.training.advice import Advice
+from fedxl.training.hooks import Hooks
 from fedxl.training.problem import Problem, assemble
+from fedxl.training.result import Result
 from fedxl.training.settings import Settings
 from fedxl.training.simulation import Simulation
-from fedxl.training.trainer import Hooks, Result, train
+from fedxl.training.trainer import train
 
 SECTIONS = ("data", "model", "risk", "algorithm", "run")
 TUNE = "tune"  # a section that `fedxl tune` alone reads

@@ -19,7 +19,7 @@ Kind = Literal["number", "category", "empty", "date", "other"]  # empty: no valu
 
 PARQUET = (".parquet", ".pq")
 CSV = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
-BLOCK = 2**19  # bytes of a CSV file that are parsed at a time; no row may be longer
+BLOCK = 2**20  # bytes of a CSV file that are parsed at a time; no row may be longer
 # What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
 BATCH = 2**12  # rows of a Parquet file that are read at a time

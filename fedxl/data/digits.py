@@ -93,7 +93,8 @@ def digits(
 
     def held_back(which: Indices) -> Split:
         at = rng.integers(clients, size=len(which))
-        return Split(*seen(which, at), at)
+        everyone = len(parts) == clients  # else some are seen at sites that take no part
+        return Split(*seen(which, at), at if everyone else None)
 
     return Splits(federation, held_back(validation), held_back(test))
 

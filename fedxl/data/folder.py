@@ -58,7 +58,7 @@ def folder(path: str, options: FolderOptions = FolderOptions()) -> Splits:  # no
     labels, found = _coded([canonical(place[0]) for place in places])
     one, other = two_values(found, options.positive, f"{root}: the folders of classes")
     sites, names = in_order(*_coded([place[1] or options.called or root.resolve().name for place in places]))
-    y = (labels == found.index(one)).astype(np.int64)
+    y = (labels == found.index(one)).astype(np.int8)
     order = Order(_splits(places, files, y, sites, names, options), sites, names)
     order.parts()  # before an image is opened
     image = Image(options.size, options.channels)
@@ -97,7 +97,7 @@ def _place(file: str, root: Path) -> tuple[str, str, str]:
 def _coded(texts: Sequence[str]) -> tuple[np.ndarray, list[str]]:
     found = sorted(set(texts))
     index = {text: at for at, text in enumerate(found)}
-    return np.array([index[text] for text in texts], np.int64), found
+    return np.array([index[text] for text in texts], np.int32), found
 
 
 def _splits(
@@ -117,7 +117,7 @@ def _splits(
         raise UserError(f"{printable(without)} is in no folder called train, validation or test, but others are")
     groups = None
     if options.group:
-        _, groups = np.unique([_group(file, options.group) for file in files], return_inverse=True)
+        groups = np.unique([_group(file, options.group) for file in files], return_inverse=True)[1].astype(np.int32)
     return draw(sites, labels, groups, names, (options.validation, options.test), options.seed)
 
 

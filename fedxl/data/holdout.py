@@ -20,6 +20,7 @@ WORDS = {
     "test": TEST, "testing": TEST, "holdout": TEST,
 }  # fmt: skip
 Codes = npt.NDArray[np.int8]
+Whole = npt.NDArray[np.int32]  # half of what int64 takes, for millions of rows
 
 
 def check_shares(validation: float, test: float) -> None:
@@ -29,9 +30,9 @@ def check_shares(validation: float, test: float) -> None:
 
 
 def draw(
-    sites: Indices,
-    labels: Indices,
-    groups: Indices | None,
+    sites: Whole,
+    labels: Codes,
+    groups: Whole | None,
     names: Sequence[str],
     shares: tuple[float, float],
     seed: int,
@@ -49,7 +50,8 @@ def draw(
         at, positive = sites[first], np.zeros(len(first), bool)
         positive[owner[labels == 1]] = True
     chosen = np.zeros(len(at), np.int8)
-    order = np.argsort(at, kind="stable").astype(np.int32)
+    # numpy sorts short numbers ten times as fast.
+    order = np.argsort(at.astype(np.uint16) if len(names) < 2**16 else at, kind="stable").astype(np.int32)
     edges = np.searchsorted(at[order], np.arange(len(names) + 1))
     for site, name in enumerate(names):
         rng = generator(seed, Purpose.DATA, _number(name), Stream.TABLE)

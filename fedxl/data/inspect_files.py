@@ -81,6 +81,6 @@ def _torn(groups: np.ndarray, places: np.ndarray) -> list[tuple[int, int]]:
 def _missing(names: Sequence[str], chunks: Chunks) -> dict[str, int]:
     """By column, in how many rows there is no value."""
     counts = np.zeros(len(names), np.int64)
-    for rows in np.array_split(np.arange(chunks.count), chunks.count // ROWS + 1):
+    for rows in np.array_split(np.arange(chunks.count, dtype=np.int32), chunks.count // ROWS + 1):
         counts += np.isnan(chunks.take(rows)).sum(1)
     return dict(zip(names, counts.tolist(), strict=True))

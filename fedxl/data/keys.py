@@ -8,22 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedxl.data.columns import LONGEST, File
-from fedxl.data.holdout import SPLITS, WORDS, Codes
+from fedxl.data.holdout import SPLITS, WORDS, Codes, Whole
 from fedxl.data.labels import Value, canonical, two_values
 from fedxl.errors import UserError, printable, require
-from fedxl.sampling import Indices
 
 
 class Keys(NamedTuple):
     """What the rows of some files are, in their order."""
 
-    labels: Indices  # 0 or 1
+    labels: Codes  # 0 or 1
     positive: str
     negative: str
-    sites: Indices  # an index into `names`
+    sites: Whole  # an index into `names`
     names: list[str]
     splits: Codes | None  # if a column says so
-    groups: Indices | None  # numbered in the order of their first rows
+    groups: Whole | None  # numbered in the order of their first rows
     counts: list[int]  # rows of each file
     texts: dict[str, Any]  # arrow's, of the columns for ids and images
 
@@ -55,7 +54,7 @@ def keys_of(
         require(count > 0, f"{file.path} holds no rows, only the names of its columns")
     where = str(files[0].path) if len(files) == 1 else f"{files[0].path} (and {len(files) - 1} more)"
 
-    def coded(name: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Indices, list[str]]:
+    def coded(name: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Whole, list[str]]:
         return encode(texts[name], f"{where}: column '{printable(name)}'", wanted, tidy)
 
     labels, found = coded(roles.label, "a label")
@@ -63,10 +62,10 @@ def keys_of(
     if roles.site:
         sites, names = coded(roles.site, "a site")
     else:
-        sites, names = np.repeat(np.arange(len(files)), counts), list(file_sites)
+        sites, names = np.repeat(np.arange(len(files), dtype=np.int32), counts), list(file_sites)
     sites, names = in_order(sites, names)
     return Keys(
-        labels=(labels == found.index(one)).astype(np.int64),
+        labels=(labels == found.index(one)).astype(np.int8),
         positive=one,
         negative=other,
         sites=sites,
@@ -78,7 +77,7 @@ def keys_of(
     )
 
 
-def encode(column: Any, where: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Indices, list[str]]:
+def encode(column: Any, where: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Whole, list[str]]:
     """Texts as indices of the different ones, in the order of their first rows; one line if one is missing."""
     if column.null_count:
         first = int(np.flatnonzero(column.is_null().to_numpy())[0])
@@ -87,12 +86,12 @@ def encode(column: Any, where: str, wanted: str, tidy: Callable[[str], str] = ca
             f"each row needs {wanted}"
         )
     encoded = column.combine_chunks().dictionary_encode()
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    codes: Whole = encoded.indices.to_numpy(zero_copy_only=False)
     if tidy is str:  # of groups there may be as many as rows: their names are not looked at
         return codes, []
     require(len(encoded.dictionary) <= max(1000, len(column) // 2), f"{where} differs in nearly every row")
     index: dict[str, int] = {}
-    places = np.empty(len(encoded.dictionary), np.int64)
+    places = np.empty(len(encoded.dictionary), np.int32)
     for at, text in enumerate(encoded.dictionary.to_pylist()):
         word = tidy(text)
         require(
@@ -102,16 +101,16 @@ def encode(column: Any, where: str, wanted: str, tidy: Callable[[str], str] = ca
     return places[codes], list(index)
 
 
-def in_order(sites: Indices, names: list[str]) -> tuple[Indices, list[str]]:
+def in_order(sites: Whole, names: list[str]) -> tuple[Whole, list[str]]:
     """Sites by name, or by number if all are numbers, whatever the order of rows and files."""
     numbers = all(name.isdecimal() for name in names)
     order = sorted(range(len(names)), key=lambda at: (int(names[at]) if numbers else 0, names[at]))
-    place = np.empty(len(names), np.int64)
+    place = np.empty(len(names), np.int32)
     place[order] = np.arange(len(names))
     return place[sites], [names[at] for at in order]
 
 
-def _splits(codes: Indices, found: Sequence[str], where: str, column: str) -> Codes:
+def _splits(codes: Whole, found: Sequence[str], where: str, column: str) -> Codes:
     known = {text: WORDS.get(text.lower()) for text in found}
     for text, code in known.items():
         told = f"{where}: column '{printable(column)}' holds '{printable(text, 40)}'; a split is {', '.join(SPLITS)}"

@@ -146,11 +146,13 @@ class Preparation:
         numbers, means, scales, indicated, places = self._plan
         if len(numbers):
             values = block if len(numbers) == len(block) else block[numbers]
-            gone = np.isnan(values)
-            scaled = (values - means[:, None]) / scales[:, None]
-            np.copyto(scaled, 0.0, where=gone)
+            scaled = values - means[:, None]
+            scaled /= scales[:, None]
+            if np.isnan(scaled.sum()):  # something is missing
+                np.copyto(scaled, 0.0, where=np.isnan(scaled))
             out[:, : len(numbers)] = scaled.T
-            out[:, len(numbers) : len(numbers) + len(indicated)] = gone[indicated].T
+            if len(indicated):
+                out[:, len(numbers) : len(numbers) + len(indicated)] = np.isnan(values[indicated]).T
         for at, start in places.items():
             column = self.columns[at]
             assert isinstance(column, Category)

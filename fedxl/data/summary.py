@@ -120,13 +120,14 @@ def in_blocks(columns: Block) -> Iterator[Block]:
 
 def _moments(block: Block) -> tuple[Block, Block, Block]:
     """(count, mean, sum of squared deviations) of each column, missing values left out."""
+    total, count = block.sum(1), np.full(len(block), float(block.shape[1]))
+    if not np.isnan(total).any():  # nothing is missing, which need not be asked of every value
+        apart = block - (total / count)[:, None]
+        return count, total / count, np.einsum("ij,ij->i", apart, apart)
     gone = np.isnan(block)
-    some = bool(gone.any())
-    count = block.shape[1] - gone.sum(1).astype(np.float64)
-    mean = (np.where(gone, 0.0, block) if some else block).sum(1) / np.maximum(count, 1)
-    apart = block - mean[:, None]
-    if some:
-        np.copyto(apart, 0.0, where=gone)
+    count -= gone.sum(1)
+    mean = np.where(gone, 0.0, block).sum(1) / np.maximum(count, 1)
+    apart = np.where(gone, 0.0, block - mean[:, None])
     return count, mean, np.einsum("ij,ij->i", apart, apart)
 
 

@@ -15,7 +15,7 @@ import torch
 from fedxl.data.columns import File, open_table, require_column
 from fedxl.data.features import Features
 from fedxl.data.federation import Splits
-from fedxl.data.holdout import check_shares, draw
+from fedxl.data.holdout import Whole, check_shares, draw
 from fedxl.data.keys import Keys, Roles, keys_of
 from fedxl.data.labels import Value
 from fedxl.data.preparation import Image, Preparation
@@ -23,7 +23,6 @@ from fedxl.data.rawtable import Chunks, Order, RawTable, assemble
 from fedxl.data.resized import within
 from fedxl.errors import UserError, printable, require
 from fedxl.files import read_bytes
-from fedxl.sampling import Indices
 
 
 @dataclass(frozen=True)
@@ -199,14 +198,14 @@ def _about(keys: Keys, label: str, options: TableOptions) -> dict[str, Any]:
     return {"label": label, "positive": keys.positive, "negative": keys.negative, **taken}
 
 
-def identities(files: Sequence[File], keys: Keys, id: str) -> Callable[[Indices], list[str]]:
+def identities(files: Sequence[File], keys: Keys, id: str) -> Callable[[Whole], list[str]]:
     """What identifies rows: their text in the column `id`, or their number in their file."""
     if id:
         return lambda rows: ["" if text is None else text for text in keys.texts[id].take(rows).to_pylist()]
     ends = np.cumsum(keys.counts)
     names = file_sites(files) if len(files) > 1 else [""]
 
-    def numbered(rows: Indices) -> list[str]:
+    def numbered(rows: Whole) -> list[str]:
         at = np.searchsorted(ends, rows, side="right")
         numbers = rows - (ends - keys.counts)[at] + 1
         if len(names) == 1:

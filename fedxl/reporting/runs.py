@@ -18,9 +18,9 @@ from fedxl.evaluation.scored import Scored
 from fedxl.files import cannot_read, read_bytes
 from fedxl.risks import RISKS
 from fedxl.training.members import ABOUT, Member, environment
+from fedxl.training.result import Result
 from fedxl.training.rundir import CONFIG, CURVES, LARGEST, SCORES, STOPPED_EARLY, is_run, read_metrics
 from fedxl.training.simulation import flattened
-from fedxl.training.trainer import Result
 
 LONGEST = 2**24  # bytes of run.json; a thousand sites take a tenth of a MB
 Row = dict[str, Any]

@@ -18,10 +18,12 @@ from fedxl.data.label_forms import Label
 from fedxl.errors import UserError, kind_of, require
 from fedxl.metrics import Item
 from fedxl.options import call
+from fedxl.training.hooks import Hooks
 from fedxl.training.problem import require_algorithm
+from fedxl.training.result import Result
 from fedxl.training.settings import Settings
 from fedxl.training.simulation import Simulation
-from fedxl.training.trainer import Hooks, Result, train
+from fedxl.training.trainer import train
 
 
 def fit(

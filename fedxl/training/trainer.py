@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedxl import metrics, sampling, tree
 from fedxl.algorithms.protocol import ServerState
 from fedxl.data.preparation import NAME, Preparation
 from fedxl.errors import DivergedError, UserError, require
-from fedxl.evaluation.curves import Curves
-from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
 from fedxl.tracking import trackers as trackers_of
@@ -27,78 +22,14 @@ from fedxl.tracking.tracker import FAILED, FINISHED, STOPPED, Tracked, Trackers
 from fedxl.training.checkpoint import Checkpoint
 from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites, value_of
 from fedxl.training.health import COLLAPSED, Watch
+from fedxl.training.hooks import Hooks, Progress
 from fedxl.training.members import ABOUT, Form, Member, about
-from fedxl.training.predict import Prediction, decision_for, examples, predict, scorer_of
 from fedxl.training.problem import Problem
+from fedxl.training.result import Result
 from fedxl.training.resuming import BY_SIZE, require_same, with_defaults
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
 from fedxl.training.rundir import STOPPED_EARLY, RunDir
 from fedxl.wire import RefusedError, fitted
-
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass
-class Result:
-    """The result of a run: the chosen model, its metrics, and the history of evaluations."""
-
-    model: nn.Module  # the chosen model, in evaluation mode
-    weights: Weights  # its parameters and buffers
-    best_round: int  # the round that it is from
-    metrics: dict[str, dict[str, float]]  # by split: validation (of the best round) and test
-    history: list[dict[str, Any]]  # a metrics row for each evaluation
-    seconds: float  # since the run began, without interruptions
-    scored: dict[str, Scored] = field(default_factory=dict, repr=False)  # its scores by split, where they are known
-    curves: dict[str, Curves] = field(default_factory=dict, repr=False)  # or sites' counts in bins, by split and site
-    traffic: Traffic | None = None  # bytes that a client receives and sends in a round
-    interrupted: bool = False  # whether it was stopped before its last round
-    stopped_early: bool = False  # whether it ended before its last round because it no longer became better
-    server: ServerState | None = field(default=None, repr=False)  # the state after the last round
-    form: Form | None = field(default=None, repr=False)  # what its network takes and gives
-    preparation: Preparation | None = field(default=None, repr=False)  # how its data were made of files, if they were
-
-    @property
-    def test_scores(self) -> tuple[Floats, Floats] | None:
-        """Raw scores and labels of the test data."""
-        test = self.scored.get("test")
-        return None if test is None else (test.scores, test.labels.astype(np.float64))
-
-    def predict(
-        self,
-        x: Any,
-        *,
-        calibration: str = "platt",
-        specificity: float | None = None,
-        sensitivity: float | None = None,
-    ) -> Prediction:
-        """Scores of new examples; with validation data, calibrated probabilities and classes, too.
-
-        Args:
-            x: Examples as the clients of `fit` hold them: a tensor, an array, a data frame or a torch Dataset. With
-                data from tables, a new table or its path, too.
-            calibration: platt or isotonic, fitted to the validation scores.
-            specificity: The threshold between the classes reaches this on validation data; by default 0.9.
-            sensitivity: Or it reaches this.
-        """
-        require(self.form is not None, "this result does not say what its network takes; score with its model")
-        assert self.form is not None
-        from fedxl.evaluation.decision import Wish, deciding  # loads scipy, which training does not need
-
-        wish = Wish(calibration, specificity, sensitivity)
-        score, source = (
-            scorer_of(self.model, next(self.model.parameters()).device),
-            examples(x, self.form, self.preparation),
-        )
-        return predict(score, source, self.form, decision_for(deciding(self.scored, self.curves), wish))
-
-
-class Progress(NamedTuple):
-    """What `on_progress` receives after every round."""
-
-    round: int
-    rounds: int
-    seconds: float
-    record: dict[str, Any] | None  # the latest evaluation
 
 
 class State(NamedTuple):
@@ -121,20 +52,6 @@ class Standing:
 
     def __post_init__(self) -> None:
         require(self.round >= 0, f"its round is {self.round}")
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """Functions that a run calls, and when it stops."""
-
-    on_progress: Callable[[Progress], None] = lambda progress: None  # after every round
-    say: Callable[[str], None] = _to_stderr  # one line, for example which executor was chosen and why
-    should_stop: Callable[[], bool] = lambda: False  # after every round; if true, the run saves and stops
-    stop_collapsed: bool = False  # whether a run stops, too, at an evaluation that finds its scores collapsed
 
 
 class Trainable(Protocol):

@@ -13,8 +13,9 @@ from torch.nn import functional as nnf
 
 from fedxl import tree
 from fedxl.algorithms import CODASCA, SOX, FeDXL2, LocalPair, LocalSGD
+from fedxl.algorithms.averages import average
 from fedxl.algorithms.compositional import PairWork
-from fedxl.algorithms.descent import Descent, average
+from fedxl.algorithms.descent import Descent
 from fedxl.algorithms.pool import Passive, S2Scores, merge, spread, thin
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.data.source import TensorSource

@@ -220,7 +220,7 @@ RUBBISH: list[tuple[str, str | bytes, dict[str, Any], str]] = [
     ("not UTF-8", GOOD.encode() + b"1,\xff\xfe,yes\n", {}, "UTF-8"),
     ("UTF-16", GOOD.encode("utf-16"), {}, "one column|unknown column|UTF-8|cannot read"),
     ("long text", GOOD + f"1,{'x' * 1000},yes\n", {}, "1,000 characters"),
-    ("endless field", GOOD + f"1,{'x' * 2 * BLOCK},yes\n", {}, "more than 524 kB"),
+    ("endless field", GOOD + f"1,{'x' * 2 * BLOCK},yes\n", {}, "more than 1048 kB"),
     ("open quotation", GOOD + '1,"a,yes\n' + "1,a,yes\n" * 200_000, {}, "kB|cannot read"),
     ("dates", GOOD.replace("1,a", "2020-01-02,a").replace("2,b", "2020-01-03,b"), {}, "dates"),
     ("infinity", GOOD + "inf,a,yes\n", {}, "beyond 1e\\+30"),

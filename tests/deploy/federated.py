@@ -17,7 +17,8 @@ from fedxl.deploy.server import serve as server
 from fedxl.deploy.site import requests
 from fedxl.errors import first_line
 from fedxl.risks import RISKS
-from fedxl.training.trainer import Hooks, Result
+from fedxl.training.hooks import Hooks
+from fedxl.training.result import Result
 
 SITES = ("a", "b", "c", "d")
 DATA = {"name": "digits", "clients": 4, "one_class": 1, "seed": 3}

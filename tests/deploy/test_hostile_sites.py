@@ -18,7 +18,7 @@ from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.deploy.server import serve as server
 from fedxl.errors import DivergedError
 from fedxl.training.checkpoint import load_latest
-from fedxl.training.trainer import Hooks
+from fedxl.training.hooks import Hooks
 from tests.deploy.federated import SITES, InProcess, config, deployed
 from tests.deploy.test_site_evaluation import PERFECT, Judging
 from tests.deploy.test_sites import assert_same
@@ -51,6 +51,7 @@ ATTACKS = {
     "G x 1000, local pair": ("local pair", "G:float64", lambda t: 1000 * t, f"weights and G is * {SIZE}"),
     "no part in the average": ("raw", "share.model", lambda t: 0 * t, "its share is not the one that it was given"),
     "raw b = 1e30": ("raw", "second.b", lambda t: 0 * t + 1e30, "are not all within [-10000, 10000]"),
+    "raw b = 2000": ("raw", "second.b", lambda t: 0 * t + 2000, "(second) lie more than 100 times the pool's spread"),
     "raw b x 100": ("raw", "second.b", lambda t: 100 * t, f"its largest score, squared, is * {SIZE}"),
     "a NaN buffer": (
         "batch norm",

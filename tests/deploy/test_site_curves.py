@@ -28,7 +28,7 @@ from fedxl.errors import RefusedError
 from fedxl.evaluation import curves
 from fedxl.evaluation.binned import pooled
 from fedxl.evaluation.grid import Grid
-from fedxl.training.trainer import Hooks
+from fedxl.training.hooks import Hooks
 from tests.deploy.federated import SITES, config, copied, deployed, simulated, site_file
 from tests.deploy.test_site_evaluation import Judging
 

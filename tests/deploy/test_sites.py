@@ -22,7 +22,7 @@ from fedxl.deploy.provision.settings import SiteFile, SiteSettings, read_site
 from fedxl.deploy.site import cache, requests
 from fedxl.models.layers import ScoreNorm
 from fedxl.training.checkpoint import load_latest
-from fedxl.training.trainer import Hooks
+from fedxl.training.hooks import Hooks
 from tests.deploy.federated import (
     ALGORITHMS,
     DATA,
@@ -47,6 +47,25 @@ def test_sites_and_simulator_come_to_the_same_bits(tmp_path, algorithm, weightin
     assert found.metrics["test"] == expected.metrics["test"]
     assert found.best_round == expected.best_round
     assert len(found.history) == 2
+
+
+DEFENCES = {
+    "fedxl2": {"clip_change": 1.0, "aggregation": "trimmed", "pool_u": "server", "pool_share": 0.34},
+    "local_pair": {"aggregation": "median"},
+    "codasca": {"clip_change": 1.0, "aggregation": "krum", "hostile": 0.34},
+}
+
+
+@pytest.mark.parametrize("algorithm", list(DEFENCES))
+def test_robust_merging_at_sites_is_what_it_is_simulated(tmp_path, algorithm):
+    """Also after a restart: what is usual is in the checkpoint."""
+    plain = config(algorithm, cohort=0)
+    robust = replace(plain, algorithm={**plain.algorithm, **DEFENCES[algorithm]})
+    deployed(tmp_path, replace(robust, run={**robust.run, "rounds": 2}))
+    found, expected = deployed(tmp_path, robust), simulated(robust)
+    assert_same(found, expected)
+    different = zip(tree.leaves(found.weights), tree.leaves(simulated(plain).weights), strict=True)
+    assert any(not torch.equal(one, other) for one, other in different), "and not what it is without"
 
 
 def test_estimates_of_raw_scores_travel_in_double_precision(tmp_path):

@@ -30,7 +30,7 @@ from fedxl.experiments.paper.study import TABLE1, TABLE2, Study, outline
 from fedxl.experiments.paper.tuning import SEED, Trial, TuningSearch, choose
 from fedxl.experiments.workers import Worker, WorkerPool, assign, report_progress
 from fedxl.reporting.report import mean_with_spread
-from fedxl.training.trainer import Hooks, Progress
+from fedxl.training.hooks import Hooks, Progress
 from tests.cli.test_errors import command
 from tests.conftest import PATIENCE, until
 

@@ -28,8 +28,8 @@ from fedxl.experiments.tune.space import Choice, Range
 from fedxl.experiments.tune.trials import Outcome, Trial, TrialStore
 from fedxl.training.evaluate import HeldBack
 from fedxl.training.health import COLLAPSED, Watch
+from fedxl.training.hooks import Hooks
 from fedxl.training.rundir import checkpointed
-from fedxl.training.trainer import Hooks
 from tests.conftest import make_clients, until
 
 QUIET = Hooks(say=lambda line: None)

@@ -160,7 +160,7 @@ def test_values_of_different_metrics_are_not_compared():
 
 
 def test_an_unknown_reference_names_each_run_once():
-    with pytest.raises(UserError, match="unknown run 'zz'; known: better, worse$"):
+    with pytest.raises(UserError, match=r"unknown run 'zz'; known: better, worse$"):
         grouped([sample.run("worse", "local_sgd", 0, 1.0), sample.run("better", "fedxl2", 0, 2.0)], "zz")
 
 

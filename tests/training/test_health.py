@@ -13,7 +13,8 @@ from torch import nn
 from fedxl import FeDXL1, FeDXL2, LocalPair, LocalSGD, auroc, fit, partial_auc, sampling
 from fedxl.algorithms.protocol import Health
 from fedxl.training.health import Watch
-from fedxl.training.trainer import Hooks, Result
+from fedxl.training.hooks import Hooks
+from fedxl.training.result import Result
 from tests.conftest import make_clients
 
 VALIDATION = make_clients([(30, 60)], seed=9)[0]

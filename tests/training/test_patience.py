@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedxl import Result, UserError, auroc, tree
-from fedxl.training.trainer import Hooks
+from fedxl.training.hooks import Hooks
 from tests.conftest import make_clients
 from tests.running import fit_named
 

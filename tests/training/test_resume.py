@@ -18,8 +18,8 @@ from torch import nn
 from fedxl import ALGORITHMS, UserError, auroc, digest, partial_auc, tree, two_way_partial_auc
 from fedxl.data.source import fingerprint
 from fedxl.training.checkpoint import load_latest, save_checkpoint
+from fedxl.training.hooks import Hooks
 from fedxl.training.resuming import SINCE
-from fedxl.training.trainer import Hooks
 from tests.conftest import RAGGED, Clients, make_clients, until
 from tests.running import fit_named
 

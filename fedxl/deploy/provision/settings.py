@@ -31,7 +31,7 @@ class ServerSettings:
     evaluate: str = "server"  # server: on its own [data]; sites: on theirs, as far as each site discloses results
     bins: int = 512  # in which sites that disclose curves count their scores; fewer if they add noise
     megabytes: float = 1000.0  # of the largest reply that it accepts
-    influence: float = 20.0  # times the usual size that an update may have (see influence.py); 0: no limit
+    influence: float = 20.0  # times the usual size that an update may have (see algorithms/influence.py); 0: no limit
 
     def __post_init__(self) -> None:
         require(len(self.sites) > 0, "sites must name at least one site")

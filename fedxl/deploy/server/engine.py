@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from fedxl import tree, wire
+from fedxl.algorithms.influence import Influence, Sizes
 from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState, Share
 from fedxl.data.federation import weigh
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, PassivePart, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
-from fedxl.deploy.server.influence import Influence, Sizes
 from fedxl.engine.drawing import PoolDraws, draw_lags
 from fedxl.errors import DivergedError, RefusedError, UserError, printable
 from fedxl.evaluation.grid import Spread
 from fedxl.sampling import Indices
+from fedxl.training.checked import sizes_of
 from fedxl.training.problem import Problem
 
 
@@ -127,7 +128,7 @@ class GridEngine:
             row = cohort.index(number)
             try:
                 update = self._checked(phase, server, round, number, reply)
-                sizes[row] = self._sizes(phase, server, number, update)
+                sizes[row] = sizes_of(phase, server, update, self.problem.assignment(self._share(number)))
                 rows.put(row, update)
             except RefusedError as error:
                 self._drop(round, number, printable(error))
@@ -211,12 +212,6 @@ class GridEngine:
             raise RefusedError(f"it reports {int(update.steps)} steps of {steps}")
         return update
 
-    def _sizes(self, phase: AnyPhase, server: ServerState, number: int, update: ClientUpdate) -> Sizes:
-        """How large an update is, once its algorithm finds that this site can have come to it."""
-        sizes = phase.check_update(server, update, self.problem.assignment(self._share(number)))
-        # A site that does not count in the average says nothing about usual sizes.
-        return {name: float(size) for name, size in sizes.items()} if update.share.model > 0 else {}
-
     def _share(self, number: int) -> Share:
         return tree.map(lambda leaf: leaf[number], self.shares)
 
@@ -233,8 +228,7 @@ class GridEngine:
     @property
     def population(self) -> SiteHistory:
         base, visits = ({name: torch.tensor(n) for name, n in table.items()} for table in (self.base, self.visits))
-        usual = {name: torch.tensor(each, dtype=torch.float64) for name, each in self.influence.usual.items()}
-        return SiteHistory(base, visits, usual)
+        return SiteHistory(base, visits, self.influence.as_tensors())
 
     def restore(self, server: ServerState, tensors: dict[str, Tensor]) -> None:
         self._look_at_pool(server)
@@ -243,6 +237,5 @@ class GridEngine:
         self.visits = {name: int(number) for name, number in visits.items()}
         # Runs that began before sizes were compared have none of them, and begin to remember now.
         prefix = "usual."
-        self.influence.usual = {
-            name.removeprefix(prefix): leaf.tolist() for name, leaf in tensors.items() if name.startswith(prefix)
-        }
+        usual = {name.removeprefix(prefix): leaf for name, leaf in tensors.items() if name.startswith(prefix)}
+        self.influence.restore(usual)

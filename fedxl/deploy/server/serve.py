@@ -22,10 +22,12 @@ from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_back
+from fedxl.training.hooks import Hooks
 from fedxl.training.members import Form, Member
 from fedxl.training.problem import Problem, check_data
+from fedxl.training.result import Result
 from fedxl.training.simulation import flattened
-from fedxl.training.trainer import Hooks, Result, train
+from fedxl.training.trainer import train
 
 
 @dataclass

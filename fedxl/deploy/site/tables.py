@@ -51,7 +51,7 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
                 blocks = (np.ascontiguousarray(block.T) for block in raw.blocks(site, split))
                 if size:
                     write_array(cache / f"{prefix}raw.npy", (size, len(raw.columns)), blocks, done)
-                    labels = raw.labels[raw.order.rows[part]]
+                    labels = raw.labels[raw.order.rows[part]].astype(np.int64)
                     write_array(cache / f"{prefix}y.npy", labels.shape, [labels], lambda count: None)
         write_atomically(cache / FACTS, json.dumps(facts).encode(), private=True)
     except OSError as error:

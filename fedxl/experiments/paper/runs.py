@@ -24,8 +24,8 @@ from fedxl.progress import progress
 from fedxl.reporting.report import in_words
 from fedxl.training.evaluate import value_of
 from fedxl.training.health import COLLAPSED
+from fedxl.training.hooks import Hooks, Progress
 from fedxl.training.settings import pick_device
-from fedxl.training.trainer import Hooks, Progress
 
 FORMAT = 3  # of run records and of the meaning of settings; a new number makes all runs be done again
 # Part of every key. It was fedxl's version when the stored runs were made. A new release alone does not change what a

@@ -16,8 +16,9 @@ from fedxl.files import read_bytes, write_json
 from fedxl.options import call
 from fedxl.training.evaluate import value_of
 from fedxl.training.health import COLLAPSED
+from fedxl.training.hooks import Hooks, Progress
 from fedxl.training.rundir import checkpointed
-from fedxl.training.trainer import Hooks, Progress, train
+from fedxl.training.trainer import train
 
 
 @dataclass(frozen=True, kw_only=True)

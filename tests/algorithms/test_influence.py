@@ -7,12 +7,12 @@ import torch
 
 from fedxl import tree
 from fedxl.algorithms.descent import _moved
+from fedxl.algorithms.influence import REMEMBERED, Influence
 from fedxl.algorithms.protocol import Assignment
 from fedxl.config.experiment import Config, execute
-from fedxl.deploy.server.influence import REMEMBERED, Influence
 from fedxl.engine.simulator import Simulator
 from fedxl.experiments import demo
-from fedxl.training.trainer import Hooks
+from fedxl.training.hooks import Hooks
 
 
 def refused(influence: Influence, *sizes: float) -> list[int]:

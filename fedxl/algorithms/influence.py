@@ -1,10 +1,13 @@
-"""Limits how far one site can move the model, by comparing the size of its update with the others'."""
+"""Limits how far one client can move the model, by comparing the size of its update with the others'."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+
+import torch
+from torch import Tensor
 
 ENOUGH = 3  # updates that a round needs for an upper quartile of its own
 REMEMBERED = 20  # rounds
@@ -49,6 +52,14 @@ class Influence:
         for name in _names(accepted):
             if present := _present(name, accepted):
                 self.usual[name] = [*self.usual.get(name, []), _upper_quartile(present)][-REMEMBERED:]
+
+    def as_tensors(self) -> dict[str, Tensor]:
+        """What is usual, for a checkpoint."""
+        return {name: torch.tensor(each, dtype=torch.float64) for name, each in self.usual.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `as_tensors`."""
+        self.usual = {name: leaf.tolist() for name, leaf in tensors.items()}
 
     def _usual(self, name: str, updates: Iterable[Sizes]) -> float:
         """The usual size; 0: unknown."""

@@ -1,0 +1,1 @@
+"""How much clients that lie cost, with each defence."""
