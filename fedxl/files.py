@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from zipfile import BadZipFile
 
 from fedxl.errors import UserError, first_line, require
+
+# What numpy and zipfile raise for a damaged .npz file; NotImplementedError is a RuntimeError.
+DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, RuntimeError, MemoryError, zlib.error, BadZipFile)
 
 
 def private_folder(path: Path) -> None:

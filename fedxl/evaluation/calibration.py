@@ -54,7 +54,8 @@ class Platt:
         scaled, count = (values - centre) / scale, int(positive.sum())
         targets = np.where(positive, (count + 1) / (count + 2), 1 / (len(values) - count + 2))
         slope, intercept = _logistic(scaled, targets)
-        if slope <= 0:  # the best curve that does not fall is flat
+        # Equal scores have no slope: what the search finds then is rounding, times a vast 1 / scale.
+        if slope <= 0 or values.min() == values.max():  # the best curve that does not fall is flat
             rate = float(targets.mean())
             note = "scores do not rise with the share of positives: every probability is the share of positives"
             return cls(0.0, math.log(rate / (1 - rate)), note)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from fedxl.errors import UserError, require
 from fedxl.evaluation.binned import Binned
 from fedxl.evaluation.scored import Scored
-from fedxl.files import read_bytes, write_atomically
+from fedxl.files import DAMAGED, read_bytes, write_atomically
 
 Curves = Mapping[str, Binned]  # by site; all in the same bins
 
@@ -43,7 +42,7 @@ def load(path: Path) -> dict[str, dict[str, Binned]]:
             return {split: _curves(arrays, split) for split in splits}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile, UserError) as error:
+    except DAMAGED as error:
         raise UserError(f"cannot read {path}: {error}; remove it to do without its curves") from None
 
 

@@ -6,13 +6,12 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from fedxl.errors import UserError, require
-from fedxl.files import read_bytes, write_atomically
+from fedxl.files import DAMAGED, read_bytes, write_atomically
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -77,7 +76,7 @@ def load(path: Path) -> dict[str, Scored]:
             }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, UserError) as error:
+    except DAMAGED as error:
         raise UserError(f"cannot read {path}: {error}; remove it to do without its scores") from None
 
 

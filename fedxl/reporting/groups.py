@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,32 +46,44 @@ def grouped(runs: Sequence[Run], reference: str = "") -> tuple[list[Group], Grou
         sorted_.setdefault(_sameness(run), []).append(run)
     members = list(sorted_.values())
     labels = _labels(members)
-    index = _index(reference, members, labels)
+    preference = _preference(runs)
+    index = _index(reference, members, labels, preference)
     focus = max(members[index], key=preference)
     groups = [
-        Group(_letter(number), label, each, focus if number == index else _matching(each, focus))
+        Group(_letter(number), label, each, focus if number == index else _matching(each, focus, preference))
         for number, (label, each) in enumerate(zip(labels, members, strict=True))
     ]
     return groups, groups[index]
 
 
-def _index(reference: str, members: Sequence[Sequence[Run]], labels: Sequence[str]) -> int:
+def _index(
+    reference: str, members: Sequence[Sequence[Run]], labels: Sequence[str], preference: Callable[[Run], float]
+) -> int:
     if reference:
         named = [n for n, each in enumerate(members) if reference in (labels[n], *(run.name for run in each))]
         if not named:
-            raise unknown("run", reference, [*labels, *(run.name for each in members for run in each)])
+            raise unknown("run", reference, {*labels, *(run.name for each in members for run in each)})
         return named[0]
     federated = [n for n, each in enumerate(members) if not each[0].centralized] or range(len(members))
     return max(federated, key=lambda n: float(np.mean([preference(run) for run in members[n]])))
 
 
-def preference(run: Run) -> float:
-    """The validation metric that chose its best round, the higher the better; minus infinity if there is none."""
-    value = value_of(run.shown.get("validation") or {}, run.select)
-    return value if np.isfinite(value) else -np.inf
+def _preference(runs: Sequence[Run]) -> Callable[[Run], float]:
+    """How good a run is on validation data, the higher the better; minus infinity if that is not known.
+
+    By the metric that chose the best rounds; by AUROC if these differ, for values of two metrics cannot be compared.
+    """
+    chosen = {run.select for run in runs}
+    metric = chosen.pop() if len(chosen) == 1 else "auroc"
+
+    def preference(run: Run) -> float:
+        value = value_of(run.shown.get("validation") or {}, metric)
+        return value if np.isfinite(value) else -np.inf
+
+    return preference
 
 
-def _matching(runs: Sequence[Run], focus: Run) -> Run:
+def _matching(runs: Sequence[Run], focus: Run, preference: Callable[[Run], float]) -> Run:
     """Of these runs, one that judged the same examples as the focus if there is one, else the preferred one."""
     return next((run for run in runs if same_examples(run, focus)), max(runs, key=preference))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
 
 def _outcome(run: Run) -> Outcome:
     best = "" if run.best_round is None else str(run.best_round)
-    told = [run.name, printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
+    told = [printable(run.name), printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
     seconds = (run.done or run.shown).get("seconds")
     return Outcome(told, run.values, intervals(run), [run.split, _number(seconds, 1)])
 
@@ -101,8 +102,13 @@ def as_text(rows: Sequence[Sequence[str]], columns: Sequence[str], title: str = 
 
 def as_markdown(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
     aligned = ["---:" if _numeric(cells) else "---" for cells in zip(*rows, strict=True)]
-    lines: list[Sequence[str]] = [columns, aligned, *rows]
+    lines: list[Sequence[str]] = [_plain(columns), aligned, *map(_plain, rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def _plain(cells: Sequence[str]) -> list[str]:
+    """Cells that Markdown shows as they are: a folder's name may hold a bar or a tag of HTML."""
+    return [re.sub(r"<(?=[A-Za-z/!?])", "&lt;", cell.replace("|", "\\|")) for cell in cells]
 
 
 def _numeric(cells: Iterable[str]) -> bool:

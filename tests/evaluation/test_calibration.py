@@ -59,6 +59,17 @@ def test_constant_scores_give_the_share_of_positives(kind):
     assert "do not rise" in found.note
 
 
+@pytest.mark.parametrize(("score", "count"), [(0.1, 100), (0.3, 11), (7.7, 7), (-2.3, 100)])
+def test_rounding_makes_no_step_of_constant_scores(score, count):
+    """The mean of these is another float than each of them, so that their standard deviation is not 0."""
+    scores, labels = np.full(count, score), np.arange(count) % 3 == 0
+    assert scores.std() > 0, "or this tests nothing"
+    found = fit("platt", scores, labels.astype(np.int64))
+    assert found.slope == 0
+    assert "do not rise" in found.note
+    assert found([score + 1]) == found([score - 1])
+
+
 @pytest.mark.parametrize("kind", CALIBRATIONS)
 def test_calibrations_never_change_the_order(kind):
     scores, labels = made(30, 70, tied=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -45,6 +47,29 @@ def test_a_damaged_file_is_told_in_one_line(tmp_path, content):
     (tmp_path / "scores.npz").write_bytes(content)
     with pytest.raises(UserError, match=r"cannot read .*scores\.npz"):
         load(tmp_path / "scores.npz")
+
+
+def test_arrays_of_another_form_and_archives_of_another_kind_are_told_in_one_line(tmp_path):
+    path, right = tmp_path / "scores.npz", {"test_scores": [1.0, 2.0], "test_labels": [0, 1]}
+    vast = io.BytesIO()
+    np.lib.format.write_array_header_1_0(vast, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)})
+    for wrong in (
+        {"test_rows": "r"},
+        {"test_sites": [0, 0], "test_names": "a"},
+        {"test_scores": np.zeros(2, "f4,i4")},
+    ):
+        np.savez(path, **{**right, **wrong})
+        with pytest.raises(UserError, match=r"cannot read .*scores\.npz"):
+            load(path)
+    np.savez(path, **right)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 32  # "patched data", which zipfile does not know
+    with zipfile.ZipFile(tmp_path / "vast.npz", "w") as archive:
+        archive.writestr("test_scores.npy", vast.getvalue())
+    for damaged in (bytes(content), (tmp_path / "vast.npz").read_bytes()):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"cannot read .*scores\.npz"):
+            load(path)
 
 
 def test_labels_and_sites_are_checked(tmp_path):

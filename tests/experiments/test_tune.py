@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -219,8 +220,20 @@ def test_another_search_in_the_same_folder_is_refused_and_more_trials_are_not(tm
     found = Search(more, tmp_path)()
     assert {name: len(trials) for name, trials in found.items()} == {"fedxl2": 3, "local_pair": 3}
     (tmp_path / "trials" / "fedxl2-0001.json").write_text('{"algorithm": "fedxl2"}')
-    with pytest.raises(UserError, match="remove it to repeat the trial"):
+    with pytest.raises(UserError, match=r"remove it and .*fedxl2-0001-seed-\* to repeat the trial"):
         Search(more, tmp_path)()
+
+
+def test_a_trial_is_repeated_as_the_message_says(tmp_path):
+    todo = a_plan(algorithms=["fedxl2"], trials=3)
+    before = results(todo, tmp_path)
+    best = best_of(Search(todo, tmp_path)()["fedxl2"])
+    store = TrialStore(tmp_path)
+    (tmp_path / "trials" / f"{store.stem('fedxl2', best.number)}.json").unlink()
+    with pytest.raises(UserError, match="further than the record of its trial; remove it to repeat the trial"):
+        Search(todo, tmp_path)()
+    shutil.rmtree(store.run(best, 0))
+    assert results(todo, tmp_path) == before
 
 
 def test_optuna_learns_from_the_trials_before():

@@ -151,6 +151,19 @@ def test_a_centralised_run_is_no_winner_among_federated_ones():
     assert "A moves its data to one place" in written(runs).text
 
 
+def test_values_of_different_metrics_are_not_compared():
+    """The worse run was chosen by AUROC, whose values are higher than those of the partial AUC."""
+    worse = replace(sample.run("worse", "local_sgd", 0, 1.0), chosen_by="auroc")
+    better = sample.run("better", "fedxl2", 0, 2.0)
+    assert worse.shown["validation"]["auroc"] > better.shown["validation"]["pauc@0.3"], "or this tests nothing"
+    assert grouped([worse, better])[1].label == grouped([better, worse])[1].label == "better"
+
+
+def test_an_unknown_reference_names_each_run_once():
+    with pytest.raises(UserError, match=r"unknown run 'zz'; known: better, worse$"):
+        grouped([sample.run("worse", "local_sgd", 0, 1.0), sample.run("better", "fedxl2", 0, 2.0)], "zz")
+
+
 def bare(run: Run) -> Run:
     return replace(run, scored={}, members=(), environment={}, begun="", chosen_by="", config="")
 

@@ -17,6 +17,7 @@ from fedxl.options import call
 from fedxl.training.evaluate import value_of
 from fedxl.training.health import COLLAPSED
 from fedxl.training.hooks import Hooks, Progress
+from fedxl.training.rundir import checkpointed
 from fedxl.training.trainer import train
 
 
@@ -82,7 +83,11 @@ class TrialStore:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"cannot read {path}: {error}; remove it to repeat the trial") from None
+            raise UserError(f"cannot read {path}: {error}; {self._how_to_repeat(algorithm, number)}") from None
+
+    def _how_to_repeat(self, algorithm: str, number: int) -> str:
+        runs = self.folder / "runs" / f"{self.stem(algorithm, number)}-seed-*"
+        return f"remove it and {runs} to repeat the trial"
 
     def save(self, trial: Trial) -> None:
         path = self._path(trial.algorithm, trial.number)
@@ -135,6 +140,8 @@ def perform(run: TrialRun, advance: Callable[[int], None]) -> RunOutcome:
         advance(max(0, rounds))
         told += max(0, rounds)
 
+    ahead = checkpointed(run.folder) > run.base + run.rounds  # somebody removed the record of its trial
+    require(not ahead, f"{run.folder} is further than the record of its trial; remove it to repeat the trial")
     simulation = simulate(run.config, lambda line: None, test=False)
     require("validation" in simulation.examiner.splits, "tuning needs validation data, and these data have none")
     hooks = Hooks(on_progress, say=lambda line: None, stop_collapsed=True)
