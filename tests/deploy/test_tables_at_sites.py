@@ -209,3 +209,15 @@ def test_changed_folders_are_noticed_at_any_depth(tmp_path):
     assert before == cache._stamps(site)
     (images / "1.png").write_bytes(b"")
     assert cache._stamps(site) != before
+
+
+def test_a_site_that_its_table_does_not_name_gets_nobodys_rows(tmp_path, paths):
+    sites = carrier(tmp_path, paths)
+    own = sites.sites[100]
+    lost = SiteFile(replace(own.settings, name="Hospital C"), {**TABLE, "path": paths[:2]}, own.folder)
+    with pytest.raises(
+        UserError, match=r"called 'Hospital C', and its table holds the sites .*; name it like one of"
+    ):
+        cache.prepare(lost)
+    alone = SiteFile(replace(own.settings, name="Hospital C"), {**TABLE, "path": paths[0]}, own.folder)
+    assert cache.prepare(alone) == cache.prepare(own)

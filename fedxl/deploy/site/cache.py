@@ -30,7 +30,7 @@ from fedxl.data.source import TensorSource
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import tables
 from fedxl.deploy.site.arrays import write_array
-from fedxl.errors import UserError, require
+from fedxl.errors import UserError, printable, require
 from fedxl.files import private_folder, read_bytes, write_atomically
 from fedxl.progress import progress
 
@@ -38,6 +38,7 @@ SPLITS = ("validation", "test")
 FACTS = "data.json"  # written last: a cache without it is incomplete
 FILES = {FACTS, *(f"{name}.npy" for name in ("x", "y", "means", *(f"{s}_{k}" for s in SPLITS for k in "xy")))}
 CHUNK = 1024  # examples written at a time
+MOST_NAMED = 10  # sites of a table in an error
 
 
 def refresh(site: SiteFile) -> None:
@@ -106,7 +107,7 @@ def prepare(site: SiteFile) -> int:
     config = config_of(site)
     raw = load_unfitted(config)
     if raw is not None:
-        return tables.write(site.cache, raw, _own_part(site, raw.order.names), _about(site), site.settings.name)
+        return tables.write(site.cache, raw, _own_site(site, raw.order.names), _about(site), site.settings.name)
     splits = load_data(config)
     own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
@@ -175,6 +176,18 @@ def _own_part(site: SiteFile, names: Sequence[str]) -> int:
         return list(names).index(site.settings.name)
     require(part < count, f"part is {part}, but the data have {count} client(s), 0 to {count - 1}")
     return part
+
+
+def _own_site(site: SiteFile, names: Sequence[str]) -> int:
+    """Which site of a table this is: the one with its name, or the only one. A number might be another's."""
+    own = site.settings.name
+    listed = ", ".join(printable(name, 40) for name in names[:MOST_NAMED])
+    listed += ", ..." if len(names) > MOST_NAMED else ""
+    require(
+        own in names or len(names) == 1,
+        f"this site is called '{own}', and its table holds the sites {listed}; name it like one of them",
+    )
+    return list(names).index(own) if own in names else 0
 
 
 def own_held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
