@@ -92,9 +92,8 @@ def train(
     if out is None:
         require(not run.track, "track needs a folder for the run: --out, in Python out=...")
         return Trainer(task, hooks, None, resume).train()
-    trackers = trackers_of(
-        run.track, run.tracking_uri, hooks.say
-    )  # first: what is missing for them is said before anything is written
+    # First: what is missing for them is said before anything is written.
+    trackers = trackers_of(run.track, run.tracking_uri, hooks.say)
     with RunDir(out, resume) as folder:
         for name, text in (files or {}).items():
             folder.write(name, text)
