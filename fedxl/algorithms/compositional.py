@@ -79,6 +79,7 @@ U = TypeVar("U", bound=UpdateWithG)
 class Compositional(Descent[S, ClientEstimates, U]):
     """Descent on an X-risk by pairs of scores."""
 
+    summed: ClassVar[tuple[str, ...]] = ("weights", "G")
     may_be_nan: ClassVar[tuple[str, ...]] = ("u",)  # u of an example never visited, and all u of a linear risk
 
     beta: float = 0.1  # weight of the new gradient in G

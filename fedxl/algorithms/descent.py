@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.averages import Aggregation
+from fedxl.algorithms.fixed_point import FORMS
 from fedxl.algorithms.merging import Merging
 from fedxl.algorithms.protocol import (
     Assignment,
@@ -55,6 +56,7 @@ class Descent(Merging, Generic[Server, Client, Update]):
     aggregation: Aggregation = "mean"  # how clients' results are merged: mean, or median, trimmed, krum, if some lie
     hostile: float = 0.25  # share of clients that may lie: trimmed cuts it off at either end, krum leaves it out
     clip_change: float = 0.0  # a client's change is cut to so many times the running median of all; 0: never
+    fixed_point: int = 0  # bits of the whole numbers in which changes are summed, 32 or 64; 0: sums of floats
 
     def __post_init__(self) -> None:
         require_types(type(self), {item.name: getattr(self, item.name) for item in fields(self)})
@@ -72,6 +74,17 @@ class Descent(Merging, Generic[Server, Client, Update]):
             self.clip_change == 0 or self.clip_change >= 1,
             f"clip_change must be at least 1, or 0 for no clipping, got {self.clip_change}",
         )
+        self._require_summable()
+
+    def _require_summable(self) -> None:
+        """Whoever knows only the sum of all changes can neither compare nor clip them."""
+        if not self.fixed_point:
+            return
+        known = " or ".join(map(str, FORMS))
+        require(self.fixed_point in FORMS, f"fixed_point must be {known}, or 0 for floats, got {self.fixed_point}")
+        require(bool(self.summed), f"fixed_point is not for {type(self).__name__}: its server needs more than sums")
+        one = self.aggregation == "mean" and not self.clip_change
+        require(one, 'fixed_point sums changes of all clients: it needs aggregation = "mean" and clip_change = 0')
 
     def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor | float:
         """The learning rate at a step; a plain number if there are no milestones."""

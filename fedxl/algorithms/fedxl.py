@@ -345,6 +345,7 @@ class WarmUp:
     """
 
     name = "warm-up"
+    summed = ()  # weights and G do not move
 
     def __init__(self, algorithm: FeDXL2) -> None:
         self.of = algorithm

@@ -69,6 +69,9 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
         share = share._replace(model=share.model * work.factors[0])
         return client, LocalPairUpdate(work.weights, work.G, share, work.step - server.step)
 
+    def trained(self, share: Share) -> Tensor:
+        return share.model * ((share.first > 0) & (share.second > 0))
+
     def update_like(self, server: LocalPairServer, assignment: Assignment) -> LocalPairUpdate:
         return LocalPairUpdate(server.weights, server.G, assignment.share, server.step)
 

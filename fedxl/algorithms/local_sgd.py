@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,8 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
     Each client descends the cross entropy of its own examples, drawn regardless of label. The risk is reported, not
     optimised.
     """
+
+    summed: ClassVar[tuple[str, ...]] = ("weights",)
 
     risk: XRisk = field(default_factory=auroc, kw_only=False)  # what is reported
 

@@ -6,7 +6,7 @@ An algorithm's `aggregate` calls `clipped`, `chosen` and `merged`, in this order
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ W = TypeVar("W", bound=ClientUpdate)
 
 class Merging:
     """The server's side of `aggregate`. `Descent` has the settings."""
+
+    summed: ClassVar[tuple[str, ...]] = ()  # fields of an update that the server needs in sum only; (): none
 
     aggregation: Aggregation
     hostile: float
@@ -66,6 +68,10 @@ class Merging:
         if self.aggregation == "krum":
             return average_counted(stacked, shares, otherwise)
         return average(stacked, shares, otherwise)
+
+    def trained(self, share: Share) -> Tensor:
+        """How much each client counts in the average of the models."""
+        return share.model
 
     def changing(self, state: Any) -> dict[str, Any]:
         """The parts of a server state or of an update that a round changes, each with a norm of its own."""

@@ -59,6 +59,11 @@ def evaluate(message: Message, context: Context) -> Message:
     return _reply(message, context)
 
 
+@client.query("secure")
+def secure(message: Message, context: Context) -> Message:
+    return _reply(message, context)
+
+
 def _reply(message: Message, context: Context) -> Message:
     return reply(message, lambda: _site(context))
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
+from fedxl.algorithms.fixed_point import summed
 from fedxl.algorithms.protocol import AnyAlgorithm, AnyPhase, ClientUpdate, Reading, ServerState
 from fedxl.sampling import Floats, Indices
 
@@ -47,8 +48,10 @@ class Played(NamedTuple):
 
 def play_round(algorithm: AnyAlgorithm, engine: Engine, server: ServerState, round: int, cohort: Indices) -> Played:
     """One round of a cohort. Round 0 is the warm-up, for algorithms that have one."""
-    updates = engine.run_round(server, round, cohort)
-    return Played(algorithm.phase(round).aggregate(server, updates), updates)
+    updates, phase = engine.run_round(server, round, cohort), algorithm.phase(round)
+    if not getattr(engine, "sums", False):  # a secure sum arrives as one
+        updates = summed(phase, server, updates)
+    return Played(phase.aggregate(server, updates), updates)
 
 
 def passive_like(phase: AnyPhase, server: ServerState, reading: Reading, steps: int) -> Any:

@@ -14,7 +14,7 @@ from fedxl.config.experiment import Config, execute
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.provision.settings import ServerFile, ServerSettings, SiteFile, SiteSettings
 from fedxl.deploy.server import serve as server
-from fedxl.deploy.site import requests
+from fedxl.deploy.site import requests, secure
 from fedxl.errors import first_line
 from fedxl.risks import RISKS
 from fedxl.training.hooks import Hooks
@@ -83,7 +83,8 @@ class InProcess:
             return None if fault == "silence" else fault
         try:
             mine = self.sites[node]
-            handler = {"train": requests.train, "evaluate": requests.evaluate}.get(kind)
+            handlers = {"train": requests.train, "evaluate": requests.evaluate, "secure": secure.step}
+            handler = handlers.get(kind)
             reply = handler(mine, request) if handler else requests.hello(mine)
         except ValueError as error:
             return Failure(first_line(error))

@@ -13,7 +13,7 @@ from fedxl.algorithms.protocol import Share
 from fedxl.errors import WORDS as WORDS  # part of what this module offers
 from fedxl.errors import RefusedError, printable
 
-Kind = Literal["hello", "train", "evaluate"]
+Kind = Literal["hello", "train", "evaluate", "secure"]
 POLL = 0.5  # seconds
 DIVERGED = "diverged: "  # prefix of a site's failure when its numbers are not finite or out of range
 

@@ -36,6 +36,7 @@ KINDS: Mapping[Kind, str] = {
     "hello": MessageType.QUERY,
     "train": MessageType.TRAIN,
     "evaluate": MessageType.EVALUATE,
+    "secure": f"{MessageType.QUERY}.secure",  # the steps of a secure sum besides the training
 }
 NUMPY = "numpy.ndarray"
 MAX_HEADER = 4096  # bytes of numpy's header

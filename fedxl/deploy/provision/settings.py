@@ -31,6 +31,7 @@ class ServerSettings:
     evaluate: str = "server"  # server: on its own [data]; sites: on theirs, as far as each site discloses results
     bins: int = 512  # in which sites that disclose curves count their scores; fewer if they add noise
     megabytes: float = 1000.0  # of the largest reply that it accepts
+    secure: bool = False  # add weights and G of all sites under masks, so that the server sees only their sum
     influence: float = 20.0  # times the usual size that an update may have (see algorithms/influence.py); 0: no limit
 
     def __post_init__(self) -> None:
@@ -51,6 +52,11 @@ class ServerSettings:
             raise unknown("wire", self.wire, PRECISIONS)
         if self.evaluate not in EVALUATORS:
             raise unknown("evaluate", self.evaluate, EVALUATORS)
+        if self.secure:
+            require(
+                self.wire == PRECISIONS[0], f'secure = true sends whole numbers; it needs wire = "{PRECISIONS[0]}"'
+            )
+            require(len(self.sites) > 1, "secure = true needs at least two sites: a sum of one is no secret")
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,9 @@ class SiteSettings:
     epsilon_total: float = 0.0  # of all curves together, over all runs; then it discloses no more
     evaluations: int = 1000  # requests to evaluate that it accepts, over all runs
     summary: bool = False  # whether counts, means and squares of its table's columns may leave, to scale all alike
+    secure: bool = False  # whether it takes part only in runs whose server adds all sites' updates under masks
+    sum_of: int = 2  # the fewest sites, this one included, whose masked updates it lets the server add
+    peers: tuple[str, ...] = ()  # fingerprints of the sites whose keys it trusts in a sum; (): all with a certificate
     digest: str = ""  # of the only experiment that it takes part in; "": any that the settings above allow
     device: str = "auto"
 
@@ -87,6 +96,7 @@ class SiteSettings:
         require(
             self.evaluate != "figures", 'evaluate = "figures" is called "metrics" now; write evaluate = "metrics"'
         )
+        require(self.sum_of >= 2, f"sum_of must be at least 2, got {self.sum_of}: a sum of one is no secret")
         if self.evaluate not in DISCLOSURES:
             raise unknown("evaluate", self.evaluate, DISCLOSURES)
         Grid(self.bins)  # which checks their number

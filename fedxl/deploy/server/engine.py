@@ -92,7 +92,7 @@ class GridEngine:
             replies = self._attempt(phase, server, round, numbers)
             accepted = sorted(replies.rows.filled)
             if len(accepted) >= least:
-                updates = replies.rows.stacked()
+                updates = self._merged(server, replies.rows.stacked())
                 if self._usable(phase, server, round, updates):
                     break
                 accepted = []
@@ -112,9 +112,10 @@ class GridEngine:
 
     def _attempt(self, phase: AnyPhase, server: ServerState, round: int, cohort: Sequence[int]) -> Replies:
         names = {self.settings.sites[number]: number for number in cohort}
-        numbers = {node: names[name] for name, node in self.directory.gather(names).items()}
+        numbers: Mapping[int, int] = {node: names[name] for name, node in self.directory.gather(names).items()}
         for number in set(cohort) - set(numbers.values()):
             self._drop(round, number, "it is not connected")
+        numbers = self._prepared(phase, round, numbers)
         state = wire.flatten(TrainRequest(phase.downlink(server), self._share(0), ()), self.settings.wire)
         weights = phase.pool_weights(server)
         pool = None if weights is None else PoolDraws.of(weights)
@@ -200,7 +201,7 @@ class GridEngine:
             self.say(f"round {round}, {self.settings.sites[number]}: {printable(note)}")
         share, steps = self._share(number), self.problem.settings.local_steps
         like = phase.update_like(server, self.problem.assignment(share))
-        update = wire.restore(like, reply.tensors, may_be_nan=self.problem.algorithm.may_be_nan)
+        update = self._restored(phase, server, number, like, reply)
         if self.settings.wire == wire.HALF:
             params = wire.plus(server.weights.params, update.weights.params)
             update = update._replace(weights=update.weights._replace(params=params))
@@ -211,6 +212,20 @@ class GridEngine:
         if not 0 <= int(update.steps) <= steps:
             raise RefusedError(f"it reports {int(update.steps)} steps of {steps}")
         return update
+
+    # What a server that sees only sums does in another way.
+
+    def _prepared(self, phase: AnyPhase, round: int, numbers: Mapping[int, int]) -> Mapping[int, int]:
+        """The nodes that are asked to train, with their sites' numbers."""
+        return numbers
+
+    def _restored(self, phase: AnyPhase, server: ServerState, number: int, like: Any, reply: Envelope) -> Any:
+        """The update in a reply's tensors."""
+        return wire.restore(like, reply.tensors, may_be_nan=self.problem.algorithm.may_be_nan)
+
+    def _merged(self, server: ServerState, updates: ClientUpdate) -> ClientUpdate:
+        """Accepted updates as the algorithm's `aggregate` takes them."""
+        return updates
 
     def _share(self, number: int) -> Share:
         return tree.map(lambda leaf: leaf[number], self.shares)

@@ -19,6 +19,7 @@ from fedxl.deploy.server.curves import GridBook
 from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import GridEngine
 from fedxl.deploy.server.examiner import SiteExaminer
+from fedxl.deploy.server.secure import SecureEngine
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_back
@@ -79,7 +80,8 @@ def serve(
     # What follows from all sites' data goes to sites only if the algorithm needs it.
     needed = facts_of_all._asdict() if problem.algorithm is not problem.given else {}
     prepared = made.to_text() if made is not None else ""
-    engine = GridEngine(directory, problem, RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared))
+    kind = SecureEngine if settings.secure else GridEngine
+    engine = kind(directory, problem, RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared))
     _begin(known, run_id, directory.facts)
     task = _task(engine, config, shape, GridBook(server.out / "grids.json", settings.bins), made)
     resuming = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedxl import metrics
+from fedxl import __version__, metrics
 from fedxl.config.experiment import Config
+from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site.locks import locked
 from fedxl.errors import UserError, printable, require
@@ -21,7 +23,15 @@ from fedxl.files import read_bytes, write_atomically
 
 TABLES = ("model", "risk", "algorithm", "run")
 COUNTS = "requests.json"
+RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 COUNTED = {"train": "rounds", "evaluate": "evaluations"}  # kind of request: the setting that limits it
+
+
+def require_acceptable(request: Envelope) -> None:
+    """Refuse a request of another version, or of a run whose id cannot name a folder."""
+    theirs = printable(request.facts["version"])
+    require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
+    require(bool(RUN_ID.fullmatch(str(request.facts["run"]))), "the run id is malformed")
 
 
 def permitted(site: SiteFile, text: str) -> Config:

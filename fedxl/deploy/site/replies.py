@@ -9,15 +9,16 @@ import torch
 
 from fedxl.deploy.flower.common import Message, MessageType
 from fedxl.deploy.protocol.envelope import Envelope
-from fedxl.deploy.protocol.records import from_records, to_records
+from fedxl.deploy.protocol.records import KINDS, from_records, to_records
 from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.site import requests, slots
+from fedxl.deploy.site import requests, secure, slots
 from fedxl.errors import RefusedError, UserError, first_line, printable
 
 HANDLERS: Mapping[str, Callable[[SiteFile, Envelope], Envelope]] = {
     MessageType.QUERY: lambda site, request: requests.hello(site),
     MessageType.TRAIN: requests.train,
     MessageType.EVALUATE: requests.evaluate,
+    KINDS["secure"]: secure.step,
 }
 log = logging.getLogger("fedxl")
 

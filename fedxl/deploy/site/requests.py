@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.site import cache, curve
+from fedxl.deploy.site import cache, curve, secure
 from fedxl.deploy.site.locks import locked
-from fedxl.deploy.site.permission import count, permitted, require_metrics_allowed
+from fedxl.deploy.site.permission import count, permitted, require_acceptable, require_metrics_allowed
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, RefusedError, UserError, printable, require
@@ -33,7 +32,6 @@ from fedxl.training.suited import suited
 
 SPLITS = ("validation", "test")
 MOST_LIMITS = 6  # false positive rates at which a site discloses its partial AUC
-RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 
 
 def hello(site: SiteFile) -> Envelope:
@@ -59,8 +57,9 @@ def hello(site: SiteFile) -> Envelope:
 def train(site: SiteFile, request: Envelope) -> Envelope:
     """One round: `local_round` on this site's data, from the state after the round that the server last took."""
     facts = request.facts
-    _require_acceptable(request)
-    experiment = permitted(site, str(facts["config"]))
+    require_acceptable(request)
+    experiment, precision = permitted(site, str(facts["config"])), str(facts["wire"])
+    hidden = secure.require_allowed(site, request, precision)
     count(site, "train")
     federation = cache.training_data(site, _preparation(request))
     problem = _problem(site, experiment, request, federation)
@@ -77,7 +76,9 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
         update = tree.map(lambda leaf: leaf[0], update)
         _require_convergence(phase, received, update, problem)
         _remember(folder, engine, round, base, data)
-    precision = str(facts["wire"])
+        if hidden:
+            tensors = secure.disclosed(folder, request, problem.algorithm, phase, received.server, update)
+            return Envelope({"site": site.settings.name, "round": round, "note": note}, tensors)
     if precision == wire.HALF:
         # Of parameters alone: they take small steps. Statistics jump, and are better rounded themselves.
         params = wire.minus(update.weights.params, received.server.weights.params)
@@ -87,7 +88,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
 
 def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     """How the server's model does on what this site has held back, as far as the site discloses it."""
-    _require_acceptable(request)
+    require_acceptable(request)
     kind, split = site.settings.evaluate, str(request.facts["split"])
     header = {"site": site.settings.name, "split": split}
     if kind == "none":
@@ -122,12 +123,6 @@ def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
     columns = [*scores.flatten(1).T.numpy()] if scores.ndim > 1 else [scores.numpy()]
     sorting = torch.from_numpy(np.lexsort([labels.numpy(), *columns]))
     return ScoreReply(scores[sorting], labels[sorting].to(torch.uint8))
-
-
-def _require_acceptable(request: Envelope) -> None:
-    theirs = printable(request.facts["version"])
-    require(theirs == __version__, f"the server runs fedxl {theirs}, this site {__version__}; they must be the same")
-    require(bool(RUN_ID.fullmatch(str(request.facts["run"]))), "the run id is malformed")
 
 
 def _numbers(request: Envelope) -> tuple[int, int, int, int]:

@@ -1,0 +1,163 @@
+"""A site's part of a secure sum (Bonawitz et al., Practical Secure Aggregation, CCS 2017), as steps between states.
+
+    keys      two fresh key pairs and the seed of a mask of its own; the public parts go to the server
+    shares    its mask key and its seed, each split among all members; each member's part is sealed for it
+    mask      codes + own mask + the masks shared with each other member, added by the lower number and subtracted
+              by the higher
+    unmask    for each member that is in the sum, the share of its seed; for each that is not, of its mask key
+
+A server with both the seed and the mask key of one site could read its codes. So a site gives one kind of share for
+each member, once: each step is possible once only, in this order, and the state says which was the last one. The
+caller stores the state before the answer leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedxl.deploy.secure import masks, shamir
+from fedxl.deploy.secure.masks import RINGS, Ring
+from fedxl.deploy.secure.messages import Advert
+from fedxl.deploy.secure.sealed import opened, seal
+from fedxl.errors import RefusedError
+
+FEWEST = 2  # a sum of one site's codes is no secret
+
+
+def threshold(members: int) -> int:
+    """Members that must be left at the end: two thirds, rounded up.
+
+    It is more than half. So a server that tells sites different lists does not get enough shares of both kinds,
+    unless a third of the members help it.
+    """
+    return max(FEWEST, -(-2 * members // 3))
+
+
+def purpose(kind: str, context: str, one: int, other: int) -> str:
+    """What a shared secret is for: it differs by kind of use, run, round, session and pair of sites."""
+    low, high = sorted((one, other))
+    return f"fedxl {kind} {context} {low} {high}"
+
+
+def signed_text(context: str, name: str, number: int, advert: Advert) -> bytes:
+    """What a site signs: its keys, and which sum they are for."""
+    keys = (advert.seal + advert.mask + advert.commitment).hex()
+    return f"fedxl secure sum {context} {name} {number} {keys}".encode()
+
+
+def commitment(seed: bytes) -> bytes:
+    """It binds a site to its seed, so that a wrong share shows."""
+    return hashlib.sha256(b"fedxl seed" + seed).digest()
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """What a site remembers of a sum; all of it is secret."""
+
+    session: str
+    context: str  # run, round and session
+    number: int  # of this site
+    stage: str = "keys"  # the last step done
+    seal_key: str = ""  # private keys and the seed, in hexadecimal; forgotten as soon as they are not needed
+    mask_key: str = ""
+    seed: str = ""
+    members: dict[str, dict[str, str]] = field(default_factory=dict)  # by number: its public keys
+    held: dict[str, tuple[str, str]] = field(default_factory=dict)  # by number: shares of its seed and its mask key
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def require(self, stage: str, session: str) -> None:
+        if session != self.session:
+            raise RefusedError("this site knows nothing of that secure sum; it may have begun another since")
+        if stage != self.stage:
+            raise RefusedError(f"a site does each step of a secure sum once: the last one was {self.stage}")
+
+    def adverts(self) -> dict[int, Advert]:
+        return {int(number): Advert.from_plain(found) for number, found in self.members.items()}
+
+
+def begin(session: str, context: str, number: int) -> tuple[MemberState, Advert]:
+    """Fresh secrets, and what of them is public; the caller signs it."""
+    seal_key, mask_key, seed = (os.urandom(masks.KEY) for _ in range(3))
+    state = MemberState(session, context, number, seal_key=seal_key.hex(), mask_key=mask_key.hex(), seed=seed.hex())
+    return state, Advert(masks.public_of(seal_key), masks.public_of(mask_key), commitment(seed))
+
+
+def share(state: MemberState, members: Mapping[int, Advert]) -> tuple[MemberState, dict[int, bytes]]:
+    """Its two secrets in shares, sealed for each member. The caller has verified the members' signatures."""
+    mine = members.get(state.number)
+    own = (masks.public_of(_key(state.seal_key)), masks.public_of(_key(state.mask_key)))
+    if mine is None or (mine.seal, mine.mask) != own:
+        raise RefusedError("this site's own keys are not among those of the secure sum")
+    if len(members) < FEWEST:
+        raise RefusedError("a sum of one site's update would not be secret")
+    if len({key for advert in members.values() for key in (advert.seal, advert.mask)}) < 2 * len(members):
+        raise RefusedError("two sites of a secure sum have the same key")
+    places, needed = [number + 1 for number in members], threshold(len(members))
+    both = [shamir.split(int(secret, 16), needed, places) for secret in (state.seed, state.mask_key)]
+    sealed = {}
+    for number, advert in members.items():
+        if number != state.number:
+            text = b"".join(shares[number + 1].to_bytes(shamir.BYTES) for shares in both)
+            key = masks.agree(_key(state.seal_key), advert.seal, purpose("seal", state.context, state.number, number))
+            sealed[number] = seal(key, text, _about(state, state.number, number))
+    kept = {str(state.number): (hex(both[0][state.number + 1]), hex(both[1][state.number + 1]))}
+    known = {str(number): advert.to_plain() for number, advert in members.items()}
+    return replace(state, stage="shares", members=known, held=kept), sealed
+
+
+def mask(state: MemberState, inbox: Mapping[int, bytes], codes: Ring) -> tuple[MemberState, Ring]:
+    """Its codes under all masks. inbox: the sealed shares of every other member that takes part from here on."""
+    adverts, held = state.adverts(), dict(state.held)
+    if state.number in inbox or not inbox.keys() <= adverts.keys():
+        raise RefusedError("a sealed share comes from a site that is not in this sum")
+    if len(inbox) + 1 < threshold(len(adverts)):
+        raise RefusedError(f"only {len(inbox) + 1} of {len(adverts)} sites are left in the secure sum")
+    masked = codes.copy()
+    masks.add_mask(masked, _key(state.seed))
+    for number, sealed in inbox.items():
+        key = masks.agree(
+            _key(state.seal_key), adverts[number].seal, purpose("seal", state.context, state.number, number)
+        )
+        text = opened(key, sealed, _about(state, number, state.number))
+        held[str(number)] = (text[: shamir.BYTES].hex(), text[shamir.BYTES :].hex())
+        seed = pair_seed(_key(state.mask_key), adverts[number], state.context, state.number, number)
+        masks.add_mask(masked, seed, 1 if state.number < number else -1)
+    return replace(state, stage="mask", seal_key="", mask_key="", seed="", held=held), masked
+
+
+def unmask(state: MemberState, survivors: Sequence[int]) -> tuple[MemberState, dict[int, int]]:
+    """Of each member whose codes are in the sum the share of its seed, of each other one that of its mask key."""
+    known = {int(number) for number in state.held}
+    if state.number not in survivors or not set(survivors) <= known:
+        raise RefusedError("the sum does not hold this site's update, or holds one that this site knows nothing of")
+    if len(survivors) < threshold(len(state.members)):
+        raise RefusedError(f"a sum of {len(survivors)} of {len(state.members)} sites has too few of them")
+    shares = {number: int(state.held[str(number)][number not in survivors], 16) for number in sorted(known)}
+    return replace(state, stage="unmask", members={}, held={}), shares
+
+
+def pair_seed(private: bytes, other: Advert, context: str, number: int, other_number: int) -> bytes:
+    """The seed of the mask that two sites share."""
+    return masks.agree(private, other.mask, purpose("mask", context, number, other_number))
+
+
+def as_ring(codes: NDArray[np.int64], bits: int) -> Ring:
+    """Codes modulo 2^bits."""
+    return codes.astype(RINGS[64]).astype(RINGS[bits])
+
+
+def _key(text: str) -> bytes:
+    return bytes.fromhex(text)
+
+
+def _about(state: MemberState, sender: int, receiver: int) -> str:
+    return f"{state.context} {sender} to {receiver}"

@@ -1,0 +1,107 @@
+"""What the parties of a secure sum tell each other, as JSON in a message's facts. All is checked on arrival."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedxl.deploy.protocol.envelope import whole
+from fedxl.deploy.secure import masks, sealed, shamir
+from fedxl.errors import RefusedError
+
+SESSION = re.compile(r"[0-9a-f]{32}")
+MOST_SITES = 10_000
+MOST_TEXT = 10_000  # characters of a certificate or a signature
+SEALED = 2 * shamir.BYTES + sealed.OVERHEAD  # bytes of two shares
+
+
+class Advert(NamedTuple):
+    """The public keys of a site for one sum, signed with its long-term key."""
+
+    seal: bytes  # for what other sites send to it
+    mask: bytes  # for the masks that it shares with each of them
+    commitment: bytes  # SHA-256 of the seed of its own mask
+    certificate: str = ""  # of its long-term key, PEM
+    signature: bytes = b""
+
+    def to_plain(self) -> dict[str, str]:
+        return {name: value.hex() if isinstance(value, bytes) else value for name, value in self._asdict().items()}
+
+    @classmethod
+    def from_plain(cls, found: Any) -> Advert:
+        table = _table(found)
+        if table.keys() != set(cls._fields):
+            raise RefusedError("its keys cannot be read")
+        seal, mask, commitment = (_bytes(table[name], masks.KEY) for name in ("seal", "mask", "commitment"))
+        return cls(seal, mask, commitment, _text(table["certificate"]), _bytes(table["signature"]))
+
+
+def session_of(text: Any) -> str:
+    if not SESSION.fullmatch(str(text)):
+        raise RefusedError("the session of a secure sum is malformed")
+    return str(text)
+
+
+def by_number(text: Any) -> dict[int, Any]:
+    """A table whose keys are sites' numbers."""
+    found = _table(_parsed(text))
+    if len(found) > MOST_SITES or not all(re.fullmatch(r"0|[1-9][0-9]{0,8}", key) for key in found):
+        raise RefusedError("a list of sites cannot be read")
+    return {int(key): value for key, value in found.items()}
+
+
+def numbers(text: Any) -> list[int]:
+    """Numbers of sites, ascending."""
+    found = _parsed(text)
+    if not isinstance(found, list) or len(found) > MOST_SITES:
+        raise RefusedError("a list of sites cannot be read")
+    each = [whole(number, "site") for number in found]
+    if each != sorted(set(each)) or (each and each[0] < 0):
+        raise RefusedError("a list of sites is not in order")
+    return each
+
+
+def sealed_shares(text: Any) -> dict[int, bytes]:
+    return {number: _bytes(value, SEALED) for number, value in by_number(text).items()}
+
+
+def open_shares(text: Any) -> dict[int, int]:
+    found = {number: int.from_bytes(_bytes(value, shamir.BYTES)) for number, value in by_number(text).items()}
+    if any(share >= shamir.PRIME for share in found.values()):
+        raise RefusedError("a share is out of range")
+    return found
+
+
+def hexed(found: Mapping[int, bytes]) -> str:
+    return json.dumps({str(number): value.hex() for number, value in found.items()})
+
+
+def _parsed(text: Any) -> Any:
+    try:
+        return json.loads(str(text))
+    except (ValueError, RecursionError):
+        raise RefusedError("a part of the secure sum cannot be read") from None
+
+
+def _table(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise RefusedError("a part of the secure sum is not a table")
+    return found
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str) or len(found) > MOST_TEXT:
+        raise RefusedError("a text of the secure sum cannot be read")
+    return found
+
+
+def _bytes(found: Any, length: int = 0) -> bytes:
+    try:
+        value = bytes.fromhex(_text(found))
+    except ValueError:
+        raise RefusedError("a key or a share is not in hexadecimal") from None
+    if length and len(value) != length:
+        raise RefusedError(f"a key or a share has {len(value)} bytes instead of {length}")
+    return value

@@ -1,0 +1,194 @@
+"""Rounds in which the server sees only the sum of the sites' weights and G (deploy/secure/).
+
+Each round takes four exchanges instead of one: keys, shares, the training itself, and the shares that take the masks
+off the sum. A site may be lost at any of them. Scores, shares and steps are still seen site by site.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedxl import tree, wire
+from fedxl.algorithms.fixed_point import FORMS, flat, parts, summed_parts, unflat, with_mean
+from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState
+from fedxl.deploy.protocol.envelope import Envelope, Failure, exchange
+from fedxl.deploy.secure.collector import Collector
+from fedxl.deploy.secure.member import FEWEST
+from fedxl.deploy.secure.messages import Advert, hexed, open_shares, sealed_shares
+from fedxl.deploy.server.engine import GridEngine, Replies
+from fedxl.errors import RefusedError, first_line, printable, require
+
+PROMPT = 60.0  # seconds that a site has for a step without training, at most
+MASKED = "masked"
+
+
+class SecureEngine(GridEngine):
+    """An engine that holds sites' weights and G under masks only, until they are a sum."""
+
+    sums = True  # its updates hold the mean that the sum stands for
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        algorithm: Any = self.problem.algorithm
+        named = "secure = true adds weights and G as whole numbers"
+        require(bool(getattr(algorithm, "fixed_point", 0)), f"{named}: set fixed_point = 64 (or 32) in [algorithm]")
+        counted = int((algorithm.trained(self.shares) > 0).sum())
+        require(counted >= FEWEST, f"secure = true needs two sites whose model counts, and there are {counted}")
+        self.hidden = summed_parts(algorithm)
+        self.form = FORMS[algorithm.fixed_point]
+        self.nodes: dict[int, int] = {}  # by number, of the sites in the sum
+        self.session = ""
+        self.sum: Collector | None = None  # of this attempt; None: there is nothing to add
+        self.total = torch.zeros(0, dtype=torch.int64)  # of the codes of all sites in the sum
+
+    def _attempt(self, phase: AnyPhase, server: ServerState, round: int, cohort: Sequence[int]) -> Replies:
+        self._require_secret(phase, round, cohort)
+        self.sum, self.session = None, ""
+        self.total = torch.zeros(len(flat(parts(self.hidden, server))), dtype=torch.int64)
+        replies = super()._attempt(phase, server, round, cohort)
+        if self.sum is None or not replies.rows.filled:
+            return replies
+        try:
+            accepted = {cohort[row] for row in replies.rows.filled}
+            self.total = self._unmasked(self.sum, round, accepted)
+        except RefusedError as error:
+            self.say(f"round {round}: all updates discarded, their sum cannot be used: {printable(error)}")
+            replies.rows.filled.clear()
+        return replies
+
+    def _prepared(self, phase: AnyPhase, round: int, numbers: Mapping[int, int]) -> Mapping[int, int]:
+        """Sites that count exchange keys and shares. Those that fail are not asked to train."""
+        if not summed_parts(phase):
+            return numbers
+        members = {number: node for node, number in numbers.items() if self._counts(number)}
+        others = {node: n for node, n in numbers.items() if n not in members}
+        if not members:
+            return numbers
+        self.session = secrets.token_hex(16)
+        self.sum = Collector(f"{self.head.run} {round} {self.session}", self.form.bits)
+        try:
+            self._exchange_keys(self.sum, round, members)
+            self._exchange_shares(self.sum, round, members)
+        except RefusedError as error:
+            self.say(f"round {round}: no secure sum: {printable(error)}")
+            return {}
+        self.nodes = {number: members[number] for number in self.sum.sealed}
+        return {node: number for number, node in self.nodes.items()} | others
+
+    def _require_secret(self, phase: AnyPhase, round: int, cohort: Sequence[int]) -> None:
+        counted = sum(self._counts(number) for number in cohort)
+        require(
+            counted != 1 or not summed_parts(phase),
+            f"only one site of round {round} counts in the average, and a sum of one is no secret; "
+            "a larger cohort would help",
+        )
+
+    def _counts(self, number: int) -> bool:
+        """Whether a site's model is averaged with the others'."""
+        algorithm: Any = self.problem.algorithm
+        return bool(algorithm.trained(self._share(number)) > 0)
+
+    def _exchange_keys(self, found: Collector, round: int, members: Mapping[int, int]) -> None:
+        def take(number: int, reply: Envelope) -> None:
+            found.adverts[number] = Advert.from_plain(_json(reply.facts.get("keys")))
+
+        requests = {number: {"round": round, "number": number} for number in members}
+        self._step(round, "keys", members, requests, take)
+        self._require_left(found.adverts, FEWEST, "keys")
+
+    def _exchange_shares(self, found: Collector, round: int, members: Mapping[int, int]) -> None:
+        adverts = json.dumps({str(number): advert.to_plain() for number, advert in sorted(found.adverts.items())})
+
+        def take(number: int, reply: Envelope) -> None:
+            found.take_shares(number, sealed_shares(reply.facts.get("sealed")))
+
+        self._step(round, "shares", members, {number: {"members": adverts} for number in found.adverts}, take)
+        self._require_left(found.sealed, found.needed, "shares")
+
+    def _unmasked(self, found: Collector, round: int, accepted: Iterable[int]) -> Tensor:
+        """The sum of the codes of these sites, or of those among them that count."""
+        found.masked = {number: found.masked[number] for number in sorted(accepted) if number in found.masked}
+        self._require_left(found.masked, found.needed, "their updates")
+        survivors = json.dumps(sorted(found.masked))
+
+        def take(number: int, reply: Envelope) -> None:
+            found.take_answer(number, open_shares(reply.facts.get("shares")))
+
+        self._step(round, "unmask", self.nodes, {number: {"survivors": survivors} for number in found.masked}, take)
+        self._require_left(found.answers, found.needed, "the shares of the masks")
+        total = torch.from_numpy(found.unmasked())
+        self.form.check_sum(total, len(found.masked))
+        return total
+
+    def _step(
+        self,
+        round: int,
+        name: str,
+        nodes: Mapping[int, int],
+        requests: Mapping[int, Mapping[str, Any]],
+        take: Callable[[int, Envelope], None],
+    ) -> None:
+        """One exchange of a sum with these sites, by number. Who fails is left out, with the reason."""
+        head = {**self.head.facts, "secure": name, "session": self.session}
+        envelopes = {nodes[number]: Envelope({**head, **facts}, {}) for number, facts in requests.items()}
+        numbers = {nodes[number]: number for number in requests}
+        seconds = min(PROMPT, self.settings.deadline)
+        for node, reply in exchange(self.directory.carrier, envelopes, "secure", seconds):
+            number = numbers[node]
+            try:
+                if isinstance(reply, Failure):
+                    raise RefusedError(reply.reason)
+                if reply.facts.get("session") != self.session:
+                    raise RefusedError("it replies to another request")
+                take(number, reply)
+            except RefusedError as error:
+                reason = f"secure sum, {name}: {printable(first_line(error))}"
+                if name == "unmask":  # its update is in the sum all the same
+                    self.say(f"round {round}, {self.settings.sites[number]}: {reason}")
+                else:
+                    self._drop(round, number, reason)
+
+    def _require_left(self, found: Mapping[int, Any], needed: int, what: str) -> None:
+        if len(found) < needed:
+            raise RefusedError(f"{len(found)} sites have sent {what}, and {needed} must")
+
+    def _request(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
+        request = super()._request(state, round, number)
+        inside = self.sum is not None and number in self.sum.sealed
+        inbox = hexed(self.sum.inbox(number)) if self.sum is not None and inside else ""
+        facts = {**request.facts, "secure": inbox, "session": self.session if inside else ""}
+        return request._replace(facts=facts)
+
+    def _restored(self, phase: AnyPhase, server: ServerState, number: int, like: Any, reply: Envelope) -> Any:
+        """The parts that are seen. In place of the others stands what moves nothing, so that it has no size."""
+        tensors = dict(reply.tensors)
+        if self.sum is not None and number in self.sum.sealed:
+            if MASKED not in tensors:
+                raise RefusedError("it lacks its masked update")
+            self.sum.take_masked(number, tensors.pop(MASKED).numpy(), len(self.total))
+        seen = like._replace(**dict.fromkeys(self.hidden, ()))
+        update = wire.restore(seen, tensors, may_be_nan=self.problem.algorithm.may_be_nan)
+        still = parts(self.hidden, server)
+        if summed_parts(phase):
+            still = {name: still[name] if name == "weights" else _zeros(still[name]) for name in still}
+        return update._replace(**still)
+
+    def _merged(self, server: ServerState, updates: ClientUpdate) -> ClientUpdate:
+        return with_mean(self.problem.algorithm, server, updates, unflat(parts(self.hidden, server), self.total))
+
+
+def _zeros(found: Any) -> Any:
+    return tree.map(torch.zeros_like, found)
+
+
+def _json(text: Any) -> Any:
+    try:
+        return json.loads(str(text))
+    except (ValueError, RecursionError):
+        raise RefusedError("its keys cannot be read") from None

@@ -1,0 +1,149 @@
+"""A site's part of a secure sum: its state on disk, whom it trusts, and what it sends instead of weights and G."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedxl import tree, wire
+from fedxl.algorithms.fixed_point import codes, flat, summed_parts
+from fedxl.algorithms.protocol import AnyPhase, ServerState
+from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, whole
+from fedxl.deploy.provision.settings import SiteFile
+from fedxl.deploy.secure import identity, member
+from fedxl.deploy.secure.masks import SIGNED
+from fedxl.deploy.secure.member import MemberState
+from fedxl.deploy.secure.messages import Advert, by_number, hexed, numbers, sealed_shares, session_of
+from fedxl.deploy.secure.shamir import BYTES
+from fedxl.deploy.site.locks import locked
+from fedxl.deploy.site.permission import remember, require_acceptable
+from fedxl.errors import DivergedError, RefusedError, require
+from fedxl.files import read_json
+
+FILE = "secure.json"
+MORE = 10  # sums that may begin for each request to train that the site allows: attempts may fail
+
+
+def step(site: SiteFile, request: Envelope) -> Envelope:
+    """Do the step that the request names, and store the new state before the answer leaves."""
+    require_acceptable(request)
+    facts = request.facts
+    name, session = str(facts.get("secure")), session_of(facts.get("session"))
+    if name not in STEPS:
+        raise RefusedError("there is no such step of a secure sum")
+    with locked(site.state / str(facts["run"])) as folder:
+        answer = STEPS[name](site, folder, session, facts)
+    return Envelope({"site": site.settings.name, "session": session, **answer}, {})
+
+
+def _keys(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]) -> dict[str, str]:
+    round, number = (whole(facts.get(name), name) for name in ("round", "number"))
+    _, seen = _load(folder)
+    # A session that comes again could bring back old keys of others, some of which the server has learned.
+    require(session not in seen, "this site has taken part in that secure sum before; a new one needs a new session")
+    most = MORE * site.settings.rounds
+    require(len(seen) < most, f"this site has begun {most} secure sums, as many as its site.toml allows (rounds)")
+    state, advert = member.begin(session, f"{facts['run']} {round} {session}", number)
+    advert = identity.sign(site.folder, state.context, number, advert)
+    _store(folder, state, [*seen, session])
+    return {"keys": json.dumps(advert.to_plain())}
+
+
+def _shares(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]) -> dict[str, str]:
+    state, seen = _begun(folder, "keys", session)
+    members = {number: Advert.from_plain(found) for number, found in by_number(facts.get("members")).items()}
+    _require_sum_of(site, len(members))
+    others = [number for number in members if number != state.number]
+    trusted = site.settings.peers
+    names = {identity.verify(site.folder, state.context, each, members[each], trusted) for each in others}
+    require(len(names | {site.settings.name}) == len(members), "one site takes part twice in a secure sum")
+    state, sealed = member.share(state, members)
+    _store(folder, state, seen)
+    return {"sealed": hexed(sealed)}
+
+
+def _unmask(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]) -> dict[str, str]:
+    state, seen = _begun(folder, "mask", session)
+    survivors = numbers(facts.get("survivors"))
+    _require_sum_of(site, len(survivors))
+    state, shares = member.unmask(state, survivors)
+    _store(folder, state, seen)
+    return {"shares": hexed({number: share.to_bytes(BYTES) for number, share in shares.items()})}
+
+
+STEPS: Mapping[str, Callable[[SiteFile, Path, str, Mapping[str, Any]], dict[str, str]]] = {
+    "keys": _keys,
+    "shares": _shares,
+    "unmask": _unmask,
+}
+
+
+def require_allowed(site: SiteFile, request: Envelope, precision: str) -> bool:
+    """Whether the server wants this update under masks; UserError if the site wants that and the server does not."""
+    secure = "secure" in request.facts
+    require(
+        secure or not site.settings.secure,
+        "this site takes part only in secure sums (secure = true in its site.toml); set secure = true in server.toml",
+    )
+    require(not secure or precision != wire.HALF, "a secure sum cannot be sent in half precision")
+    return secure
+
+
+def disclosed(
+    folder: Path, request: Envelope, algorithm: Any, phase: AnyPhase, server: ServerState, update: Any
+) -> dict[str, torch.Tensor]:
+    """An update as it leaves: without the parts that are summed, and these as codes under masks.
+
+    A round that changes none of them, and a site that does not count in the average, send nothing of them at all.
+    """
+    names = summed_parts(algorithm)
+    require(bool(names) and bool(algorithm.fixed_point), "a secure sum needs fixed_point = 32 or 64 in [algorithm]")
+    visible = wire.flatten(update._replace(**dict.fromkeys(names, ())))
+    session = str(request.facts["session"])
+    if not session:
+        return visible
+    if not summed_parts(phase):
+        raise RefusedError("there is nothing to add in this round")
+    state, seen = _begun(folder, "shares", session_of(session))
+    try:
+        mine = codes(algorithm, server, tree.map(lambda leaf: leaf[None], update))
+    except DivergedError as error:
+        raise DivergedError(f"{DIVERGED}{error}") from None
+    ring = member.as_ring(flat(mine).cpu().numpy(), algorithm.fixed_point)
+    state, masked = member.mask(state, sealed_shares(request.facts.get("secure")), ring)
+    _store(folder, state, seen)
+    return {**visible, "masked": torch.from_numpy(masked.view(SIGNED[algorithm.fixed_point]))}
+
+
+def _require_sum_of(site: SiteFile, found: int) -> None:
+    least = site.settings.sum_of
+    require(
+        found >= least, f"this site takes part in sums of {least} sites or more (sum_of), not of {found}"
+    )
+
+
+def _begun(folder: Path, stage: str, session: str) -> tuple[MemberState, list[str]]:
+    state, seen = _load(folder)
+    if state is None:
+        raise RefusedError("this site knows nothing of that secure sum")
+    state.require(stage, session)
+    return state, seen
+
+
+def _load(folder: Path) -> tuple[MemberState | None, list[str]]:
+    """The state of the last sum of this run, and the sessions of all of them."""
+    try:
+        content = read_json(folder / FILE)
+        return MemberState(**content["state"]), [str(each) for each in content["seen"]]
+    except FileNotFoundError:
+        return None, []
+    except (KeyError, TypeError):
+        raise RefusedError(f"{FILE} cannot be read; its owner must remove the run's folder") from None
+
+
+def _store(folder: Path, state: MemberState, seen: list[str]) -> None:
+    remember(folder / FILE, {"state": json.loads(state.to_json()), "seen": seen})

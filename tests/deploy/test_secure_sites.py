@@ -1,0 +1,254 @@
+"""Secure sums of sites without a network: the same bits as a plain sum, with sites lost at every step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedxl import UserError, tree
+from fedxl.config.experiment import Config
+from fedxl.deploy.protocol.envelope import Envelope, Failure
+from fedxl.deploy.provision import keys
+from fedxl.deploy.server.secure import SecureEngine
+from fedxl.deploy.site import requests, secure
+from fedxl.training.hooks import Hooks
+from tests.deploy.federated import SITES, InProcess, assert_same, config, deployed, simulated, site_file
+
+pytestmark = pytest.mark.usefixtures("impatient")
+AUTHORITY = keys.authority()
+KEYS = [keys.new_key() for _ in SITES]
+
+
+def exact(algorithm: str, bits: int = 64, **run: Any) -> Config:
+    plain = config(algorithm, **run)
+    return replace(plain, algorithm={**plain.algorithm, "fixed_point": bits})
+
+
+def certify(folder: Path, name: str, key: keys.Key, authority: Any = AUTHORITY) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    certificate = keys.site_certificate(name, key.public_key(), *authority)
+    (folder / "site.key").write_bytes(keys.private_pem(key))
+    (folder / "site.crt").write_bytes(keys.certificate_pem(certificate))
+    (folder / "ca.crt").write_bytes(keys.certificate_pem(AUTHORITY[1]))
+
+
+class Secure(InProcess):
+    """Sites with keys. `lost` are steps that a site does not come to: (step, site, round)."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder)
+        self.sites = {100 + number: site_file(folder, number, **settings) for number in range(len(SITES))}
+        for number, (name, key) in enumerate(zip(SITES, KEYS, strict=True)):
+            certify(folder / name, name, key)
+        self.lost: set[tuple[str, int, int]] = set()
+        self.round = 0
+        self.seen: list[tuple[int, str, Envelope]] = []  # all that the server received
+
+    def _handle(self, node: int, kind: Any, request: Envelope) -> Envelope | Failure | None:
+        self.round = request.facts.get("round", self.round)
+        step = request.facts.get("secure", "") if kind == "secure" else kind
+        where = (step, node - 100, self.round)
+        if where in self.lost:
+            self.lost.remove(where)
+            return Failure("the node has died")
+        reply = super()._handle(node, kind, request)
+        if isinstance(reply, Envelope):
+            self.seen.append((node - 100, step, reply))
+        return reply
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("algorithm", ["fedxl1", "fedxl2", "local_pair", "local_sgd"])
+def test_a_secure_run_comes_to_the_bits_of_a_simulation_that_sums_whole_numbers(tmp_path, algorithm, bits):
+    experiment = exact(algorithm, bits, rounds=3)
+    assert_same(deployed(tmp_path, experiment, Secure(tmp_path), secure=True), simulated(experiment))
+
+
+def test_plain_sites_come_to_them_too_and_floats_come_close(tmp_path):
+    experiment = exact("fedxl2", rounds=3)
+    found = simulated(experiment)
+    assert_same(deployed(tmp_path, experiment), found)
+    floats = tree.leaves(simulated(config("fedxl2", rounds=3)).weights)
+    for one, other in zip(tree.leaves(found.weights), floats, strict=True):
+        assert not torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+LOST = {
+    "before the keys": ("keys", "keys"),
+    "after the keys": ("shares", "shares"),
+    "after the shares": ("train", "train"),
+    "after the masked update": ("unmask", None),
+}
+
+
+@pytest.mark.parametrize("when", list(LOST))
+def test_a_site_that_is_lost_at_any_step_stops_nothing(tmp_path, when):
+    """The sum is that of the sites whose updates have arrived, to the last bit."""
+    step, plain = LOST[when]
+    experiment, lines = exact("local_sgd", cohort=0, rounds=3), list[str]()
+    carrier, reference = Secure(tmp_path / "secure"), InProcess(tmp_path / "plain")
+    carrier.lost = {(step, 1, 2)}
+    if plain:
+        reference.faults = {(1, 2): Failure("the node has died")}
+    found = deployed(tmp_path / "secure", experiment, carrier, Hooks(say=lines.append), secure=True)
+    assert_same(found, deployed(tmp_path / "plain", experiment, reference))
+    assert not carrier.lost, "it was lost"
+    assert any("b: " in line and "the node has died" in line for line in lines)
+    assert not any("discarded" in line for line in lines), "and the first attempt was enough"
+
+
+@pytest.mark.parametrize("step", ["shares", "train", "unmask"])
+def test_with_too_few_left_the_round_is_repeated_with_those_that_are_there(tmp_path, step):
+    """Of four sites three must be left."""
+    experiment, lines = exact("local_sgd", cohort=0, rounds=2), list[str]()
+    carrier = Secure(tmp_path)
+    carrier.lost = {(step, 1, 2), (step, 2, 2)}
+    found = deployed(tmp_path, experiment, carrier, Hooks(say=lines.append), secure=True)
+    assert_same(found, simulated(experiment))
+    assert any(("discarded" in line or "no secure sum" in line) and "and 3 must" in line for line in lines)
+
+
+def test_the_server_receives_nothing_of_one_sites_weights_and_G(tmp_path, monkeypatch):
+    """All that it receives is compared with what each site had come to."""
+    own: dict[tuple[int, int], np.ndarray] = {}
+    plain, disclosed = {}, secure.disclosed
+
+    def noted(folder: Path, request: Envelope, algorithm: Any, phase: Any, server: Any, update: Any) -> Any:
+        sent = disclosed(folder, request, algorithm, phase, server, update)
+        key = (request.facts["number"], request.facts["round"])
+        plain[key] = [leaf.flatten().numpy() for leaf in tree.leaves((update.weights, update.G))]
+        if "masked" in sent:
+            one = tree.map(lambda leaf: leaf[None], update)
+            own[key] = secure.flat(secure.codes(algorithm, server, one)).numpy()
+        return sent
+
+    monkeypatch.setattr(requests.secure, "disclosed", noted)
+    carrier, sums = Secure(tmp_path), dict[int, np.ndarray]()
+    merged = SecureEngine._merged
+
+    def summed(self: SecureEngine, server: Any, updates: Any) -> Any:
+        sums[carrier.round] = self.total.numpy()
+        assert self.sum is None or set(self.sum.masked) == {n for n, round in own if round == carrier.round}
+        return merged(self, server, updates)
+
+    monkeypatch.setattr(SecureEngine, "_merged", summed)
+    deployed(tmp_path, exact("fedxl2", cohort=0, rounds=2), carrier, secure=True)
+    assert {round for _, round in own} == {1, 2}
+    for round in (1, 2):
+        codes = [codes for (_, each), codes in own.items() if each == round]
+        assert len(codes) == 3, "one site holds one class, and lends its scores only"
+        assert np.array_equal(sums[round], np.sum(codes, axis=0)), "the sum is that of the codes, exactly"
+    for number, step, reply in carrier.seen:
+        assert not any(name.startswith(("weights", "G")) for name in reply.tensors)
+        if step != "train":
+            assert not reply.tensors
+            continue
+        round = reply.facts["round"]
+        values = np.concatenate([t.double().flatten().numpy() for n, t in reply.tensors.items() if n != "masked"])
+        mine = np.concatenate(plain[number, round])
+        assert not np.isin(mine[mine != 0], values).any(), "no number of its weights is among what it sent"
+        if "masked" in reply.tensors:
+            masked = reply.tensors["masked"].numpy()
+            for codes in (own[number, round], sums[round]):
+                assert not (masked == codes).any()
+                like = np.corrcoef(masked.astype(float), codes.astype(float))[0, 1]
+                assert abs(like) < 5 / np.sqrt(len(codes)), "it does not even lean towards them"
+        else:
+            assert round == 0 or (number, round) not in own
+
+
+def test_masks_are_new_in_every_attempt(tmp_path):
+    carrier = Secure(tmp_path)
+    carrier.lost = {("unmask", 0, 1), ("unmask", 1, 1)}
+    deployed(tmp_path, exact("local_sgd", cohort=0, rounds=1), carrier, secure=True)
+    sent = [r.tensors["masked"].numpy() for n, step, r in carrier.seen if n == 2 and step == "train"]
+    assert len(sent) == 2, "the round was repeated, and the site came to the same update again"
+    assert (sent[0] != sent[1]).all()
+    told = [json.loads(r.facts["keys"]) for n, step, r in carrier.seen if n == 2 and step == "keys"]
+    assert told[0]["mask"] != told[1]["mask"]
+
+
+def test_a_sum_that_no_honest_sites_come_to_is_refused_and_the_round_repeated(tmp_path):
+    experiment, lines = exact("local_sgd", cohort=0, rounds=2), list[str]()
+    carrier = Secure(tmp_path)
+
+    def forged(reply: Envelope) -> Envelope:
+        masked = reply.tensors["masked"].clone()
+        masked[0] += 2**62
+        return Envelope(reply.facts, {**reply.tensors, "masked": masked + 2**62})
+
+    carrier.faults = {(1, 2): forged}
+    found = deployed(tmp_path, experiment, carrier, Hooks(say=lines.append), secure=True)
+    assert any("their sum cannot be used: the sum of the changes is out of the range" in line for line in lines)
+    assert_same(found, simulated(experiment))
+
+
+def test_shares_that_do_not_fit_are_found(tmp_path):
+    class Lying(Secure):
+        def _handle(self, node: int, kind: Any, request: Envelope) -> Any:
+            reply = super()._handle(node, kind, request)
+            if node == 100 and request.facts.get("secure") == "unmask" and isinstance(reply, Envelope):
+                told = {**json.loads(reply.facts["shares"]), "1": "00" * 66}
+                return Envelope({**reply.facts, "shares": json.dumps(told)}, {})
+            return reply
+
+    lines = list[str]()
+    with pytest.raises(UserError, match="fewer than 1 updates"):
+        deployed(
+            tmp_path, exact("local_sgd", rounds=1, cohort=0), Lying(tmp_path), Hooks(say=lines.append), secure=True,
+            patience=1,
+        )  # fmt: skip
+    assert any("the shares of site 1's s" in line and "do not fit together" in line for line in lines)
+
+
+def test_a_site_may_insist_on_it_and_on_how_many_and_on_whom(tmp_path):
+    experiment = exact("local_sgd", rounds=1, cohort=0)
+    with pytest.raises(UserError, match="takes part only in secure sums"):
+        deployed(tmp_path / "a", experiment, Secure(tmp_path / "a", secure=True), patience=1)
+    with pytest.raises(UserError, match=r"takes part in sums of 5 sites or more \(sum_of\), not of 4"):
+        deployed(tmp_path / "b", experiment, Secure(tmp_path / "b", sum_of=5), secure=True, patience=1)
+    shown = [keys.fingerprint(key.public_key()) for key in KEYS]
+    with pytest.raises(UserError, match="the key of site d is not among this site's peers"):
+        deployed(tmp_path / "c", experiment, Secure(tmp_path / "c", peers=shown[:3]), secure=True, patience=1)
+    found = deployed(tmp_path / "d", experiment, Secure(tmp_path / "d", peers=shown, secure=True), secure=True)
+    assert_same(found, simulated(experiment))
+
+
+def test_a_server_cannot_put_its_own_keys_in_place_of_a_sites(tmp_path):
+    """A certificate of another authority, the server's own certificate, or another site's."""
+    server = keys.server_certificate(KEYS[1].public_key(), *AUTHORITY, ["localhost"])
+    forgeries = {
+        "other": ("not signed by a site of this federation", keys.authority()),
+        "server": ("not signed by a site", AUTHORITY),
+        "twice": ("one site takes part twice", AUTHORITY),
+    }
+    for name, (reason, authority) in forgeries.items():
+        carrier = Secure(tmp_path / name)
+        certify(tmp_path / name / "b", "a" if name == "twice" else "b", KEYS[1], authority)
+        if name == "server":
+            (tmp_path / name / "b" / "site.crt").write_bytes(keys.certificate_pem(server))
+        lines = list[str]()
+        experiment = exact("local_sgd", rounds=1, cohort=0)
+        with pytest.raises(UserError, match="fewer than 1 updates"):
+            deployed(tmp_path / name, experiment, carrier, Hooks(say=lines.append), secure=True, patience=1)
+        assert any(reason in line for line in lines), (name, lines)
+
+
+def test_what_cannot_work_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"set fixed_point = 64 \(or 32\) in \[algorithm\]"):
+        deployed(tmp_path / "a", config("fedxl2"), Secure(tmp_path / "a"), secure=True)
+    with pytest.raises(UserError, match='needs wire = "float32"'):
+        deployed(tmp_path / "b", exact("fedxl2"), Secure(tmp_path / "b"), secure=True, wire="bfloat16")
+    with pytest.raises(UserError, match="fixed_point is not for CODASCA"):
+        deployed(tmp_path / "c", exact("codasca"), Secure(tmp_path / "c"), secure=True)
+    with pytest.raises(UserError, match="only one site of round 1 counts in the average"):
+        deployed(tmp_path / "d", exact("local_sgd", cohort=1), Secure(tmp_path / "d"), secure=True)
+    with pytest.raises(UserError, match="needs site.key, site.crt and ca.crt"):
+        deployed(tmp_path / "e", exact("local_sgd"), InProcess(tmp_path / "e"), secure=True, patience=1)
