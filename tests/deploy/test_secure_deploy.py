@@ -1,0 +1,124 @@
+"""A secure sum over real processes, with a site killed in the middle: what the server got, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="needs fedxl[flower]")
+
+from fedxl import tree
+from fedxl.deploy.protocol.envelope import Failure
+from fedxl.deploy.provision.settings import ServerFile, ServerSettings
+from fedxl.deploy.server.serve import serve
+from tests.deploy.deployment import Deployment
+from tests.deploy.federated import DATA, QUIET, SITES, InProcess, config
+
+NAMES = SITES[:3]  # two of them must be left
+# In every process: what the server receives, and what each site has come to, go to files. Site c dies in round 1 as
+# soon as it has masked its update.
+HOOK = """
+import importlib.abc, importlib.machinery, os, signal, sys
+from pathlib import Path
+
+FOLDER = Path(os.environ["SEEN"])
+
+def save(name, tensors):
+    from safetensors.torch import save_file
+    save_file({key: leaf.detach().clone().contiguous() for key, leaf in tensors.items()}, FOLDER / f"{name}.safetensors")
+
+def server(carrier):
+    read = carrier._read
+    def noted(message, megabytes):
+        found = read(message, megabytes)
+        if getattr(found, "tensors", None):
+            save(f"received-{found.facts['site']}-{found.facts['round']}", found.tensors)
+        return found
+    carrier._read = noted
+
+def site(secure):
+    disclosed = secure.disclosed
+    def noted(folder, request, algorithm, phase, server, update):
+        sent = disclosed(folder, request, algorithm, phase, server, update)
+        name, round = os.environ["SITE"], request.facts["round"]
+        save(f"own-{name}-{round}", secure.tree.pack({"weights": update.weights, "G": update.G}))
+        if "masked" in sent:
+            one = secure.tree.map(lambda leaf: leaf[None], update)
+            save(f"codes-{name}-{round}", {"codes": secure.flat(secure.codes(algorithm, server, one))})
+        if name == "c" and round == 1 and not (FOLDER / "dead").exists():
+            (FOLDER / "dead").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sent
+    secure.disclosed = noted
+
+SPOILT = {"fedxl.deploy.server.carrier": server, "fedxl.deploy.site.secure": site}
+
+class Spoil(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name not in SPOILT:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            SPOILT[name](module)
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Spoil())
+"""
+
+
+def plain(folder: Path, experiment: Any, dropped: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """The same rounds without masks, and without the sites that were lost."""
+    carrier = InProcess(folder)
+    carrier.sites = {100 + n: replace(carrier.sites[100 + n], data=experiment.data) for n in range(len(NAMES))}
+    carrier.faults = {(NAMES.index(entry["site"]), entry["round"]): Failure("lost") for entry in dropped}
+    settings = ServerSettings(sites=NAMES, deadline=5.0, join=60.0)
+    return tree.pack(serve(ServerFile(settings, experiment, folder / "server"), carrier, QUIET).server)
+
+
+@pytest.mark.deploy
+def test_a_site_is_killed_and_the_sum_is_exact_and_nothing_else_is_seen(tmp_path, monkeypatch):
+    seen, hooks = tmp_path / "seen", tmp_path / "hooks"
+    seen.mkdir()
+    hooks.mkdir()
+    (hooks / "sitecustomize.py").write_text(HOOK)
+    given = config("fedxl2", rounds=2, cohort=0, eval_every=1)
+    experiment = replace(given, data={**DATA, "one_class": 0}, algorithm={**given.algorithm, "fixed_point": 64})
+    with Deployment(tmp_path / "f", NAMES, experiment, minimum=2, deadline=15, secure="true") as federation:
+        for name in ("server", *NAMES):
+            federation.start(name, PYTHONPATH=str(hooks), SEEN=str(seen), SITE=name)
+        found = federation.finished()
+        dropped = federation.dropped()
+    assert ("c", 1) in {(entry["site"], entry["round"]) for entry in dropped}
+    assert (seen / "dead").exists()
+    for name, tensor in plain(tmp_path / "plain", experiment, dropped).items():
+        torch.testing.assert_close(found.tensors[f"server.{name}"], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
+    assert int(found.tensors["population.base.c"]) == 2, "it has returned"
+    assert not (seen / "received-c-1.safetensors").exists()
+    received = sorted(seen.glob("received-*.safetensors"))
+    assert len(received) >= 3 + 2 + 2, "all of round 0, two sites of round 1, and at least two of round 2"
+    for file in received:
+        require_hidden(file, seen)
+
+
+def require_hidden(file: Path, seen: Path) -> None:
+    """What arrived of a site holds no number of its weights and G, and what is masked looks like noise."""
+    who = file.name.removeprefix("received-")
+    sent, own = load_file(file), load_file(seen / f"own-{who}")
+    assert not any(name.startswith(("weights", "G")) for name in sent)
+    open_ones = np.concatenate([t.double().numpy().ravel() for name, t in sent.items() if name != "masked"])
+    mine = np.concatenate([leaf.double().numpy().ravel() for leaf in own.values()])
+    assert not np.isin(mine[mine != 0], open_ones).any()
+    assert ("masked" in sent) is (seen / f"codes-{who}").exists()
+    if "masked" in sent:
+        masked, codes = sent["masked"].numpy(), load_file(seen / f"codes-{who}")["codes"].numpy()
+        assert not (masked == codes).any()
+        assert abs(np.corrcoef(masked.astype(float), codes.astype(float))[0, 1]) < 5 / np.sqrt(len(codes))
