@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ FOLDER = Path(os.environ["SEEN"])
 
 def save(name, tensors):
     from safetensors.torch import save_file
-    save_file({key: leaf.detach().clone().contiguous() for key, leaf in tensors.items()}, FOLDER / f"{name}.safetensors")
+    copies = {key: leaf.detach().clone().contiguous() for key, leaf in tensors.items()}
+    save_file(copies, FOLDER / f"{name}.safetensors")
 
 def server(carrier):
     read = carrier._read
@@ -90,11 +92,12 @@ def test_a_site_is_killed_and_the_sum_is_exact_and_nothing_else_is_seen(tmp_path
     seen.mkdir()
     hooks.mkdir()
     (hooks / "sitecustomize.py").write_text(HOOK)
+    path = os.pathsep.join([str(hooks), *filter(None, [os.environ.get("PYTHONPATH")])])
     given = config("fedxl2", rounds=2, cohort=0, eval_every=1)
     experiment = replace(given, data={**DATA, "one_class": 0}, algorithm={**given.algorithm, "fixed_point": 64})
     with Deployment(tmp_path / "f", NAMES, experiment, minimum=2, deadline=15, secure="true") as federation:
         for name in ("server", *NAMES):
-            federation.start(name, PYTHONPATH=str(hooks), SEEN=str(seen), SITE=name)
+            federation.start(name, PYTHONPATH=path, SEEN=str(seen), SITE=name)
         found = federation.finished()
         dropped = federation.dropped()
     assert ("c", 1) in {(entry["site"], entry["round"]) for entry in dropped}

@@ -121,6 +121,29 @@ def test_with_too_few_left_the_round_is_repeated_with_new_masks(tmp_path):
     assert len(set(told)) == len(told) == 6
 
 
+def test_sites_let_the_server_have_one_sum_of_a_round(tmp_path, monkeypatch):
+    """With a second one, without d, the difference would be what d has come to."""
+    carrier, sums, lines = Secure(tmp_path), list[frozenset[int]](), list[str]()
+
+    def unusable(self: SecureEngine, *rest: Any) -> bool:
+        sums.append(frozenset(self.sum.masked) if self.sum else frozenset())
+        carrier.lost = {("train", 3, 1)}
+        return False
+
+    monkeypatch.setattr(SecureEngine, "_usable", unusable)
+    with pytest.raises(UserError, match="fewer than 1 updates 2 times"):
+        deployed(
+            tmp_path,
+            exact("local_sgd", cohort=0, rounds=1),
+            carrier,
+            Hooks(say=lines.append),
+            secure=True,
+            patience=2,
+        )
+    assert sums == [frozenset(range(4))]
+    assert sum("has let the updates of other sites be added in round 1" in line for line in lines) == 3
+
+
 def test_the_server_receives_nothing_of_one_sites_weights_and_G(tmp_path, monkeypatch):
     """All that it receives is compared with what each site had come to."""
     own: dict[tuple[int, int], np.ndarray] = {}

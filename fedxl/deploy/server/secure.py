@@ -44,6 +44,7 @@ class SecureEngine(GridEngine):
         self.form = FORMS[algorithm.fixed_point]
         self.nodes: dict[int, int] = {}  # by number, of the sites in the sum
         self.session = ""
+        self.tried = (-1, frozenset[int]())  # a round, and the sites whose sum was asked for in it
         self.sum: Collector | None = None  # of this attempt; None: there is nothing to add
         self.total = torch.zeros(0, dtype=torch.int64)  # of the codes of all sites in the sum
 
@@ -52,7 +53,7 @@ class SecureEngine(GridEngine):
         self.sum, self.session = None, ""
         self.total = torch.zeros(len(flat(parts(self.hidden, server))), dtype=torch.int64)
         replies = super()._attempt(phase, server, round, cohort)
-        if self.sum is None or not replies.rows.filled:
+        if self.sum is None or len(replies.rows.filled) < min(self.settings.minimum, len(cohort)):
             return replies
         try:
             accepted = {cohort[row] for row in replies.rows.filled}
@@ -67,7 +68,11 @@ class SecureEngine(GridEngine):
         if not summed_parts(phase):
             return numbers
         members = {number: node for node, number in numbers.items() if self._counts(number)}
-        others = {node: n for node, n in numbers.items() if n not in members}
+        others = {node: number for node, number in numbers.items() if number not in members}
+        last, before = self.tried
+        if last == round and before <= members.keys():
+            # Sites let one set of updates be added in a round: the difference of two sums would tell more.
+            members = {number: node for number, node in members.items() if number in before}
         if not members:
             return numbers
         self.session = secrets.token_hex(16)
@@ -115,7 +120,7 @@ class SecureEngine(GridEngine):
         """The sum of the codes of these sites, or of those among them that count."""
         found.masked = {number: found.masked[number] for number in sorted(accepted) if number in found.masked}
         self._require_left(found.masked, found.needed, "their updates")
-        survivors = json.dumps(sorted(found.masked))
+        survivors, self.tried = json.dumps(sorted(found.masked)), (round, frozenset(found.masked))
 
         def take(number: int, reply: Envelope) -> None:
             found.take_answer(number, open_shares(reply.facts.get("shares")))

@@ -25,6 +25,7 @@ from fedxl.errors import DivergedError, RefusedError, require
 from fedxl.files import read_json
 
 FILE = "secure.json"
+KEPT = 3  # rounds of which a site remembers whose updates it has let be added; a server goes back by one at most
 MORE = 10  # sums that may begin for each request to train that the site allows: attempts may fail
 
 
@@ -70,8 +71,9 @@ def _unmask(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]
     state, seen = _begun(folder, "mask", session)
     survivors = numbers(facts.get("survivors"))
     _require_sum_of(site, len(survivors))
+    answered = _require_same_sum(folder, state, survivors)
     state, shares = member.unmask(state, survivors)
-    _store(folder, state, seen)
+    _store(folder, state, seen, answered)
     return {"shares": hexed({number: share.to_bytes(BYTES) for number, share in shares.items()})}
 
 
@@ -121,9 +123,22 @@ def disclosed(
 
 def _require_sum_of(site: SiteFile, found: int) -> None:
     least = site.settings.sum_of
-    require(
-        found >= least, f"this site takes part in sums of {least} sites or more (sum_of), not of {found}"
-    )
+    require(found >= least, f"this site takes part in sums of {least} sites or more (sum_of), not of {found}")
+
+
+def _require_same_sum(folder: Path, state: MemberState, survivors: list[int]) -> dict[str, list[int]]:
+    """Refuse a second sum of the same round over other sites: the difference of both would be no sum any more.
+
+    Returns the sums to remember. A round that is repeated for the same sites gives the same sum, and tells nothing.
+    """
+    before = _content(folder).get("answered", {})
+    round = int(state.context.split()[1])
+    oldest = min(map(int, before), default=0)
+    require(round >= oldest, f"this site has gone on; it adds nothing to round {round} any more")
+    same = before.get(str(round), survivors) == survivors
+    require(same, f"this site has let the updates of other sites be added in round {round}; two sums would tell more")
+    kept = sorted({*map(int, before), round})[-KEPT:]
+    return {str(each): before.get(str(each), survivors) for each in kept}
 
 
 def _begun(folder: Path, stage: str, session: str) -> tuple[MemberState, list[str]]:
@@ -136,14 +151,22 @@ def _begun(folder: Path, stage: str, session: str) -> tuple[MemberState, list[st
 
 def _load(folder: Path) -> tuple[MemberState | None, list[str]]:
     """The state of the last sum of this run, and the sessions of all of them."""
+    content = _content(folder)
     try:
-        content = read_json(folder / FILE)
-        return MemberState(**content["state"]), [str(each) for each in content["seen"]]
-    except FileNotFoundError:
-        return None, []
+        return (MemberState(**content["state"]), [str(each) for each in content["seen"]]) if content else (None, [])
     except (KeyError, TypeError):
         raise RefusedError(f"{FILE} cannot be read; its owner must remove the run's folder") from None
 
 
-def _store(folder: Path, state: MemberState, seen: list[str]) -> None:
-    remember(folder / FILE, {"state": json.loads(state.to_json()), "seen": seen})
+def _content(folder: Path) -> dict[str, Any]:
+    try:
+        return read_json(folder / FILE)
+    except FileNotFoundError:
+        return {}
+
+
+def _store(
+    folder: Path, state: MemberState, seen: list[str], answered: Mapping[str, list[int]] | None = None
+) -> None:
+    answered = _content(folder).get("answered", {}) if answered is None else answered
+    remember(folder / FILE, {"state": json.loads(state.to_json()), "seen": seen, "answered": answered})
