@@ -10,6 +10,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from fedxl.deploy.secure import masks, member, messages, sealed, shamir
 from fedxl.deploy.secure.collector import Collector
@@ -138,9 +139,14 @@ class Sites:
 
     def mask(self, numbers) -> None:
         for number in numbers:
-            ring = member.as_ring(self.codes[number], self.bits)
-            self.states[number], masked = member.mask(self.state(number), self.sum.inbox(number), ring)
+            ring, weights = member.as_ring(self.codes[number], self.bits), dict.fromkeys(self.sum.sealed, 0.5)
+            inbox, told = self.sum.inbox(number), self.told(number)
+            self.states[number], masked = member.mask(self.state(number), inbox, ring, told, weights)
             self.sum.take_masked(number, masked.view(SIGNED[self.bits]), self.length)
+
+    def told(self, number: int) -> str:
+        """What the server told a site: the same as all others."""
+        return self.sum.told
 
     def unmask(self, numbers) -> None:
         for number in numbers:
@@ -233,11 +239,24 @@ def test_shares_for_keys_that_are_not_its_own_or_doubled_are_refused():
     with pytest.raises(RefusedError, match="a sum of one"):
         member.share(sites.state(0), {0: adverts[0]})
     sites.shares([0, 1, 2])
-    swapped = {1: sites.sum.inbox(0)[2], 2: sites.sum.inbox(0)[1]}
+    inbox, codes, weights = sites.sum.inbox(0), np.zeros(7, np.uint64), dict.fromkeys(range(3), 0.5)
     with pytest.raises(RefusedError, match="altered on its way"):
-        member.mask(sites.state(0), swapped, np.zeros(7, np.uint64))
+        member.mask(sites.state(0), {1: inbox[2], 2: inbox[1]}, codes, "", weights)
     with pytest.raises(RefusedError, match="not in this sum"):
-        member.mask(sites.state(0), {**sites.sum.inbox(0), 9: sites.sum.inbox(0)[1]}, np.zeros(7, np.uint64))
+        member.mask(sites.state(0), {**inbox, 9: inbox[1]}, codes, "", weights)
+    with pytest.raises(RefusedError, match="weights in this sum are not those of its sites"):
+        member.mask(sites.state(0), inbox, codes, "", {0: 0.5, 1: 0.5})
+
+
+def test_masks_do_not_cancel_if_sites_were_told_different_things():
+    class Inconsistent(Sites):
+        def told(self, number: int) -> str:
+            return "one model" if number else "another"
+
+    sites = Inconsistent(3, 64)
+    for step in (sites.keys, sites.shares, sites.mask, sites.unmask):
+        step(range(3))
+    assert (np.abs(sites.sum.unmasked() - sum(sites.codes.values())) > 2**40).any()
 
 
 def test_what_the_server_takes_has_the_right_form():
@@ -281,6 +300,24 @@ def test_hostile_text_is_one_line(kind):
             continue
         with pytest.raises(RefusedError):
             read(HOSTILE[kind])
+
+
+def test_what_all_must_be_told_alike_is_digested():
+    facts, weights = {"config": "{}", "round": 3, "base": 2}, {0: 0.5, 1: 0.25}
+    server = {"w": torch.zeros(2), "step": torch.tensor(3)}
+    found = messages.told(facts, weights, server)
+    assert messages.told({**facts, "base": 1}, weights, server) == found, "where each site stands is its own"
+    for other in (
+        messages.told({**facts, "config": "{ }"}, weights, server),
+        messages.told({**facts, "round": 4}, weights, server),
+        messages.told(facts, {0: 0.5, 1: 0.26}, server),
+        messages.told(facts, weights, {**server, "w": torch.tensor([0.0, 1e-30])}),
+    ):
+        assert other != found
+    assert messages.sum_weights(json.dumps(weights)) == weights
+    for wrong in ('{"0": 0.0}', '{"0": -1.0}', '{"0": NaN}', '{"0": Infinity}', '{"0": "1"}', '{"0": true}'):
+        with pytest.raises(RefusedError, match="not positive numbers"):
+            messages.sum_weights(wrong)
 
 
 def test_keys_are_read_as_they_were_sent_and_no_others():

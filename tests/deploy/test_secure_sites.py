@@ -149,8 +149,10 @@ def test_the_server_receives_nothing_of_one_sites_weights_and_G(tmp_path, monkey
     own: dict[tuple[int, int], np.ndarray] = {}
     plain, disclosed = {}, secure.disclosed
 
-    def noted(folder: Path, request: Envelope, algorithm: Any, phase: Any, server: Any, update: Any) -> Any:
-        sent = disclosed(folder, request, algorithm, phase, server, update)
+    def noted(
+        site: Any, folder: Path, request: Envelope, algorithm: Any, phase: Any, server: Any, update: Any
+    ) -> Any:
+        sent = disclosed(site, folder, request, algorithm, phase, server, update)
         key = (request.facts["number"], request.facts["round"])
         plain[key] = [leaf.flatten().numpy() for leaf in tree.leaves((update.weights, update.G))]
         if "masked" in sent:
@@ -206,6 +208,24 @@ def test_a_sum_that_no_honest_sites_come_to_is_refused_and_the_round_repeated(tm
     assert_same(found, simulated(experiment))
 
 
+def test_a_server_that_sends_sites_different_models_gets_noise(tmp_path):
+    """All but one get a model that learns nothing, so that the sum would be the update of that one."""
+
+    class Unfair(Secure):
+        def _handle(self, node: int, kind: Any, request: Envelope) -> Any:
+            if kind == "train" and node != 101:
+                dead = {name: t * 0 if "weights.params" in name else t for name, t in request.tensors.items()}
+                assert any(not torch.equal(dead[name], t) for name, t in request.tensors.items())
+                request = request._replace(tensors=dead)
+            return super()._handle(node, kind, request)
+
+    carrier, lines = Unfair(tmp_path), list[str]()
+    experiment = exact("local_sgd", cohort=0, rounds=1)
+    with pytest.raises(UserError, match="fewer than 1 updates"):
+        deployed(tmp_path, experiment, carrier, Hooks(say=lines.append), secure=True, patience=1)
+    assert any("the sum of the changes is out of the range" in line for line in lines)
+
+
 def test_shares_that_do_not_fit_are_found(tmp_path):
     class Lying(Secure):
         def _handle(self, node: int, kind: Any, request: Envelope) -> Any:
@@ -230,6 +250,8 @@ def test_a_site_may_insist_on_it_and_on_how_many_and_on_whom(tmp_path):
         deployed(tmp_path / "a", experiment, Secure(tmp_path / "a", secure=True), patience=1)
     with pytest.raises(UserError, match=r"takes part in sums of 5 sites or more \(sum_of\), not of 4"):
         deployed(tmp_path / "b", experiment, Secure(tmp_path / "b", sum_of=5), secure=True, patience=1)
+    with pytest.raises(UserError, match=r"would be 25% of the sum; its site.toml allows 20% \(own_part\)"):
+        deployed(tmp_path / "e", experiment, Secure(tmp_path / "e", own_part=0.2), secure=True, patience=1)
     shown = [keys.fingerprint(key.public_key()) for key in KEYS]
     with pytest.raises(UserError, match="the key of site d is not among this site's peers"):
         deployed(tmp_path / "c", experiment, Secure(tmp_path / "c", peers=shown[:3]), secure=True, patience=1)

@@ -83,6 +83,7 @@ class SiteSettings:
     summary: bool = False  # whether counts, means and squares of its table's columns may leave, to scale all alike
     secure: bool = False  # whether it takes part only in runs whose server adds all sites' updates under masks
     sum_of: int = 2  # the fewest sites, this one included, whose masked updates it lets the server add
+    own_part: float = 0.8  # the largest part of a sum that its own update may make up, by the sites' weights
     peers: tuple[str, ...] = ()  # fingerprints of the sites whose keys it trusts in a sum; (): all with a certificate
     digest: str = ""  # of the only experiment that it takes part in; "": any that the settings above allow
     device: str = "auto"
@@ -97,6 +98,7 @@ class SiteSettings:
             self.evaluate != "figures", 'evaluate = "figures" is called "metrics" now; write evaluate = "metrics"'
         )
         require(self.sum_of >= 2, f"sum_of must be at least 2, got {self.sum_of}: a sum of one is no secret")
+        require(0 < self.own_part < 1, f"own_part must lie between 0 and 1, got {self.own_part}")
         if self.evaluate not in DISCLOSURES:
             raise unknown("evaluate", self.evaluate, DISCLOSURES)
         Grid(self.bins)  # which checks their number

@@ -21,6 +21,7 @@ class Collector:
 
     context: str  # run, round and session
     bits: int
+    told: str = ""  # a digest of what all sites were told
     adverts: dict[int, Advert] = field(default_factory=dict)  # by number: who has sent keys
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by sender, then by receiver
     masked: dict[int, Ring] = field(default_factory=dict)  # who is in the sum, under masks
@@ -64,7 +65,7 @@ class Collector:
             if masks.public_of(key) != self.adverts[gone].mask:
                 raise RefusedError(f"the shares of site {gone}'s mask key do not fit together")
             for number in self.masked:
-                seed = pair_seed(key, self.adverts[number], self.context, gone, number)
+                seed = pair_seed(key, self.adverts[number], f"{self.context} {self.told}", gone, number)
                 masks.add_mask(total, seed, -1 if number < gone else 1)
         found: NDArray[np.int64] = total.view(SIGNED[self.bits]).astype(np.int64)
         return found

@@ -3,7 +3,7 @@
     keys      two fresh key pairs and the seed of a mask of its own; the public parts go to the server
     shares    its mask key and its seed, each split among all members; each member's part is sealed for it
     mask      codes + own mask + the masks shared with each other member, added by the lower number and subtracted
-              by the higher
+              by the higher; the latter depend on what the server has told, and cancel only if it told all the same
     unmask    for each member that is in the sum, the share of its seed; for each that is not, of its mask key
 
 A server with both the seed and the mask key of one site could read its codes. So a site gives one kind of share for
@@ -68,6 +68,7 @@ class MemberState:
     seal_key: str = ""  # private keys and the seed, in hexadecimal; forgotten as soon as they are not needed
     mask_key: str = ""
     seed: str = ""
+    weights: dict[str, float] = field(default_factory=dict)  # by number: how much each counts in the sum
     members: dict[str, dict[str, str]] = field(default_factory=dict)  # by number: its public keys
     held: dict[str, tuple[str, str]] = field(default_factory=dict)  # by number: shares of its seed and its mask key
 
@@ -114,11 +115,19 @@ def share(state: MemberState, members: Mapping[int, Advert]) -> tuple[MemberStat
     return replace(state, stage="shares", members=known, held=kept), sealed
 
 
-def mask(state: MemberState, inbox: Mapping[int, bytes], codes: Ring) -> tuple[MemberState, Ring]:
-    """Its codes under all masks. inbox: the sealed shares of every other member that takes part from here on."""
+def mask(
+    state: MemberState, inbox: Mapping[int, bytes], codes: Ring, told: str, weights: Mapping[int, float]
+) -> tuple[MemberState, Ring]:
+    """Its codes under all masks. inbox: the sealed shares of every other member that takes part from here on.
+
+    told: a digest of what the server has told this site about the round, and must have told all others. weights: how
+    much each member counts in the sum.
+    """
     adverts, held = state.adverts(), dict(state.held)
     if state.number in inbox or not inbox.keys() <= adverts.keys():
         raise RefusedError("a sealed share comes from a site that is not in this sum")
+    if weights.keys() != inbox.keys() | {state.number}:
+        raise RefusedError("the weights in this sum are not those of its sites")
     if len(inbox) + 1 < threshold(len(adverts)):
         raise RefusedError(f"only {len(inbox) + 1} of {len(adverts)} sites are left in the secure sum")
     masked = codes.copy()
@@ -129,9 +138,10 @@ def mask(state: MemberState, inbox: Mapping[int, bytes], codes: Ring) -> tuple[M
         )
         text = opened(key, sealed, _about(state, number, state.number))
         held[str(number)] = (text[: shamir.BYTES].hex(), text[shamir.BYTES :].hex())
-        seed = pair_seed(_key(state.mask_key), adverts[number], state.context, state.number, number)
+        seed = pair_seed(_key(state.mask_key), adverts[number], f"{state.context} {told}", state.number, number)
         masks.add_mask(masked, seed, 1 if state.number < number else -1)
-    return replace(state, stage="mask", seal_key="", mask_key="", seed="", held=held), masked
+    known = {str(number): weight for number, weight in weights.items()}
+    return replace(state, stage="mask", seal_key="", mask_key="", seed="", held=held, weights=known), masked
 
 
 def unmask(state: MemberState, survivors: Sequence[int]) -> tuple[MemberState, dict[int, int]]:
@@ -143,6 +153,11 @@ def unmask(state: MemberState, survivors: Sequence[int]) -> tuple[MemberState, d
         raise RefusedError(f"a sum of {len(survivors)} of {len(state.members)} sites has too few of them")
     shares = {number: int(state.held[str(number)][number not in survivors], 16) for number in sorted(known)}
     return replace(state, stage="unmask", members={}, held={}), shares
+
+
+def own_part(state: MemberState, members: Sequence[int]) -> float:
+    """The part of a sum of these members that is this site's own."""
+    return state.weights[str(state.number)] / sum(state.weights[str(number)] for number in members)
 
 
 def pair_seed(private: bytes, other: Advert, context: str, number: int, other_number: int) -> bytes:

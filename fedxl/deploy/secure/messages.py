@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fedxl import tree
 from fedxl.deploy.protocol.envelope import whole
 from fedxl.deploy.secure import masks, sealed, shamir
+from fedxl.digest import add_tensor
 from fedxl.errors import RefusedError
 
 SESSION = re.compile(r"[0-9a-f]{32}")
 MOST_SITES = 10_000
+ALIKE = ("run", "version", "config", "facts_of_all", "preparation", "round")  # facts of a request to train
 MOST_TEXT = 10_000  # characters of a certificate or a signature
 SEALED = 2 * shamir.BYTES + sealed.OVERHEAD  # bytes of two shares
 
@@ -72,6 +77,27 @@ def open_shares(text: Any) -> dict[int, int]:
     if any(share >= shamir.PRIME for share in found.values()):
         raise RefusedError("a share is out of range")
     return found
+
+
+def sum_weights(text: Any) -> dict[int, float]:
+    """How much each site counts in a sum: positive and finite."""
+    found = by_number(text)
+    if not all(type(weight) is float and 0 < weight < math.inf for weight in found.values()):
+        raise RefusedError("the weights of a secure sum are not positive numbers")
+    return found
+
+
+def told(facts: Mapping[str, Any], weights: Mapping[int, float], server: Any) -> str:
+    """A digest of all that a server must tell every site of a sum alike: the experiment, the weights, the state.
+
+    A server that sent all sites but one a model that learns nothing would find that one's update in the sum.
+    """
+    digest = hashlib.sha256()
+    alike = [[str(facts.get(name, "")) for name in ALIKE], sorted(weights.items())]
+    digest.update(json.dumps(alike).encode())
+    for name, leaf in sorted(tree.pack(server).items()):
+        add_tensor(digest, name, leaf.detach().cpu())
+    return digest.hexdigest()
 
 
 def hexed(found: Mapping[int, bytes]) -> str:

@@ -20,7 +20,7 @@ from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState
 from fedxl.deploy.protocol.envelope import Envelope, Failure, exchange
 from fedxl.deploy.secure.collector import Collector
 from fedxl.deploy.secure.member import FEWEST
-from fedxl.deploy.secure.messages import Advert, hexed, open_shares, sealed_shares
+from fedxl.deploy.secure.messages import Advert, hexed, open_shares, sealed_shares, told
 from fedxl.deploy.server.engine import GridEngine, Replies
 from fedxl.errors import RefusedError, first_line, printable, require
 
@@ -44,6 +44,7 @@ class SecureEngine(GridEngine):
         self.form = FORMS[algorithm.fixed_point]
         self.nodes: dict[int, int] = {}  # by number, of the sites in the sum
         self.session = ""
+        self.weights: dict[int, float] = {}  # by number, how much each of them counts
         self.tried = (-1, frozenset[int]())  # a round, and the sites whose sum was asked for in it
         self.sum: Collector | None = None  # of this attempt; None: there is nothing to add
         self.total = torch.zeros(0, dtype=torch.int64)  # of the codes of all sites in the sum
@@ -53,6 +54,8 @@ class SecureEngine(GridEngine):
         self.sum, self.session = None, ""
         self.total = torch.zeros(len(flat(parts(self.hidden, server))), dtype=torch.int64)
         replies = super()._attempt(phase, server, round, cohort)
+        if self.sum is not None:
+            self.sum.told = told({**self.head.facts, "round": round}, self.weights, phase.downlink(server))
         if self.sum is None or len(replies.rows.filled) < min(self.settings.minimum, len(cohort)):
             return replies
         try:
@@ -84,6 +87,7 @@ class SecureEngine(GridEngine):
             self.say(f"round {round}: no secure sum: {printable(error)}")
             return {}
         self.nodes = {number: members[number] for number in self.sum.sealed}
+        self.weights = {number: float(self._weight(number)) for number in sorted(self.nodes)}
         return {node: number for number, node in self.nodes.items()} | others
 
     def _require_secret(self, phase: AnyPhase, round: int, cohort: Sequence[int]) -> None:
@@ -96,8 +100,13 @@ class SecureEngine(GridEngine):
 
     def _counts(self, number: int) -> bool:
         """Whether a site's model is averaged with the others'."""
+        return bool(self._weight(number) > 0)
+
+    def _weight(self, number: int) -> Tensor:
+        """How much a site counts in the sum."""
         algorithm: Any = self.problem.algorithm
-        return bool(algorithm.trained(self._share(number)) > 0)
+        weight: Tensor = algorithm.trained(self._share(number))
+        return weight
 
     def _exchange_keys(self, found: Collector, round: int, members: Mapping[int, int]) -> None:
         def take(number: int, reply: Envelope) -> None:
@@ -168,6 +177,8 @@ class SecureEngine(GridEngine):
         inside = self.sum is not None and number in self.sum.sealed
         inbox = hexed(self.sum.inbox(number)) if self.sum is not None and inside else ""
         facts = {**request.facts, "secure": inbox, "session": self.session if inside else ""}
+        if inside:
+            facts["weights"] = json.dumps(self.weights)
         return request._replace(facts=facts)
 
     def _restored(self, phase: AnyPhase, server: ServerState, number: int, like: Any, reply: Envelope) -> Any:

@@ -77,7 +77,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
         _require_convergence(phase, received, update, problem)
         _remember(folder, engine, round, base, data)
         if hidden:
-            tensors = secure.disclosed(folder, request, problem.algorithm, phase, received.server, update)
+            tensors = secure.disclosed(site, folder, request, problem.algorithm, phase, received.server, update)
             return Envelope({"site": site.settings.name, "round": round, "note": note}, tensors)
     if precision == wire.HALF:
         # Of parameters alone: they take small steps. Statistics jump, and are better rounded themselves.

@@ -17,7 +17,16 @@ from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.secure import identity, member
 from fedxl.deploy.secure.masks import SIGNED
 from fedxl.deploy.secure.member import MemberState
-from fedxl.deploy.secure.messages import Advert, by_number, hexed, numbers, sealed_shares, session_of
+from fedxl.deploy.secure.messages import (
+    Advert,
+    by_number,
+    hexed,
+    numbers,
+    sealed_shares,
+    session_of,
+    sum_weights,
+    told,
+)
 from fedxl.deploy.secure.shamir import BYTES
 from fedxl.deploy.site.locks import locked
 from fedxl.deploy.site.permission import remember, require_acceptable
@@ -71,6 +80,8 @@ def _unmask(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]
     state, seen = _begun(folder, "mask", session)
     survivors = numbers(facts.get("survivors"))
     _require_sum_of(site, len(survivors))
+    if set(survivors) <= {int(number) for number in state.weights}:
+        _require_small_part(site, state, survivors)
     answered = _require_same_sum(folder, state, survivors)
     state, shares = member.unmask(state, survivors)
     _store(folder, state, seen, answered)
@@ -96,7 +107,13 @@ def require_allowed(site: SiteFile, request: Envelope, precision: str) -> bool:
 
 
 def disclosed(
-    folder: Path, request: Envelope, algorithm: Any, phase: AnyPhase, server: ServerState, update: Any
+    site: SiteFile,
+    folder: Path,
+    request: Envelope,
+    algorithm: Any,
+    phase: AnyPhase,
+    server: ServerState,
+    update: Any,
 ) -> dict[str, torch.Tensor]:
     """An update as it leaves: without the parts that are summed, and these as codes under masks.
 
@@ -116,7 +133,13 @@ def disclosed(
     except DivergedError as error:
         raise DivergedError(f"{DIVERGED}{error}") from None
     ring = member.as_ring(flat(mine).cpu().numpy(), algorithm.fixed_point)
-    state, masked = member.mask(state, sealed_shares(request.facts.get("secure")), ring)
+    facts = request.facts
+    weights = sum_weights(facts.get("weights"))
+    if weights.get(state.number) != float(algorithm.trained(update.share)):
+        raise RefusedError("the weight of this site in the sum is not its share")
+    same = told(facts, weights, server)
+    state, masked = member.mask(state, sealed_shares(facts.get("secure")), ring, same, weights)
+    _require_small_part(site, state, list(weights))
     _store(folder, state, seen)
     return {**visible, "masked": torch.from_numpy(masked.view(SIGNED[algorithm.fixed_point]))}
 
@@ -124,6 +147,14 @@ def disclosed(
 def _require_sum_of(site: SiteFile, found: int) -> None:
     least = site.settings.sum_of
     require(found >= least, f"this site takes part in sums of {least} sites or more (sum_of), not of {found}")
+
+
+def _require_small_part(site: SiteFile, state: MemberState, members: list[int]) -> None:
+    """A sum that is almost this site's update alone hides nothing of it."""
+    part, most = member.own_part(state, members), site.settings.own_part
+    require(
+        part <= most, f"this site's update would be {part:.0%} of the sum; its site.toml allows {most:.0%} (own_part)"
+    )
 
 
 def _require_same_sum(folder: Path, state: MemberState, survivors: list[int]) -> dict[str, list[int]]:
