@@ -24,7 +24,7 @@ from fedxl.deploy.secure.messages import Advert, hexed, open_shares, sealed_shar
 from fedxl.deploy.server.engine import GridEngine, Replies
 from fedxl.errors import RefusedError, first_line, printable, require
 
-PROMPT = 60.0  # seconds that a site has for a step without training, at most
+PROMPT = 120.0  # seconds that a site has for a step without training, at most
 MASKED = "masked"
 
 
