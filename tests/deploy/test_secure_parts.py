@@ -248,6 +248,30 @@ def test_shares_for_keys_that_are_not_its_own_or_doubled_are_refused():
         member.mask(sites.state(0), inbox, codes, "", {0: 0.5, 1: 0.5})
 
 
+def test_neither_of_a_sites_secrets_alone_takes_its_masks_off():
+    """With its mask key (it counts as lost, and its update arrives late) or with its seed: the codes stay hidden."""
+    sites = Sites(3, 64)
+    sites.keys(range(3))
+    sites.shares(range(3))
+    before = sites.state(0)
+    sites.mask(range(3))
+
+    def unmasked(with_key: bool, with_seed: bool) -> np.ndarray:
+        found = sites.sum.masked[0].copy()
+        if with_seed:
+            masks.add_mask(found, bytes.fromhex(before.seed), -1)
+        for other in (1, 2) if with_key else ():
+            seed = member.pair_seed(
+                bytes.fromhex(before.mask_key), sites.sum.adverts[other], f"{before.context} ", 0, other
+            )
+            masks.add_mask(found, seed, -1)
+        return found.view(SIGNED[64])
+
+    assert np.array_equal(unmasked(True, True), sites.codes[0]), "with both it is readable"
+    for one in ((True, False), (False, True), (False, False)):
+        assert not (unmasked(*one) == sites.codes[0]).any()
+
+
 def test_masks_do_not_cancel_if_sites_were_told_different_things():
     class Inconsistent(Sites):
         def told(self, number: int) -> str:
