@@ -77,7 +77,7 @@ def serve(
     # Where the server's metrics go is none of the sites' business.
     sections["run"] = {key: value for key, value in config.run.items() if key not in ("track", "tracking_uri")}
     # What follows from all sites' data goes to sites only if the algorithm needs it.
-    needed = facts_of_all._asdict() if problem.algorithm is not problem.given else {}
+    needed = facts_of_all._asdict() if problem.uses_facts else {}
     prepared = made.to_text() if made is not None else ""
     engine = GridEngine(directory, problem, RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared))
     _begin(known, run_id, directory.facts)
