@@ -42,7 +42,7 @@ def test_processes_that_ask_at_once_get_one_seed(tmp_path, monkeypatch):
 def test_a_crash_while_it_is_written_leaves_none_and_the_next_one_holds(tmp_path, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        with pytest.raises(UserError, match="cannot write to .*: No space left on device"):
+        with pytest.raises(UserError, match=r"cannot write to .*: No space left on device"):
             private_seed(tmp_path, RUN)
     assert not (tmp_path / RUN / FILE).exists()
     assert private_seed(tmp_path, RUN) == private_seed(tmp_path, RUN)

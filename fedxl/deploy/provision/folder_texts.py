@@ -29,6 +29,7 @@ sites = {json.dumps(list(settings.sites))}  # their order sets their numbers; do
 minimum = {settings.minimum}  # updates that a round needs
 deadline = {settings.deadline}  # seconds that a site has to reply
 wire = "{settings.wire}"  # bfloat16: half the bytes for weights
+private_draws = {json.dumps(settings.private_draws)}  # sites cannot work out whose pooled scores they read
 evaluate = "{settings.evaluate}"  # "sites": on their own data, as far as each site discloses results
 
 {experiment}"""
@@ -55,6 +56,9 @@ def site_toml(name: str, part: int, config: Config) -> str:
             "fedxl's are always allowed",
             f"rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs",
             f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",
+            "private_draws = true  # which examples are read in which round: from a seed that never leaves this site",
+            f"sorted_scores = {json.dumps(config.algorithm.get('order') == 'sorted')}  # refuse runs that pool "
+            "scores in the order of these draws",
             'evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...), '
             '"curve" (counts of scores in bins) or all "scores"',
             "epsilon = 0.0  # differential privacy of each curve; 0: no noise",
