@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedxl.experiments.curious.study import ATTACKS, PLAIN, PRIVATE
+from fedxl.experiments.curious.study import ARMS, ATTACKS, PLAIN
 from fedxl.files import write_atomically
 from fedxl.reporting.plots import STYLES, require_matplotlib
 from fedxl.reporting.report import as_markdown, mean_and_spread, mean_with_spread
@@ -38,7 +38,8 @@ def as_text(found: Mapping[str, Any], machine: str) -> str:
         "Site 0 works out whose each score is that it reads of the pool. Chance: it names whoever fills most of it.",
         guessed(found),
         "## What it costs",
-        f"Partial AUC (FPR <= 0.3) on test data, mean ± standard deviation. {costs(found)}",
+        'Partial AUC (FPR <= 0.3) on test data, mean ± standard deviation. "Other draws" is the demo with other seeds'
+        f" and nothing else: by so much do runs differ that differ in their draws alone. {costs(found)}",
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -68,16 +69,19 @@ def guessed(found: Mapping[str, Any]) -> str:
 
 
 def costs(found: Mapping[str, Any]) -> str:
-    """Seed by seed: mean difference and its standard error."""
-    seeds = sorted(set(found[PLAIN]) & set(found[PRIVATE]))
+    """Each arm against the demo as it is, seed by seed: mean difference and its standard error."""
+    seeds = sorted(set.intersection(*(set(found[arm]) for arm in ARMS)))
     rows = []
-    for what, words in (("chosen", "chosen round"), ("last", "last round")):
-        plain, private = ([float(found[name][seed][what]) for seed in seeds] for name in (PLAIN, PRIVATE))
-        difference, spread = mean_and_spread(np.subtract(private, plain).tolist())
-        error = spread / np.sqrt(len(seeds))
-        rows.append([words, mean_with_spread(plain), mean_with_spread(private), f"{difference:+.4f} ± {error:.4f}"])
-    columns = ["model", PLAIN, PRIVATE, "difference (standard error)"]
-    return f"{len(seeds)} seeds.\n\n{as_markdown(rows, columns)}"
+    for arm in ARMS:
+        cells = [arm]
+        for what in ("chosen", "last"):
+            plain, own = ([float(found[name][seed][what]) for seed in seeds] for name in (PLAIN, arm))
+            difference, spread = mean_and_spread(np.subtract(own, plain).tolist())
+            error = spread / np.sqrt(len(seeds))
+            cells += [mean_with_spread(own), "" if arm == PLAIN else f"{difference:+.4f} ± {error:.4f}"]
+        rows.append(cells)
+    against = "against the demo as it is (standard error)"
+    return f"{len(seeds)} seeds.\n\n{as_markdown(rows, ['draws', 'chosen round', against, 'last round', against])}"
 
 
 def picture(found: Mapping[str, Any], path: Path) -> None:

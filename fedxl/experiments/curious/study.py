@@ -35,7 +35,10 @@ from fedxl.training.trainer import train
 
 METRIC = f"pauc@{demo.MAX_FPR:g}"
 SEEDS = demo.SEEDS[:3]  # of the attacks
-PLAIN, PRIVATE = "drawn order, run's seed", "sorted, private draws"
+OTHER = 1000  # added to a seed for draws that have nothing to do with those of the same seed
+# The demo as it is, with all that is there against the curious, and, to compare, with other seeds and nothing else.
+PLAIN, PRIVATE, RESEEDED = "as it is", "sorted, private draws", "other draws"
+ARMS = (PLAIN, PRIVATE, RESEEDED)
 BOTH = ("first", "second")
 # What the server sees and does: uploads sorted, sites with private draws, how it links entries, and of which sides.
 ATTACKS = {
@@ -67,17 +70,18 @@ def secret_seeds(clients: int, seed: int) -> Secrets:
     return Secrets(dict(enumerate(made[1:])), made[0])
 
 
-def config_of(seed: int, private: bool) -> Config:
+def config_of(seed: int, arm: str = PLAIN) -> Config:
     entry = demo.ENTRIES[0]
-    order = {"order": "sorted"} if private else {}
+    order = {"order": "sorted"} if arm == PRIVATE else {}
     return demo.experiment(entry._replace(algorithm={**entry.algorithm, **order}), seed)
 
 
-def run_cost(seed: int, private: bool, config: Config | None = None) -> dict[str, Any]:
-    """Partial AUC on test data of a run of the demo as it is, or with all that is there against the curious."""
-    simulation = simulate(config or config_of(seed, private), lambda line: None)
-    if private:
-        simulation.engine = replace(simulation.engine, secrets=secret_seeds(simulation.num_clients, seed))
+def run_cost(seed: int, arm: str, config: Config | None = None) -> dict[str, Any]:
+    """Partial AUC on test data of a run of the demo."""
+    simulation = simulate(config or config_of(seed, arm), lambda line: None)
+    if arm != PLAIN:
+        secrets = secret_seeds(simulation.num_clients, seed if arm == PRIVATE else OTHER + seed)
+        simulation.engine = replace(simulation.engine, secrets=secrets)
     found = train(simulation, Hooks(say=lambda line: None), None)
     assert found.server is not None
     last = simulation.examiner.examine(found.server.weights, "test").metrics[METRIC]
@@ -86,7 +90,7 @@ def run_cost(seed: int, private: bool, config: Config | None = None) -> dict[str
 
 def run_attacks(seed: int, config: Config | None = None) -> dict[str, Any]:
     """How many links of a curious server, and guesses of a curious site, are right: means over rounds and clients."""
-    config = config or config_of(seed, False)
+    config = config or config_of(seed)
     clients = len(simulate(config, lambda line: None).engine.federation.parts)
     runs = {
         private: Played(config, secret_seeds(clients, seed) if private else NO_SECRETS) for private in (False, True)
@@ -189,12 +193,12 @@ def _mean(found: Sequence[Sequence[Success]]) -> dict[str, Any]:
 def study(path: Path, seeds: Sequence[int] = demo.SEEDS, attacked: Sequence[int] = SEEDS) -> dict[str, Any]:
     """All runs, those that the file holds already left out; it is written after each."""
     done = _read(path)
-    todo = [("attacks", seed) for seed in attacked] + [(name, seed) for seed in seeds for name in (PLAIN, PRIVATE)]
+    todo = [("attacks", seed) for seed in attacked] + [(arm, seed) for seed in seeds for arm in ARMS]
     with progress("curious parties", len(todo)) as advance:
         for kind, seed in todo:
             table = done.setdefault(kind, {})
             if str(seed) not in table:
-                table[str(seed)] = run_attacks(seed) if kind == "attacks" else run_cost(seed, kind == PRIVATE)
+                table[str(seed)] = run_attacks(seed) if kind == "attacks" else run_cost(seed, kind)
                 write_json(path, done)
             advance(1)
     return done
@@ -205,7 +209,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text())
-        known = all(isinstance(found.get(name, {}), dict) for name in ("attacks", PLAIN, PRIVATE))
+        known = all(isinstance(found.get(name, {}), dict) for name in ("attacks", *ARMS))
     except (ValueError, AttributeError):
         known = False
     if not known:
