@@ -230,6 +230,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def upload(self, trace: ScoreTrace, share: Share, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
         a, u, b, y = (thin(scores, self.uploads) for scores in trace)
+        if self.pool_u == "server":
+            u = torch.full_like(u, torch.nan)  # which the server does not use, so it need not know them
         if self.order == "sorted":
             (a, u), (b, y) = sort_rows(a, u), sort_rows(b, y)
         ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
@@ -283,7 +285,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         sizes = super().check_update(server, update, assignment)
         # A client with rare examples has its gradient multiplied by this factor. That alone is not an excess.
         sizes |= {WEIGHTS_AND_G: sizes[WEIGHTS_AND_G] / self.factors(assignment.share)}
-        sizes |= self.check_scores(update, assignment, with_u=not self.risk.linear)
+        with_u = not self.risk.linear and self.pool_u == "clients"
+        sizes |= self.check_scores(update, assignment, with_u)
         check_distance(self.risk, server.pool, Pool(update.first, update.second))
         return sizes
 

@@ -89,6 +89,35 @@ def test_warm_up_and_training_upload_sorted_scores(algorithm, network):
         server = algorithm.phase(round).aggregate(server, update)
 
 
+def test_no_u_leaves_a_client_where_the_server_computes_them(network):
+    """Not even as an order: scores that are the same are told apart by nothing."""
+    algorithm = FeDXL2(partial_auc(), lr=0.1, pool_u="server", order="sorted")
+    federation, everyone = from_arrays(make_clients(RAGGED)), np.arange(len(RAGGED))
+    engine = engine_for(algorithm, network(), federation, loop, 3, 4, 5)
+    server = algorithm.init(weights_of(network()))
+    for round in range(3):
+        update = engine.run_round(server, round, everyone)
+        assert bool(update.first.u.isnan().all())
+        server = algorithm.phase(round).aggregate(server, update)
+        algorithm.phase(round).check_server(server)
+        assert bool(server.pool.first.u.isfinite().all())
+
+
+def test_cohorts_without_s2_bring_no_unknown_u_into_the_pool(network):
+    algorithm = FeDXL2(partial_auc(), lr=0.1, pool_u="server", one_class="train")
+    engine = engine_for(algorithm, network(), from_arrays(make_clients([(6, 0), (0, 6)])), loop, 2, 3, 3)
+    server = algorithm.init(weights_of(network()))
+    for round in range(2):
+        server = play(algorithm, engine, server, round, np.zeros(1, np.int64))
+        algorithm.phase(round).check_server(server)
+    assert float(server.pool.first.weight.sum()) == 0, "an a without u is of no use"
+    for round in (2, 3):  # b first, then a with its u
+        server = play(algorithm, engine, server, round, np.arange(2))
+        algorithm.phase(round).check_server(server)
+    assert len(server.pool.first.u) == 6
+    assert bool(server.pool.first.u.isfinite().all())
+
+
 def test_where_each_step_reads_the_whole_pool_the_order_changes_nothing_but_rounding(network):
     """One client, one step a round: the pool is its last batch, and a step is a sum over it."""
     federation, states = from_arrays(make_clients([(9, 9)])), []
