@@ -31,6 +31,7 @@ class ServerSettings:
     evaluate: str = "server"  # server: on its own [data]; sites: on theirs, as far as each site discloses results
     bins: int = 512  # in which sites that disclose curves count their scores; fewer if they add noise
     megabytes: float = 1000.0  # of the largest reply that it accepts
+    private_draws: bool = False  # which pooled scores each site reads: from a seed that only the server knows
     influence: float = 20.0  # times the usual size that an update may have (see algorithms/influence.py); 0: no limit
 
     def __post_init__(self) -> None:
@@ -74,6 +75,8 @@ class SiteSettings:
     epsilon: float = 0.0  # differential privacy of each curve, by noise in its counts; 0: no noise
     epsilon_total: float = 0.0  # of all curves together, over all runs; then it discloses no more
     evaluations: int = 1000  # requests to evaluate that it accepts, over all runs
+    private_draws: bool = False  # which examples it reads in which round: from a seed that only this site knows
+    sorted_scores: bool = False  # refuse runs that pool scores in the order of their draws (order = "drawn")
     summary: bool = False  # whether counts, means and squares of its table's columns may leave, to scale all alike
     digest: str = ""  # of the only experiment that it takes part in; "": any that the settings above allow
     device: str = "auto"
