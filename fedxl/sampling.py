@@ -102,14 +102,23 @@ def systematic(chances: Floats, order: Indices, start: float) -> Indices:
     return np.sort(np.concatenate((certain, rest[np.minimum(places, len(rest) - 1)])))
 
 
-def epochs(seed: int, purpose: Purpose, client: int, position: int, count: int, size: int) -> Indices:
-    """`count` indices below `size`, starting at `position` of a stream of epochs. Each epoch is a new permutation."""
+def epochs(
+    seed: int, purpose: Purpose, client: int, position: int, count: int, size: int, weights: Floats | None = None
+) -> Indices:
+    """`count` indices below `size`, starting at `position` of a stream of epochs. Each epoch is a new permutation.
+
+    With weights, an epoch holds each index in proportion to its weight, to less than one, in a new order.
+    """
     per_block = max(1, BLOCK // size)
     block, offset = divmod(position, per_block * size)
     parts: list[Indices] = []
     shuffle = _remembered if size <= BLOCK else _block
     while count > 0:
-        ordered = shuffle(seed, purpose, client, block, per_block, size)
+        if weights is None:
+            ordered = shuffle(seed, purpose, client, block, per_block, size)
+        else:
+            rng = generator(seed, purpose, client, block)
+            ordered = np.concatenate([pooled(rng, size, weights) for _ in range(per_block)])
         parts.append(ordered[offset : offset + count])
         count -= len(parts[-1])
         block, offset = block + 1, 0

@@ -117,6 +117,7 @@ class Drawing:
     def __post_init__(self) -> None:
         self.first = self.federation.side(self.reading.first)
         self.second = self.federation.side(self.reading.second)
+        self.weights = self.federation.weights()
         self._ahead = _Ahead({}, None, {})
 
     def draw(self, client: int, round: int, visits: int, pool: PoolDraws | None) -> Draws[Indices]:
@@ -177,7 +178,9 @@ class Drawing:
         if not count or not len(side):
             return np.zeros((steps, size), np.int64)
         begin = visits * count
-        return sampling.epochs(self.seed(client), purpose, number, begin, count, len(side)).reshape(steps, size)
+        weights = None if self.weights is None else self.weights[side]
+        drawn = sampling.epochs(self.seed(client), purpose, number, begin, count, len(side), weights)
+        return drawn.reshape(steps, size)
 
     def _locate(self, client: int, first: Indices, second: Indices) -> Indices:
         """Where rows of both sides lie in the source."""
