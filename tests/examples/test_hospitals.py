@@ -84,8 +84,9 @@ def test_simulated(folder, name):
 
 
 def with_the_runs_seed(text: str) -> str:
-    """Settings with which the simulator's draws are repeated; `init` writes safer ones."""
+    """Settings with which the simulator's draws and merging are repeated; `init` writes safer ones."""
     safe = {"private_draws = true": "private_draws = false", "sorted_scores = true": "sorted_scores = false"}
+    safe |= {'pool_u = "server"': 'pool_u = "clients"', "clip_change = 2.0": "clip_change = 0.0"}
     for words, others in {**safe, 'order = "sorted"': 'order = "drawn"'}.items():
         text = text.replace(words, others)
     return text

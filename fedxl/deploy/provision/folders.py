@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedxl import registry
 from fedxl.algorithms import ALGORITHMS
@@ -14,6 +15,11 @@ from fedxl.deploy.provision import approval, folder_texts, keys
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import require
 from fedxl.options import accepted
+
+# What a new federation switches on: none of it has a cost that could be measured (docs/privacy.md).
+# order: the server cannot follow an example by the place of its score. pool_u: one site cannot end the training of
+# all others by what it says about its scores. clip_change: no site moves the model much further than others do.
+SAFE: Mapping[str, Any] = {"order": "sorted", "pool_u": "server", "clip_change": 2.0}
 
 PORT = 18000
 EXAMPLES = 1_000_000  # the most that a site may claim in a trial
@@ -83,16 +89,17 @@ def _same(mine: str) -> Callable[[str, str], bool]:
 def _completed(config: Config, sites: int) -> Config:
     """Split the demo's data into as many parts as there are sites, with one seed for all parties.
 
-    Scores are uploaded in sorted order, unless the experiment says otherwise: it costs nothing.
+    What protects sites from each other and from the server at no cost is switched on, unless the experiment says
+    otherwise.
     """
     if config is DEMO:
         config = replace(DEMO, data={"name": "digits", "clients": sites})
     if config.data and "seed" in accepted(registry.find("data set", str(config.data["name"]), DATASETS)):
         # Sites do not know the run's seed. With the same seed, their data and the server's do not overlap.
         config = replace(config, data={"seed": config.run.get("seed", 0), **config.data})
-    known = ALGORITHMS.get(str(config.algorithm.get("name")))
-    if known and "order" in accepted(known):
-        config = replace(config, algorithm={"order": "sorted", **config.algorithm})
+    if known := ALGORITHMS.get(str(config.algorithm.get("name"))):
+        taken = {name: value for name, value in SAFE.items() if name in accepted(known)}
+        config = replace(config, algorithm={**taken, **config.algorithm})
     return config
 
 
