@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import IntEnum
 from functools import lru_cache
 
@@ -18,6 +19,8 @@ Floats = npt.NDArray[np.float64]
 BLOCK = 512
 # A probability so near to 1 counts as 1: rounding must not let one client cover two points of `systematic`.
 CERTAIN = 1e-9
+# Seeds from here up are secret.
+SECRET = 2**127
 
 
 class Purpose(IntEnum):
@@ -38,7 +41,12 @@ class Purpose(IntEnum):
 
 def generator(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> np.random.Generator:
     """The stream of one purpose. Its key has a fixed length, because SeedSequence treats [1] and [1, 0] as equal."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, purpose, client, position])))
+    key = [int(part) for part in (seed, purpose, client, position)]
+    if seed >= SECRET:
+        # From a stream's state one can calculate back to its key, but not through a hash. So whoever might work out
+        # one stream of a secret seed does not know the others.
+        key = [int.from_bytes(hashlib.sha256(repr(key).encode()).digest(), "big")]
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def torch_seed(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> int:
@@ -94,14 +102,23 @@ def systematic(chances: Floats, order: Indices, start: float) -> Indices:
     return np.sort(np.concatenate((certain, rest[np.minimum(places, len(rest) - 1)])))
 
 
-def epochs(seed: int, purpose: Purpose, client: int, position: int, count: int, size: int) -> Indices:
-    """`count` indices below `size`, starting at `position` of a stream of epochs. Each epoch is a new permutation."""
+def epochs(
+    seed: int, purpose: Purpose, client: int, position: int, count: int, size: int, weights: Floats | None = None
+) -> Indices:
+    """`count` indices below `size`, starting at `position` of a stream of epochs. Each epoch is a new permutation.
+
+    With weights, an epoch holds each index in proportion to its weight, to less than one, in a new order.
+    """
     per_block = max(1, BLOCK // size)
     block, offset = divmod(position, per_block * size)
     parts: list[Indices] = []
     shuffle = _remembered if size <= BLOCK else _block
     while count > 0:
-        ordered = shuffle(seed, purpose, client, block, per_block, size)
+        if weights is None:
+            ordered = shuffle(seed, purpose, client, block, per_block, size)
+        else:
+            rng = generator(seed, purpose, client, block)
+            ordered = np.concatenate([pooled(rng, size, weights) for _ in range(per_block)])
         parts.append(ordered[offset : offset + count])
         count -= len(parts[-1])
         block, offset = block + 1, 0

@@ -9,7 +9,7 @@ They differ in what a client's examples are paired with: `pull`. What keeps the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, get_args
 
 import torch
@@ -17,8 +17,16 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
-from fedxl.algorithms.level import Level, balanced, guarded
-from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState, Share
+from fedxl.algorithms.level import Guard, Level, balanced, guarded
+from fedxl.algorithms.protocol import (
+    Assignment,
+    Batch,
+    ClientUpdate,
+    Health,
+    Reading,
+    ServerState,
+    Share,
+)
 from fedxl.errors import require, unknown
 from fedxl.models import Score, Weights
 from fedxl.risks import belongs
@@ -73,6 +81,7 @@ class UpdateWithG(ClientUpdate, Protocol):
 
 S = TypeVar("S", bound=StateWithG)
 U = TypeVar("U", bound=UpdateWithG)
+C = TypeVar("C", bound="Compositional[Any, Any]")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,6 +94,7 @@ class Compositional(Descent[S, ClientEstimates, U]):
     beta: float = 0.1  # weight of the new gradient in G
     gamma: float = 0.1  # weight of the new inner estimate in u
     level: Level = "free"  # what steps may do to the level of all scores: free, bounded, even or balanced
+    guard: Guard = "auto"  # whether such levels guard outputs: on, off; auto: on unless the network norms its scores
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,6 +102,12 @@ class Compositional(Descent[S, ClientEstimates, U]):
         require(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}")
         if self.level not in get_args(Level):
             raise unknown("level", self.level, get_args(Level))
+        if self.guard not in get_args(Guard):
+            raise unknown("guard", self.guard, get_args(Guard))
+
+    def with_network(self: C, normed_scores: bool) -> C:
+        """Normed scores have a level and a spread already, and the guard would only hold back what they learn."""
+        return replace(self, guard="off") if self.guard == "auto" and normed_scores else self
 
     def reading(self, batch1: int, batch2: int) -> Reading:
         return Reading(*self.risk.sides, batch1, batch2)
@@ -194,7 +210,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
     @property
     def guards(self) -> bool:
         """Whether there is anything to guard: an unbounded link never saturates, and vectors have no level."""
-        return self.level != "free" and self.risk.score_range.bounded and not self.risk.score_shape
+        wanted = self.level != "free" and self.guard != "off"
+        return wanted and self.risk.score_range.bounded and not self.risk.score_shape
 
     def conserved(self, d: Tensor, size1: int, work: PairWork) -> Tensor:
         """The gradients by the outputs, without what would move the level of a client with both classes."""

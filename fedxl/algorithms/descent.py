@@ -120,6 +120,9 @@ class Descent(Merging, Generic[Server, Client, Update]):
     def phase(self: D, round: int) -> D:
         return self
 
+    def with_network(self: D, normed_scores: bool) -> D:
+        return self
+
     def with_facts(self: D, facts: DataFacts) -> D:
         return self
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.compositional import WEIGHTS_AND_G, ClientEstimates, Compositional, PairWork, ScoreTrace, sides
 from fedxl.algorithms.level import Level, OneClass, centred, even, pace
+from fedxl.algorithms.ordering import Order, sort_rows
 from fedxl.algorithms.pool import (
     Passive,
     Pool,
@@ -84,6 +85,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     mix: float = 0.0  # weight of a client's own fresh pairs; 1/N: as much as they have in the whole risk
     pool_u: PoolU = "clients"  # u of pooled scores: the clients' running estimates, or the server's own (server)
     pool_share: float = 1.0  # the share of a side of the pool that one client may fill; 1: all
+    order: Order = "drawn"  # of uploaded scores: drawn, from which the server knows the examples; or sorted
     fresh: bool = False  # pool scores of fresh examples (the paper's z-hat, an extra forward pass), not of the batch
 
     def __post_init__(self) -> None:
@@ -93,6 +95,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             raise unknown("way with one_class", self.one_class, get_args(OneClass))
         if self.pool_u not in get_args(PoolU):
             raise unknown("pool_u", self.pool_u, get_args(PoolU))
+        if self.order not in get_args(Order):
+            raise unknown("order", self.order, get_args(Order))
         require(self.reach >= 0, f"reach must not be negative (0: no limit), got {self.reach}")
         trains = self.with_one_class == "train"
         require(
@@ -226,6 +230,10 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def upload(self, trace: ScoreTrace, share: Share, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
         a, u, b, y = (thin(scores, self.uploads) for scores in trace)
+        if self.pool_u == "server":
+            u = torch.full_like(u, torch.nan)  # which the server does not use, so it need not know them
+        if self.order == "sorted":
+            (a, u), (b, y) = sort_rows(a, u), sort_rows(b, y)
         ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
         # A client that has its own pairs fresh does not read its old scores.
         owners: list[Any] = [share.client.expand(len(scores)) if self.mix else () for scores in (a, b)]
@@ -277,7 +285,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         sizes = super().check_update(server, update, assignment)
         # A client with rare examples has its gradient multiplied by this factor. That alone is not an excess.
         sizes |= {WEIGHTS_AND_G: sizes[WEIGHTS_AND_G] / self.factors(assignment.share)}
-        sizes |= self.check_scores(update, assignment, with_u=not self.risk.linear)
+        with_u = not self.risk.linear and self.pool_u == "clients"
+        sizes |= self.check_scores(update, assignment, with_u)
         check_distance(self.risk, server.pool, Pool(update.first, update.second))
         return sizes
 

@@ -18,6 +18,8 @@ from torch import Tensor
 # even: besides, such a client pulls as hard on S1 as on S2, whatever it counts for on either.
 # balanced: bounded, and no step of such a client moves its level at all.
 Level = Literal["even", "balanced", "bounded", "free"]
+# Whether the guard below is used where `level` asks for it. auto: unless the network norms its scores itself.
+Guard = Literal["auto", "on", "off"]
 # What a client with one class does. lend: it scores, and does not train. train: it trains like all others.
 # centre: it trains on its pull less the mean. auto: it lends where levels are
 # even or balanced and some client holds both classes, and trains otherwise.

@@ -217,6 +217,9 @@ class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
     def phase(self, round: int) -> Phase[Server, Client, Work, Trace, Update]:
         """What runs in this round."""
 
+    def with_network(self, normed_scores: bool) -> Algorithm[Server, Client, Work, Trace, Update]:
+        """The algorithm as it suits a network; normed_scores: whether that norms its scores itself."""
+
     def with_facts(self, facts: DataFacts) -> Algorithm[Server, Client, Work, Trace, Update]:
         """The algorithm with what it needs to know of the data filled in."""
 

@@ -16,7 +16,7 @@ from fedxl.errors import require, unknown
 from fedxl.experiments.paper import ablation, heterogeneity, runtime, setup, skew, tables
 from fedxl.experiments.paper.runs import Runner, RunStore
 from fedxl.experiments.paper.setup import Budget
-from fedxl.experiments.paper.study import TABLE1, TABLE2, Study
+from fedxl.experiments.paper.study import TABLE1, TABLE2, Comparison, Study
 from fedxl.reporting.plots import require_matplotlib
 
 app = typer.Typer(no_args_is_help=True, help="The FeDXL paper's tables and figures, ours beside theirs.")
@@ -51,8 +51,16 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Folder = Annotated[Path, typer.Option("--out", help="Folder for results; finished runs in it are not repeated.")]
 
 
-Only = Annotated[
-    str, typer.Option(metavar="NAME,...", help=f"Some methods only: {', '.join(map(skew.short_name, skew.METHODS))}.")
+def _only(methods: Sequence[setup.TableColumn]) -> object:
+    names = ", ".join(map(setup.short_name, methods))
+    return typer.Option("--only", metavar="NAME,...", help=f"Some methods only: {names}.")
+
+
+Only = Annotated[str, _only(skew.METHODS)]
+TableOnly = Annotated[str, _only(setup.TABLE1)]
+Ours = Annotated[
+    list[str] | None,
+    typer.Option("--fedxl", metavar="KEY=VALUE", help="An option of FeDXL, as level=even; repeatable."),
 ]
 Alphas = Annotated[str, typer.Option(metavar="ALPHA,...", help="Label skews, less is more; equal: equal shards.")]
 OneClass = Annotated[
@@ -108,6 +116,36 @@ def _budget(known: Mapping[str, Budget], name: str, iterations: int, trial_itera
     return budget if compiled else replace(budget, run=(*budget.run, ("compile", False)))
 
 
+def _table(comparison: Comparison, about: str) -> None:
+    """A table's command has two options more: which methods, and how FeDXL is set."""
+
+    def command(
+        only: TableOnly = "",
+        fedxl: Ours = None,
+        data: Data = None,
+        root: Root = Path("data"),
+        model: Network = None,
+        seeds: Seeds = 3,
+        budget: BudgetName = "full",
+        iterations: Iterations = 0,
+        trial_iterations: Trials = 0,
+        jobs: Jobs = 1,
+        compiled: Compile = True,
+        device: Device = "auto",
+        folder: Folder = Path("paper"),
+    ) -> None:
+        options = setup.assignments(fedxl or [], "--fedxl level=even")
+        methods = setup.chosen(setup.with_options(comparison.methods, options), only)
+        common = Common(seeds, jobs, device, folder)
+        spent = _budget(setup.BUDGETS, budget, iterations, trial_iterations, compiled)
+        shown = "".join(f", FeDXL with {name} = {value}" for name, value in options.items())
+        wanted = replace(comparison, title=comparison.title + shown, methods=methods)
+        _perform(common, comparison.name, data, root, model, spent, budget, lambda study: tables.run(study, wanted))
+
+    command.__doc__ = about
+    app.command(comparison.name)(command)
+
+
 def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
     """All commands take the same options."""
 
@@ -124,16 +162,28 @@ def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
         device: Device = "auto",
         folder: Folder = Path("paper"),
     ) -> None:
-        common = Common(seeds, jobs, device, folder)
         spent = _budget(setup.BUDGETS, budget, iterations, trial_iterations, compiled)
-        common.check()
-        names = data or (["digits"] if budget == "quick" else list(setup.PAPER_TASKS))
-        network = setup.assignments(model or [], "--model score_norm=true")
-        tasks = [setup.task(text, str(root)).with_network(network) for text in names]
-        common.perform(name, tasks, spent, work)
+        _perform(Common(seeds, jobs, device, folder), name, data, root, model, spent, budget, work)
 
     command.__doc__ = about
     app.command(name)(command)
+
+
+def _perform(
+    common: Common,
+    name: str,
+    data: list[str] | None,
+    root: Path,
+    model: list[str] | None,
+    spent: Budget,
+    budget: str,
+    work: Callable[[Study], str],
+) -> None:
+    common.check()
+    names = data or (["digits"] if budget == "quick" else list(setup.PAPER_TASKS))
+    network = setup.assignments(model or [], "--model score_norm=true")
+    tasks = [setup.task(text, str(root)).with_network(network) for text in names]
+    common.perform(name, tasks, spent, work)
 
 
 @app.command("heterogeneity")
@@ -176,10 +226,8 @@ def _say(line: str) -> None:
     err.print(line, style="dim", highlight=False, soft_wrap=True, markup=False)
 
 
-_command(
-    "table1", "Partial AUC: Centralized, Local SGD, CODASCA, Local Pair and FeDXL2.", lambda s: tables.run(s, TABLE1)
-)
-_command("table2", "AUC with one in five labels flipped: the same with FeDXL1.", lambda s: tables.run(s, TABLE2))
+_table(TABLE1, "Partial AUC: Centralized, Local SGD, CODASCA, Local Pair and FeDXL2.")
+_table(TABLE2, "AUC with one in five labels flipped: the same with FeDXL1.")
 _command("runtime", "Rounds, seconds and bytes until training is near its best.", runtime.run)
 _command("ablation-k", "FeDXL2 with different numbers of local steps.", lambda s: ablation.run(s, ablation.VARY_K))
 _command("ablation-n", "FeDXL2 with fewer sites.", lambda s: ablation.run(s, ablation.VARY_N))

@@ -83,6 +83,11 @@ class Federation:
         member = belongs(self.source.labels.cpu(), side).numpy()
         return [part[member[part]] for part in self.parts]
 
+    def weights(self) -> Floats | None:
+        """How often each example of the source is read, relative to others of its class and client; None: alike."""
+        found = getattr(self.source, "weights", None)
+        return None if found is None else found.cpu().double().numpy()
+
     def holdings(self) -> list[Holding]:
         return [Holding(len(p), len(n)) for p, n in zip(self.side("positive"), self.side("negative"), strict=True)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,9 @@ from fedxl.data.columns import LONGEST, File
 from fedxl.data.holdout import SPLITS, WORDS, Codes, Whole
 from fedxl.data.labels import Value, canonical, two_values
 from fedxl.errors import UserError, printable, require
+from fedxl.sampling import Floats
+
+HEAVIEST = 1e12  # of weights: far beyond any use, and sums of them are still exact enough
 
 
 class Keys(NamedTuple):
@@ -25,6 +29,7 @@ class Keys(NamedTuple):
     groups: Whole | None  # numbered in the order of their first rows
     counts: list[int]  # rows of each file
     texts: dict[str, Any]  # arrow's, of the columns for ids and images
+    weights: Floats | None = None  # how often each row is read, if a column says so
 
 
 class Roles(NamedTuple):
@@ -36,6 +41,7 @@ class Roles(NamedTuple):
     group: str = ""
     id: str = ""
     image: str = ""
+    weight: str = ""
 
 
 def keys_of(
@@ -74,6 +80,7 @@ def keys_of(
         groups=coded(roles.group, "a group", str)[0] if roles.group else None,
         counts=counts,
         texts={name: texts[name] for name in (roles.id, roles.image) if name},
+        weights=_weights(texts[roles.weight], where, roles.weight) if roles.weight else None,
     )
 
 
@@ -108,6 +115,24 @@ def in_order(sites: Whole, names: list[str]) -> tuple[Whole, list[str]]:
     place = np.empty(len(names), np.int32)
     place[order] = np.arange(len(names))
     return place[sites], [names[at] for at in order]
+
+
+def _weights(column: Any, where: str, name: str) -> Floats:
+    """Positive numbers; one line for the first that is none."""
+    values = np.array([_number(text) for text in column.to_pylist()], np.float64)
+    wrong = np.flatnonzero(~((values > 0) & (values <= HEAVIEST)))
+    if len(wrong):
+        shown = printable(str(column[int(wrong[0])].as_py()), 40)
+        told = f"{where}: column '{printable(name)}' holds '{shown}' in row {wrong[0] + 1:,}"
+        raise UserError(f"{told}; a weight is a number above 0, and rows that must not count are left out")
+    return values
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return math.nan
 
 
 def _splits(codes: Whole, found: Sequence[str], where: str, column: str) -> Codes:

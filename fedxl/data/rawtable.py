@@ -21,7 +21,7 @@ from fedxl.data.source import TensorSource
 from fedxl.data.summary import ROWS as BLOCK
 from fedxl.data.summary import Summary, merge, summarize
 from fedxl.errors import printable, require
-from fedxl.sampling import Indices
+from fedxl.sampling import Floats, Indices
 
 Block = npt.NDArray[np.float64]
 ROWS = 1024  # applied at a time: they stay in a processor's cache
@@ -107,11 +107,19 @@ class Order:
         return found
 
 
-def assemble(order: Order, x: Tensor, labels: Codes, ids: Callable[[Whole], list[str]], made: Preparation) -> Splits:
-    """Splits of rows that are already in order; ids: what identifies rows of the file."""
+def assemble(
+    order: Order,
+    x: Tensor,
+    labels: Codes,
+    ids: Callable[[Whole], list[str]],
+    made: Preparation,
+    weights: Floats | None = None,
+) -> Splits:
+    """Splits of rows that are already in order; ids: what identifies rows of the file, of which weights are, too."""
     parts, count = order.parts(), order.split(TRAIN).stop
     y = torch.from_numpy(labels[order.rows].astype(np.int64))
-    train = Federation(TensorSource(x[:count], y[:count]), parts)
+    heavy = None if weights is None else torch.from_numpy(weights[order.rows[:count]])
+    train = Federation(TensorSource(x[:count], y[:count], weights=heavy), parts)
     return Splits(train, *held_back(order, x, y, ids), order.names, made)
 
 
@@ -143,6 +151,7 @@ class RawTable:
     ids: Callable[[Whole], list[str]]
     about: dict[str, str]  # the other fields of a preparation
     rare: int
+    weights: Floats | None = None
 
     def summary(self, site: int) -> Summary:
         """What a site tells of its training rows."""
@@ -162,7 +171,7 @@ class RawTable:
 
     def splits(self, made: Preparation) -> Splits:
         """The rows as a network's inputs. The table is empty afterwards."""
-        return assemble(self.order, self._inputs(made), self.labels, self.ids, made)
+        return assemble(self.order, self._inputs(made), self.labels, self.ids, made, self.weights)
 
     def held_back(self, made: Preparation) -> tuple[Split | None, Split | None]:
         """Validation and test data alone, of a table that need not have others. It is empty afterwards."""

@@ -43,6 +43,7 @@ class TensorSource:
     augment: Augment = NOTHING
     means: Tensor | None = None  # [n] added to each example in training, if sites differ
     bank: Tensor | None = None  # the augmentation's noise
+    weights: Tensor | None = None  # [n] how often each example is read, relative to others of its class and client
 
     def __post_init__(self) -> None:
         some = self.codes > 1
@@ -92,6 +93,8 @@ def fingerprint(source: Source) -> str:
         add_tensor(digest, "x", source.x)
         if source.means is not None:
             add_tensor(digest, "means", source.means)
+        if source.weights is not None:
+            add_tensor(digest, "weights", source.weights)
     else:
         for indices in torch.arange(len(source.labels), device=source.labels.device).split(BLOCK):
             add_tensor(digest, "x", source.fetch(indices))

@@ -46,7 +46,7 @@ class TableOptions:
     validation: float = 0.2  # the share of rows to draw
     test: float = 0.2
     delimiter: str = ""  # between columns of a CSV file; "": a comma, or a tab in .tsv files
-    weight: str = ""  # not possible yet: it is refused
+    weight: str = ""  # the column that says how often a row is read in training, relative to its class at its site
     preparation: str = ""  # a preparation.json to use instead of fitting one
     seed: int = 0
 
@@ -55,10 +55,6 @@ class TableOptions:
         require(1 <= self.rare <= 10**6, f"rare must lie between 1 and 1,000,000, got {self.rare}")
         require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
         Image(self.size, self.channels)
-        told = (
-            "algorithms draw all rows of a class alike, so a column of weights would have no effect; leave weight out"
-        )
-        require(not self.weight, f"{told} (weighting = 'samples' in [run] weighs sites by their rows)")
         require(
             not (self.image and self.columns), "with image, other columns are not learned from; leave columns out"
         )
@@ -102,7 +98,7 @@ def open_files(path: str | tuple[str, ...], label: str, options: TableOptions) -
     files = [open_table(file, options.delimiter) for file in find(path)]
     named = [
         ("label", label),
-        *((role, getattr(options, role)) for role in ("site", "split", "group", "id", "image")),
+        *((role, getattr(options, role)) for role in ("site", "split", "group", "id", "image", "weight")),
     ]
     named += [(many, name) for many in ("columns", "drop", "categorical") for name in getattr(options, many)]
     for file in files:
@@ -151,7 +147,7 @@ def _stem(path: Path) -> str:
 
 def feature_names(file: File, label: str, options: TableOptions) -> list[str]:
     """The columns to learn from."""
-    roles = {label, options.site, options.split, options.group, options.id}
+    roles = {label, options.site, options.split, options.group, options.id, options.weight}
     if options.columns:
         doubled = [name for name in options.columns if name in roles or options.columns.count(name) > 1]
         require(
@@ -167,7 +163,8 @@ def read_raw(files: Sequence[File], label: str, options: TableOptions) -> RawTab
     features = Features(files, feature_names(files[0], label, options), options.categorical, None)
     keys, order, chunks = read_rows(features, label, options)
     ids, about = identities(files, keys, options.id), _about(keys, label, options)
-    return RawTable(order, chunks, features.names, features.texts, keys.labels, ids, about, options.rare)
+    rare, weights = options.rare, keys.weights
+    return RawTable(order, chunks, features.names, features.texts, keys.labels, ids, about, rare, weights)
 
 
 def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Keys, Order, Chunks]:
@@ -175,7 +172,7 @@ def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Ke
     import pyarrow as pa
 
     files, chunks = features.files, Chunks(len(features.names))
-    roles = Roles(label, options.site, options.split, options.group, options.id, options.image)
+    roles = Roles(label, options.site, options.split, options.group, options.id, options.image, options.weight)
     found: dict[str, list[Any]] = {name: [] for name in roles if name}
     counts = [0] * len(files)
     for number, block, texts in features.blocks(list(found)):
@@ -228,7 +225,7 @@ def _images(files: Sequence[File], label: str, options: TableOptions) -> Splits:
     x = resized(folder, [paths[row] for row in order.rows], image.size, cache, "images", image.channels, stamped=True)
     made = Preparation(image=image, **_about(keys, label, options))
     x = x.reshape(len(x), image.channels, image.size, image.size) if image.channels == 1 else x
-    return assemble(order, torch.from_numpy(x), keys.labels, identities(files, keys, options.id), made)
+    return assemble(order, torch.from_numpy(x), keys.labels, identities(files, keys, options.id), made, keys.weights)
 
 
 def image_paths(files: Sequence[File], keys: Keys, column: str) -> list[str]:

@@ -1,8 +1,13 @@
-"""What each client reads in a round: its own examples, and entries of the score pool; all of it from the seed."""
+"""What each client reads in a round: its own examples, and entries of the score pool.
+
+All of it follows from the run's seed, or from secret ones in its place.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +28,16 @@ class Schedule(NamedTuple):
     batch1: int  # examples of S1 a step
     batch2: int  # examples of S2
     seed: int = 0
+
+
+class Secrets(NamedTuple):
+    """Seeds in place of the run's, which everybody knows. Who knows a seed can work out what was drawn from it."""
+
+    own: Mapping[int, int] = MappingProxyType({})  # by client: of its own examples; absent: the run's seed
+    pool: int = 0  # of the entries of the pool that clients read; 0: the run's seed
+
+
+NO_SECRETS = Secrets()
 
 
 class PoolDraws(NamedTuple):
@@ -69,10 +84,13 @@ class PoolDraws(NamedTuple):
 
 
 def draw_lags(
-    schedule: Schedule, reading: Reading, number: int, round: int, pool: PoolDraws
+    schedule: Schedule, reading: Reading, number: int, round: int, pool: PoolDraws, secret: int = 0
 ) -> tuple[Indices, Indices]:
-    """Which entries of the pool a client's steps read, S1's [K, B1] and S2's [K, B2]."""
-    rng, steps = sampling.generator(schedule.seed, Purpose.POOL, number, round), schedule.local_steps
+    """Which entries of the pool a client's steps read, S1's [K, B1] and S2's [K, B2].
+
+    secret: a seed in place of the run's; 0: the run's.
+    """
+    rng, steps = sampling.generator(secret or schedule.seed, Purpose.POOL, number, round), schedule.local_steps
     pool = pool.of_others(number)
     first = sampling.pooled(rng, steps * reading.size1, pool.first).reshape(steps, reading.size1)
     return first, sampling.pooled(rng, steps * reading.size2, pool.second).reshape(steps, reading.size2)
@@ -94,10 +112,12 @@ class Drawing:
     reading: Reading
     schedule: Schedule
     first_number: int = 0  # of the first client: draws are those of its number, wherever it runs
+    secrets: Secrets = NO_SECRETS
 
     def __post_init__(self) -> None:
         self.first = self.federation.side(self.reading.first)
         self.second = self.federation.side(self.reading.second)
+        self.weights = self.federation.weights()
         self._ahead = _Ahead({}, None, {})
 
     def draw(self, client: int, round: int, visits: int, pool: PoolDraws | None) -> Draws[Indices]:
@@ -123,7 +143,12 @@ class Drawing:
         self._ahead = _Ahead(own, likely, lags)
 
     def _lags(self, client: int, round: int, pool: PoolDraws) -> tuple[Indices, Indices]:
-        return draw_lags(self.schedule, self.reading, self.first_number + client, round, pool)
+        number = self.first_number + client
+        return draw_lags(self.schedule, self.reading, number, round, pool, self.secrets.pool)
+
+    def seed(self, client: int) -> int:
+        """Of what this client draws for itself."""
+        return self.secrets.own.get(self.first_number + client, self.schedule.seed)
 
     def _own(self, client: int, round: int, visits: int) -> Draws[Indices]:
         """Which of its own examples a client reads. A side without examples is filled with the other side's.
@@ -132,7 +157,7 @@ class Drawing:
         """
         (_, _, size1, size2, fresh), codes = self.reading, self.federation.source.codes
         number = self.first_number + client
-        rng = sampling.generator(self.schedule.seed, Purpose.AUGMENT, number, round) if codes > 1 else None
+        rng = sampling.generator(self.seed(client), Purpose.AUGMENT, number, round) if codes > 1 else None
         rows = self._read(client, visits, Purpose.FIRST, size1, self.first[client])
         second = self._read(client, visits, Purpose.SECOND, size2, self.second[client])
         examples = self._locate(client, rows, second)
@@ -153,7 +178,9 @@ class Drawing:
         if not count or not len(side):
             return np.zeros((steps, size), np.int64)
         begin = visits * count
-        return sampling.epochs(self.schedule.seed, purpose, number, begin, count, len(side)).reshape(steps, size)
+        weights = None if self.weights is None else self.weights[side]
+        drawn = sampling.epochs(self.seed(client), purpose, number, begin, count, len(side), weights)
+        return drawn.reshape(steps, size)
 
     def _locate(self, client: int, first: Indices, second: Indices) -> Indices:
         """Where rows of both sides lie in the source."""

@@ -23,7 +23,7 @@ from fedxl.algorithms.protocol import (
 )
 from fedxl.data.federation import Federation
 from fedxl.data.source import Source, floats_as
-from fedxl.engine.drawing import Drawing, PoolDraws, Schedule
+from fedxl.engine.drawing import NO_SECRETS, Drawing, PoolDraws, Schedule, Secrets
 from fedxl.engine.group import Draws, Executor, Feed, Group
 from fedxl.engine.store import ClientStates, ClientStore
 from fedxl.models import Score
@@ -58,11 +58,12 @@ class Simulator:
     chances: Floats | None = None  # of each client to be in a cohort; None: all are alike
     placement: Placement = ON_CPU
     first_number: int = 0  # of the first client: draws are those of its number, wherever it runs
+    secrets: Secrets = NO_SECRETS  # seeds that take the place of the run's
 
     def __post_init__(self) -> None:
         device, dtype = self.placement[:2]
         self.reading: Reading = self.algorithm.reading(self.schedule.batch1, self.schedule.batch2)
-        self.drawing = Drawing(self.federation, self.reading, self.schedule, self.first_number)
+        self.drawing = Drawing(self.federation, self.reading, self.schedule, self.first_number, self.secrets)
         self.source: Source = self.federation.source.to(device)
         self.labels = self.source.labels.to(dtype)
         self.shares = tree.map(lambda leaf: leaf.to(device, dtype), self.shares)
@@ -128,14 +129,14 @@ class Simulator:
         draws = self._upload([np.stack(arrays) for arrays in zip(*each, strict=True)])
         # All but the examples themselves is gathered for the whole round at once.
         passive = phase.passive(server, draws.lag1, draws.lag2) if passive is None else passive
-        seed, first = self.schedule.seed, self.first_number
+        seed, first = self.drawing.seed, self.first_number
         return Group(
             clients=[self.store.state(client, lambda client: self._init(server, client)) for client in members],
             largest_state=lambda: self.algorithm.init_client(server, self.most_rows),
             shares=tree.map(lambda leaf: leaf[index], self.shares),
             feed=Feed(draws, self.labels[draws.examples], passive),
             batch=self._batch,
-            seed=lambda i: sampling.torch_seed(seed, Purpose.LAYERS, first + members[i], round),
+            seed=lambda i: sampling.torch_seed(seed(members[i]), Purpose.LAYERS, first + members[i], round),
             comes_again=self.algorithm.phase(round + 1).name == phase.name,
         )
 

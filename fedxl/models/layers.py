@@ -55,9 +55,14 @@ class ScoreNorm(nn.BatchNorm1d):
         return super().forward(x.to(self.weight.dtype))
 
 
+def norms_scores(model: nn.Module) -> bool:
+    """Whether the network norms its own scores."""
+    return any(isinstance(module, ScoreNorm) for module in model.modules())
+
+
 def check_classes(model: nn.Module, everyone_has_both: bool) -> None:
     """Refuse score norm if a client holds one class: it would norm that class as others norm both."""
-    normed = any(isinstance(module, ScoreNorm) for module in model.modules())
     require(
-        everyone_has_both or not normed, "score_norm needs both classes at every client, and one here has only one"
+        everyone_has_both or not norms_scores(model),
+        "score_norm needs both classes at every client, and one here has only one",
     )

@@ -212,6 +212,8 @@ def advise(
     sizes = (batch_size, batch_size) if isinstance(batch_size, int) else tuple(batch_size)
     whole = len(sizes) == 2 and all(isinstance(size, int) for size in sizes)
     require(whole, f"batch_size must be one whole number or two, got {printable(batch_size, 40)}")
+    named = isinstance(network, Collection) and not isinstance(network, str)
+    require(named, f"network must list which of {', '.join(NORM_OPTIONS)} it has, not {printable(network, 40)}")
     federation = as_splits(clients, positive).train
     risk = risk or partial_auc()
     holdings = federation.holdings()

@@ -20,7 +20,7 @@ from fedxl.engine.drawing import Schedule
 from fedxl.engine.simulator import Placement
 from fedxl.errors import printable, require
 from fedxl.models import Score, scorer
-from fedxl.models.layers import check_classes
+from fedxl.models.layers import check_classes, norms_scores
 from fedxl.risks import XRisk, check_risk
 from fedxl.training.evaluate import Evaluator, asked_for
 from fedxl.training.settings import DTYPES, Settings, pick_device
@@ -35,6 +35,7 @@ class Problem:
     settings: Settings
     device: torch.device
     given: AnyAlgorithm  # as the user built it, without facts about the data
+    uses_facts: bool = False  # whether the algorithm had to know something about the data
 
     @property
     def risk(self) -> XRisk:
@@ -93,7 +94,9 @@ def assemble(
     check_risk(algorithm.risk)
     device = device or pick_device(settings.device)
     model = copy.deepcopy(model).to(device, DTYPES[settings.dtype])
-    return Problem(model, algorithm.with_facts(facts), settings, device, algorithm)
+    suited = algorithm.with_network(norms_scores(model))
+    informed = suited.with_facts(facts)
+    return Problem(model, informed, settings, device, algorithm, uses_facts=informed is not suited)
 
 
 def require_algorithm(algorithm: Any) -> None:

@@ -14,6 +14,7 @@ from fedxl.data.federation import from_arrays
 from fedxl.engine.executors import loop, vectorised
 from fedxl.errors import UserError
 from fedxl.models import TwoViews, weights_of
+from fedxl.models.layers import ScoreNorm
 from fedxl.risks import auroc, average_precision, contrastive, partial_auc
 from tests.conftest import EXECUTORS, make_clients
 from tests.running import engine_for, fit_named, play
@@ -288,6 +289,19 @@ def test_the_reported_risk_is_that_of_the_scores_that_are_optimised():
     }
     assert risks["free"] == pytest.approx(1.0, abs=1e-6)
     assert abs(risks["even"] - 1) > 0.01
+
+
+def test_a_network_that_norms_its_scores_needs_no_guard():
+    """On equal shards the default is the plain form there, to the bit; a guard that is asked for changes it."""
+    clients = make_clients([(12, 12)] * 2, seed=1)
+    model = nn.Sequential(nn.Linear(5, 1), ScoreNorm(1))
+    sizes = {"rounds": 2, "local_steps": 3, "batch1": 4, "batch2": 4, "lr": 5.0}
+    plain, default, guarded_too = (
+        fit_named(model, clients, partial_auc(), **options, **sizes).server.weights.params
+        for options in ({"level": "free"}, {"level": "even"}, {"level": "even", "guard": "on"})
+    )
+    assert all(map(torch.equal, plain.values(), default.values()))
+    assert not all(map(torch.equal, plain.values(), guarded_too.values()))
 
 
 def test_plain_is_one_setting_away():

@@ -27,6 +27,20 @@ def test_a_side_is_read_in_epochs_from_any_position(size):
     assert np.array_equal(np.concatenate(pieces), whole[:position])
 
 
+@pytest.mark.parametrize("size", [4, 1000])
+def test_an_epoch_holds_each_example_by_its_weight(size):
+    """Whole numbers of times where weights allow it, and otherwise to less than one; from any position, too."""
+    weights = np.tile([3.0, 0.25, 0.25, 0.5], size // 4)
+    whole = sampling.epochs(0, Purpose.FIRST, 7, 0, 8 * size, size, weights)
+    for epoch in whole.reshape(8, size):
+        counts = np.bincount(epoch, minlength=size)
+        assert (np.abs(counts - size * weights / weights.sum()) < 1).all()
+    assert np.bincount(whole, minlength=size)[::4].tolist() == [24] * (size // 4)
+    assert np.array_equal(
+        sampling.epochs(0, Purpose.FIRST, 7, size + 1, size, size, weights), whole[size + 1 :][:size]
+    )
+
+
 def test_streams_of_different_purposes_clients_and_seeds_differ():
     keys = [(0, Purpose.FIRST, 1, 0), (1, Purpose.FIRST, 1, 0), (0, Purpose.SECOND, 1, 0), (0, Purpose.FIRST, 2, 0),
             (0, Purpose.FIRST, 1, 1), (0, Purpose.FIRST, 0, 0)]  # fmt: skip

@@ -222,6 +222,18 @@ def test_rare_values_are_not_told(tmp_path):
         read(tmp_path / "t.csv", rare=4, **options)
 
 
+def test_a_column_of_weights_follows_its_rows(tmp_path):
+    """The weight is told by the value, so that a weight of another row would be found out."""
+    rows = "".join(f"{i},{1 + i % 7},{'yes' if i % 2 else 'no'},s{i % 3}\n" for i in range(60))
+    (tmp_path / "t.csv").write_text("x,often,sick,site\n" + rows)
+    splits = read(tmp_path / "t.csv", weight="often", site="site")
+    (column,) = splits.preparation.columns
+    source = splits.train.source
+    values = torch.round(source.x[:, 0].double() * column.scale + column.mean)
+    assert torch.equal(source.weights, 1 + values % 7)
+    assert read(tmp_path / "t.csv", site="site", drop=["often"]).train.source.weights is None
+
+
 HEAD = "x,w,sick\n"
 GOOD = HEAD + "1,a,yes\n2,b,no\n" * 20
 SPLIT = "x,w,sick,z\n" + "1,train,yes,5\n2,test,no,6\n" * 20
@@ -258,7 +270,9 @@ RUBBISH: list[tuple[str, str | bytes, dict[str, Any], str]] = [
     ("no training images", SPLIT, {"split": "w", "site": "x", "image": "z"}, "no row of site '2' is trained on"),
     ("nothing to learn from", GOOD, {"drop": ["x", "w"]}, "no column to learn from"),
     ("empty column", GOOD.replace("1,a", ",a").replace("2,b", ",b"), {}, "column 'x' has .*no values"),
-    ("weight", GOOD, {"weight": "x"}, "leave weight out"),
+    ("weight of a text", GOOD, {"weight": "w"}, "holds 'a' in row 1; a weight is a number above 0"),
+    ("weight of nothing", GOOD + "0,a,yes\n", {"weight": "x"}, "holds '0' in row 41; a weight is a number above 0"),
+    ("no weight", GOOD + ",a,yes\n", {"weight": "x"}, "holds 'None' in row 41; a weight is"),
     ("shares", GOOD, {"validation": 0.6, "test": 0.5}, "nothing is left"),
     ("delimiter", GOOD, {"delimiter": ",,"}, "one character"),
     ("binary", bytes(range(256)) * 10, {}, "."),

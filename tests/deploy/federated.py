@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,19 @@ import torch
 from safetensors.torch import load, save
 
 from fedxl import tree
-from fedxl.config.experiment import Config, execute
+from fedxl.config.experiment import Config, simulate
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.provision.settings import ServerFile, ServerSettings, SiteFile, SiteSettings
+from fedxl.deploy.secret import kept_seed
 from fedxl.deploy.server import serve as server
 from fedxl.deploy.site import requests, secure
+from fedxl.deploy.site.secret import FILE
+from fedxl.engine.drawing import NO_SECRETS, Secrets
 from fedxl.errors import first_line
 from fedxl.risks import RISKS
 from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
+from fedxl.training.trainer import train
 
 SITES = ("a", "b", "c", "d")
 DATA = {"name": "digits", "clients": 4, "one_class": 1, "seed": 3}
@@ -56,8 +62,8 @@ def site_file(folder: Path, number: int, **changes: Any) -> SiteFile:
 class InProcess:
     """Calls each site as its own process would be called. Tensors go through bytes; a fault may be put in between."""
 
-    def __init__(self, folder: Path) -> None:
-        self.sites = {100 + number: site_file(folder, number) for number in range(len(SITES))}
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.sites = {100 + number: site_file(folder, number, **settings) for number in range(len(SITES))}
         self.away: set[int] = set()
         self.faults: dict[tuple[int, int], Any] = {}  # by (site, round): a Failure, or what becomes of an reply
         self.waiting: dict[str, Envelope | Failure] = {}
@@ -116,8 +122,21 @@ def deployed(
     return server.serve(task, carrier or InProcess(folder), hooks, keys, limits)
 
 
-def simulated(experiment: Config) -> Result:
-    return execute(experiment, hooks=QUIET)
+def simulated(experiment: Config, secrets: Secrets = NO_SECRETS) -> Result:
+    simulation = simulate(experiment, QUIET.say)
+    simulation.engine = replace(simulation.engine, secrets=secrets)
+    return train(simulation, QUIET, None, False)
+
+
+def secrets_of(run: Path, sites: Path) -> Secrets:
+    """What server and sites keep to themselves: the seeds in a run's folder, and in the folders of its sites."""
+    known = json.loads((run / "sites.json").read_text())
+    own = {number: sites / name / "state" / known["run"] / FILE for number, name in enumerate(SITES)}
+    pool = run / server.SEED
+    return Secrets(
+        {number: kept_seed(path) for number, path in own.items() if path.exists()},
+        kept_seed(pool) if pool.exists() else 0,
+    )
 
 
 def assert_same(found: Result, expected: Result) -> None:

@@ -30,14 +30,18 @@ from fedxl.deploy.supervise.processes import free_port
 from fedxl.training.checkpoint import load_latest
 from fedxl.wire import RefusedError
 from tests.deploy.deployment import Deployment
-from tests.deploy.federated import SITES, config, simulated
+from tests.deploy.federated import SITES, config, secrets_of, simulated
 
 ANSWER = 60.0  # seconds that a site has to answer: enough for ten times the load, and a lost answer costs as much
 
 
 def assert_equals_simulator(found, experiment) -> None:
-    """All of the server's state, to 1e-12 of what a simulation comes to."""
-    expected = tree.pack(simulated(experiment).server)
+    """All of the server's state, to 1e-12 of what a simulation with the same secrets comes to."""
+    place = found.path.parents[3]
+    algorithm = read_server(place / "server" / "server.toml").config.algorithm
+    secrets = secrets_of(place / "server" / "run", place / "sites")
+    assert secrets.pool, "`fedxl deploy init` switches it on"
+    expected = tree.pack(simulated(replace(experiment, algorithm=algorithm), secrets).server)
     for name, tensor in expected.items():
         torch.testing.assert_close(
             found.tensors[f"server.{name}"],
@@ -248,7 +252,9 @@ def test_init_puts_every_secret_where_it_belongs_and_nowhere_else(tmp_path):
     certificate.verify_directly_issued_by(authority)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "server.example.org" in names.get_values_for_type(x509.DNSName)
-    assert read_server(place / "server" / "server.toml").config == config("fedxl2")
+    written = read_server(place / "server" / "server.toml").config
+    assert {name: written.algorithm.pop(name) for name in folders.SAFE} == folders.SAFE, "which init switches on"
+    assert written == config("fedxl2")
     for number, name in enumerate(SITES):
         site = read_site(place / "sites" / name / "site.toml")
         assert (site.settings.name, site.settings.part, site.data) == (name, number, config("fedxl2").data)

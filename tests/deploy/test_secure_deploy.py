@@ -16,6 +16,7 @@ pytest.importorskip("flwr", reason="needs fedxl[flower]")
 
 from fedxl import tree
 from fedxl.deploy.protocol.envelope import Failure
+from fedxl.deploy.provision.folders import SAFE
 from fedxl.deploy.provision.settings import ServerFile, ServerSettings
 from fedxl.deploy.server.serve import serve
 from tests.deploy.deployment import Deployment
@@ -92,11 +93,20 @@ sys.meta_path.insert(0, Spoil())
 """
 
 
+def drawn_alike(federation: Deployment) -> None:
+    """Draws from the run's seed, as the reference has them."""
+    for file in federation.folder.glob("sites/*/site.toml"):
+        text = file.read_text()
+        assert "private_draws = true" in text
+        file.write_text(text.replace("private_draws = true", "private_draws = false"))
+
+
 def plain(folder: Path, experiment: Any, dropped: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """The same rounds without masks, and without the sites that were lost."""
     carrier = InProcess(folder)
     carrier.sites = {100 + n: replace(carrier.sites[100 + n], data=experiment.data) for n in range(len(NAMES))}
     carrier.faults = {(NAMES.index(entry["site"]), entry["round"]): Failure("lost") for entry in dropped}
+    experiment = replace(experiment, algorithm={**SAFE, "clip_change": 0.0, **experiment.algorithm})
     settings = ServerSettings(sites=NAMES, deadline=5.0, join=60.0)
     return tree.pack(serve(ServerFile(settings, experiment, folder / "server"), carrier, QUIET).server)
 
@@ -110,7 +120,8 @@ def test_a_site_is_killed_and_the_sum_is_exact_and_nothing_else_is_seen(tmp_path
     path = os.pathsep.join([str(hooks), *filter(None, [os.environ.get("PYTHONPATH")])])
     given = config("fedxl2", rounds=2, cohort=0, eval_every=1)
     experiment = replace(given, data={**DATA, "one_class": 0}, algorithm={**given.algorithm, "fixed_point": 64})
-    with Deployment(tmp_path / "f", NAMES, experiment, minimum=2, secure="true") as federation:
+    with Deployment(tmp_path / "f", NAMES, experiment, minimum=2, secure="true", private_draws="false") as federation:
+        drawn_alike(federation)
         for name in ("server", *NAMES):
             federation.start(name, PYTHONPATH=path, SEEN=str(seen), SITE=name)
         found = federation.finished()

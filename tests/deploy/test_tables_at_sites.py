@@ -56,6 +56,25 @@ def test_sites_with_tables_come_to_the_simulators_bits(tmp_path, paths):
     assert made == replace(pooled, id=made.id)
 
 
+def test_rows_with_weights_are_drawn_alike_at_sites_and_in_the_simulator(tmp_path):
+    data = frame()
+    data["often"] = np.random.default_rng(1).uniform(0.5, 4, len(data))
+    paths = write_sites(tmp_path / "data", data)
+    table = {**TABLE, "weight": "often"}
+    told = replace(experiment(paths), data={**table, "path": paths, "seed": 0})
+    sites = carrier(tmp_path, paths)
+    for node, own in sites.sites.items():
+        sites.sites[node] = SiteFile(own.settings, {**own.data, "weight": "often"}, own.folder)
+    found = deployed(tmp_path, replace(told, data={}), sites, evaluate="sites")
+    assert_same(found, simulated(told))
+    alike = simulated(replace(told, data={**TABLE, "drop": ["often"], "path": paths, "seed": 0}))
+    assert not tree_equal(found.server.weights.params, alike.server.weights.params)
+
+
+def tree_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(map(torch.equal, one.values(), other.values()))
+
+
 def test_a_resumed_server_asks_with_the_same_preparation(tmp_path, paths):
     sites = carrier(tmp_path, paths)
     first = replace(experiment(paths), data={}, run={**config("fedxl1").run, "rounds": 2})

@@ -106,11 +106,14 @@ def test_raw_scores_of_a_single_precision_model_agree(risk, fresh, network):
     assert types["a"] == types["b"] == types["weight"] == torch.float32
 
 
-def test_vector_scores_agree(network):
+@pytest.mark.parametrize("order", ["drawn", "sorted"])
+def test_vector_scores_agree(order, network):
     """The contrastive risk: embeddings are pooled, labels play no part."""
     clients = [(torch.stack((x, x.flip(1)), 1), y) for x, y in make_clients(RAGGED)]
     states = [
-        final_state("fedxl2", {"lr": 0.05}, contrastive(dim=3), TwoViews(network(3)), clients, executor)
+        final_state(
+            "fedxl2", {"lr": 0.05, "order": order}, contrastive(dim=3), TwoViews(network(3)), clients, executor
+        )
         for executor in EXECUTORS
     ]
     assert_agree(*states)
@@ -119,9 +122,9 @@ def test_vector_scores_agree(network):
 
 POOLS = {
     "fresh points": {"fresh": True},
-    "two rounds kept": {"pool_rounds": 2},
+    "two rounds kept, sorted": {"pool_rounds": 2, "order": "sorted"},
     "few uploads": {"uploads": math.ceil(3 / 6)},
-    "everything": {"fresh": True, "pool_rounds": 2, "uploads": 2},
+    "everything": {"fresh": True, "pool_rounds": 2, "uploads": 2, "order": "sorted"},
 }
 
 

@@ -27,7 +27,7 @@ TINY = Budget(
     iterations=8, trial_iterations=8, rates=(0.1, 0.3), lams=(2.0,), local_steps=4, batch=4, evaluations=2,
     network={"name": "cnn"}, run=(("executor", "vmap"), ("weighting", "samples")),
 )  # fmt: skip
-FEDERATED = ["Local SGD", "CODASCA", "Local Pair", "FeDXL, paper", "FeDXL, balanced", "FeDXL"]
+FEDERATED = ["Local SGD", "CODASCA", "Local Pair", "Local Pair, guarded", "FeDXL, paper", "FeDXL, balanced", "FeDXL"]
 
 
 def study(folder: Path, said: list[str] | None = None) -> Study:
@@ -50,7 +50,8 @@ def test_every_cell_once_and_a_dash_where_nobody_has_both_classes(tmp_path):
     assert rows["equal shards"]["one_class_sites"] == [0, 0]
     assert "digits (clients=4), 4 one-class sites: 4 of 4 sites hold one class" in said
     reason = "no client holds both sides of a pair, so there is nothing to train on; use fedxl2"
-    assert [row["unfit"] for row in content["rows"]] == [{}, {}, {"Local Pair": reason}]
+    without = dict.fromkeys(("Local Pair", "Local Pair, guarded"), reason)
+    assert [row["unfit"] for row in content["rows"]] == [{}, {}, without]
     assert f"– Local Pair, digits (clients=4), 4 one-class sites: {reason}." in text
     for row in content["rows"]:
         assert list(row["ours"]) == [name for name in FEDERATED if name not in row["unfit"]]
@@ -82,7 +83,7 @@ def test_every_cell_once_and_a_dash_where_nobody_has_both_classes(tmp_path):
     assert SEED > 1, "tuned with a seed that results are not of"
 
     before = records(tmp_path)
-    assert len(before) == (3 * 6 - 1 + 1) * (2 + 2), "each method in each cell but one, and Centralized once"
+    assert len(before) == (3 * 7 - 2 + 1) * (2 + 2), "each method in each cell but two, and Centralized once"
     assert heterogeneity.run(study(tmp_path), plan("0.3,equal", "0,4")) == text
     assert records(tmp_path) == before
     heterogeneity.run(study(tmp_path), plan("0.3,1", "0", only="fedxl"))

@@ -29,6 +29,7 @@ sites = {json.dumps(list(settings.sites))}  # their order sets their numbers; do
 minimum = {settings.minimum}  # updates that a round needs
 deadline = {settings.deadline}  # seconds that a site has to reply
 wire = "{settings.wire}"  # bfloat16: half the bytes for weights
+private_draws = {json.dumps(settings.private_draws)}  # sites cannot work out whose pooled scores they read
 evaluate = "{settings.evaluate}"  # "sites": on their own data, as far as each site discloses results
 
 {experiment}"""
@@ -55,6 +56,9 @@ def site_toml(name: str, part: int, config: Config) -> str:
             "fedxl's are always allowed",
             f"rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs",
             f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",
+            "private_draws = true  # which examples are read in which round: from a seed that never leaves this site",
+            f"sorted_scores = {json.dumps(config.algorithm.get('order') == 'sorted')}  # refuse runs that pool "
+            "scores in the order of these draws",
             'evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...), '
             '"curve" (counts of scores in bins) or all "scores"',
             "epsilon = 0.0  # differential privacy of each curve; 0: no noise",
@@ -98,8 +102,9 @@ Port {port} is the only open port. It accepts approved sites only, and forwards 
 - `fedxl deploy list OUT` lists the approved sites; `fedxl deploy revoke OUT SITE` revokes a site at once.
 - `fedxl deploy renew OUT` renews the server's own certificate, which is valid for a year.
 
-None of them needs a restart. `server.key` is secret. `fedxl-server.service` is an example for systemd. The folder
-`authority/`, created with this one, signs certificates: keep it off this machine, and name it with `--authority`.
+None of them needs a restart. `server.key` is secret, and so is `run/private.seed`, with which sites could work out
+whose scores they read. `fedxl-server.service` is an example for systemd. The folder `authority/`, created with this
+one, signs certificates: keep it off this machine, and name it with `--authority`.
 """
 
 
@@ -126,8 +131,8 @@ What leaves this machine: the numbers of positive and negative examples, their s
 weights and the scores of the examples that were used. docs/privacy.md describes what they reveal. Of a table, the
 names, counts, means and squared deviations of its columns leave, and its frequent categories, if `summary` in
 `site.toml` allows it. Results on your validation and test data leave only if `evaluate` in `site.toml` allows it.
-`state/` holds what training remembers about your examples, and never leaves. `site.key` is secret: the server
-recognises you by it.
+`state/` holds what training remembers about your examples, and the seed from which it draws them; it never leaves.
+`site.key` is secret: the server recognises you by it.
 The certificate `site.crt` is valid for a year. In its last 30 days `./start.sh` warns
 you: then make a new request, and accept the new certificate.
 `fedxl-site.service` is an example for systemd.

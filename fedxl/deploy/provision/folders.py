@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedxl import registry
+from fedxl.algorithms import ALGORITHMS
 from fedxl.config.experiment import Config, dump
 from fedxl.data import DATASETS
 from fedxl.deploy.provision import approval, folder_texts, keys
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import require
 from fedxl.options import accepted
+
+# What a new federation switches on: none of it has a cost that could be measured (docs/privacy.md).
+# order: the server cannot follow an example by the place of its score. pool_u: one site cannot end the training of
+# all others by what it says about its scores. clip_change: no site moves the model much further than others do.
+SAFE: Mapping[str, Any] = {"order": "sorted", "pool_u": "server", "clip_change": 2.0}
 
 PORT = 18000
 EXAMPLES = 1_000_000  # the most that a site may claim in a trial
@@ -80,17 +87,26 @@ def _same(mine: str) -> Callable[[str, str], bool]:
 
 
 def _completed(config: Config, sites: int) -> Config:
-    """Split the demo's data into as many parts as there are sites, with one seed for all parties."""
+    """Split the demo's data into as many parts as there are sites, with one seed for all parties.
+
+    What protects sites from each other and from the server at no cost is switched on, unless the experiment says
+    otherwise.
+    """
     if config is DEMO:
         config = replace(DEMO, data={"name": "digits", "clients": sites})
     if config.data and "seed" in accepted(registry.find("data set", str(config.data["name"]), DATASETS)):
         # Sites do not know the run's seed. With the same seed, their data and the server's do not overlap.
         config = replace(config, data={"seed": config.run.get("seed", 0), **config.data})
+    if known := ALGORITHMS.get(str(config.algorithm.get("name"))):
+        taken = {name: value for name, value in SAFE.items() if name in accepted(known)}
+        if config.algorithm.get("fixed_point"):  # whoever sees only the sum of all changes cannot clip one
+            taken.pop("clip_change", None)
+        config = replace(config, algorithm={**taken, **config.algorithm})
     return config
 
 
 def _server(folder: Path, plan: FederationPlan, certificates: dict[str, bytes], private: bytes) -> None:
-    settings = ServerSettings(tuple(plan.sites), minimum=max(1, (len(plan.sites) + 1) // 2))
+    settings = ServerSettings(tuple(plan.sites), minimum=max(1, (len(plan.sites) + 1) // 2), private_draws=True)
     public = {
         **certificates,
         "server.toml": folder_texts.server_toml(settings, dump(plan.config)).encode(),

@@ -32,6 +32,7 @@ class ServerSettings:
     bins: int = 512  # in which sites that disclose curves count their scores; fewer if they add noise
     megabytes: float = 1000.0  # of the largest reply that it accepts
     secure: bool = False  # add weights and G of all sites under masks, so that the server sees only their sum
+    private_draws: bool = False  # which pooled scores each site reads: from a seed that only the server knows
     influence: float = 20.0  # times the usual size that an update may have (see algorithms/influence.py); 0: no limit
 
     def __post_init__(self) -> None:
@@ -80,6 +81,8 @@ class SiteSettings:
     epsilon: float = 0.0  # differential privacy of each curve, by noise in its counts; 0: no noise
     epsilon_total: float = 0.0  # of all curves together, over all runs; then it discloses no more
     evaluations: int = 1000  # requests to evaluate that it accepts, over all runs
+    private_draws: bool = False  # which examples it reads in which round: from a seed that only this site knows
+    sorted_scores: bool = False  # refuse runs that pool scores in the order of their draws (order = "drawn")
     summary: bool = False  # whether counts, means and squares of its table's columns may leave, to scale all alike
     secure: bool = False  # whether it takes part only in runs whose server adds all sites' updates under masks
     sum_of: int = 2  # the fewest sites, this one included, whose masked updates it lets the server add

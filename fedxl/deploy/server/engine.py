@@ -70,6 +70,7 @@ class GridEngine:
     directory: Directory
     problem: Problem
     head: RunHeader
+    secret: int = 0  # the seed of what sites read of the pool; 0: the run's, which sites know
 
     def __post_init__(self) -> None:
         self.settings, self.say = self.directory.settings, self.directory.say
@@ -182,10 +183,13 @@ class GridEngine:
     def _passive(
         self, phase: AnyPhase, server: ServerState, round: int, number: int, pool: PoolDraws | None
     ) -> Mapping[str, Tensor]:
-        """What this site reads of the pool: drawn here as the simulator draws it, so that no site sees the rest."""
+        """What this site reads of the pool: drawn here as the simulator draws it, so that no site sees the rest.
+
+        Drawn from a secret seed, the same draws do not tell the site whose scores it reads.
+        """
         if pool is None:
             return {}
-        lags = draw_lags(self.problem.schedule, self.reading, number, round, pool)
+        lags = draw_lags(self.problem.schedule, self.reading, number, round, pool, self.secret)
         passive = phase.passive(server, *map(torch.from_numpy, lags))
         return wire.flatten(PassivePart(passive))
 

@@ -15,6 +15,7 @@ from fedxl.config.experiment import Config, build_problem, load_data, load_unfit
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
 from fedxl.deploy.provision.settings import ServerFile
+from fedxl.deploy.secret import kept_seed
 from fedxl.deploy.server.curves import GridBook
 from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import GridEngine
@@ -29,6 +30,8 @@ from fedxl.training.problem import Problem, check_data
 from fedxl.training.result import Result
 from fedxl.training.simulation import flattened
 from fedxl.training.trainer import train
+
+SEED = "private.seed"  # in the run's folder, if sites must not be able to work out whose scores they read
 
 
 @dataclass
@@ -78,10 +81,12 @@ def serve(
     # Where the server's metrics go is none of the sites' business.
     sections["run"] = {key: value for key, value in config.run.items() if key not in ("track", "tracking_uri")}
     # What follows from all sites' data goes to sites only if the algorithm needs it.
-    needed = facts_of_all._asdict() if problem.algorithm is not problem.given else {}
+    needed = facts_of_all._asdict() if problem.uses_facts else {}
     prepared = made.to_text() if made is not None else ""
+    head = RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared)
+    secret = kept_seed(server.out / SEED) if settings.private_draws else 0
     kind = SecureEngine if settings.secure else GridEngine
-    engine = kind(directory, problem, RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared))
+    engine = kind(directory, problem, head, secret)
     _begin(known, run_id, directory.facts)
     task = _task(engine, config, shape, GridBook(server.out / "grids.json", settings.bins), made)
     resuming = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))

@@ -65,7 +65,8 @@ def training_data(site: SiteFile, made: Preparation | None = None) -> Federation
     x, y = _examples(site, facts, "", made), _mapped(site.cache / "y.npy")
     means = _mapped(site.cache / "means.npy") if facts["means"] else None
     augment = Augment(**{**facts["augment"], "site_means": tuple(facts["augment"]["site_means"])})
-    return Federation(TensorSource(x, y, augment, means), [np.arange(len(y))])
+    weights = _mapped(site.cache / "weights.npy") if facts.get("weights") else None
+    return Federation(TensorSource(x, y, augment, means, weights=weights), [np.arange(len(y))])
 
 
 def held_back(site: SiteFile, split: str, made: Preparation | None = None) -> TensorSource | None:
@@ -115,12 +116,15 @@ def prepare(site: SiteFile) -> int:
     arrays = {"x": (source.x, own), "y": (source.labels, own)}
     if source.means is not None:
         arrays["means"] = (source.means, own)
+    if source.weights is not None:
+        arrays["weights"] = (source.weights, own)
     held = own_held_back(site, splits)
     for split, (x, y, rows) in held.items():
         arrays |= {f"{split}_x": (x, rows), f"{split}_y": (y, rows)}
     facts = {
         **_about(site),
         "means": source.means is not None,
+        "weights": source.weights is not None,
         "augment": asdict(source.augment),
         "splits": list(held),
         "table": None,

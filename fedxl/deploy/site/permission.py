@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedxl import __version__, metrics
+from fedxl.algorithms.ordering import Order
+from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.config.experiment import Config
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import SiteFile
@@ -24,6 +26,7 @@ from fedxl.files import read_bytes, write_atomically
 TABLES = ("model", "risk", "algorithm", "run")
 COUNTS = "requests.json"
 RUN_ID = re.compile(r"[0-9a-f]{8,64}")
+SORTED: Order = "sorted"
 COUNTED = {"train": "rounds", "evaluate": "evaluations"}  # kind of request: the setting that limits it
 
 
@@ -65,6 +68,15 @@ def require_metrics_allowed(site: SiteFile, names: Iterable[str]) -> None:
             name in allowed,
             f"this site does not allow the metric '{printable(name)}'; its site.toml allows: {listed}",
         )
+
+
+def require_order(site: SiteFile, algorithm: AnyAlgorithm) -> None:
+    """Refuse a run whose uploads would show the order of the site's draws. Not every algorithm uploads scores."""
+    order = getattr(algorithm, "order", SORTED)
+    told = (
+        f"this site uploads scores in no order but the sorted one (sorted_scores), and the run has order = '{order}'"
+    )
+    require(not site.settings.sorted_scores or order == SORTED, f'{told}; set order = "sorted" in [algorithm]')
 
 
 def _metrics(run: Mapping[str, Any]) -> list[str]:

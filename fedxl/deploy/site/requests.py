@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__, tree, wire
+from fedxl.algorithms.ordering import columns, sorting
 from fedxl.algorithms.protocol import AnyPhase, DataFacts, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
@@ -19,8 +20,16 @@ from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, Train
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache, curve, secure
 from fedxl.deploy.site.locks import locked
-from fedxl.deploy.site.permission import count, permitted, require_acceptable, require_metrics_allowed
+from fedxl.deploy.site.permission import (
+    count,
+    permitted,
+    require_acceptable,
+    require_metrics_allowed,
+    require_order,
+)
+from fedxl.deploy.site.secret import private_seed
 from fedxl.engine.choose import executor
+from fedxl.engine.drawing import NO_SECRETS, Secrets
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, RefusedError, UserError, printable, require
 from fedxl.models import weights_of
@@ -63,11 +72,12 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     count(site, "train")
     federation = cache.training_data(site, _preparation(request))
     problem = _problem(site, experiment, request, federation)
+    require_order(site, problem.algorithm)
     federation = Federation(suited(problem, federation.source), federation.parts)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
     received = tree.to(_received(problem, phase, request), problem.device)
-    engine = _engine(problem, federation, number, received.share)
+    engine = _engine(problem, federation, number, received.share, _secrets(site, str(facts["run"]), number))
     data = cache.identity(site)
     with locked(site.state / str(facts["run"])) as folder:
         note = _recall(folder, engine, received.server, base, visits, data)
@@ -120,9 +130,8 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
 
 def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
     """Sorted by all there is, so that what leaves is a set: nothing tells which example is which."""
-    columns = [*scores.flatten(1).T.numpy()] if scores.ndim > 1 else [scores.numpy()]
-    sorting = torch.from_numpy(np.lexsort([labels.numpy(), *columns]))
-    return ScoreReply(scores[sorting], labels[sorting].to(torch.uint8))
+    rows = sorting([*reversed(columns(scores)), labels])
+    return ScoreReply(scores[rows], labels[rows].to(torch.uint8))
 
 
 def _numbers(request: Envelope) -> tuple[int, int, int, int]:
@@ -162,7 +171,12 @@ def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequ
     return wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
 
 
-def _engine(problem: Problem, federation: Federation, number: int, share: Share) -> Simulator:
+def _secrets(site: SiteFile, run: str, number: int) -> Secrets:
+    """The seed of this site's own draws, if the server must not be able to work out which examples it reads."""
+    return Secrets({number: private_seed(site.state, run)}) if site.settings.private_draws else NO_SECRETS
+
+
+def _engine(problem: Problem, federation: Federation, number: int, share: Share, secrets: Secrets) -> Simulator:
     """The simulator, with this site as its only client: it draws and does what it would among all the others."""
     return Simulator(
         algorithm=problem.algorithm,
@@ -173,6 +187,7 @@ def _engine(problem: Problem, federation: Federation, number: int, share: Share)
         shares=tree.map(lambda leaf: leaf[None], share),
         placement=problem.placement,
         first_number=number,
+        secrets=secrets,
     )
 
 

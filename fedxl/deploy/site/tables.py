@@ -40,7 +40,7 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
         "label": [raw.about[name] for name in ("label", "positive", "negative")],
         "summary": raw.summary(site).to_json(),
     }
-    facts = {**about, "means": False, "augment": asdict(NOTHING), "table": table}
+    facts = {**about, "means": False, "weights": raw.weights is not None, "augment": asdict(NOTHING), "table": table}
     facts["splits"] = [split for split, size in zip(SPLITS[1:], sizes[1:], strict=True) if size]
     try:
         private_folder(cache)
@@ -53,6 +53,9 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
                     write_array(cache / f"{prefix}raw.npy", (size, len(raw.columns)), blocks, done)
                     labels = raw.labels[raw.order.rows[part]].astype(np.int64)
                     write_array(cache / f"{prefix}y.npy", labels.shape, [labels], lambda count: None)
+            if raw.weights is not None:
+                own = raw.weights[raw.order.rows[parts[0]]]
+                write_array(cache / "weights.npy", own.shape, [own], lambda count: None)
         write_atomically(cache / FACTS, json.dumps(facts).encode(), private=True)
     except OSError as error:
         raise UserError(f"cannot write to {cache}: {error.strerror}; free some space and prepare again") from None

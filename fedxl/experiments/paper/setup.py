@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,6 +97,35 @@ TABLE2 = (
     TableColumn("Local Pair", {"name": "local_pair", "beta": 1.0}, PSM),
     TableColumn("FeDXL", {"name": "fedxl1", **PLAIN}, PSM),
 )
+
+
+def short_name(method: TableColumn) -> str:
+    """How a method is called on the command line: local-pair for Local Pair."""
+    return "-".join(method.label.lower().replace(",", "").split())
+
+
+def chosen(methods: Sequence[TableColumn], only: str) -> list[TableColumn]:
+    """The methods that a list of short names asks for, in their own order; all of them if it is empty."""
+    known = {short_name(method): method for method in methods}
+    for name in listed(only):
+        if name not in known:
+            raise unknown("method", name, known)
+    return [method for name, method in known.items() if name in listed(only) or not only]
+
+
+def with_options(methods: Sequence[TableColumn], options: Table) -> list[TableColumn]:
+    """The methods, with FeDXL's options changed."""
+    return [
+        replace(method, algorithm={**method.algorithm, **options})
+        if str(method.algorithm["name"]).startswith("fedxl")
+        else method
+        for method in methods
+    ]
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a text between commas, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from fedxl.experiments.paper.setup import Budget, TableColumn, Task
 METRIC = "pauc@0.3"
 # One line is one method and one column.
 FEDXL: Table = {"name": "fedxl2", **setup.AVERAGES}
+LOCAL_PAIR: Table = {"name": "local_pair", **setup.AVERAGES}
 METHODS: Sequence[TableColumn] = (
     *setup.TABLE1[:-1],
+    TableColumn("Local Pair, guarded", {**LOCAL_PAIR, "level": "bounded"}, setup.PAUC, tunes_lam=True),
     TableColumn("FeDXL, paper", {**FEDXL, **setup.PLAIN}, setup.PAUC, tunes_lam=True),
     TableColumn("FeDXL, balanced", {**FEDXL, "level": "balanced"}, setup.PAUC, tunes_lam=True),
     TableColumn("FeDXL", FEDXL, setup.PAUC, tunes_lam=True),
@@ -98,34 +100,22 @@ class Plan:
 def plan(alphas: str, one_class: str, only: str = "") -> Plan:
     """The plan that these texts describe: `0.1,0.3,equal`, `0,4,8` and the short names of methods."""
     rates = sorted(
-        (math.inf if text == "equal" else _number(text, "alphas") for text in listed(alphas)), reverse=True
+        (math.inf if text == "equal" else _number(text, "alphas") for text in setup.listed(alphas)), reverse=True
     )
-    counts = sorted(_number(text, "one-class") for text in listed(one_class))
+    counts = sorted(_number(text, "one-class") for text in setup.listed(one_class))
     require(all(rate > 0 for rate in rates), f"alphas must be positive numbers or equal, got {alphas}")
     whole = all(count >= 0 and count.is_integer() for count in counts)
     require(whole, f"one-class must be whole numbers of sites, got {one_class}")
     require(bool(rates or counts), "there are no cells: both alphas and one-class are empty")
-    known = {short_name(method): method for method in METHODS}
-    for name in listed(only):
-        if name not in known:
-            raise unknown("method", name, known)
-    chosen = [method for name, method in known.items() if name in listed(only) or not only]
+    chosen = setup.chosen(METHODS, only)
     found = Plan(
         {"equal" if math.isinf(rate) else f"{rate:g}": by_alpha(rate) for rate in rates},
         {f"{count:g}": by_one_class(int(count)) for count in counts},
         chosen,
     )
-    require(bool(found.federated), f"only must name a federated method: {', '.join(known)}")
+    known = ", ".join(map(setup.short_name, METHODS))
+    require(bool(found.federated), f"only must name a federated method: {known}")
     return found
-
-
-def short_name(method: TableColumn) -> str:
-    """How a method is called on the command line: local-pair for Local Pair."""
-    return "-".join(method.label.lower().replace(",", "").split())
-
-
-def listed(text: str) -> list[str]:
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _number(text: str, option: str) -> float:
@@ -137,7 +127,7 @@ def _number(text: str, option: str) -> float:
 
 def changed(budget: Budget, rates: str, lam: float, weighting: str) -> Budget:
     """The budget with other learning rates (empty: its own), this lam, and this weighting of sites."""
-    tried = tuple(sorted(_number(text, "rates") for text in listed(rates))) or budget.rates
+    tried = tuple(sorted(_number(text, "rates") for text in setup.listed(rates))) or budget.rates
     require(all(rate > 0 for rate in tried), f"rates must be positive, got {rates}")
     require(lam > 0, f"lam must be positive, got {lam}")
     if weighting not in WEIGHTINGS:

@@ -110,15 +110,7 @@ def markdown(study: Study, comparison: Comparison, rows: Sequence[Row], entries:
         f"with another seed, on validation data. "
         f"The second line is the 95 % bootstrap interval over test sets.\n",
         as_markdown(lines, ["data", "metric", "", *labels]),
-        "## FeDXL against the others\n",
-        "Difference of the means, with its 95 % bootstrap interval. Both methods see the same resampled test sets.\n",
-        as_markdown(
-            [
-                [r.task.title, comparison.metrics[r.metric], *(str(lead(r, name)) for name in labels[:-1])]
-                for r in rows
-            ],
-            ["data", "metric", *labels[:-1]],
-        ),
+        *_leads(comparison, rows),
         "## Chosen hyper-parameters\n",
         as_markdown(
             [
@@ -130,6 +122,19 @@ def markdown(study: Study, comparison: Comparison, rows: Sequence[Row], entries:
         f"On {'; '.join(machines(runs))}.\n",
     ]
     return "\n".join(parts)
+
+
+def _leads(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
+    """FeDXL against each of the others; nothing if only one of them was asked for."""
+    others = [method.label for method in comparison.methods if method.label != OURS]
+    if not others or len(others) == len(comparison.methods):
+        return []
+    lines = [[r.task.title, comparison.metrics[r.metric], *(str(lead(r, name)) for name in others)] for r in rows]
+    return [
+        f"## {OURS} against the others\n",
+        "Difference of the means, with its 95 % bootstrap interval. Both methods see the same resampled test sets.\n",
+        as_markdown(lines, ["data", "metric", *others]),
+    ]
 
 
 def _interval(drawn: Floats | None) -> str:

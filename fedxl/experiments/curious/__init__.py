@@ -1,0 +1,1 @@
+"""What a curious server or site can work out from scores, with each option that is there against it."""
