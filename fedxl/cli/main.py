@@ -319,7 +319,8 @@ def _show(
             result = processes.execute(experiment, folder, resume, hooks, limit)
         finally:
             bar.stop()
-    return _conclude(result, folder)
+    _conclude(result, folder)
+    return processes.leave()
 
 
 def _conclude(result: Result, folder: Path) -> None:

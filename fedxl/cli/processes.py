@@ -70,6 +70,15 @@ def follow(experiment: configs.Config, folder: Path, resume: bool, limit: float)
         execute(experiment, folder, resume, Hooks(say=lambda line: None), limit)
     except UserError:
         sys.exit(2)
+    leave()
+
+
+def leave() -> None:
+    """End one of several processes whose work is done. Threads of the network are not waited for: some abort then."""
+    if _one_of_several():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def start(count: int, arguments: Sequence[str], folder: Path, limit: float) -> None:
@@ -95,7 +104,7 @@ def start(count: int, arguments: Sequence[str], folder: Path, limit: float) -> N
         for process in processes:
             process.kill()
             process.wait()
-    if ended is not None:
+    if ended is not None and leader.returncode:
         _conclude(ended, leader.returncode, processes[ended].returncode, folder)
 
 

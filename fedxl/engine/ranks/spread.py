@@ -135,7 +135,8 @@ def _whole(value: Any) -> Any:
 
 
 def as_bytes(leaf: Tensor) -> Tensor:
-    return leaf.detach().contiguous().flatten().view(torch.uint8)
+    # A copy: an expanded leaf with one number counts as contiguous and yet cannot be seen as bytes.
+    return leaf.detach().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def row_bytes(leaf: Tensor) -> int:
