@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedxl.engine.ranks.team import Seat, Team
+from fedxl.engine.ranks.team import Place, Seat, Team
 from tests.conftest import PATIENCE
 
 
@@ -43,7 +43,7 @@ def _rank(rank: int, size: int, port: int, work: Callable[[Team], Any]) -> None:
     torch.set_num_threads(1)
     code = 1
     try:
-        with Team.joined(Seat(rank, size, rank, size), "cpu", PATIENCE) as team:
+        with Team.joined(Seat(rank, size, rank, size), Place("cpu"), PATIENCE) as team:
             work(team)
         code = 0
     except BaseException:

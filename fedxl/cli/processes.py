@@ -47,28 +47,30 @@ def execute(experiment: configs.Config, folder: Path, resume: bool, hooks: Hooks
         return configs.execute(experiment, folder, resume, hooks)
     # Not before it is needed: nothing else loads torch.distributed.
     from fedxl.config.ranked import execute_on
-    from fedxl.engine.ranks.team import LostRankError, Team, device_of, seat
+    from fedxl.engine.ranks.team import LostRankError, Team, place_of, seat
 
     own = seat()
     if own is None:
         return configs.execute(experiment, folder, resume, hooks)
     if LIFELINE in os.environ:
         Thread(target=_end_with_parent, daemon=True).start()
-    device = device_of(str(experiment.run.get("device", "auto")), own)
+    place = place_of(str(experiment.run.get("device", "auto")), own)
     try:
-        with Team.joined(own, device, limit) as team:
-            return execute_on(team, device, experiment, folder, resume, hooks)
+        with Team.joined(own, place, limit) as team:
+            return execute_on(team, place.device, experiment, folder, resume, hooks)
     except LostRankError as error:
         raise UserError(f"{error}; go on with: fedxl resume {folder}") from error
 
 
 def follow(experiment: configs.Config, folder: Path, resume: bool, limit: float) -> None:
-    """The part of a process that is not the first: it says nothing, for the first says why a run ends."""
+    """The part of a process that is not the first: it says nothing, for the first one says why a run ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the first is asked to stop, and tells the others
     try:
         execute(experiment, folder, resume, Hooks(say=lambda line: None), limit)
-    except UserError:
+    except UserError as error:
+        if os.environ.get("LOCAL_RANK") == "0":  # on another machine than the first process
+            print(f"fedxl: {error}", file=sys.stderr)
         sys.exit(2)
     leave()
 
@@ -86,7 +88,7 @@ def start(count: int, arguments: Sequence[str], folder: Path, limit: float) -> N
     require(count <= MOST, f"--devices must be at most {MOST}, got {count}")
     require(limit > 0, f"--limit must be positive, got {limit:g}")
     require(not _one_of_several(), "--devices starts processes, and torchrun has started this one: leave it out")
-    port, given = _free_port(), [*arguments, f"--limit={limit:g}"]
+    port, given = free_port(), [*arguments, f"--limit={limit:g}"]
     processes = [_started(rank, count, port, given) for rank in range(count)]
     leader = processes[0]
 
@@ -112,7 +114,7 @@ def _one_of_several() -> bool:
     return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port of this machine that nobody uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from fedxl.data.federation import from_arrays
 from fedxl.engine.executors import loop, vectorised
 from fedxl.engine.ranks.place import costs, longest_first, operations, round_robin
 from fedxl.engine.ranks.ranked import Ranked
-from fedxl.engine.ranks.team import NAMES, Team, device_of, seat
+from fedxl.engine.ranks.team import NAMES, Team, place_of, seat
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import UserError
 from fedxl.models import weights_of
@@ -33,8 +35,8 @@ ROUNDS = 4
 
 class Case(NamedTuple):
     algorithm: str = "fedxl2"
-    options: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, Any] = MappingProxyType({})
     executor: Any = vectorised
     dtype: str = "float64"
 
@@ -217,13 +219,9 @@ def test_a_rank_has_a_card_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     own = seat(dict(zip(NAMES, ("5", "8", "1", "2", "localhost", "1"), strict=True)))
     assert own is not None
-    assert [device_of(name, own) for name in ("auto", "cuda", "cpu", "cuda:0")] == [
-        "cuda:1",
-        "cuda:1",
-        "cpu",
-        "cuda:0",
-    ]
+    assert [place_of(name, own) for name in ("auto", "cuda")] == [("cuda:1", True)] * 2
+    assert [place_of(name, own) for name in ("cpu", "cuda:1")] == [("cpu", False), ("cuda:1", False)], "shared"
     with pytest.raises(UserError, match="3 processes need as many cards, and this machine has 2"):
-        device_of("auto", own._replace(beside=3))
+        place_of("auto", own._replace(beside=3))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert device_of("auto", own) == "cpu"
+    assert place_of("auto", own) == ("cpu", False)

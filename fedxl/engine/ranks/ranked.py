@@ -104,7 +104,7 @@ class Ranked:
         team, store = self.team, self.simulator.store
         new = {int(client): rank for client, rank in zip(cohort, places, strict=True)}
         moving = [client for client, rank in new.items() if self.homes.get(client, rank) != rank]
-        if moving:
+        if any(_size(self._like(client)) for client in moving):
             out = [[c for c in moving if self.homes[c] == team.rank and new[c] == rank] for rank in range(team.size)]
             come = [[c for c in moving if new[c] == team.rank and self.homes[c] == rank] for rank in range(team.size)]
             likes = [[self._like(client) for client in each] for each in come]
@@ -112,6 +112,12 @@ class Ranked:
             received = team.exchange(sent, [sum(map(_size, each)) for each in likes])
             for flat, clients, each in zip(received, come, likes, strict=True):
                 store.bring(dict(zip(clients, _states(flat, each), strict=True)))
+        else:  # states without any number are the same everywhere
+            here = [client for client in moving if new[client] == team.rank]
+            store.bring({client: self._like(client) for client in here})
+            for client in moving:
+                if self.homes[client] == team.rank:
+                    store.take(client)
         self.homes |= new
 
     def _nothing(self, server: ServerState, round: int) -> ClientUpdate:

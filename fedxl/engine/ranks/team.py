@@ -65,18 +65,25 @@ def seat(environment: Mapping[str, str] | None = None) -> Seat | None:
     return Seat(rank, size, local, beside) if size > 1 else None
 
 
-def device_of(name: str, seat: Seat) -> str:
-    """The device of a rank: a card of its own; where a config names one card, all ranks share it."""
-    cards = torch.cuda.device_count() if name in ("auto", "cuda") else 0
-    if name == "auto" and not cards:
-        return "cpu"
+class Place(NamedTuple):
+    """Where a rank computes."""
+
+    device: str
+    own: bool = False  # whether it is a card that no other rank uses
+
+
+def place_of(name: str, seat: Seat) -> Place:
+    """The device of a rank: a card of its own; where a config names one device, all ranks share it."""
     if name not in ("auto", "cuda"):
-        return name
+        return Place(name)
+    cards = torch.cuda.device_count()
+    if name == "auto" and not cards:
+        return Place("cpu")
     require(
         seat.beside <= cards,
         f"{seat.beside} processes need as many cards, and this machine has {cards}; start fewer, or set run.device",
     )
-    return f"cuda:{seat.local}"
+    return Place(f"cuda:{seat.local}", own=True)
 
 
 @dataclass
@@ -100,19 +107,17 @@ class Team:
 
     @classmethod
     @contextmanager
-    def joined(cls, seat: Seat, device: str, limit: float) -> Iterator[Team]:
+    def joined(cls, seat: Seat, place: Place, limit: float) -> Iterator[Team]:
         """This process among the others; nobody waits longer than `limit` seconds for another one.
 
-        device: cards of one's own talk by NCCL, all else by gloo.
+        Ranks with cards of their own talk by NCCL, all others by gloo.
         """
-        cards = device.startswith("cuda") and torch.cuda.device_count() >= seat.beside > 1
-        own = cards and device == f"cuda:{seat.local}"
-        if own:
-            torch.cuda.set_device(seat.local)
+        if place.own:
+            torch.cuda.set_device(place.device)
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # so that a lost rank is an error, not an abort
-        team = cls(seat.rank, seat.size, seat.local, torch.device(device) if own else CPU)
+        team = cls(seat.rank, seat.size, seat.local, torch.device(place.device) if place.own else CPU)
         with team._talking(0):
-            dist.init_process_group("nccl" if own else "gloo", timeout=timedelta(seconds=limit))
+            dist.init_process_group("nccl" if place.own else "gloo", timeout=timedelta(seconds=limit))
         try:
             yield team
         except LostRankError:
