@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 LIMIT = 600.0
 STEPS, BATCH, FEATURES = 16, 16, 64
 RANKS = (1, 2, 4)
-CLIENTS = {"MLP": 256, "CNN": 16}  # of the federation that is divided; half as many a rank in weak scaling
+CLIENTS = {"MLP": 256, "CNN": 8}  # of the federation that is divided; half as many a rank in weak scaling
 Sizes = list[int]  # examples of each client
 
 
@@ -106,7 +106,7 @@ def timed(made: Job, rounds: int, spent: Callable[[], tuple[int, float]]) -> dic
     }
 
 
-def measure(size: int, network: str, sizes: Sizes, by_cost: bool = True, rounds: int = 5) -> dict[str, Any]:
+def measure(size: int, network: str, sizes: Sizes, by_cost: bool = True, rounds: int = 3) -> dict[str, Any]:
     """A round on so many ranks: its time, the CPU time of all ranks, the bytes that one sends, the time it waits."""
     context = get_context("spawn")
     answers, port = context.Queue(), free_port()
