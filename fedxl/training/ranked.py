@@ -15,7 +15,7 @@ from torch import Tensor
 from fedxl.data.preparation import Preparation
 from fedxl.engine.ranks.place import costs, operations
 from fedxl.engine.ranks.ranked import Ranked
-from fedxl.engine.ranks.spread import as_bytes
+from fedxl.engine.ranks.spread import as_bytes, row_bytes
 from fedxl.engine.ranks.team import Team
 from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.scored import Scored
@@ -88,8 +88,7 @@ class SplitUp:
         count, piece = len(source.labels), -(-len(source.labels) // team.size)
         ends = [min(count, piece * rank) for rank in range(team.size + 1)]
         own = self.inside.evaluator.scores(weights, source, slice(ends[team.rank], ends[team.rank + 1]))
-        size = own[:1].new_empty(own.shape[1:]).numel() * own.element_size()
-        parts = team.gather(as_bytes(own), [size * (end - begin) for begin, end in pairwise(ends)])
+        parts = team.gather(as_bytes(own), [row_bytes(own) * (end - begin) for begin, end in pairwise(ends)])
         scores = torch.cat(parts).view(own.dtype).view(count, *own.shape[1:])
         # A metric may be the user's own, and another machine may round it in another way: one rank decides for all.
         judged = self.inside.evaluator.metrics_of(scores, source.labels) if team.leads else None

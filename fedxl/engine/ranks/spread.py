@@ -8,6 +8,7 @@ distances) gathers its rows first. So every rank runs the algorithm's own `aggre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -140,4 +141,4 @@ def as_bytes(leaf: Tensor) -> Tensor:
 
 
 def row_bytes(leaf: Tensor) -> int:
-    return leaf[:1].new_empty(leaf.shape[1:]).numel() * leaf.element_size()
+    return math.prod(leaf.shape[1:]) * leaf.element_size()

@@ -126,7 +126,7 @@ class Team:
             team._confess(error)
             raise
         else:
-            team.tell(None)  # nobody leaves while another one may still need its answers
+            team.heard(None)  # nobody leaves before all are done: the others would take it for lost
             dist.destroy_process_group()
 
     @property
@@ -236,7 +236,18 @@ class Team:
                 return UserError(store.get(FAILED).decode(errors="replace")).__str__()
         except (RuntimeError, ValueError):
             pass
-        return f"rank {self.rank} of {self.size} has lost another one: {first_line(error)[:WORDS]}"
+        return f"rank {self.rank} of {self.size} has lost another one: {_in_words(first_line(error))}"
+
+
+def _in_words(text: str) -> str:
+    """What a network library says of a lost peer.
+
+    >>> _in_words("[pair.cc:553] Connection closed by peer [127.0.0.1]:8373. This is typically ...")
+    'its connection is closed, so it has died or was ended'
+    """
+    if "closed" in text or "reset" in text:
+        return "its connection is closed, so it has died or was ended"
+    return "it did not answer within --limit" if "imed out" in text or "imeout" in text else text[:WORDS]
 
 
 def _letters(word: Any) -> Tensor:
