@@ -34,6 +34,10 @@ LIMIT = 600.0
 STEPS, BATCH, FEATURES = 16, 16, 64
 RANKS = (1, 2, 4)
 CLIENTS = {"MLP": 256, "CNN": 8}  # of the federation that is divided; half as many a rank in weak scaling
+NOTE = (
+    "The CPU time of the busiest rank is what a round would take if each rank had a core of its own. Wall-clock times "
+    "depend on how many cores there are and what else they do. Communication includes waiting for slower ranks."
+)
 Sizes = list[int]  # examples of each client
 
 
@@ -193,6 +197,7 @@ def main() -> None:
     found = {"machine": machine(), "strong": strong, "weak": weak, "placement": {"sizes": sizes, "rows": places}}
     (RESULTS / "ranks.json").write_text(json.dumps(found, indent=1) + "\n")
     lines = ["# Several processes", "", found["machine"], ""]
+    lines += [NOTE, ""]
     lines += [f"FeDXL2, {STEPS} steps of {BATCH}+{BATCH} examples a round. `python benchmarks/ranks.py`", ""]
     lines += table(strong, "Strong scaling: the same clients") + table(weak, "Weak scaling: as many on each rank")
     (RESULTS / "ranks.md").write_text("\n".join([*lines, *placed(places, sizes)]))
