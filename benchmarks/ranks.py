@@ -35,8 +35,8 @@ STEPS, BATCH, FEATURES = 16, 16, 64
 RANKS = (1, 2, 4)
 CLIENTS = {"MLP": 256, "CNN": 8}  # of the federation that is divided; half as many a rank in weak scaling
 NOTE = (
-    "The CPU time of the busiest rank is what a round would take if each rank had a core of its own. Wall-clock times "
-    "depend on how many cores there are and what else they do. Communication includes waiting for slower ranks."
+    "The CPU time of the busiest rank is what a round would take if each rank had a core of its own. Wall-clock "
+    "times depend on how many cores there are and what else they do. Communication includes waiting for slower ranks."
 )
 Sizes = list[int]  # examples of each client
 
