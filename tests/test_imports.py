@@ -21,6 +21,12 @@ def test_import_alone_loads_no_torch():
     assert not {name for name in loaded("import fedxl") if name.split(".")[0] in (*HEAVY, "torch", "numpy")}
 
 
+def test_one_process_loads_nothing_for_several():
+    found = loaded("import fedxl.cli.main, fedxl.training.fit")
+    assert "fedxl.cli.processes" in found
+    assert not {name for name in found if name.startswith("fedxl.engine.ranks")}
+
+
 def test_fit_loads_nothing_that_it_may_not_need():
     found = loaded("import fedxl; fedxl.fit, fedxl.FeDXL2, fedxl.partial_auc")
     assert "torch" in found

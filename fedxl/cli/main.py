@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fedxl import __version__
 from fedxl.algorithms import ALGORITHMS
-from fedxl.cli import after, data_check, deploy, follow, paper, theory, tune
+from fedxl.cli import after, data_check, deploy, follow, paper, processes, theory, tune
 from fedxl.config import experiment as configs
 from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
@@ -97,25 +97,30 @@ def train(
     folder: Annotated[
         Path | None, typer.Option("--out", help="The run's folder; a new one under runs/ by default.")
     ] = None,
+    devices: processes.Devices = 1,
+    limit: processes.Limit = processes.LIMIT,
 ) -> None:
     """Run an experiment."""
     experiment = configs.read(config, overrides or [])
     target = folder or _free(Path("runs"), config.stem)
-    if rundir.is_run(target):
+    if not processes.follows() and rundir.is_run(target):
         raise UserError(f"{target} already holds a run; `fedxl resume {target}`, or choose another folder")
-    _show(experiment, target, resume=False)
+    given = ["train", str(config), *(f"--set={each}" for each in overrides or []), f"--out={target}"]
+    _show(experiment, target, False, devices, limit, given)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run that was stopped.")],
+    devices: processes.Devices = 1,
+    limit: processes.Limit = processes.LIMIT,
 ) -> None:
     """Go on with a run from its last checkpoint."""
     require(
         (folder / rundir.CONFIG).is_file(),
         f"{folder} holds no run of a config: there is no config.toml in it; in Python: fit(..., resume=True)",
     )
-    _show(configs.read(folder / "config.toml"), folder, resume=True)
+    _show(configs.read(folder / "config.toml"), folder, True, devices, limit, ["resume", str(folder)])
 
 
 @app.command()
@@ -282,8 +287,18 @@ def _free(parent: Path, stem: str) -> Path:
     return parent / f"{stem}-{number}"
 
 
-def _show(experiment: configs.Config, folder: Path, resume: bool) -> None:
-    """Run with a progress bar, in a log with lines, and say what came of it."""
+def _show(
+    experiment: configs.Config, folder: Path, resume: bool, devices: int, limit: float, given: list[str]
+) -> None:
+    """Run with a progress bar, in a log with lines, and say what came of it.
+
+    given: the arguments of this command, for the processes that it starts on several devices.
+    """
+    require(devices >= 1, f"--devices must be at least 1, got {devices}")
+    if devices > 1:
+        return processes.start(devices, given, folder, limit)
+    if processes.follows():
+        return processes.follow(experiment, folder, resume, limit)
     bar = _bar()
     with Interrupts(bar.console) as interrupts:
         task = bar.add_task("round", total=None, metric="")
@@ -301,10 +316,11 @@ def _show(experiment: configs.Config, folder: Path, resume: bool) -> None:
 
         hooks = Hooks(on_progress=advance, say=say, should_stop=lambda: interrupts.asked)
         try:
-            result = configs.execute(experiment, folder, resume, hooks)
+            result = processes.execute(experiment, folder, resume, hooks, limit)
         finally:
             bar.stop()
     _conclude(result, folder)
+    return processes.leave()
 
 
 def _conclude(result: Result, folder: Path) -> None:

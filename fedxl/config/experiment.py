@@ -203,10 +203,11 @@ def build_problem(
     return assemble(model, algorithm, settings, facts, device)
 
 
-def simulate(config: Config, announce: Callable[[str], None], test: bool = True) -> Simulation:
+def simulate(config: Config, announce: Callable[[str], None], test: bool = True, processes: int = 1) -> Simulation:
     """All that a config names, put together and checked: nothing is begun yet, and nothing written.
 
-    test: whether the run is evaluated on test data in the end; trials of tuning must not be.
+    test: whether the run is evaluated on test data in the end; trials of tuning must not be. processes: how many run
+    each cohort, this one and others.
     """
     settings = call(Settings, config.run, "run")
     algorithm = build_algorithm(config)
@@ -214,8 +215,9 @@ def simulate(config: Config, announce: Callable[[str], None], test: bool = True)
     model = build_model(config, splits.train.example_shape, algorithm.risk)
     held_back = {"validation": splits.validation, **({"test": splits.test} if test else {})}
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
+    kept = (splits.names, splits.preparation)
     return Simulation(
-        model, splits.train, algorithm, settings, held_back, announce, sections, splits.names, splits.preparation
+        model, splits.train, algorithm, settings, held_back, announce, sections, *kept, processes=processes
     )
 
 

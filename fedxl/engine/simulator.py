@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ class Simulator:
     placement: Placement = ON_CPU
     first_number: int = 0  # of the first client: draws are those of its number, wherever it runs
     secrets: Secrets = NO_SECRETS  # seeds that take the place of the run's
+    here: Callable[[Indices], Indices] = lambda cohort: cohort  # which clients of a cohort run in this process
 
     def __post_init__(self) -> None:
         device, dtype = self.placement[:2]
@@ -72,10 +74,13 @@ class Simulator:
         self.store = ClientStore(len(self.federation.parts))
         self._bound: dict[str, BoundRound] = {}
 
-    def run_round(self, server: ServerState, round: int, cohort: Indices, passive: object = None) -> ClientUpdate:
+    def run_round(
+        self, server: ServerState, round: int, cohort: Indices, passive: object = None, whole: int = 0
+    ) -> ClientUpdate:
         """The cohort's updates, stacked in its order. Private states change only once all of them are done.
 
-        passive: what the clients read of the pool, [C, K, ...]; None: it is drawn here.
+        passive: what the clients read of the pool, [C, K, ...]; None: it is drawn here. whole: the size of the
+        cohort, where some of it run in other processes.
         """
         phase, size = self.algorithm.phase(round), self.placement.clients_at_once or len(cohort)
         weights = phase.pool_weights(server) if passive is None else None
@@ -93,12 +98,12 @@ class Simulator:
             # An executor may use the memory of its last updates again.
             updates.append(update if size >= len(cohort) else tree.map(torch.clone, update))
         self.store.put(states)
-        self._draw_ahead(round + 1, len(cohort), pool)
+        self._draw_ahead(round + 1, whole or len(cohort), pool)
         return updates[0] if len(updates) == 1 else tree.concat(updates)
 
     def restore(self, server: ServerState, tensors: dict[str, Tensor]) -> None:
         """Take the clients' states back from a checkpoint; RefusedError if they are not those of these clients."""
-        self.store.restore(tensors, lambda client: self._init(server, client), self.placement.device)
+        self.store.restore(tensors, lambda client: self.initial(server, client), self.placement.device)
 
     def remarks(self) -> dict[str, Any]:
         """What to add to the metrics row: nothing, for no client fails in a simulation."""
@@ -112,7 +117,8 @@ class Simulator:
         """The phase with our network; the same object each time, so that an executor recognises its program."""
         return self._bound.setdefault(phase.name, BoundRound(phase, self.score))
 
-    def _init(self, server: ServerState, client: int) -> Any:
+    def initial(self, server: ServerState, client: int) -> Any:
+        """The state of a client that never took part."""
         return self.algorithm.init_client(server, len(self.drawing.first[client]))
 
     def _group(
@@ -131,7 +137,7 @@ class Simulator:
         passive = phase.passive(server, draws.lag1, draws.lag2) if passive is None else passive
         seed, first = self.drawing.seed, self.first_number
         return Group(
-            clients=[self.store.state(client, lambda client: self._init(server, client)) for client in members],
+            clients=[self.store.state(client, lambda client: self.initial(server, client)) for client in members],
             largest_state=lambda: self.algorithm.init_client(server, self.most_rows),
             shares=tree.map(lambda leaf: leaf[index], self.shares),
             feed=Feed(draws, self.labels[draws.examples], passive),
@@ -155,7 +161,8 @@ class Simulator:
 
     def _draw_ahead(self, round: int, size: int, pool: PoolDraws | None) -> None:
         members = sampling.cohort(self.schedule.seed, round, len(self.federation.parts), size, self.chances)
-        self.drawing.draw_ahead(round, {int(client): self.store.visits(int(client)) for client in members}, pool)
+        visits = {int(client): self.store.visits(int(client)) for client in self.here(members)}
+        self.drawing.draw_ahead(round, visits, pool)
 
     def _batch(self, now: Feed) -> Batch:
         """One step's examples, of a client [B, ...] or of several [C, B, ...]."""

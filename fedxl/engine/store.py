@@ -38,7 +38,24 @@ class ClientStore:
 
     def put(self, states: Mapping[int, object]) -> None:
         """The states after a round in which these clients took part."""
-        self._visits.update({client: self.visits(client) + 1 for client in states})
+        self.count(states)
+        self._states.update(states)
+
+    def count(self, clients: Iterable[int]) -> None:
+        """These clients took part in a round, here or in another process."""
+        self._visits.update({client: self.visits(client) + 1 for client in clients})
+
+    @property
+    def known(self) -> set[int]:
+        """The clients whose states are here."""
+        return set(self._states)
+
+    def take(self, client: int) -> object:
+        """The state of a client that goes on elsewhere; how often it took part stays known."""
+        return self._states.pop(client)
+
+    def bring(self, states: Mapping[int, object]) -> None:
+        """The states of clients that were elsewhere."""
         self._states.update(states)
 
     @property

@@ -38,11 +38,11 @@ class Evaluator:
     precision: str = "fp32"
     shown: Callable[[Tensor, Tensor], Tensor] | None = None  # outputs and labels -> what the risk sees; None: outputs
 
-    def scores(self, weights: Weights, source: Source) -> Tensor:
-        """Raw outputs [n, *d] for all examples of a source."""
+    def scores(self, weights: Weights, source: Source, part: slice = slice(None)) -> Tensor:
+        """Raw outputs [n, *d] for all examples of a source, or for a part of them."""
         outputs = []
         with torch.no_grad(), products(PRECISIONS[self.precision]):
-            for indices in torch.arange(len(source.labels), device=source.labels.device).split(BATCH):
+            for indices in torch.arange(len(source.labels), device=source.labels.device)[part].split(BATCH):
                 x = floats_as(source.fetch(indices), self.dtype)
                 outputs.append(self.score(weights, x)[0])
         return torch.cat(outputs)

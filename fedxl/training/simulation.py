@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from functools import cached_property
@@ -45,12 +46,15 @@ class Simulation:
         names: Sequence[str] = (),
         preparation: Preparation | None = None,
         columns: Sequence[str] = (),
+        processes: int = 1,
     ) -> None:
         """pairs: validation and test data. sections: the tables of a config, which a resumed run must match.
 
         names: of the clients, if they have any. preparation: how the data were made of files, to keep with the model.
-        columns: the names of an example's numbers, if they came in data frames.
+        columns: the names of an example's numbers, if they came in data frames. processes: among which cohorts are
+        divided.
         """
+        self.processes = processes
         self.preparation, self.columns = preparation, tuple(columns)
         require(len(names) in (0, len(federation.parts)), f"{len(federation.parts)} clients have {len(names)} names")
         self.names = tuple(names) or numbered(len(federation.parts))
@@ -80,7 +84,8 @@ class Simulation:
 
     def _executor(self) -> Executor:
         run, cohort = self.problem.settings, self.cohort or self.num_clients
-        at_once = min(cohort, run.clients_at_once or cohort)
+        here = math.ceil(cohort / self.processes)
+        at_once = min(here, run.clients_at_once or here)
         if run.executor == "auto":
             name, why = choose(self.problem.model, self.problem.score, self.probe, at_once)
         else:

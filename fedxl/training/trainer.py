@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -85,7 +85,12 @@ class Trainable(Protocol):
 
 
 def train(
-    task: Trainable, hooks: Hooks, out: Path | None, resume: bool = False, files: Mapping[str, str] | None = None
+    task: Trainable,
+    hooks: Hooks,
+    out: Path | None,
+    resume: bool = False,
+    files: Mapping[str, str] | None = None,
+    open_folder: Callable[[Path, bool], RunDir] = RunDir,
 ) -> Result:
     """Run all rounds that are still to do. `files` go into the folder of a new run before its first round."""
     run = task.problem.settings
@@ -94,7 +99,7 @@ def train(
         return Trainer(task, hooks, None, resume).train()
     # First: what is missing for them is said before anything is written.
     trackers = trackers_of(run.track, run.tracking_uri, hooks.say)
-    with RunDir(out, resume) as folder:
+    with open_folder(out, resume) as folder:
         for name, text in (files or {}).items():
             folder.write(name, text)
         if not resume or not (out / ABOUT).exists():  # a run may have been killed before it wrote it

@@ -1,0 +1,185 @@
+"""A run in several processes: a simulation whose rounds and evaluations are split, and whose files rank 0 writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedxl.data.preparation import Preparation
+from fedxl.engine.ranks.place import costs, operations
+from fedxl.engine.ranks.ranked import Ranked
+from fedxl.engine.ranks.spread import as_bytes, row_bytes
+from fedxl.engine.ranks.team import Team
+from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.scored import Scored
+from fedxl.models import Weights
+from fedxl.training.checkpoint import Checkpoint
+from fedxl.training.evaluate import Findings, HeldBack, Origin
+from fedxl.training.hooks import Hooks
+from fedxl.training.members import Form, Member
+from fedxl.training.rundir import RunDir
+from fedxl.training.simulation import Simulation
+
+
+class RankedSimulation:
+    """What the loop over rounds needs, in each of several processes."""
+
+    def __init__(self, simulation: Simulation, team: Team, say: Callable[[str], None]) -> None:
+        self.simulation, self.problem = simulation, simulation.problem
+        self.num_clients, self.cohort = simulation.num_clients, simulation.cohort
+        self.engine = ranked(simulation, team)
+        self.examiner = SplitUp(simulation.examiner, team)
+        idle = team.size - (self.cohort or self.num_clients)
+        if idle > 0:
+            say(f"{idle} of {team.size} processes have no client to run: {team.size - idle} take part in a round")
+
+    @property
+    def members(self) -> Sequence[Member]:
+        return self.simulation.members
+
+    @property
+    def form(self) -> Form:
+        return self.simulation.form
+
+    @property
+    def preparation(self) -> Preparation | None:
+        return self.simulation.preparation
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return self.simulation.description
+
+
+def ranked(simulation: Simulation, team: Team) -> Ranked:
+    """The engine of all ranks together, with what each client costs."""
+    engine, problem = simulation.engine, simulation.problem
+    _, _, size1, size2, fresh = problem.reading
+    graph = engine.placement.device.type == "cuda"  # all clients have the longest one's memory there
+    each = costs(
+        operations(problem.model, simulation.probe),
+        (size1 + size2) * (1 + fresh),
+        problem.settings.local_steps,
+        [len(side) for side in engine.drawing.first],
+        padded=graph,
+    )
+    return Ranked(engine, team, each)
+
+
+@dataclass(frozen=True)
+class SplitUp:
+    """An examiner of which every rank scores a part of the examples; rank 0 judges the scores of all."""
+
+    inside: HeldBack
+    team: Team
+
+    @property
+    def splits(self) -> Collection[str]:
+        return self.inside.splits
+
+    def examine(self, weights: Weights, split: str) -> Findings:
+        source, team = self.inside.sources[split], self.team
+        count, piece = len(source.labels), -(-len(source.labels) // team.size)
+        ends = [min(count, piece * rank) for rank in range(team.size + 1)]
+        own = self.inside.evaluator.scores(weights, source, slice(ends[team.rank], ends[team.rank + 1]))
+        parts = team.gather(as_bytes(own), [row_bytes(own) * (end - begin) for begin, end in pairwise(ends)])
+        scores = torch.cat(parts).view(own.dtype).view(count, *own.shape[1:])
+        # A metric may be the user's own, and another machine may round it in another way: one rank decides for all.
+        judged = self.inside.evaluator.metrics_of(scores, source.labels) if team.leads else None
+        origin = self.inside.origins.get(split, Origin())
+        return Findings(team.tell(judged), scores, source.labels, origin=origin)
+
+
+def hooks_on(team: Team, hooks: Hooks) -> Hooks:
+    """Rank 0's hooks; the others stop when it does, and are silent."""
+    if not team.leads:
+        hooks = Hooks(say=lambda line: None, stop_collapsed=hooks.stop_collapsed)
+    asked = hooks.should_stop
+    return replace(hooks, should_stop=lambda: bool(team.tell(asked())))
+
+
+def opening(team: Team) -> Callable[[Path, bool], RunDir]:
+    """How a run's folder is opened: rank 0 has it, and what it reads there is told to the others."""
+
+    def opened(path: Path, resume: bool) -> RunDir:
+        folder = team.together(lambda: Leading(path, resume, team) if team.leads else None)
+        return folder or Following(path, team)
+
+    return opened
+
+
+class Leading(RunDir):
+    """Rank 0's folder."""
+
+    def __init__(self, path: Path, resume: bool, team: Team) -> None:
+        super().__init__(path, resume)
+        self.team = team
+
+    def load(self) -> tuple[Checkpoint | None, list[str]]:
+        checkpoint, complaints = super().load()
+        if checkpoint is None:
+            self.team.tell(None)
+        else:
+            forms = {name: (_name(t.dtype), list(t.shape)) for name, t in checkpoint.tensors.items()}
+            self.team.tell({"path": str(checkpoint.path), "info": checkpoint.info, "forms": forms})
+            self.team.told(torch.cat([as_bytes(tensor) for tensor in checkpoint.tensors.values()]))
+        return checkpoint, complaints
+
+    def rewind(self, round: int, regular: Callable[[int], bool]) -> tuple[list[dict[str, Any]], list[str]]:
+        history, complaints = super().rewind(round, regular)
+        return self.team.tell(history), complaints
+
+
+class Following(RunDir):
+    """The folder as the other ranks see it, who may be on other machines: it tells, and writes nothing."""
+
+    def __init__(self, path: Path, team: Team) -> None:
+        self.path, self.team = path, team
+
+    def load(self) -> tuple[Checkpoint | None, list[str]]:
+        found = self.team.tell(None)
+        if found is None:
+            return None, []
+        forms = {name: (getattr(torch, kind), shape) for name, (kind, shape) in found["forms"].items()}
+        likes = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in forms.items()}
+        sizes = [like.nbytes for like in likes.values()]
+        flat = self.team.told(torch.empty(sum(sizes), dtype=torch.uint8))
+        pieces = zip(likes.items(), flat.split(sizes), strict=True)
+        tensors = {name: piece.clone().view(like.dtype).view(like.shape) for (name, like), piece in pieces}
+        return Checkpoint(Path(found["path"]), tensors, found["info"]), []
+
+    def rewind(self, round: int, regular: Callable[[int], bool]) -> tuple[list[dict[str, Any]], list[str]]:
+        return self.team.tell(None), []
+
+    def write(self, name: str, text: str) -> None:
+        pass
+
+    def save(self, round: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+        pass
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def save_scores(self, splits: Mapping[str, Scored]) -> None:
+        pass
+
+    def save_curves(self, splits: Mapping[str, Curves]) -> None:
+        pass
+
+    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
