@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedxl.algorithms.protocol import (
 )
 from fedxl.data.federation import Federation
 from fedxl.data.source import Source, floats_as
+from fedxl.engine import noise
 from fedxl.engine.drawing import Drawing, PoolDraws, Schedule
 from fedxl.engine.group import Draws, Executor, Feed, Group
 from fedxl.engine.store import ClientStates, ClientStore
@@ -58,6 +60,7 @@ class Simulator:
     chances: Floats | None = None  # of each client to be in a cohort; None: all are alike
     placement: Placement = ON_CPU
     first_number: int = 0  # of the first client: draws are those of its number, wherever it runs
+    noise_seeds: Mapping[int, int] = field(default_factory=dict)  # of clients' noise, in place of the run's
 
     def __post_init__(self) -> None:
         device, dtype = self.placement[:2]
@@ -133,11 +136,17 @@ class Simulator:
             clients=[self.store.state(client, lambda client: self._init(server, client)) for client in members],
             largest_state=lambda: self.algorithm.init_client(server, self.most_rows),
             shares=tree.map(lambda leaf: leaf[index], self.shares),
-            feed=Feed(draws, self.labels[draws.examples], passive),
+            feed=Feed(draws, self.labels[draws.examples], passive, self._noise(phase, server, round, members)),
             batch=self._batch,
             seed=lambda i: sampling.torch_seed(seed, Purpose.LAYERS, first + members[i], round),
             comes_again=self.algorithm.phase(round + 1).name == phase.name,
         )
+
+    def _noise(self, phase: AnyPhase, server: ServerState, round: int, members: list[int]) -> Any:
+        numbers = [self.first_number + client for client in members]
+        seeds = noise.seeds_of(numbers, self.noise_seeds, self.schedule.seed)
+        like = noise.noise_like(phase, server, self.reading)
+        return noise.drawn(like, seeds, numbers, round, self.schedule.local_steps)
 
     def _upload(self, arrays: list[Indices]) -> Draws[Tensor]:
         """All draws of a group in one transfer."""
@@ -162,7 +171,7 @@ class Simulator:
         x = self._fetch(draws.examples, draws.codes)
         if self.reading.fresh:
             fresh = Fresh(self._fetch(draws.fresh, draws.fresh_codes), self.labels[draws.fresh], draws.fresh_rows)
-        return Batch(x, now.y, draws.rows, now.passive, fresh or ())
+        return Batch(x, now.y, draws.rows, now.passive, fresh or (), now.noise)
 
     def _fetch(self, indices: Tensor, codes: Tensor) -> Tensor:
         return floats_as(self.source.fetch(indices, codes), self.placement.dtype)
