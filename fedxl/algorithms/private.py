@@ -90,7 +90,8 @@ def noisy_mean(
 
 def bounded(slopes: dict[str, Tensor], d: Tensor, clip: float) -> Tensor:
     """d_i, lowered so that d_i slope_i is no longer than `clip`; 0 if its length is not a number."""
-    lengths = torch.stack([leaf.flatten(1).norm(dim=1) for leaf in slopes.values()]).norm(dim=0) * d.abs()  # [B]
+    each = [leaf.reshape(len(d), -1).norm(dim=1) for leaf in slopes.values()]
+    lengths = torch.stack(each).norm(dim=0) * d.abs()  # [B]
     most = clip * SHORTER
     lowered = d * (most / lengths.clamp(min=most))
     return torch.where(lengths.isfinite(), lowered, torch.zeros_like(d))

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.protocol import AnyPhase, Reading, ServerState
 from fedxl.errors import require
-from fedxl.gaussian import Floats, normals
+from fedxl.gaussian import normals
 
 MOST = 2**32  # numbers of noise that a group of clients draws in a round: 16 GB in single precision
 
@@ -35,19 +34,15 @@ def drawn(like: Any, seeds: Sequence[int], numbers: Sequence[int], round: int, s
         f"noise for {len(seeds)} clients, {steps} steps and {sum(sizes):,} numbers is too much for a round; "
         "lower clients_at_once or local_steps",
     )
-    pieces = [
-        [_split(normals(seed, number, round, step, sum(sizes)), leaves, sizes) for step in range(steps)]
-        for seed, number in zip(seeds, numbers, strict=True)
-    ]
-    return tree.rebuild(like, tree.leaves(tree.stack([tree.stack(steps) for steps in pieces])))
-
-
-def _split(flat: Floats, leaves: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-    parts = np.split(flat, np.cumsum(sizes)[:-1])
-    return [
-        torch.from_numpy(part).to(leaf.device, leaf.dtype).view(leaf.shape)
-        for part, leaf in zip(parts, leaves, strict=True)
-    ]
+    flat = np.stack(
+        [
+            [normals(seed, number, round, step, sum(sizes)) for step in range(steps)]
+            for seed, number in zip(seeds, numbers, strict=True)
+        ]
+    )  # [C, K, all leaves]
+    pieces = torch.from_numpy(flat).to(leaves[0].device).split(sizes, dim=-1)
+    each = zip(pieces, leaves, strict=True)
+    return tree.rebuild(like, (piece.to(leaf.dtype).reshape(*flat.shape[:2], *leaf.shape) for piece, leaf in each))
 
 
 def seeds_of(numbers: Sequence[int], secret: Mapping[int, int], seed: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache, curve
+from fedxl.deploy.site.answered import question, require_same_question
 from fedxl.deploy.site.locks import locked
 from fedxl.deploy.site.permission import count, permitted, require_metrics_allowed
+from fedxl.deploy.site.secret import private_seed
 from fedxl.engine.choose import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, RefusedError, UserError, printable, require
@@ -68,9 +71,16 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
     received = tree.to(_received(problem, phase, request), problem.device)
-    engine = _engine(problem, federation, number, received.share)
-    data = cache.identity(site)
+    data, private = cache.identity(site), bool(getattr(problem.algorithm, "private", False))
+    # The server knows the run's seed, and would subtract noise that follows from it.
+    noise_seeds = {number: private_seed(site.state, str(facts["run"]))} if private else {}
+    engine = _engine(problem, federation, number, received.share, noise_seeds)
     with locked(site.state / str(facts["run"])) as folder:
+        if private:
+            require(
+                round <= problem.settings.rounds, f"round {round} is beyond the rounds that epsilon was stated for"
+            )
+            require_same_question(folder, round, question(facts, request.tensors, data))
         note = _recall(folder, engine, received.server, base, visits, data)
         passive = tree.map(lambda leaf: leaf[None], received.passive)
         update: Any = engine.run_round(received.server, round, np.zeros(1, np.int64), passive)
@@ -167,7 +177,9 @@ def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequ
     return wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
 
 
-def _engine(problem: Problem, federation: Federation, number: int, share: Share) -> Simulator:
+def _engine(
+    problem: Problem, federation: Federation, number: int, share: Share, noise_seeds: Mapping[int, int]
+) -> Simulator:
     """The simulator, with this site as its only client: it draws and does what it would among all the others."""
     return Simulator(
         algorithm=problem.algorithm,
@@ -178,6 +190,7 @@ def _engine(problem: Problem, federation: Federation, number: int, share: Share)
         shares=tree.map(lambda leaf: leaf[None], share),
         placement=problem.placement,
         first_number=number,
+        noise_seeds=noise_seeds,
     )
 
 
