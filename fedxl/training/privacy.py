@@ -10,7 +10,7 @@ docs/privacy.md has the proof.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ import numpy as np
 from fedxl import sampling
 from fedxl.algorithms.private import PrivacySettings
 from fedxl.algorithms.protocol import Reading
-from fedxl.errors import UserError
+from fedxl.errors import UserError, require
 from fedxl.sampling import Floats
 from fedxl.training.members import Member
 from fedxl.training.problem import Problem
@@ -48,7 +48,20 @@ class Spent(NamedTuple):
     scores: int  # how many of its scores are uploaded
 
     def __str__(self) -> str:
-        return f"epsilon = {_shown(self.epsilon)} at delta = {self.delta:g}"
+        return f"epsilon {promise(self._asdict())}"
+
+
+def promise(recorded: Any) -> str:
+    """The privacy that a metrics row or run.json tells of, in words; empty if it tells of none.
+
+    >>> promise({"epsilon": 7.9, "delta": 1e-05}), promise({"epsilon": None, "delta": 0.001}), promise(None)
+    ('7.9 at delta 1e-05', 'infinite at delta 0.001', '')
+    """
+    told = recorded if isinstance(recorded, dict) else {}
+    epsilon, delta = told.get("epsilon", ""), told.get("delta")
+    if not isinstance(delta, float) or not (epsilon is None or isinstance(epsilon, float)):
+        return ""
+    return f"{_shown(math.inf if epsilon is None else epsilon)} at delta {delta:g}"
 
 
 def _shown(epsilon: float) -> str:
@@ -214,3 +227,19 @@ def _epsilon(releases: Releases, settings: PrivacySettings, blanks: int) -> floa
     account = dp.pld.PLDAccountant(value_discretization_interval=1e-3 * max(1.0, math.sqrt(squared)))
     account.compose(dp.ComposedDpEvent(events))
     return float(account.get_epsilon(settings.delta))
+
+
+def noise_for(target: float, spent: Callable[[float], float]) -> float:
+    """The least noise, to a thousandth, that spends no more than the target. spent: epsilon by the noise, falling.
+
+    >>> round(noise_for(2.0, lambda noise: 10 / noise), 2)
+    5.0
+    """
+    require(target > 0, f"epsilon must be positive, got {target}")
+    low, high = 0.0, 1.0
+    while spent(high) > target:
+        low, high = high, 2 * high
+    while high - low > 1e-3 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if spent(middle) > target else (low, middle)
+    return high

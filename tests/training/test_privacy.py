@@ -19,6 +19,9 @@ from fedxl.algorithms.pool import thin
 from fedxl.algorithms.private import PrivacySettings
 from fedxl.data.federation import from_arrays
 from fedxl.engine.drawing import Drawing, Schedule
+from fedxl.prediction.export import export
+from fedxl.reporting import document, report
+from fedxl.reporting.runs import read_run
 from fedxl.training.hooks import Hooks
 from fedxl.training.members import Member
 from fedxl.training.privacy import Ledger, Releases, epsilon, most_squared, most_uploaded
@@ -144,16 +147,19 @@ def test_who_is_not_drawn_spends_nothing():
     assert ledger.after(3).epsilon <= ledger.after(8).epsilon
 
 
-def train(out, say, **options):
+def network() -> nn.Module:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+        return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def train(out, say, **options):
     clients = [(x.float(), y) for x, y in make_clients([(8, 15), (16, 20)])]
     algorithm = FeDXL2(partial_auc(scores="sigmoid"), **PRIVATE)
     hooks = {"hooks": Hooks(say=say)} if say else {}
     return fit(
-        model, clients, algorithm, rounds=4, local_steps=2, batch_size=(4, 5), eval_every=2, device="cpu", out=out,
-        executor="loop", **hooks, **options,
+        network(), clients, algorithm, rounds=4, local_steps=2, batch_size=(4, 5), eval_every=2, device="cpu",
+        out=out, executor="loop", **hooks, **options,
     )  # fmt: skip
 
 
@@ -166,12 +172,23 @@ def test_a_run_says_and_records_what_it_spends(tmp_path):
     assert rows[0]["epsilon"] < rows[-1]["epsilon"] == promised["epsilon"]
     squared = promised["gradients"] / 4.0**2 + promised["scores"] / (2 * 2.0) ** 2
     assert promised["epsilon"] == pytest.approx(exact_epsilon(squared, 1e-5), rel=1e-3)
-    shown = f"epsilon = {promised['epsilon']:.3g} at delta = 1e-05"
+    shown = f"epsilon {promised['epsilon']:.3g} at delta 1e-05"
     about = [line for line in said if line.startswith("differential privacy of examples: ")]
     assert about == [
         f"differential privacy of examples: {shown} after all 4 rounds",
         f"differential privacy of examples: {shown}",
     ]
+
+
+def test_reports_and_model_cards_say_what_was_spent(tmp_path):
+    train(tmp_path / "private", lambda line: None, test=make_clients([(8, 9)], seed=3)[0])
+    spent = json.loads((tmp_path / "private" / "run.json").read_text())["privacy"]["epsilon"]
+    columns, rows = report.table([tmp_path / "private"])
+    assert dict(zip(columns, rows[0], strict=True))["epsilon"] == f"{spent:.3g} at delta 1e-05"
+    told = document.build([read_run(tmp_path / "private")]).answer
+    assert any(f"differential privacy: epsilon {spent:.3g} at delta 1e-05" in line for line in told)
+    export(tmp_path / "private", tmp_path / "model", model=network(), onnx=False)
+    assert f"epsilon {spent:.3g} at delta 1e-05 after all rounds" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_a_resumed_run_ends_with_the_same_account(tmp_path):
