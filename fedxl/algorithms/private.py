@@ -7,7 +7,7 @@ Mironov, Talwar, Zhang. Deep Learning with Differential Privacy. CCS 2016):
 
 g_i is example i's part of the gradient, times B1 + B2. In FeDXL it depends on example i, on its own u_i, on the
 weights and on passive scores. So it is bounded one by one, if the passive scores were themselves made private and
-nothing else mixes the examples of a batch. docs/privacy.md has the promise and its proof.
+nothing else mixes the examples of a batch. docs/differential-privacy.md has the promise and its proof.
 """
 
 from __future__ import annotations

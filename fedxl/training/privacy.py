@@ -4,7 +4,7 @@ The unit is an example. Its data set's neighbour holds a blank in its place: an 
 score is the middle of the range. Each step that reads the example is a Gaussian mechanism on the sum of gradients,
 and each upload of its score is one on the score. Nothing is claimed for the order in which examples are read; what
 counts is how often one of them can be read at most, whatever the order, which follows from public numbers alone.
-docs/privacy.md has the proof.
+docs/differential-privacy.md has the proof.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def most_squared(count: int, size: int, begin: int, end: int) -> int:
 
     A side of `count` examples is read in epochs, `size` of them a step. In every epoch the example stands at one
     place, of which nothing is assumed. Epochs whose places can lie in one batch are neighbours, and the best
-    assignment of epochs to batches is in groups of neighbours (docs/privacy.md), which are found one after another.
+    assignment of epochs to batches is in groups of neighbours (docs/differential-privacy.md).
     """
     first, last = begin * size // count, (end * size - 1) // count  # epochs
     best = [0]  # of the first so many epochs

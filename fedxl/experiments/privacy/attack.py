@@ -37,7 +37,7 @@ DATA = {"clients": 4, "one_class": 0, "copies": 1}
 THINNED = 5  # one of so many negatives is a candidate
 PLAIN = {"lr": 1.0}
 PRIVATE = {
-    "lr": 20.0, "dp_clip": 0.1, "dp_noise": 5.0, "dp_score_noise": 5.0, "uploads": 2, "pool_rounds": 10,
+    "lr": 20.0, "dp_clip": 0.1, "dp_noise": 9.0, "dp_score_noise": 7.0, "uploads": 2, "pool_rounds": 10,
     "dp_delta": DELTA,
 }  # fmt: skip
 STEPS = {"plain": (30, 16), "private": (20, 2)}  # rounds, and local steps a round

@@ -34,7 +34,8 @@ def as_text(runs: Runs, attacks: Attacks, machine: str) -> str:
         "# Differential privacy",
         "FeDXL2 with a linear network on the demo's images, test data, round chosen on validation data: mean ± "
         f"standard deviation over {seeds} seeds. Epsilon is at delta = {DELTA:g}, for one example; each image is "
-        f"{COPIES} examples, and the column after it is for all of an image. On {machine}.",
+        f"{COPIES} examples. The second column is for an example that is replaced by another, and holds for both "
+        f"copies of an image, too: either moves sums by twice as much. On {machine}.",
     ]
     for federation in FEDERATIONS:
         parts += [f"## {federation}", table(runs, federation)]
@@ -58,8 +59,8 @@ def table(runs: Runs, federation: str) -> str:
             continue
         run = found[0]
         noise = [f"{run['dp_noise']:.2f}", f"{run['dp_score_noise']:.2f}"]
-        rows.append([f"{epsilon:g}", f"{run['epsilon_image']:.1f}", *noise, *told])
-    return as_markdown(rows, ["epsilon", "of an image", "dp_noise", "dp_score_noise", *NAMES.values()])
+        rows.append([f"{epsilon:g}", f"{run['spent']['epsilon_replaced']:.1f}", *noise, *told])
+    return as_markdown(rows, ["epsilon", "replaced", "dp_noise", "dp_score_noise", *NAMES.values()])
 
 
 def attack_table(attacks: Attacks) -> str:
