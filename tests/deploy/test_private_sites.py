@@ -47,8 +47,8 @@ def test_sites_draw_noise_of_their_own_and_come_to_what_is_simulated_with_it(tmp
     known = simulated(private)
     monkeypatch.setattr(simulation, "Simulator", partial(Simulator, noise_seeds=seeds))
     assert_same(found, simulated(private))
-    pairs = zip(tree.leaves(found.weights.params), tree.leaves(known.weights.params), strict=True)
-    assert all(not torch.allclose(one, other, rtol=0, atol=1e-3) for one, other in pairs), "the run's seed is no help"
+    apart = tree.norm(tree.map(torch.sub, found.weights.params, known.weights.params))
+    assert float(apart) > 5e-3, "who knows the run's seed knows nothing of the noise"
     spent = json.loads((tmp_path / "server" / "run" / "metrics.jsonl").read_text().splitlines()[-1])["privacy"]
     assert spent == known.history[-1]["privacy"]
 
