@@ -32,7 +32,7 @@ SCORE_RATIO = 0.75
 
 @dataclass(frozen=True)
 class Federated:
-    """The same images at other sites, and how they are trained on. Chosen on validation data of seeds 100 to 102."""
+    """The same images at other sites, and how they are trained on: docs/differential-privacy.md says how chosen."""
 
     data: Mapping[str, Any]
     run: Mapping[str, Any]
