@@ -19,7 +19,7 @@ PACKAGE = ROOT / "fedxl"
 LAYERS = [
     {"errors", "progress", "digest"},
     {"files", "tree", "options", "toml", "registry"},
-    {"wire", "sampling"},
+    {"wire", "sampling", "gaussian"},
     {"risks", "models", "metrics"},
     {"evaluation"},
     {"algorithms"},

@@ -173,12 +173,7 @@ class Compositional(Descent[S, ClientEstimates, U]):
     def advance(self, score: Score, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         """One step: score, pull, estimate, descend."""
         before, size1 = work.u[batch.rows], batch.rows.shape[0]
-
-        def outputs(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            return score(work.weights._replace(params=params), batch.x)
-
-        scored: Any = torch.func.vjp(outputs, work.weights.params, has_aux=True)
-        h, back, buffers = scored
+        h, back, buffers = self.outputs(score, work, batch)
         linked: Any = torch.func.vjp(lambda h: self.linked(h, size1, work.both), h)
         paired, back_to_h = linked
         a, b, y = sides(paired, batch.y, batch.rows)
@@ -192,6 +187,14 @@ class Compositional(Descent[S, ClientEstimates, U]):
         u = work.u if self.risk.linear else self.remember(work, batch.rows, before, new)
         after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved)
         return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
+
+    def outputs(self, score: Score, work: PairWork, batch: Batch) -> Any:
+        """The batch's outputs, how gradients by them become one by the weights, and the buffers afterwards."""
+
+        def outputs(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            return score(work.weights._replace(params=params), batch.x)
+
+        return torch.func.vjp(outputs, work.weights.params, has_aux=True)
 
     def linked(self, h: Tensor, size1: int, both: Tensor) -> Tensor:
         """What is paired: outputs [B1 + B2, *d], guarded where the link is bounded, through the link.

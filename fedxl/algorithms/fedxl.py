@@ -37,6 +37,17 @@ from fedxl.algorithms.pool import (
     spread,
     thin,
 )
+from fedxl.algorithms.private import (
+    Noise,
+    PrivacySettings,
+    blank,
+    check_method,
+    check_settings,
+    check_weights,
+    noisy_scores,
+    one_by_one,
+    private_outputs,
+)
 from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Health, PoolWeights, Reading, Share
 from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights
@@ -87,6 +98,10 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     pool_share: float = 1.0  # the share of a side of the pool that one client may fill; 1: all
     order: Order = "drawn"  # of uploaded scores: drawn, from which the server knows the examples; or sorted
     fresh: bool = False  # pool scores of fresh examples (the paper's z-hat, an extra forward pass), not of the batch
+    dp_clip: float = 0.0  # differential privacy: the length that an example's gradient is cut to; 0: no privacy
+    dp_noise: float = 0.0  # standard deviation of the noise on the sum of a step's gradients, in units of dp_clip
+    dp_score_noise: float = 0.0  # standard deviation of the noise on an uploaded score, which lies in [0, 1]
+    dp_delta: float = 1e-5  # the delta at which epsilon is reported; below one in the number of examples
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +120,17 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         require(0 <= self.mix < 1, f"mix must lie in [0, 1), got {self.mix}")
         require(0 < self.pool_share <= 1, f"pool_share must lie in (0, 1], got {self.pool_share}")
         require(self.uploads >= 0, f"uploads must not be negative (0: all), got {self.uploads}")
+        check_settings(self.privacy)
+        if self.private:
+            check_method(self)
+
+    @property
+    def private(self) -> bool:
+        return self.dp_clip > 0
+
+    @property
+    def privacy(self) -> PrivacySettings:
+        return PrivacySettings(self.dp_clip, self.dp_noise, self.dp_score_noise, self.dp_delta)
 
     @property
     def with_one_class(self) -> OneClass:
@@ -138,6 +164,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         return self.without_norms(server._replace(pool=server.pool.emptied()))
 
     def init(self, weights: Weights) -> FeDXLServer:
+        if self.private:
+            check_weights(weights)
         like = next(iter(weights.params.values()))
         step = torch.zeros((), dtype=torch.int64, device=like.device)
         pool = empty(self.risk, like, owned=self.mix > 0)
@@ -149,7 +177,29 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         after, trace = self.advance(score, work, batch)
-        return after, self.score_fresh(score, work, after.u, batch) if self.fresh else trace
+        trace = self.score_fresh(score, work, after.u, batch) if self.fresh else trace
+        return after, self.disclosed(trace, batch)
+
+    def outputs(self, score: Score, work: PairWork, batch: Batch) -> Any:
+        if not self.private:
+            return super().outputs(score, work, batch)
+        return private_outputs(score, work.weights, batch.x, batch.noise, self.privacy)
+
+    def noise_like(self, server: FeDXLServer, reading: Reading) -> Noise | tuple[()]:
+        """The noise that a step adds, where training is private."""
+        scores = next(iter(server.weights.params.values())).new_zeros(reading.size1 + reading.size2)
+        return Noise(server.weights.params, scores) if self.private else ()
+
+    def disclosed(self, trace: ScoreTrace, batch: Batch) -> ScoreTrace:
+        """What a step's scores become before they may leave the client. The server computes u by itself."""
+        if not self.private:
+            return trace
+        first, second = batch.noise.scores.split([len(trace.a), len(trace.b)])
+        a, b = (
+            noisy_scores(scores, noise, self.privacy, self.risk.score_range)
+            for scores, noise in ((trace.a, first), (trace.b, second))
+        )
+        return trace._replace(a=a, u=torch.zeros_like(trace.u), b=b)
 
     def pull(
         self, passive: Passive, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
@@ -206,7 +256,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         """Scores of the fresh points, by the model before the step; u of one never visited is its first estimate."""
         assert isinstance(batch.fresh, Fresh)
         x, labels, rows = batch.fresh
-        h, _ = score(work.weights, x)
+        h, _ = (one_by_one(score) if self.private else score)(work.weights, x)
         a, b, y = sides(self.linked(h, rows.shape[0], work.both), labels, rows)
         u = u[rows]
         if not self.risk.linear:
@@ -232,6 +282,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         a, u, b, y = (thin(scores, self.uploads) for scores in trace)
         if self.pool_u == "server":
             u = torch.full_like(u, torch.nan)  # which the server does not use, so it need not know them
+        if self.private:
+            a, b = blank(a, mass1, self.risk.score_range), blank(b, mass2, self.risk.score_range)
         if self.order == "sorted":
             (a, u), (b, y) = sort_rows(a, u), sort_rows(b, y)
         ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
@@ -373,9 +425,14 @@ class WarmUp:
         return self.of.begin(server, client, share, torch.stack((share.first, share.second)))
 
     def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
-        h, _ = score(work.weights, batch.x)
+        h, _ = (one_by_one(score) if self.of.private else score)(work.weights, batch.x)
         a, b, y = sides(self.of.linked(h, batch.rows.shape[0], work.both), batch.y, batch.rows)
-        return work, ScoreTrace(a, work.u[batch.rows], b, y)
+        return work, self.of.disclosed(ScoreTrace(a, work.u[batch.rows], b, y), batch)
+
+    def noise_like(self, server: FeDXLServer, reading: Reading) -> Noise | tuple[()]:
+        """Of scores alone: there is no gradient yet."""
+        noise = self.of.noise_like(server, reading)
+        return noise._replace(gradient={}) if isinstance(noise, Noise) else noise
 
     def finish(
         self, server: FeDXLServer, share: Share, work: PairWork, trace: ScoreTrace

@@ -40,6 +40,7 @@ class Batch(NamedTuple):
     rows: Tensor  # [B1] where the examples of S1 stand in this client's u
     passive: Any  # what the phase's `passive` took from the pool for this step
     fresh: Fresh | tuple[()]
+    noise: Any = ()  # draws of N(0, 1), like the phase's `noise_like`, where it has one
 
 
 class NoTrace(NamedTuple):

@@ -35,6 +35,7 @@ class Secrets(NamedTuple):
 
     own: Mapping[int, int] = MappingProxyType({})  # by client: of its own examples; absent: the run's seed
     pool: int = 0  # of the entries of the pool that clients read; 0: the run's seed
+    noise: Mapping[int, int] = MappingProxyType({})  # by client: of the noise that it adds; absent: the run's seed
 
 
 NO_SECRETS = Secrets()

@@ -34,6 +34,7 @@ class Feed(NamedTuple):
     draws: Draws[Tensor]
     y: Tensor  # [.., B1 + B2]
     passive: object  # what the phase's `passive` took from the pool
+    noise: object = ()  # of a private algorithm
 
 
 class Group(NamedTuple):

@@ -24,9 +24,11 @@ from fedxl.algorithms.protocol import (
 )
 from fedxl.data.federation import Federation
 from fedxl.data.source import Source, floats_as
+from fedxl.engine import noise
 from fedxl.engine.drawing import NO_SECRETS, Drawing, PoolDraws, Schedule, Secrets
 from fedxl.engine.group import Draws, Executor, Feed, Group
 from fedxl.engine.store import ClientStates, ClientStore
+from fedxl.errors import require
 from fedxl.models import Score
 from fedxl.models.precision import PRECISIONS, products
 from fedxl.sampling import Floats, Indices, Purpose
@@ -66,6 +68,11 @@ class Simulator:
         device, dtype = self.placement[:2]
         self.reading: Reading = self.algorithm.reading(self.schedule.batch1, self.schedule.batch2)
         self.drawing = Drawing(self.federation, self.reading, self.schedule, self.first_number, self.secrets)
+        require(
+            self.drawing.weights is None or not getattr(self.algorithm, "private", False),
+            "differential privacy limits how often an example is read, and weights read some more often; "
+            "leave them out",
+        )
         self.source: Source = self.federation.source.to(device)
         self.labels = self.source.labels.to(dtype)
         self.shares = tree.map(lambda leaf: leaf.to(device, dtype), self.shares)
@@ -140,11 +147,17 @@ class Simulator:
             clients=[self.store.state(client, lambda client: self.initial(server, client)) for client in members],
             largest_state=lambda: self.algorithm.init_client(server, self.most_rows),
             shares=tree.map(lambda leaf: leaf[index], self.shares),
-            feed=Feed(draws, self.labels[draws.examples], passive),
+            feed=Feed(draws, self.labels[draws.examples], passive, self._noise(phase, server, round, members)),
             batch=self._batch,
             seed=lambda i: sampling.torch_seed(seed(members[i]), Purpose.LAYERS, first + members[i], round),
             comes_again=self.algorithm.phase(round + 1).name == phase.name,
         )
+
+    def _noise(self, phase: AnyPhase, server: ServerState, round: int, members: list[int]) -> Any:
+        numbers = [self.first_number + client for client in members]
+        seeds = noise.seeds_of(numbers, self.secrets.noise, self.schedule.seed)
+        like = noise.noise_like(phase, server, self.reading)
+        return noise.drawn(like, seeds, numbers, round, self.schedule.local_steps)
 
     def _upload(self, arrays: list[Indices]) -> Draws[Tensor]:
         """All draws of a group in one transfer."""
@@ -170,7 +183,7 @@ class Simulator:
         x = self._fetch(draws.examples, draws.codes)
         if self.reading.fresh:
             fresh = Fresh(self._fetch(draws.fresh, draws.fresh_codes), self.labels[draws.fresh], draws.fresh_rows)
-        return Batch(x, now.y, draws.rows, now.passive, fresh or ())
+        return Batch(x, now.y, draws.rows, now.passive, fresh or (), now.noise)
 
     def _fetch(self, indices: Tensor, codes: Tensor) -> Tensor:
         return floats_as(self.source.fetch(indices, codes), self.placement.dtype)

@@ -11,6 +11,7 @@ from typing import Any
 from fedxl.config.experiment import SECTIONS, Config, dump
 from fedxl.errors import printable
 from fedxl.evaluation.judgement import Judgement
+from fedxl.training.privacy import promise
 
 COUNTS = "counts in bins"  # what chose the threshold, if sites disclosed no scores
 NOT_FOR = (
@@ -176,6 +177,12 @@ def _training(about: Mapping[str, Any]) -> list[str]:
     chosen = f", round {training['best_round']} chosen on validation data" if training.get("best_round") else ""
     begun = text(training.get("begun", "at a time that is not recorded"))
     parts = [f"Begun {begun}{chosen}. fedxl {about['fedxl']}, torch {about['torch']}."]
+    if told := promise(training.get("privacy")):
+        simulated = "" if "server.sites" in settings else " In this simulation the noise follows from `run.seed`."
+        parts.append(
+            f"Training examples have differential privacy: epsilon {text(told)} after all rounds, for one example, "
+            f"against whoever does not know the noise.{simulated}"
+        )
     config = reproduced(settings)
     if "server.sites" in settings:
         return [*parts, "It was trained across real sites; the server's file had:", _code(config, "toml")]

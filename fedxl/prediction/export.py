@@ -152,7 +152,9 @@ def description(
 
 def _without_paths(about: Mapping[str, Any]) -> dict[str, Any]:
     """What run.json says, with names of files in place of absolute paths: these are nobody else's business."""
-    chosen = {name: about[name] for name in ("begun", "settings", "members", "environment") if name in about}
+    chosen = {
+        name: about[name] for name in ("begun", "settings", "members", "environment", "privacy") if name in about
+    }
     return {**chosen, "settings": {key: _name(value) for key, value in chosen["settings"].items()}}
 
 

@@ -27,6 +27,7 @@ class Outcome(NamedTuple):
     metrics: Mapping[str, Any]
     intervals: Mapping[str, Interval]
     rest: Sequence[str]  # which data the metrics are of, and seconds
+    epsilon: str = ""  # of a run with differential privacy
 
 
 def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
@@ -34,14 +35,18 @@ def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
     outcomes = [_outcome(read_run(path)) for path in paths]
     names = metrics.shown(*(outcome.metrics for outcome in outcomes))
     columns = ["run", "algorithm", "risk", "state", "best round", *map(printable, names), "on", "seconds"]
-    return columns, [[*each.run, *(_cell(each, name) for name in names), *each.rest] for each in outcomes]
+    rows = [[*each.run, *(_cell(each, name) for name in names), *each.rest] for each in outcomes]
+    if any(each.epsilon for each in outcomes):
+        columns.append("epsilon")
+        rows = [[*row, each.epsilon] for row, each in zip(rows, outcomes, strict=True)]
+    return columns, rows
 
 
 def _outcome(run: Run) -> Outcome:
     best = "" if run.best_round is None else str(run.best_round)
     told = [printable(run.name), printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
     seconds = (run.done or run.shown).get("seconds")
-    return Outcome(told, run.values, intervals(run), [run.split, _number(seconds, 1)])
+    return Outcome(told, run.values, intervals(run), [run.split, _number(seconds, 1)], run.epsilon)
 
 
 def intervals(run: Run) -> dict[str, Interval]:

@@ -18,6 +18,7 @@ from fedxl.evaluation.scored import Scored
 from fedxl.files import cannot_read, read_bytes
 from fedxl.risks import RISKS
 from fedxl.training.members import ABOUT, Member, environment
+from fedxl.training.privacy import promise
 from fedxl.training.result import Result
 from fedxl.training.rundir import CONFIG, CURVES, LARGEST, SCORES, STOPPED_EARLY, is_run, read_metrics
 from fedxl.training.simulation import flattened
@@ -63,6 +64,12 @@ class Run:
         """The evaluation of the chosen round; of a run under way the latest one."""
         chosen = next((row for row in self.rows if row["round"] == self.best_round), None)
         return chosen or (self.rows[-1] if self.rows else {})
+
+    @property
+    def epsilon(self) -> str:
+        """What its differential privacy comes to by the latest row; empty if it promises none."""
+        latest = self.done or (self.rows[-1] if self.rows else {})
+        return promise(latest.get("privacy"))
 
     @property
     def split(self) -> str:

@@ -44,8 +44,17 @@ class Form(NamedTuple):
     columns: tuple[str, ...] = ()  # of the data frames that examples came in
 
 
-def about(settings: Mapping[str, Any], members: Sequence[Member], select: str, form: Form) -> str:
-    """All settings, who takes part, what the best round is chosen by, and where the run began, as JSON."""
+def about(
+    settings: Mapping[str, Any],
+    members: Sequence[Member],
+    select: str,
+    form: Form,
+    privacy: Mapping[str, Any] | None = None,
+) -> str:
+    """All settings, who takes part, what the best round is chosen by, and where the run began, as JSON.
+
+    privacy: what a private run will have spent after all of its rounds.
+    """
     content = {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": dict(settings),
@@ -53,6 +62,7 @@ def about(settings: Mapping[str, Any], members: Sequence[Member], select: str, f
         **form._asdict(),
         "members": [member._asdict() for member in members],
         "environment": environment(),
+        **({"privacy": dict(privacy)} if privacy else {}),
     }
     return json.dumps(plain(content), indent=1) + "\n"
 

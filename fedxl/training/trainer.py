@@ -24,6 +24,7 @@ from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites, 
 from fedxl.training.health import COLLAPSED, Watch
 from fedxl.training.hooks import Hooks, Progress
 from fedxl.training.members import ABOUT, Form, Member, about
+from fedxl.training.privacy import ledger, planned, spent
 from fedxl.training.problem import Problem
 from fedxl.training.result import Result
 from fedxl.training.resuming import BY_SIZE, require_same, with_defaults
@@ -103,7 +104,8 @@ def train(
         for name, text in (files or {}).items():
             folder.write(name, text)
         if not resume or not (out / ABOUT).exists():  # a run may have been killed before it wrote it
-            folder.write(ABOUT, about(task.description, task.members, task.problem.select, task.form))
+            promise = planned(ledger(task))
+            folder.write(ABOUT, about(task.description, task.members, task.problem.select, task.form, promise))
             if task.preparation is not None:
                 folder.write(NAME, task.preparation.to_text())
         trainer = Trainer(task, hooks, folder, resume, trackers)
@@ -137,6 +139,7 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.found: Findings | None = None  # of the best round on the validation data; None after a resumption
         self.watch = Watch(self.algorithm, hooks.say)
+        self.ledger = ledger(task)
         require(
             not self.run.patience or "validation" in task.examiner.splits,
             f"patience = {self.run.patience} needs validation data to tell whether the model still becomes better",
@@ -158,6 +161,8 @@ class Trainer:
     def train(self) -> Result:
         run, interrupted = self.run, False
         self.began = time.monotonic() - self.seconds
+        if self.ledger:
+            self.hooks.say(self.ledger.announcement)
         # A run that is resumed may have run out of patience before.
         while self.round < run.rounds and not interrupted and not self._out_of_patience:
             self.round += 1
@@ -223,6 +228,7 @@ class Trainer:
                 record |= {**({name: found.metrics} if found.metrics else {}), **found.remarks}
                 h, labels, latest = found.scores, found.labels, found if name == "validation" else None
         record |= task.engine.remarks() | self.watch(self.server, self.round, h, labels)
+        record |= spent(self.ledger, self.round)
         value = self._value(record)
         if self._better(value, record):
             self.best, self.best_round, self.best_value, self.found = weights, self.round, value, latest
@@ -315,6 +321,8 @@ class Trainer:
         )
         record = next((record for record in self.history if record["round"] == best_round), {})
         early = not interrupted and self.round < self.run.rounds
+        if self.ledger:
+            self.hooks.say(f"differential privacy of examples: {self.ledger.after(self.round)}")
         model = load(self.problem.model, chosen).eval()
         examined = {} if interrupted else self._examined(chosen)
         test = examined.get("test", Findings({}))
@@ -326,6 +334,7 @@ class Trainer:
             self.folder.save_model(model.state_dict())
             final: dict[str, Any] = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
             final |= {**({STOPPED_EARLY: True} if early else {}), **test.remarks, "test": test.metrics}
+            final |= spent(self.ledger, self.round)
             self.folder.append(final)
             self.trackers.write(final)
         return Result(

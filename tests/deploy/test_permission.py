@@ -87,11 +87,14 @@ def test_a_pinned_experiment_is_the_only_one(tmp_path):
 
 
 def test_the_digest_that_the_command_prints_is_the_one_that_sites_compute(tmp_path):
-    folders.init(["a"], tmp_path / "f", config=config("fedxl2"))  # which has scores sorted
+    folders.init(["a"], tmp_path / "f", config=config("fedxl2"))  # which switches on what is safe
     file = tmp_path / "f" / "server" / "server.toml"
     command = [sys.executable, "-m", "fedxl", "deploy", "digest", str(file)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    assert permitted(site_file(tmp_path, 0, digest=printed), tables(algorithm__order="sorted"))
+    assert permitted(
+        site_file(tmp_path, 0, digest=printed),
+        tables(**{f"algorithm__{name}": value for name, value in folders.SAFE.items()}),
+    )
 
 
 def test_requests_are_counted_over_all_runs_and_restarts(tmp_path):

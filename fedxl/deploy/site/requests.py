@@ -19,6 +19,7 @@ from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache, curve, secure
+from fedxl.deploy.site.answered import question, require_same_question
 from fedxl.deploy.site.locks import locked
 from fedxl.deploy.site.permission import (
     count,
@@ -77,9 +78,15 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
     received = tree.to(_received(problem, phase, request), problem.device)
-    engine = _engine(problem, federation, number, received.share, _secrets(site, str(facts["run"]), number))
-    data = cache.identity(site)
+    data, private = cache.identity(site), bool(getattr(problem.algorithm, "private", False))
+    secrets = _secrets(site, str(facts["run"]), number, private)
+    engine = _engine(problem, federation, number, received.share, secrets)
     with locked(site.state / str(facts["run"])) as folder:
+        if private:
+            require(
+                round <= problem.settings.rounds, f"round {round} is beyond the rounds that epsilon was stated for"
+            )
+            require_same_question(folder, round, question(facts, request.tensors, data))
         note = _recall(folder, engine, received.server, base, visits, data)
         passive = tree.map(lambda leaf: leaf[None], received.passive)
         update: Any = engine.run_round(received.server, round, np.zeros(1, np.int64), passive)
@@ -171,9 +178,16 @@ def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequ
     return wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
 
 
-def _secrets(site: SiteFile, run: str, number: int) -> Secrets:
-    """The seed of this site's own draws, if the server must not be able to work out which examples it reads."""
-    return Secrets({number: private_seed(site.state, run)}) if site.settings.private_draws else NO_SECRETS
+def _secrets(site: SiteFile, run: str, number: int, private: bool) -> Secrets:
+    """The seed of this site's own draws, if the server must not be able to work out which examples it reads.
+
+    Noise always has one: the server knows the run's seed, and would subtract noise that follows from it.
+    """
+    draws = site.settings.private_draws
+    if not (draws or private):
+        return NO_SECRETS
+    own = {number: private_seed(site.state, run)}
+    return Secrets(own if draws else {}, noise=own if private else {})
 
 
 def _engine(problem: Problem, federation: Federation, number: int, share: Share, secrets: Secrets) -> Simulator:

@@ -111,6 +111,8 @@ def answer(
     if len(known_sites) > 1:
         worst = min(known_sites, key=lambda site: known_sites[site].value)
         lines.append(f"By site it is lowest at {shown(worst, 40)}: {_interval(known_sites[worst])}.")
+    if run.epsilon:
+        lines.append(f"Training examples have differential privacy: epsilon {run.epsilon}.")
     return [*lines, *(f"Note: {note}." for note in (*judged.notes, *_binned(run, judged)))]
 
 

@@ -1,0 +1,245 @@
+"""What a private run has spent: epsilon at delta, after any number of its rounds.
+
+The unit is an example. Its data set's neighbour holds a blank in its place: an example without a gradient, whose
+score is the middle of the range. Each step that reads the example is a Gaussian mechanism on the sum of gradients,
+and each upload of its score is one on the score. Nothing is claimed for the order in which examples are read; what
+counts is how often one of them can be read at most, whatever the order, which follows from public numbers alone.
+docs/differential-privacy.md has the proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fedxl import sampling
+from fedxl.algorithms.private import PrivacySettings
+from fedxl.algorithms.protocol import Reading
+from fedxl.errors import UserError, require
+from fedxl.sampling import Floats
+from fedxl.training.members import Member
+from fedxl.training.problem import Problem
+from fedxl.training.rounds import Engine
+from fedxl.training.settings import Settings
+
+MOST_MU = 100.0  # of a Gaussian mechanism, one over its noise; its epsilon is in the thousands, and promises nothing
+
+
+class Releases(NamedTuple):
+    """How often one example counts at most."""
+
+    gradients: int = 0  # in sums of gradients; an example that stands m times in one batch counts m^2 times
+    scores: int = 0  # its uploaded scores
+
+    def squared_mu(self, settings: PrivacySettings) -> float:
+        """Of the one Gaussian mechanism that all of these are together."""
+        return self.gradients / settings.noise**2 + self.scores / (2 * settings.score_noise) ** 2
+
+
+class Spent(NamedTuple):
+    epsilon: float  # for an example against a blank
+    epsilon_replaced: float  # for an example against any other of its class
+    delta: float
+    gradients: int  # in how many sums of gradients the example that counts most takes part
+    scores: int  # how many of its scores are uploaded
+
+    def __str__(self) -> str:
+        return f"epsilon {promise(self._asdict())}"
+
+
+def promise(recorded: Any) -> str:
+    """The privacy that a metrics row or run.json tells of, in words; empty if it tells of none.
+
+    >>> promise({"epsilon": 7.9, "delta": 1e-05}), promise({"epsilon": None, "delta": 0.001}), promise(None)
+    ('7.9 at delta 1e-05', 'infinite at delta 0.001', '')
+    """
+    told = recorded if isinstance(recorded, dict) else {}
+    epsilon, delta = told.get("epsilon", ""), told.get("delta")
+    if not isinstance(delta, float) or not (epsilon is None or isinstance(epsilon, float)):
+        return ""
+    return f"{_shown(math.inf if epsilon is None else epsilon)} at delta {delta:g}"
+
+
+def _shown(epsilon: float) -> str:
+    return f"{epsilon:.3g}" if math.isfinite(epsilon) else "infinite"
+
+
+class Ledger:
+    """The account of a run whose algorithm is private."""
+
+    def __init__(
+        self,
+        algorithm: Any,
+        reading: Reading,
+        run: Settings,
+        members: Sequence[Member],
+        cohort: int,
+        chances: Floats | None,
+    ) -> None:
+        self.algorithm, self.reading, self.run, self.members = algorithm, reading, run, members
+        self.cohort, self.chances = cohort, chances
+        accountant()  # missing software is said before the first round
+
+    def after(self, round: int) -> Spent:
+        """What has been spent once this round is done."""
+        settings, worst = self.algorithm.privacy, Releases()
+        for releases in set(self._releases(round)):
+            worst = max(worst, releases, key=lambda each: each.squared_mu(settings))
+        blank, replaced = (epsilon(worst, settings, blanks) for blanks in (1, 2))
+        return Spent(blank, replaced, settings.delta, *worst)
+
+    @property
+    def announcement(self) -> str:
+        return f"differential privacy of examples: {self.after(self.run.rounds)} after all {self.run.rounds} rounds"
+
+    def _releases(self, round: int) -> list[Releases]:
+        """Of every client and side."""
+        warm_ups, visits = self._visits(round)
+        (first, _, size1, size2, _), found = self.reading, []
+        for member, warm_up, visited in zip(self.members, warm_ups, visits, strict=True):
+            sides = (member.positives, member.negatives)
+            trains = all(sides) or self.algorithm.with_one_class != "lend"
+            for count, size in zip(sides if first == "positive" else sides[::-1], (size1, size2), strict=True):
+                if count:
+                    found.append(self._side(count, size, int(warm_up), int(visited), trains))
+        return found
+
+    def _side(self, count: int, size: int, warm_up: int, visited: int, trains: bool) -> Releases:
+        steps, total = self.run.local_steps, self.run.local_steps * size
+        kept = self.algorithm.uploaded(total)
+        gradients = most_squared(count, size, warm_up * steps, (warm_up + visited) * steps) if trains else 0
+        return Releases(gradients, most_uploaded(count, total, kept, warm_up + visited))
+
+    def _visits(self, round: int) -> tuple[Any, Any]:
+        """Which clients were in the warm-up round, and in how many others, by their cohorts."""
+        clients, first = len(self.members), self.algorithm.first_round
+        if not 0 < self.cohort < clients:
+            return np.full(clients, first == 0), np.full(clients, max(round, 0))
+        visits = np.zeros((2, clients), np.int64)
+        for each in range(first, round + 1):
+            drawn = sampling.cohort(self.run.seed, each, clients, self.cohort, self.chances)
+            visits[int(each > 0), drawn] += 1
+        return visits[0], visits[1]
+
+
+class Accountable(Protocol):
+    """What a ledger needs to know of a run."""
+
+    problem: Problem
+    num_clients: int
+    cohort: int
+
+    @property
+    def members(self) -> Sequence[Member]: ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+
+def ledger(task: Accountable) -> Ledger | None:
+    """The account of a run; None if its algorithm makes no promise."""
+    problem = task.problem
+    if not getattr(problem.algorithm, "private", False):
+        return None
+    run = problem.settings
+    return Ledger(problem.algorithm, problem.reading, run, task.members, task.cohort, task.engine.chances)
+
+
+def spent(ledger: Ledger | None, round: int) -> dict[str, Any]:
+    """For a metrics row: what has been spent once this round is done."""
+    return {} if ledger is None else {"privacy": ledger.after(round)._asdict()}
+
+
+def planned(ledger: Ledger | None) -> dict[str, Any]:
+    """For run.json: what all rounds will have spent."""
+    return {} if ledger is None else ledger.after(ledger.run.rounds)._asdict()
+
+
+@lru_cache(maxsize=4096)
+def most_squared(count: int, size: int, begin: int, end: int) -> int:
+    """The largest sum of m^2 over steps from `begin` to `end`, where one example stands m times in a step's batch.
+
+    A side of `count` examples is read in epochs, `size` of them a step. In every epoch the example stands at one
+    place, of which nothing is assumed. Epochs whose places can lie in one batch are neighbours, and the best
+    assignment of epochs to batches is in groups of neighbours (docs/differential-privacy.md).
+    """
+    first, last = begin * size // count, (end * size - 1) // count  # epochs
+    best = [0]  # of the first so many epochs
+    for epoch in range(first, last + 1):
+        most, group = 0, 0
+        batch = max(begin, epoch * count // size)  # the first that reads from this epoch
+        while epoch - group >= first and batch <= ((epoch - group + 1) * count - 1) // size:
+            group += 1
+            most = max(most, best[-group] + group**2)
+        best.append(most)
+    return best[-1]
+
+
+@lru_cache(maxsize=4096)
+def most_uploaded(count: int, total: int, kept: int, rounds: int) -> int:
+    """How many scores of one example are uploaded at most: epochs in which any position is uploaded.
+
+    A round reads `total` examples of a side, of which the scores at `kept` positions are uploaded (`pool.thin`).
+    """
+    if kept >= total:
+        return -(-rounds * total // count)
+    positions = np.arange(kept) * total // kept
+    epochs: set[int] = set()
+    for round in range(rounds):
+        epochs.update(((round * total + positions) // count).tolist())
+    return len(epochs)
+
+
+def accountant() -> Any:
+    """dp-accounting, or one line on how to install it."""
+    try:
+        import dp_accounting
+        import dp_accounting.pld
+    except ImportError:
+        raise UserError("differential privacy needs dp-accounting: pip install 'fedxl[dp]'") from None
+    return dp_accounting
+
+
+def epsilon(releases: Releases, settings: PrivacySettings, blanks: int = 1) -> float:
+    """The epsilon of all releases together at delta, by the privacy loss distribution of their composition.
+
+    blanks: 1 for an example against a blank. Replacing one by another is two such steps, and moves sums twice as far.
+    """
+    return _epsilon(releases, settings, blanks)
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(releases: Releases, settings: PrivacySettings, blanks: int) -> float:
+    squared = blanks**2 * releases.squared_mu(settings)
+    if squared == 0:
+        return 0.0
+    if squared > MOST_MU**2:
+        return math.inf
+    dp, events = accountant(), []
+    for count, noise in zip(releases, (settings.noise, 2 * settings.score_noise), strict=True):
+        if count:
+            events.append(dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise / blanks), count))
+    # Losses are spread over about mu, so a grid in proportion to it is as fine for every mu.
+    account = dp.pld.PLDAccountant(value_discretization_interval=1e-3 * max(1.0, math.sqrt(squared)))
+    account.compose(dp.ComposedDpEvent(events))
+    return float(account.get_epsilon(settings.delta))
+
+
+def noise_for(target: float, spent: Callable[[float], float]) -> float:
+    """The least noise, to a thousandth, that spends no more than the target. spent: epsilon by the noise, falling.
+
+    >>> round(noise_for(2.0, lambda noise: 10 / noise), 2)
+    5.0
+    """
+    require(target > 0, f"epsilon must be positive, got {target}")
+    low, high = 0.0, 1.0
+    while spent(high) > target:
+        low, high = high, 2 * high
+    while high - low > 1e-3 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if spent(middle) > target else (low, middle)
+    return high

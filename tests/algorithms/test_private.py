@@ -1,0 +1,224 @@
+"""Differential privacy of examples: one example moves a step by no more than is stated, in every engine."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from fedxl import gaussian, tree
+from fedxl.algorithms import ALGORITHMS, FeDXL2
+from fedxl.algorithms.pool import Passive
+from fedxl.algorithms.private import Noise, PrivacySettings, noisy_mean, noisy_scores
+from fedxl.algorithms.protocol import Batch, Share
+from fedxl.data.federation import from_arrays
+from fedxl.engine.executors import loop
+from fedxl.errors import UserError
+from fedxl.models import scorer, weights_of
+from fedxl.risks import auroc, average_precision, p_norm_push, partial_auc, two_way_partial_auc
+from tests.conftest import EXECUTORS, RAGGED, make_clients
+from tests.running import engine_for, fit_named, play
+
+PRIVATE: dict[str, Any] = {
+    "level": "free",
+    "pool_u": "server",
+    "dp_clip": 0.1,
+    "dp_noise": 0.7,
+    "dp_score_noise": 0.2,
+}
+SILENT = 1e-30  # noise that no number feels
+CLIP, SIZE1, SIZE2 = 0.1, 4, 5
+RISKS = {
+    "auroc": auroc(scores="sigmoid"),
+    "pauc": partial_auc(scores="sigmoid"),
+    "tpauc": two_way_partial_auc(0.3, 0.3, scores="sigmoid"),
+    "push": p_norm_push(scores="sigmoid"),
+}
+
+
+def after_rounds(algorithm: FeDXL2, network: nn.Module, executor: Any = loop, rounds: int = 3) -> dict[str, Tensor]:
+    federation = from_arrays(make_clients(RAGGED))
+    engine = engine_for(algorithm, network, federation, executor, 3, SIZE1, SIZE2, seed=1)
+    server = engine.algorithm.init(weights_of(network))
+    for round in range(rounds):
+        server = play(engine.algorithm, engine, server, round, np.arange(len(RAGGED)))
+    return tree.pack({"server": server, "population": engine.population})
+
+
+LENDING = {"fresh": True, "uploads": 3, "one_class": "lend"}
+
+
+@pytest.mark.parametrize(
+    ("executor", "options"), [*((name, {}) for name in EXECUTORS if name != "loop"), ("vmap", LENDING)]
+)
+def test_executors_add_the_same_noise(network, executor, options):
+    algorithm = FeDXL2(partial_auc(scores="sigmoid"), **PRIVATE, **options)
+    state, expected = (after_rounds(algorithm, network(), EXECUTORS[name](), 2) for name in (executor, "loop"))
+    for key, value in expected.items():
+        torch.testing.assert_close(state[key], value, rtol=0, atol=1e-9, equal_nan=True, msg=key)
+
+
+@pytest.mark.parametrize("risk", RISKS)
+def test_with_a_wide_clip_and_no_noise_nothing_changes(network, risk):
+    given = {**PRIVATE, "dp_clip": 1e6, "dp_noise": SILENT, "dp_score_noise": SILENT}
+    plain = after_rounds(FeDXL2(RISKS[risk], level="free", pool_u="server"), network())
+    private = after_rounds(FeDXL2(RISKS[risk], **given), network())
+    for key, value in plain.items():
+        if "pool.first.u" not in key:  # which a linear risk does not use
+            torch.testing.assert_close(private[key], value, rtol=0, atol=1e-9, equal_nan=True, msg=key)
+    clipped = after_rounds(FeDXL2(RISKS[risk], **{**given, "dp_clip": 1e-3}), network())
+    name = "server.weights.params.0.weight"
+    assert not torch.allclose(clipped[name], plain[name], rtol=0, atol=1e-4), "and a narrow one does change it"
+
+
+class OneStep:
+    """A step of a client on any batch, without noise; what it moves is the gradient itself."""
+
+    def __init__(self, risk: str, network: nn.Module, rng: torch.Generator, sizes: float) -> None:
+        silent = {"dp_noise": SILENT, "dp_score_noise": SILENT}
+        self.algorithm = FeDXL2(RISKS[risk], beta=1.0, lr=1.0, **{**PRIVATE, "dp_clip": CLIP, **silent})
+        self.score = scorer(network, training=True)
+        self.server = self.algorithm.init(weights_of(network))
+        self.rng, self.sizes = rng, sizes
+        scores = torch.rand(3, 8, generator=rng, dtype=torch.float64)
+        self.passive = Passive(scores[0, :SIZE1], scores[1, :SIZE1], scores[2, :SIZE2], torch.zeros(SIZE2).double())
+        self.u = torch.rand(SIZE1, generator=rng, dtype=torch.float64)
+        self.x = self.examples(SIZE1 + SIZE2)
+
+    def examples(self, count: int) -> Tensor:
+        return self.sizes * torch.randn(count, 5, generator=self.rng, dtype=torch.float64)
+
+    def gradient(self, x: Tensor, u: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The step's gradient, as one vector, and the scores that leave."""
+        one = torch.ones((), dtype=torch.float64)
+        client = self.algorithm.init_client(self.server, SIZE1)._replace(u=u)
+        share = Share(one, 3 * one, 0.4 * one, one, one)
+        work = self.algorithm.begin(self.server, client, share, torch.stack((share.first, share.second)))
+        noise = Noise(tree.map(torch.zeros_like, self.server.weights.params), torch.zeros(SIZE1 + SIZE2).double())
+        y = torch.cat((torch.ones(SIZE1), torch.zeros(SIZE2))).double()
+        rows = torch.arange(SIZE1) if rows is None else rows
+        after, trace = self.algorithm.step(self.score, self.server, work, Batch(x, y, rows, self.passive, (), noise))
+        moved = tree.map(torch.sub, work.weights.params, after.weights.params)
+        return torch.cat([leaf.flatten() for leaf in tree.leaves(moved)]), torch.cat((trace.a, trace.b))
+
+
+@pytest.mark.parametrize("risk", RISKS)
+def test_another_example_moves_a_step_by_no_more_than_twice_the_clip(network, risk):
+    """Whatever it is, wherever it stands, and whatever its u is. Others' scores do not move at all."""
+    rng = torch.Generator().manual_seed(6)
+    most = 0.0
+    for trial in range(40):
+        step = OneStep(risk, network(), rng, sizes=10.0 ** (trial % 5 - 2))
+        place = trial % (SIZE1 + SIZE2)
+        x, u = step.x.clone(), step.u.clone()
+        x[place] = 100 * step.examples(1)[0]
+        if place < SIZE1:
+            u[place] = float("nan") if trial % 2 else 5.0
+        (before, shown), (after, now) = step.gradient(step.x, step.u), step.gradient(x, u)
+        moved = float((after - before).norm()) * (SIZE1 + SIZE2)
+        assert moved <= 2 * CLIP, (trial, moved)
+        most = max(most, moved)
+        others = torch.arange(SIZE1 + SIZE2) != place
+        assert torch.equal(shown[others], now[others])
+    assert most > CLIP, "examples that pull in other directions come close to the bound"
+
+
+def test_an_example_that_stands_twice_in_a_batch_counts_twice(network):
+    rng = torch.Generator().manual_seed(7)
+    for trial in range(10):
+        step = OneStep("pauc", network(), rng, sizes=3.0)
+        twice, rows = torch.tensor([0, 1]), torch.tensor([0, 0, 2, 3])
+        x = step.x.clone()
+        x[twice] = step.x[0]
+        other = x.clone()
+        other[twice] = step.examples(1)[0]
+        (before, _), (after, _) = step.gradient(x, step.u, rows), step.gradient(other, step.u, rows)
+        assert float((after - before).norm()) * (SIZE1 + SIZE2) <= 4 * CLIP, trial
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e200])
+def test_an_example_without_a_finite_gradient_counts_for_nothing(bad):
+    slopes = {"w": torch.ones(3, 2, dtype=torch.float64), "b": torch.ones(3, dtype=torch.float64)}
+    slopes["w"][1, 0] = bad
+    noise = tree.map(lambda leaf: torch.zeros_like(leaf[0]), slopes)
+    settings = PrivacySettings(clip=1.0, noise=1.0, score_noise=1.0, delta=1e-5)
+    found = noisy_mean(slopes, torch.full((3,), 0.1, dtype=torch.float64), noise, settings)
+    for leaf in found.values():
+        torch.testing.assert_close(leaf, torch.full_like(leaf, 0.2))
+
+
+def test_noise_is_as_large_as_it_should_be():
+    settings = PrivacySettings(clip=2.0, noise=3.0, score_noise=0.25, delta=1e-5)
+    draws = torch.from_numpy(gaussian.normals(1, 0, 0, 0, 20_000))
+    found = noisy_mean({"w": torch.zeros(8, 20_000).double()}, torch.ones(8).double(), {"w": draws}, settings)["w"]
+    assert stats.kstest(found.numpy() / (2.0 * 3.0 / 8), "norm").pvalue > 0.01
+    within = partial_auc(scores="sigmoid").score_range
+    scores = noisy_scores(torch.full((20_000,), 0.5).double(), draws, settings, within)
+    assert float(scores.min()) == 0
+    assert float(scores.max()) == 1
+    inner = scores[(scores > 0) & (scores < 1)]
+    assert stats.kstest(inner.numpy(), stats.truncnorm(-2, 2, loc=0.5, scale=0.25).cdf).pvalue > 0.01
+    unknown = noisy_scores(torch.tensor([float("nan")]), torch.zeros(1), settings, within)
+    assert float(unknown) == 0.5
+
+
+def test_draws_are_normal_and_differ_for_every_client_round_step_and_seed():
+    keys = list(itertools.product((0, 2**127 + 1), (0, 1), (1, 2), (0, 1)))  # seed, client, round, step
+    draws = np.stack([gaussian.normals(*key, 4001) for key in keys])
+    assert stats.kstest(draws.ravel(), "norm").pvalue > 0.01
+    correlation = np.corrcoef(draws) - np.eye(len(keys))
+    assert np.abs(correlation).max() < 0.08  # five standard deviations
+    np.testing.assert_array_equal(gaussian.normals(*keys[3], 4001), draws[3])
+
+
+def test_what_a_client_uploads_holds_no_estimates_and_no_stand_ins(network):
+    """A client without positives scores negatives in their place. Those scores must stay at home."""
+    algorithm = FeDXL2(partial_auc(scores="sigmoid"), **{**PRIVATE, "dp_score_noise": SILENT})
+    engine = engine_for(algorithm, network(), from_arrays(make_clients(RAGGED)), loop, 3, SIZE1, SIZE2, seed=1)
+    server = algorithm.init(weights_of(network()))
+    for round in range(2):
+        updates: Any = engine.run_round(server, round, np.arange(len(RAGGED)))
+        for client, (positives, negatives) in enumerate(RAGGED):
+            assert not updates.first.u[client].any()
+            assert bool((updates.first.a[client] == 0.5).all()) == (positives == 0)
+            assert bool((updates.second.b[client] == 0.5).all()) == (negatives == 0)
+        server = algorithm.phase(round).aggregate(server, updates)
+
+
+REFUSED = {
+    "level": ({"level": "even"}, "set level = 'free'"),
+    "centre": ({"one_class": "centre"}, "one_class = 'centre' mixes"),
+    "reach": ({"reach": 0.1}, "set reach = 0"),
+    "mix": ({"mix": 0.1}, "set mix = 0"),
+    "pool_u": ({"pool_u": "clients"}, "set pool_u = 'server'"),
+    "raw": ({"risk": partial_auc(scores="raw")}, "set scores = 'sigmoid'"),
+    "labels": ({"risk": average_precision(scores="sigmoid")}, "must pair positives with negatives"),
+    "no noise": ({"dp_noise": 0.0}, "dp_clip needs noise"),
+    "no score noise": ({"dp_score_noise": 0.0}, "dp_clip needs noise"),
+    "no clip": ({"dp_clip": 0.0}, "need dp_clip"),
+    "negative": ({"dp_noise": -1.0}, "dp_noise must be a finite number"),
+    "delta": ({"dp_delta": 0.0}, "dp_delta must lie in"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_break_the_promise_is_refused_in_one_line(case):
+    changes, message = REFUSED[case]
+    options = {"risk": partial_auc(scores="sigmoid"), **PRIVATE, **changes}
+    with pytest.raises(UserError, match=message):
+        FeDXL2(**options)
+
+
+def test_a_network_with_statistics_of_batches_is_refused():
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+    with pytest.raises(UserError, match="must have no buffers"):
+        fit_named(model, make_clients([(5, 5), (4, 6)]), partial_auc(scores="sigmoid"), rounds=1, **PRIVATE)
+
+
+def test_other_algorithms_do_not_take_these_settings():
+    assert [name for name in ALGORITHMS if hasattr(ALGORITHMS[name], "dp_clip")] == ["fedxl1", "fedxl2"]

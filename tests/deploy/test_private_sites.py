@@ -1,0 +1,73 @@
+"""Differential privacy at sites: noise from their own seeds, one answer a round, and what a simulation gives."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from fedxl import UserError, tree
+from fedxl.deploy.protocol.envelope import Envelope
+from fedxl.deploy.site import requests
+from fedxl.deploy.site.secret import private_seed
+from fedxl.engine.drawing import Secrets
+from fedxl.engine.simulator import Simulator
+from fedxl.training import simulation
+from tests.deploy.federated import SITES, InProcess, assert_same, config, copied, deployed, simulated
+
+pytestmark = pytest.mark.usefixtures("impatient")
+PRIVATE = {"level": "free", "pool_u": "server", "dp_clip": 0.2, "dp_noise": 2.0, "dp_score_noise": 1.0}
+
+
+class Keeping(InProcess):
+    """Remembers what the first site was asked."""
+
+    def send(self, envelopes, kind, seconds):
+        if kind == "train" and 100 in envelopes:
+            self.__dict__.setdefault("asked", []).append(copied(envelopes[100]))
+        return super().send(envelopes, kind, seconds)
+
+
+def experiment(**run):
+    plain = config("fedxl2", **run)
+    return replace(plain, algorithm={**plain.algorithm, **PRIVATE}, risk={"name": "pauc", "scores": "sigmoid"})
+
+
+def test_sites_draw_noise_of_their_own_and_come_to_what_is_simulated_with_it(tmp_path, monkeypatch):
+    carrier = InProcess(tmp_path)
+    lost = lambda reply: Envelope({**reply.facts, "round": 99}, reply.tensors)  # noqa: E731
+    carrier.faults = {(number, 1): lost for number in range(4)}  # so that round 1 is requested once more
+    private = experiment(rounds=2)
+    found = deployed(tmp_path, private, carrier, minimum=3)
+    run = json.loads((tmp_path / "server" / "run" / "sites.json").read_text())["run"]
+    seeds = {number: private_seed(site.state, run) for number, site in enumerate(carrier.sites.values())}
+    assert len(set(seeds.values())) == len(SITES)
+    known = simulated(private)
+    monkeypatch.setattr(simulation, "Simulator", partial(Simulator, secrets=Secrets(noise=seeds)))
+    assert_same(found, simulated(private))
+    apart = tree.norm(tree.map(torch.sub, found.weights.params, known.weights.params))
+    assert float(apart) > 5e-3, "who knows the run's seed knows nothing of the noise"
+    spent = json.loads((tmp_path / "server" / "run" / "metrics.jsonl").read_text().splitlines()[-1])["privacy"]
+    assert spent == known.history[-1]["privacy"]
+
+
+def test_a_site_gives_one_answer_under_one_noise(tmp_path):
+    carrier = Keeping(tmp_path)
+    deployed(tmp_path, experiment(cohort=0, rounds=1), carrier)
+    mine, asked = carrier.sites[100], carrier.asked[-1]
+    first, again = (requests.train(mine, copied(asked)) for _ in range(2))
+    assert all(torch.equal(tensor, again.tensors[name]) for name, tensor in first.tensors.items())
+    name = next(name for name in asked.tensors if name.startswith("server.weights.params"))
+    moved = Envelope(asked.facts, {**asked.tensors, name: asked.tensors[name] + 1e-3})
+    fewer = Envelope({**asked.facts, "visits": 0}, asked.tensors)
+    for other in (moved, fewer):
+        with pytest.raises(UserError, match="round 1 has been answered to another request"):
+            requests.train(mine, other)
+    with pytest.raises(UserError, match="round 2 is beyond the rounds that epsilon was stated for"):
+        requests.train(mine, Envelope({**asked.facts, "round": 2}, asked.tensors))
+    (mine.state / asked.facts["run"] / "answered.json").write_text("[")
+    with pytest.raises(UserError, match=r"answered\.json"):
+        requests.train(mine, asked)
