@@ -18,6 +18,7 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
 from fedxl.algorithms.level import Level, balanced, guarded
+from fedxl.algorithms.merging import stretched
 from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState, Share
 from fedxl.errors import require, unknown
 from fedxl.models import Score, Weights
@@ -135,6 +136,10 @@ class Compositional(Descent[S, ClientEstimates, U]):
         """Weights, and how far G moves them in the next round."""
         ahead = self.ahead(server, int(updates.steps.max()))
         return updates.weights.params, tree.map(lambda leaf: leaf.double() * ahead, updates.G)
+
+    def scaled(self, before: Any, after: Any, by: float) -> Any:
+        """G moves with the weights: both are then on average what all clients together come to."""
+        return super().scaled(before, after, by)._replace(G=stretched(before.G, after.G, by))
 
     def health(self, server: S, h: Tensor | None, labels: Tensor | None) -> Health:
         """The scores that are optimised are the linked ones. Guarded ones never saturate, but may all be alike."""

@@ -72,6 +72,9 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
     def update_like(self, server: LocalPairServer, assignment: Assignment) -> LocalPairUpdate:
         return LocalPairUpdate(server.weights, server.G, assignment.share, server.step)
 
+    def trained(self, share: Share) -> Tensor:
+        return share.model * ((share.first > 0) & (share.second > 0))
+
     def aggregate(self, server: LocalPairServer, updates: LocalPairUpdate) -> LocalPairServer:
         updates, norms = self.clipped(server, updates, updates.share.model)
         shares = self.chosen(server, updates, updates.share.model)

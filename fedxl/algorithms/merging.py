@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from fedxl import tree
 from fedxl.algorithms.averages import Aggregation, average, average_counted, central, median, trimmed
 from fedxl.algorithms.clipping import clipped, no_norms
 from fedxl.algorithms.protocol import ClientUpdate, Share
@@ -67,6 +68,19 @@ class Merging:
             return average_counted(stacked, shares, otherwise)
         return average(stacked, shares, otherwise)
 
+    def trained(self, share: Share) -> Tensor:
+        """How much each client counts in the average of the models: 0 if it does not train."""
+        return share.model
+
+    def scaled(self, before: V, after: V, by: float) -> V:
+        """The state after a step of the server that is `by` times as long.
+
+        Buffers are estimates and no steps, and so is a pool: they stay as they are.
+        """
+        old, new = cast(Any, before), cast(Any, after)
+        params = stretched(old.weights.params, new.weights.params, by)
+        return cast(V, new._replace(weights=new.weights._replace(params=params)))
+
     def changing(self, state: Any) -> dict[str, Any]:
         """The parts of a server state or of an update that a round changes, each with a norm of its own."""
         buffers = {name: leaf for name, leaf in state.weights.buffers.items() if leaf.is_floating_point()}
@@ -86,3 +100,8 @@ class Merging:
     def measured(self, server: Any, updates: Any) -> Any:
         """Of which numbers krum takes the distance between clients."""
         return updates.weights.params
+
+
+def stretched(before: T, after: T, by: float) -> T:
+    """A tree that lies `by` times as far from `before` as `after` does."""
+    return tree.map(lambda old, new: old + by * (new - old), before, after)

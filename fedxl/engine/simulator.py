@@ -22,6 +22,7 @@ from fedxl.algorithms.protocol import (
     Share,
 )
 from fedxl.data.federation import Federation
+from fedxl.data.participation import Plan
 from fedxl.data.source import Source, floats_as
 from fedxl.engine.drawing import Drawing, PoolDraws, Schedule
 from fedxl.engine.group import Draws, Executor, Feed, Group
@@ -58,6 +59,7 @@ class Simulator:
     chances: Floats | None = None  # of each client to be in a cohort; None: all are alike
     placement: Placement = ON_CPU
     first_number: int = 0  # of the first client: draws are those of its number, wherever it runs
+    plan: Plan | None = None  # who takes part in which round; None: uniform cohorts, as large as the last one
 
     def __post_init__(self) -> None:
         device, dtype = self.placement[:2]
@@ -153,7 +155,9 @@ class Simulator:
         return tensor.pin_memory().to(device, non_blocking=True)
 
     def _draw_ahead(self, round: int, size: int, pool: PoolDraws | None) -> None:
-        members = sampling.cohort(self.schedule.seed, round, len(self.federation.parts), size, self.chances)
+        many, seed = len(self.federation.parts), self.schedule.seed
+        plan = self.plan or Plan(num_clients=many, size=size, seed=seed, chances=self.chances)
+        members = plan.cohort(round)
         self.drawing.draw_ahead(round, {int(client): self.store.visits(int(client)) for client in members}, pool)
 
     def _batch(self, now: Feed) -> Batch:

@@ -20,7 +20,12 @@ FREE = {
 }
 SINCE = {"task.examples", "task.validation", "task.risk_name"}  # absent from checkpoints of older versions
 # What a run of an older version had that did not record it.
-OLDER = {"algorithm.level": "free"}
+OLDER = {
+    "algorithm.level": "free",
+    "run.participation": "uniform",
+    "run.trace": "",
+    "run.cohort_weights": "unbiased",
+}
 BY_SIZE = "run.cohorts_by_size"  # whether clients are drawn by size; up to version 0.3 they never were
 
 
