@@ -90,11 +90,11 @@ def as_text(runs: Sequence[Mapping[str, Any]]) -> str:
     table = as_markdown(rows, ["method", "participation", "partial AUC (FPR <= 0.3)", "against uniform"])
     parts = [
         "# Who takes part",
-        f"The demo (digits, {CLIENTS} clients, six of one class) with {COHORT} clients a round for {ROUNDS} rounds and "
-        "the demo's hyper-parameters: partial AUC on test data, mean ± standard error over "
+        f"The demo (digits, {CLIENTS} clients, six of one class) with {COHORT} clients a round for {ROUNDS} rounds "
+        "and the demo's hyper-parameters: partial AUC on test data, mean ± standard error over "
         f"{len(SEEDS)} seeds, and the difference to uniform cohorts of the same seeds.",
-        f"The trace has {HOURS} rounds and begins again after the last. A client is available for {OFTEN} of them, one "
-        f"client after the other; clients {RARE[0]} to {RARE[-1]}, who hold positives, for {RARELY}.",
+        f"The trace has {HOURS} rounds and begins again after the last. A client is available for {OFTEN} of them, "
+        f"one client after the other; clients {RARE[0]} to {RARE[-1]}, who hold positives, for {RARELY}.",
         f"`python benchmarks/participation.py` on {machine()}.",
         table,
         "![validation metric by round](participation.png)",
