@@ -91,7 +91,8 @@ def as_text(runs: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         "# Who takes part",
         f"The demo (digits, {CLIENTS} clients, six of one class) with {COHORT} clients a round for {ROUNDS} rounds "
-        "and the demo's hyper-parameters: partial AUC on test data, mean ± standard error over "
+        "and the demo's hyper-parameters, which were tuned with all clients in every round: partial AUC on test data "
+        "of the round that validation data choose, mean ± standard error over "
         f"{len(SEEDS)} seeds, and the difference to uniform cohorts of the same seeds.",
         f"The trace has {HOURS} rounds and begins again after the last. A client is available for {OFTEN} of them, "
         f"one client after the other; clients {RARE[0]} to {RARE[-1]}, who hold positives, for {RARELY}.",
@@ -99,7 +100,7 @@ def as_text(runs: Sequence[Mapping[str, Any]]) -> str:
         table,
         "![validation metric by round](participation.png)",
     ]  # fmt: skip
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def picture(runs: Sequence[Mapping[str, Any]], path: Path) -> None:

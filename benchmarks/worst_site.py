@@ -88,7 +88,7 @@ def as_text(runs: Sequence[Mapping[str, Any]]) -> str:
         as_markdown(rows, columns),
         "![partial AUC by site](worst_site.png)",
     ]  # fmt: skip
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def picture(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
