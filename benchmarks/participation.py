@@ -2,7 +2,7 @@
 
 python benchmarks/participation.py [FOLDER]
 
-About four minutes of one core.
+About five minutes of one core.
 """
 
 from __future__ import annotations
