@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.descent import Descent
+from fedxl.algorithms.merging import stretched
 from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, NoTrace, Share
 from fedxl.errors import require
 from fedxl.models import Score, Weights
@@ -196,6 +197,16 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
         point = Point(weights.params, *scalars)
         reference = tree.map(lambda old, new: torch.where(new_stage, new, old), server.reference, point)
         return CODASCAServer(weights, scalars, reference, c, step, norms)
+
+    def scaled(self, before: Any, after: Any, by: float) -> Any:
+        """The whole primal-dual variable moves. A stage's reference is the point that it begins with."""
+        moved = super().scaled(before, after, by)
+        scalars = stretched(before.scalars, after.scalars, by)
+        scalars = scalars._replace(alpha=torch.relu(scalars.alpha))
+        new_stage = after.step // self.stage_steps > before.step // self.stage_steps
+        point = Point(moved.weights.params, *scalars)
+        reference = tree.map(lambda old, new: torch.where(new_stage, new, old), before.reference, point)
+        return moved._replace(scalars=scalars, reference=reference)
 
     def mean_variate(self, c: Point, updates: CODASCAUpdate, shares: Tensor) -> Point:
         """The mean over all clients. Absent ones keep their c_i, so the mean moves by the changes of the others."""

@@ -10,7 +10,7 @@ They differ in what a client's examples are paired with: `pull`. What keeps the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
 from fedxl.algorithms.level import Guard, Level, balanced, guarded
+from fedxl.algorithms.merging import stretched
 from fedxl.algorithms.protocol import (
     Assignment,
     Batch,
@@ -27,6 +28,7 @@ from fedxl.algorithms.protocol import (
     ServerState,
     Share,
 )
+from fedxl.algorithms.worst_site import blended, check_reported, risk_of
 from fedxl.errors import require, unknown
 from fedxl.models import Score, Weights
 from fedxl.risks import belongs
@@ -40,6 +42,7 @@ class ClientEstimates(NamedTuple):
 
     u: Tensor  # [n1, *m] running inner estimates; NaN: never visited
     buffers: dict[str, Tensor]  # its own, where buffers stay local
+    risk: Tensor | tuple[()] = ()  # running estimate of its own risk, where that counts; NaN: not known
 
 
 class PairWork(NamedTuple):
@@ -52,6 +55,7 @@ class PairWork(NamedTuple):
     factors: Tensor  # [2] what the gradients by S1 and by S2 are multiplied by: 0 where there is nothing to pair
     both: Tensor  # whether the client holds S1 and S2, as 1 or 0
     moved: Tensor  # how far a client with one class has moved its scores in this round
+    risk: Tensor | tuple[()] = ()  # as in ClientEstimates
 
 
 class ScoreTrace(NamedTuple):
@@ -95,6 +99,7 @@ class Compositional(Descent[S, ClientEstimates, U]):
     gamma: float = 0.1  # weight of the new inner estimate in u
     level: Level = "free"  # what steps may do to the level of all scores: free, bounded, even or balanced
     guard: Guard = "auto"  # whether such levels guard outputs: on, off; auto: on unless the network norms its scores
+    worst_site: float = 0.0  # lambda of the worst-site objective: the smaller, the more the worst counts; 0: off
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,6 +109,9 @@ class Compositional(Descent[S, ClientEstimates, U]):
             raise unknown("level", self.level, get_args(Level))
         if self.guard not in get_args(Guard):
             raise unknown("guard", self.guard, get_args(Guard))
+
+        require(self.worst_site >= 0, f"worst_site must not be negative (0: off), got {self.worst_site}")
+        require(not (self.worst_site and self.centralized), "worst_site needs sites; here all data are in one place")
 
     def with_network(self: C, normed_scores: bool) -> C:
         """Normed scores have a level and a spread already, and the guard would only hold back what they learn."""
@@ -124,7 +132,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
         like: Tensor = next(iter(server.weights.params.values()))
         shape, dtype = (max(1, num_rows), *self.risk.inner_shape), self.risk.dtype(like.dtype)
         u = like.new_full(shape, float("nan"), dtype=dtype)
-        return ClientEstimates(u, self.own_buffers(server.weights.buffers))
+        risk = like.new_full((), float("nan")) if self.worst_site else ()
+        return ClientEstimates(u, self.own_buffers(server.weights.buffers), risk)
 
     def check_update(self, server: S, update: U, assignment: Assignment) -> dict[str, Tensor]:
         """Weights and G have one size: how far both move the model until the end of the next round.
@@ -133,6 +142,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
         left to learn from theirs, an honest G may be 100 times the median.
         """
         sizes = super().check_update(server, update, assignment)
+        if self.worst_site:
+            check_reported(self.risk, cast(Any, update).risk)
         ahead = self.ahead(server, assignment.steps) * tree.norm(update.G)
         return sizes | {WEIGHTS_AND_G: sizes.pop(WEIGHTS) + ahead}
 
@@ -153,6 +164,10 @@ class Compositional(Descent[S, ClientEstimates, U]):
         ahead = self.ahead(server, int(updates.steps.max()))
         return updates.weights.params, tree.map(lambda leaf: leaf.double() * ahead, updates.G)
 
+    def scaled(self, before: Any, after: Any, by: float) -> Any:
+        """G moves with the weights: both are then on average what all clients together come to."""
+        return super().scaled(before, after, by)._replace(G=stretched(before.G, after.G, by))
+
     def health(self, server: S, h: Tensor | None, labels: Tensor | None) -> Health:
         """The scores that are optimised are the linked ones. Guarded ones never saturate, but may all be alike."""
         if self.guards:
@@ -162,7 +177,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
     def begin(self, server: S, client: ClientEstimates, share: Share, factors: Tensor) -> PairWork:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
         both = ((share.first > 0) & (share.second > 0)).to(factors.dtype)
-        return PairWork(weights, server.G, client.u, server.step, factors, both, torch.zeros_like(both))
+        still = torch.zeros_like(both)
+        return PairWork(weights, server.G, client.u, server.step, factors, both, still, client.risk)
 
     def pull(
         self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
@@ -186,6 +202,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
         params = self.descend(work.weights.params, G, work.step, pace)
         u = work.u if self.risk.linear else self.remember(work, batch.rows, before, new)
         after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved)
+        if self.worst_site:
+            after = after._replace(risk=self.watched(work, new, a, *self.others(batch.passive, b, y)))
         return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
 
     def outputs(self, score: Score, work: PairWork, batch: Batch) -> Any:
@@ -195,6 +213,24 @@ class Compositional(Descent[S, ClientEstimates, U]):
             return score(work.weights._replace(params=params), batch.x)
 
         return torch.func.vjp(outputs, work.weights.params, has_aux=True)
+
+    def others(self, passive: Any, b: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores of S2, with their labels, that this client's S1 is compared with."""
+        return b, y
+
+    def watched(self, work: PairWork, u: Tensor, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        """The running estimate of the client's own risk after a step."""
+        assert isinstance(work.risk, Tensor)
+        now = blended(work.risk, risk_of(self.risk, u, a, b, y), self.gamma)
+        return torch.where(work.factors[0] > 0, now, work.risk)
+
+    def remembered(self, work: PairWork) -> ClientEstimates:
+        """What a client keeps until its next round."""
+        return ClientEstimates(work.u, self.own_buffers(work.weights.buffers), work.risk)
+
+    def reported(self, work: PairWork) -> Tensor | tuple[()]:
+        """A client's own risk, as it is sent; 0 where there is none."""
+        return torch.nan_to_num(work.risk) if isinstance(work.risk, Tensor) else ()
 
     def linked(self, h: Tensor, size1: int, both: Tensor) -> Tensor:
         """What is paired: outputs [B1 + B2, *d], guarded where the link is bounded, through the link.

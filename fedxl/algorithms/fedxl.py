@@ -49,6 +49,7 @@ from fedxl.algorithms.private import (
     private_outputs,
 )
 from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Health, PoolWeights, Reading, Share
+from fedxl.algorithms.worst_site import RiskLevel, emphasis, level_after, unknown_level
 from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights
 from fedxl.risks.scores import outputs_behind
@@ -65,6 +66,7 @@ class FeDXLServer(NamedTuple):
     pool: Pool
     step: Tensor  # local steps since the beginning
     norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
+    worst: RiskLevel | tuple[()] = ()  # the level of clients' own risks, where these count (`worst_site.py`)
 
 
 class FeDXLUpdate(NamedTuple):
@@ -74,6 +76,7 @@ class FeDXLUpdate(NamedTuple):
     second: S2Scores
     share: Share
     steps: Tensor
+    risk: Tensor | tuple[()] = ()  # its own, where that counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,6 +126,11 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         check_settings(self.privacy)
         if self.private:
             check_method(self)
+        if self.worst_site:
+            require(not self.mix, "worst_site and mix cannot be combined: own pairs would count twice; set mix = 0")
+            plain = self.risk.lam_outer is None
+            require(plain, "worst_site needs a risk that is a mean over S1; for tpauc set normalised = false")
+            require(not self.private, "worst_site tells a site's own risk without noise; leave it out with dp_clip")
 
     @property
     def private(self) -> bool:
@@ -169,11 +177,18 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         like = next(iter(weights.params.values()))
         step = torch.zeros((), dtype=torch.int64, device=like.device)
         pool = empty(self.risk, like, owned=self.mix > 0)
-        return self.with_norms(FeDXLServer(weights, self.init_G(weights.params), pool, step))
+        worst = unknown_level(like) if self.worst_site else ()
+        return self.with_norms(FeDXLServer(weights, self.init_G(weights.params), pool, step, worst=worst))
 
     def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:
         some_a, some_b = server.pool.ready()
-        return self.begin(server, client, share, torch.stack((share.first * some_b, share.second * some_a)))
+        first = share.first * some_b
+        if isinstance(server.worst, RiskLevel) and isinstance(client.risk, Tensor):
+            first = first * emphasis(server.worst, client.risk, share, self.worst_site)
+        return self.begin(server, client, share, torch.stack((first, share.second * some_a)))
+
+    def others(self, passive: Passive, b: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return passive.b, passive.y
 
     def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         after, trace = self.advance(score, work, batch)
@@ -267,15 +282,16 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def finish(
         self, server: FeDXLServer, share: Share, work: PairWork, trace: ScoreTrace
     ) -> tuple[ClientEstimates, FeDXLUpdate]:
-        client = ClientEstimates(work.u, self.own_buffers(work.weights.buffers))
-        first, second = self.upload(trace, share, share.model * work.factors[0], share.model * share.second)
+        mass1 = share.model * share.first * (work.factors[0] > 0)
+        first, second = self.upload(trace, share, mass1, share.model * share.second)
         weights, G = work.weights, work.G
         if self.with_one_class == "lend":
             # Who only lends scores sends nothing else of its examples, above all no gradient.
             weights, G = tree.map(
                 lambda own, sent: torch.where(work.both > 0, own, sent), (weights, G), (server.weights, server.G)
             )
-        return client, FeDXLUpdate(weights, G, first, second, share, work.step - server.step)
+        steps, risk = work.step - server.step, self.reported(work)
+        return self.remembered(work), FeDXLUpdate(weights, G, first, second, share, steps, risk)
 
     def upload(self, trace: ScoreTrace, share: Share, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
@@ -302,16 +318,27 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         second = tree.map(
             lambda leaf: leaf.new_zeros(self.uploaded(steps * size2), *leaf.shape[1:]), server.pool.second
         )
-        return FeDXLUpdate(server.weights, server.G, first, second, assignment.share, server.step)
+        risk = torch.zeros_like(assignment.share.model) if self.worst_site else ()
+        return FeDXLUpdate(server.weights, server.G, first, second, assignment.share, server.step, risk)
 
     def aggregate(self, server: FeDXLServer, updates: FeDXLUpdate) -> FeDXLServer:
         shares = self.trained(updates.share)
         updates, norms = self.clipped(server, updates, shares)
         shares = self.chosen(server, updates, shares)
         weights, G = self.merged((updates.weights, updates.G), shares, (server.weights, server.G))
+        updates, worst = self.emphasised(server, updates)
         pool = self.merge(server.pool, updates)
         pool = self.estimated(pool) if self.pool_u == "server" else pool
-        return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms)
+        return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms, worst)
+
+    def emphasised(self, server: FeDXLServer, updates: FeDXLUpdate) -> tuple[FeDXLUpdate, RiskLevel | tuple[()]]:
+        """Updates whose scores of S1 are drawn by their clients' own risks, and the level of these risks."""
+        if not isinstance(server.worst, RiskLevel) or not isinstance(updates.risk, Tensor):
+            return updates, ()
+        worst = level_after(server.worst, updates.share, updates.risk, self.worst_site)
+        e = emphasis(worst, updates.risk, updates.share, self.worst_site)
+        first = updates.first._replace(weight=updates.first.weight * e[:, None])
+        return updates._replace(first=first), worst
 
     def trained(self, share: Share) -> Tensor:
         """How much each client counts in the average of the models: not at all if it only lends its scores."""

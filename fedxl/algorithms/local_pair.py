@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairWork
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
+from fedxl.algorithms.worst_site import tilted
 from fedxl.errors import require
 from fedxl.models import Score, Weights
 
@@ -31,6 +32,7 @@ class LocalPairUpdate(NamedTuple):
     G: dict[str, Tensor]
     share: Share
     steps: Tensor
+    risk: Tensor | tuple[()] = ()  # its own, where that counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,19 +67,22 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
     def finish(
         self, server: LocalPairServer, share: Share, work: PairWork, trace: NoTrace
     ) -> tuple[ClientEstimates, LocalPairUpdate]:
-        client = ClientEstimates(work.u, self.own_buffers(work.weights.buffers))
         share = share._replace(model=share.model * work.factors[0])
-        return client, LocalPairUpdate(work.weights, work.G, share, work.step - server.step)
+        steps = work.step - server.step
+        return self.remembered(work), LocalPairUpdate(work.weights, work.G, share, steps, self.reported(work))
+
+    def update_like(self, server: LocalPairServer, assignment: Assignment) -> LocalPairUpdate:
+        risk = torch.zeros_like(assignment.share.model) if self.worst_site else ()
+        return LocalPairUpdate(server.weights, server.G, assignment.share, server.step, risk)
 
     def trained(self, share: Share) -> Tensor:
         return share.model * ((share.first > 0) & (share.second > 0))
 
-    def update_like(self, server: LocalPairServer, assignment: Assignment) -> LocalPairUpdate:
-        return LocalPairUpdate(server.weights, server.G, assignment.share, server.step)
-
     def aggregate(self, server: LocalPairServer, updates: LocalPairUpdate) -> LocalPairServer:
         updates, norms = self.clipped(server, updates, updates.share.model)
         shares = self.chosen(server, updates, updates.share.model)
+        if isinstance(updates.risk, Tensor):
+            shares = tilted(shares, updates.risk, self.worst_site)
         weights, G = self.merged((updates.weights, updates.G), shares, (server.weights, server.G))
         return LocalPairServer(weights, G, server.step + updates.steps.max(), norms)
 

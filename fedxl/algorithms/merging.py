@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor
 
+from fedxl import tree
 from fedxl.algorithms.averages import Aggregation, average, average_counted, central, median, trimmed
 from fedxl.algorithms.clipping import clipped, no_norms
 from fedxl.algorithms.protocol import ClientUpdate, Share
@@ -70,8 +71,17 @@ class Merging:
         return average(stacked, shares, otherwise)
 
     def trained(self, share: Share) -> Tensor:
-        """How much each client counts in the average of the models."""
+        """How much each client counts in the average of the models: 0 if it does not train."""
         return share.model
+
+    def scaled(self, before: V, after: V, by: float) -> V:
+        """The state after a step of the server that is `by` times as long.
+
+        Buffers are estimates and no steps, and so is a pool: they stay as they are.
+        """
+        old, new = cast(Any, before), cast(Any, after)
+        params = stretched(old.weights.params, new.weights.params, by)
+        return cast(V, new._replace(weights=new.weights._replace(params=params)))
 
     def changing(self, state: Any) -> dict[str, Any]:
         """The parts of a server state or of an update that a round changes, each with a norm of its own."""
@@ -92,3 +102,8 @@ class Merging:
     def measured(self, server: Any, updates: Any) -> Any:
         """Of which numbers krum takes the distance between clients."""
         return updates.weights.params
+
+
+def stretched(before: T, after: T, by: float) -> T:
+    """A tree that lies `by` times as far from `before` as `after` does."""
+    return tree.map(lambda old, new: old + by * (new - old), before, after)

@@ -34,6 +34,7 @@ def digits(
     seed: int = 0,
     partition: str = SKEW,
     alpha: float = 0.5,
+    everywhere: bool = False,
 ) -> Splits:
     """Is it one of these digits? Positives are rare, sites differ, and some hold none.
 
@@ -46,6 +47,7 @@ def digits(
     labels that is wrong; present: only the first so many sites take part (0: all); views: pair the upper and the
     lower half of each image instead [2, 32], for the contrastive risk. Held back are other images, seen at sites
     drawn at random: who never had a positive before will meet one, so a model gains nothing by telling sites apart.
+    everywhere: hold back every image at every site instead, for metrics by site that differ by their sites alone.
     """
     require(clients >= 1, f"clients must be at least 1, got {clients}")
     if partition not in (SKEW, *PARTITIONS):
@@ -93,6 +95,8 @@ def digits(
 
     def held_back(which: Indices) -> Split:
         at = rng.integers(clients, size=len(which))
+        if everywhere:
+            which, at = np.tile(which, clients), np.repeat(np.arange(clients), len(which))
         everyone = len(parts) == clients  # else some are seen at sites that take no part
         return Split(*seen(which, at), at if everyone else None)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedxl import sampling
+from fedxl import sampling, tree
 from fedxl.algorithms.protocol import DataFacts, Share
 from fedxl.data.augment import Augment
 from fedxl.data.holders import gather, gather_split
@@ -188,6 +188,21 @@ def weigh(num_first: Sequence[int], num_second: Sequence[int], weighting: Weight
     others = (1 - share.part[certain].sum()) / max(1, cohort - int(certain.sum()))
     model = torch.where(certain, share.part, torch.where(share.part > 0, others, 0.0))
     return Weighted(share._replace(model=model), chances)
+
+
+def weigh_by(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting, frequency: Floats) -> Share:
+    """Shares for clients that take part in these shares of the rounds: the more rarely, the more it counts then.
+
+    A client that never takes part counts for nothing, and the others make up for it.
+    """
+    present: list[int] = np.flatnonzero(frequency > 0).tolist()
+    some = shares([num_first[i] for i in present], [num_second[i] for i in present], weighting)
+    # Only ratios matter. The largest frequency counts as 1, so that where all are alike the shares are the parts.
+    often = torch.from_numpy(frequency[present] / frequency.max())
+    some = some._replace(model=some.part / often)
+    index = torch.tensor(present)
+    spread = tree.map(lambda leaf: leaf.new_zeros(len(frequency)).index_put((index,), leaf), some)
+    return spread._replace(client=torch.arange(len(frequency), dtype=torch.float64))
 
 
 def shares(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting) -> Share:

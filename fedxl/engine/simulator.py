@@ -23,6 +23,7 @@ from fedxl.algorithms.protocol import (
     Share,
 )
 from fedxl.data.federation import Federation
+from fedxl.data.participation import Plan
 from fedxl.data.source import Source, floats_as
 from fedxl.engine import noise
 from fedxl.engine.drawing import NO_SECRETS, Drawing, PoolDraws, Schedule, Secrets
@@ -63,6 +64,7 @@ class Simulator:
     first_number: int = 0  # of the first client: draws are those of its number, wherever it runs
     secrets: Secrets = NO_SECRETS  # seeds that take the place of the run's
     here: Callable[[Indices], Indices] = lambda cohort: cohort  # which clients of a cohort run in this process
+    plan: Plan | None = None  # who takes part in which round; None: uniform cohorts, as large as the last one
 
     def __post_init__(self) -> None:
         device, dtype = self.placement[:2]
@@ -173,7 +175,9 @@ class Simulator:
         return tensor.pin_memory().to(device, non_blocking=True)
 
     def _draw_ahead(self, round: int, size: int, pool: PoolDraws | None) -> None:
-        members = sampling.cohort(self.schedule.seed, round, len(self.federation.parts), size, self.chances)
+        many, seed = len(self.federation.parts), self.schedule.seed
+        plan = self.plan or Plan(num_clients=many, size=size, seed=seed, chances=self.chances)
+        members = plan.cohort(round)
         visits = {int(client): self.store.visits(int(client)) for client in self.here(members)}
         self.drawing.draw_ahead(round, visits, pool)
 

@@ -15,6 +15,7 @@ from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Clients, Federation, HeldBack, Splits, Weighting, as_splits
 from fedxl.data.label_forms import Label
+from fedxl.data.participation import CohortWeights, Participation
 from fedxl.errors import UserError, kind_of, require
 from fedxl.metrics import Item
 from fedxl.options import call
@@ -38,6 +39,9 @@ def fit(
     test: HeldBack | None = None,
     positive: Label | None = None,
     cohort: int = 0,
+    participation: Participation = "uniform",
+    trace: str | Path = "",
+    cohort_weights: CohortWeights = "unbiased",
     weighting: Weighting = "clients",
     seed: int = 0,
     augment: Augment | None = None,
@@ -78,6 +82,11 @@ def fit(
         test: The same to evaluate the chosen model on.
         positive: The label that counts as positive. Not needed if labels are 0 and 1, -1 and 1, or booleans.
         cohort: Clients a round, drawn anew each time (by size if they count by samples); 0: all.
+        participation: Who takes part in a round: "uniform" cohorts, "cyclic" groups in turn, "reshuffled" (groups
+            drawn anew in each cycle), or those available by a "trace".
+        trace: A JSON file of who is available when, for participation="trace".
+        cohort_weights: With groups or a trace, a round's step is as long as its cohort weighs ("unbiased"), or all
+            are alike ("normalised": less noise, biased).
         weighting: Every client counts the same ("clients"), or by its examples ("samples").
         seed: Of all random draws. Training starts from the weights that the model has.
         augment: Crops, flips and noise of training images, drawn each time an image is read.
@@ -104,6 +113,7 @@ def fit(
     both = _two(batch_size)
     given = {
         "rounds": rounds, "local_steps": local_steps, "batch1": both[0], "batch2": both[1], "cohort": cohort,
+        "participation": participation, "trace": str(trace), "cohort_weights": cohort_weights,
         "weighting": weighting, "seed": seed, "eval_every": eval_every, "checkpoint_every": checkpoint_every,
         "fpr": _several(fpr, "fpr"), "metrics": _several(metrics, "metrics"), "select": select, "patience": patience,
         "train_metrics": train_metrics, "track": _several(track, "track"), "tracking_uri": tracking_uri,

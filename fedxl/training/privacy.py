@@ -16,14 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fedxl import sampling
 from fedxl.algorithms.private import PrivacySettings
 from fedxl.algorithms.protocol import Reading
+from fedxl.data.participation import Plan
 from fedxl.errors import UserError, require
-from fedxl.sampling import Floats
 from fedxl.training.members import Member
 from fedxl.training.problem import Problem
-from fedxl.training.rounds import Engine
 from fedxl.training.settings import Settings
 
 MOST_MU = 100.0  # of a Gaussian mechanism, one over its noise; its epsilon is in the thousands, and promises nothing
@@ -77,11 +75,10 @@ class Ledger:
         reading: Reading,
         run: Settings,
         members: Sequence[Member],
-        cohort: int,
-        chances: Floats | None,
+        plan: Plan,
     ) -> None:
         self.algorithm, self.reading, self.run, self.members = algorithm, reading, run, members
-        self.cohort, self.chances = cohort, chances
+        self.plan = plan
         accountant()  # missing software is said before the first round
 
     def after(self, round: int) -> Spent:
@@ -117,12 +114,11 @@ class Ledger:
     def _visits(self, round: int) -> tuple[Any, Any]:
         """Which clients were in the warm-up round, and in how many others, by their cohorts."""
         clients, first = len(self.members), self.algorithm.first_round
-        if not 0 < self.cohort < clients:
+        if type(self.plan) is Plan and not 0 < self.plan.size < clients:
             return np.full(clients, first == 0), np.full(clients, max(round, 0))
         visits = np.zeros((2, clients), np.int64)
         for each in range(first, round + 1):
-            drawn = sampling.cohort(self.run.seed, each, clients, self.cohort, self.chances)
-            visits[int(each > 0), drawn] += 1
+            visits[int(each > 0), self.plan.cohort(each)] += 1
         return visits[0], visits[1]
 
 
@@ -130,14 +126,10 @@ class Accountable(Protocol):
     """What a ledger needs to know of a run."""
 
     problem: Problem
-    num_clients: int
-    cohort: int
+    plan: Plan
 
     @property
     def members(self) -> Sequence[Member]: ...
-
-    @property
-    def engine(self) -> Engine: ...
 
 
 def ledger(task: Accountable) -> Ledger | None:
@@ -146,7 +138,7 @@ def ledger(task: Accountable) -> Ledger | None:
     if not getattr(problem.algorithm, "private", False):
         return None
     run = problem.settings
-    return Ledger(problem.algorithm, problem.reading, run, task.members, task.cohort, task.engine.chances)
+    return Ledger(problem.algorithm, problem.reading, run, task.members, task.plan)
 
 
 def spent(ledger: Ledger | None, round: int) -> dict[str, Any]:

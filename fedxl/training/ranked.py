@@ -33,7 +33,7 @@ class RankedSimulation:
 
     def __init__(self, simulation: Simulation, team: Team, say: Callable[[str], None]) -> None:
         self.simulation, self.problem = simulation, simulation.problem
-        self.num_clients, self.cohort = simulation.num_clients, simulation.cohort
+        self.num_clients, self.cohort, self.plan = simulation.num_clients, simulation.cohort, simulation.plan
         self.engine = ranked(simulation, team)
         self.examiner = SplitUp(simulation.examiner, team)
         idle = team.size - (self.cohort or self.num_clients)

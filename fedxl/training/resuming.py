@@ -20,7 +20,12 @@ FREE = {
 }
 SINCE = {"task.examples", "task.validation", "task.risk_name"}  # absent from checkpoints of older versions
 # What a run of an older version had that did not record it.
-OLDER = {"algorithm.level": "free"}
+OLDER = {
+    "algorithm.level": "free",
+    "run.participation": "uniform",
+    "run.trace": "",
+    "run.cohort_weights": "unbiased",
+}
 BY_SIZE = "run.cohorts_by_size"  # whether clients are drawn by size; up to version 0.3 they never were
 
 
@@ -28,7 +33,7 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any], algorithm: A
     """One line unless the settings that a run began with are those that it is resumed with."""
     now = with_defaults(now, algorithm)
     before = with_defaults({**{key: value for key, value in OLDER.items() if key in now}, **before}, algorithm)
-    alike = (before.get(name) == now.get(name) for name in ("run.weighting", "run.cohort"))
+    alike = (before.get(name) == now.get(name) for name in ("run.weighting", "run.cohort", "run.participation"))
     require(
         not (all(alike) and BY_SIZE in now and BY_SIZE not in before),
         "this run began with fedxl 0.3 or older, which drew cohorts uniformly; with weighting = 'samples' they are "

@@ -46,12 +46,18 @@ class Played(NamedTuple):
     updates: ClientUpdate
 
 
-def play_round(algorithm: AnyAlgorithm, engine: Engine, server: ServerState, round: int, cohort: Indices) -> Played:
-    """One round of a cohort. Round 0 is the warm-up, for algorithms that have one."""
+def play_round(
+    algorithm: AnyAlgorithm, engine: Engine, server: ServerState, round: int, cohort: Indices, weight: float = 1.0
+) -> Played:
+    """One round of a cohort, whose step is as long as it weighs. Round 0 is the warm-up, if there is one."""
     updates, phase = engine.run_round(server, round, cohort), algorithm.phase(round)
     if not getattr(engine, "sums", False):  # a secure sum arrives as one
         updates = summed(phase, server, updates)
-    return Played(phase.aggregate(server, updates), updates)
+    after = phase.aggregate(server, updates)
+    if weight != 1:
+        scaling: Any = algorithm
+        after = scaling.scaled(server, after, weight)
+    return Played(after, updates)
 
 
 def passive_like(phase: AnyPhase, server: ServerState, reading: Reading, steps: int) -> Any:

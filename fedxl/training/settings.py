@@ -8,6 +8,7 @@ import torch
 
 from fedxl import registry
 from fedxl.data.federation import Weighting
+from fedxl.data.participation import PLANS, CohortWeights, Participation
 from fedxl.engine.choose import EXECUTORS
 from fedxl.errors import UserError, first_line, require, unknown
 from fedxl.metrics import Item
@@ -33,6 +34,9 @@ class Settings:
     batch1: int = 32  # examples of S1 a step; methods without pairs read batch1 + batch2 examples of any label
     batch2: int = 32  # examples of S2 a step
     cohort: int = 0  # clients a round, drawn anew each time (by size if they count by samples); 0: all
+    participation: Participation = "uniform"  # who: uniform cohorts, cyclic groups (or reshuffled), or by a trace
+    trace: str = ""  # a JSON file of who is available when, for participation = "trace"
+    cohort_weights: CohortWeights = "unbiased"  # groups, trace: steps as long as cohorts weigh; or "normalised"
     weighting: Weighting = "clients"  # every client counts the same, or "samples": by its examples
     seed: int = 0  # of all random draws
     eval_every: int = 10  # rounds between two evaluations
@@ -64,6 +68,7 @@ class Settings:
         require(
             reads <= MOST_READ, f"local_steps * (batch1 + batch2) must be at most {MOST_READ:,} a round, got {reads}"
         )
+        self._require_participation()
         require(all(0 < limit <= 1 for limit in self.fpr), f"fpr must lie in (0, 1], got {list(self.fpr)}")
         if self.executor not in ("auto", *EXECUTORS):
             raise unknown("executor", self.executor, ("auto", *EXECUTORS))
@@ -77,6 +82,18 @@ class Settings:
         require(
             self.dtype == "float32" or self.precision == "fp32",
             f"precision = {self.precision} is for dtype = float32, not for {self.dtype}",
+        )
+
+    def _require_participation(self) -> None:
+        if self.participation not in PLANS:
+            raise unknown("participation", self.participation, PLANS)
+        traced, grouped = self.participation == "trace", self.participation in ("cyclic", "reshuffled")
+        require(
+            not traced or bool(self.trace), "participation = 'trace' needs trace, a JSON file of who is available"
+        )
+        require(traced or not self.trace, f"trace is for participation = 'trace', not for '{self.participation}'")
+        require(
+            not grouped or self.cohort > 0, f"participation = '{self.participation}' needs cohort: clients a group"
         )
 
     def selects_by(self, risk: XRisk) -> str:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm
-from fedxl.data.federation import Federation, Split, weigh
+from fedxl.data.federation import Federation, Split
+from fedxl.data.participation import Plan, Trace
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import fingerprint, floats_as
 from fedxl.digest import add_tensor
@@ -26,6 +27,7 @@ from fedxl.errors import require
 from fedxl.models import check_output, weights_of
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
 from fedxl.training.members import Form, members, numbered
+from fedxl.training.participants import never_there, participants
 from fedxl.training.problem import Problem, assemble, check_data
 from fedxl.training.settings import Settings
 from fedxl.training.suited import suited
@@ -70,7 +72,9 @@ class Simulation:
         self.cohort = 0 if centralized else settings.cohort
         self.probe = self._probe()
         check_output(self.problem.model, self.probe, self.problem.risk.score_shape)
-        self.engine = simulator(self.problem, self.federation, self._executor())
+        self.engine, self.plan = _engine(self.problem, self.federation, self._executor(), self.names)
+        if line := never_there(self.plan, self.names):
+            announce(line)
         self.examiner = self._examiner(pairs)
 
     def _probe(self) -> Tensor:
@@ -126,6 +130,8 @@ class Simulation:
                 "risk": f"{risk.sides}, {lams}, {risk.score_shape} {risk.inner_shape}",
             },
         }
+        if isinstance(self.plan, Trace):
+            tables["task"]["trace"] = _digest(self.plan.available.tolist())
         return flattened(tables)
 
     def _examples(self) -> str:
@@ -138,11 +144,17 @@ class Simulation:
 
 def simulator(problem: Problem, federation: Federation, run: Executor) -> Simulator:
     """The engine for a problem and all of its clients."""
+    return _engine(problem, federation, run, numbered(len(federation.parts)))[0]
+
+
+def _engine(problem: Problem, federation: Federation, run: Executor, names: Sequence[str]) -> tuple[Simulator, Plan]:
     first, second = (list(map(len, federation.side(side))) for side in problem.reading[:2])
-    weighted = weigh(first, second, problem.settings.weighting, problem.settings.cohort)
-    return Simulator(
-        problem.algorithm, problem.score, federation, run, problem.schedule, *weighted, placement=problem.placement
-    )
+    shares, plan = participants(problem, first, second, names)
+    engine = Simulator(
+        problem.algorithm, problem.score, federation, run, problem.schedule, shares, plan.chances,
+        placement=problem.placement, plan=plan,
+    )  # fmt: skip
+    return engine, plan
 
 
 def describe_algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:

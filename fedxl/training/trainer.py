@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedxl import metrics, sampling, tree
+from fedxl import metrics, tree
 from fedxl.algorithms.protocol import ServerState
+from fedxl.data.participation import Plan
 from fedxl.data.preparation import NAME, Preparation
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.models import Weights, load, weights_of
@@ -61,6 +62,7 @@ class Trainable(Protocol):
     problem: Problem
     num_clients: int
     cohort: int
+    plan: Plan  # who takes part in which round
 
     @property
     def members(self) -> Sequence[Member]:
@@ -207,8 +209,9 @@ class Trainer:
 
     def _round(self) -> None:
         task, before = self.task, self.server
-        cohort = sampling.cohort(self.run.seed, self.round, task.num_clients, task.cohort, task.engine.chances)
-        self.server, updates = play_round(self.algorithm, task.engine, before, self.round, cohort)
+        cohort = task.plan.cohort(self.round)
+        weight = task.plan.weight(cohort)
+        self.server, updates = play_round(self.algorithm, task.engine, before, self.round, cohort, weight)
         if self.round > 0 and self.traffic is None:  # the warm-up is another kind of round; the rest are alike
             phase, steps = self.algorithm.phase(self.round), self.run.local_steps
             self.traffic = traffic(phase, self.problem.reading, steps, before, updates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,7 @@ def test_what_a_client_uploads_holds_no_estimates_and_no_stand_ins(network):
     for round in range(2):
         updates: Any = engine.run_round(server, round, np.arange(len(RAGGED)))
         for client, (positives, negatives) in enumerate(RAGGED):
-            assert not updates.first.u[client].any()
+            assert updates.first.u[client].isnan().all()
             assert bool((updates.first.a[client] == 0.5).all()) == (positives == 0)
             assert bool((updates.second.b[client] == 0.5).all()) == (negatives == 0)
         server = algorithm.phase(round).aggregate(server, updates)
@@ -218,6 +219,15 @@ def test_a_network_with_statistics_of_batches_is_refused():
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
     with pytest.raises(UserError, match="must have no buffers"):
         fit_named(model, make_clients([(5, 5), (4, 6)]), partial_auc(scores="sigmoid"), rounds=1, **PRIVATE)
+
+
+def test_weights_of_examples_are_refused():
+    """They would be read more often than epsilon accounts for."""
+    data = from_arrays(make_clients([(5, 5), (4, 6)]))
+    data = replace(data, source=replace(data.source, weights=torch.ones(len(data.source.labels))))
+    model = nn.Linear(5, 1).double()
+    with pytest.raises(UserError, match="limits how often an example is read"):
+        fit_named(model, data, partial_auc(scores="sigmoid"), rounds=1, **PRIVATE)
 
 
 def test_other_algorithms_do_not_take_these_settings():

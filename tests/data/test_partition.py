@@ -212,3 +212,13 @@ def test_only_the_first_sites_may_take_part():
         )
     with pytest.raises(UserError, match="present must lie between 0"):
         Sites(clients=4, present=5).share_out(photographs(), None, None)
+
+
+def test_digits_everywhere_are_the_same_images_at_every_site():
+    usual, found = digits(clients=3, shift=0.0, noise=0.0), digits(clients=3, shift=0.0, noise=0.0, everywhere=True)
+    assert torch.equal(usual.train.source.fetch(torch.arange(50)), found.train.source.fetch(torch.arange(50)))
+    for before, split in ((usual.validation, found.validation), (usual.test, found.test)):
+        assert np.array_equal(split.sites, np.repeat(np.arange(3), len(before.y)))
+        for site in range(3):
+            assert torch.equal(split.x[split.sites == site], before.x)
+            assert torch.equal(split.y[split.sites == site], before.y)

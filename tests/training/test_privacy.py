@@ -18,6 +18,7 @@ from fedxl.algorithms import FeDXL2
 from fedxl.algorithms.pool import thin
 from fedxl.algorithms.private import PrivacySettings
 from fedxl.data.federation import from_arrays
+from fedxl.data.participation import Plan
 from fedxl.engine.drawing import Drawing, Schedule
 from fedxl.prediction.export import export
 from fedxl.reporting import document, report
@@ -125,7 +126,8 @@ def account(rounds: int, cohort: int = 0, **options) -> Ledger:
     run = Settings(rounds=rounds, local_steps=3, batch1=4, batch2=5, cohort=cohort, seed=2)
     algorithm = FeDXL2(partial_auc(scores="sigmoid"), **{**PRIVATE, **options})
     members = [Member(str(number), *held) for number, held in enumerate([(8, 15), (0, 2), (16, 20), (8, 30)])]
-    return Ledger(algorithm, algorithm.reading(4, 5), run, members, cohort, None)
+    plan = Plan(num_clients=len(members), size=cohort, seed=run.seed)
+    return Ledger(algorithm, algorithm.reading(4, 5), run, members, plan)
 
 
 def test_the_client_with_the_fewest_examples_counts_most_unless_it_only_lends():

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedxl import tree, wire
 from fedxl.algorithms.influence import Influence, Sizes
 from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState, Share
-from fedxl.data.federation import weigh
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, PassivePart, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
 from fedxl.engine.drawing import PoolDraws, draw_lags
@@ -20,6 +19,7 @@ from fedxl.errors import DivergedError, RefusedError, UserError, printable
 from fedxl.evaluation.grid import Spread
 from fedxl.sampling import Indices
 from fedxl.training.checked import sizes_of
+from fedxl.training.participants import participants
 from fedxl.training.problem import Problem
 
 
@@ -77,8 +77,8 @@ class GridEngine:
         sites, self.reading = self.settings.sites, self.problem.reading
         each = [self.directory.facts[name] for name in sites]
         first, second = ([facts.count(side) for facts in each] for side in self.reading[:2])
-        run = self.problem.settings
-        counted, self.chances = weigh(first, second, run.weighting, run.cohort)
+        counted, self.plan = participants(self.problem, first, second, sites)
+        self.chances = self.plan.chances
         self.shares: Share = tree.map(lambda leaf: leaf.to(self.problem.dtype), counted)
         self.base, self.visits = dict.fromkeys(sites, -1), dict.fromkeys(sites, 0)
         self.influence = Influence(self.settings.influence)

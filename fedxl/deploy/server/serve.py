@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fedxl.config.experiment import Config, build_problem, load_data, load_unfitted
+from fedxl.data.participation import Plan
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
 from fedxl.deploy.provision.settings import ServerFile
@@ -43,6 +44,7 @@ class ServerTask:
     examiner: Examiner
     num_clients: int
     cohort: int
+    plan: Plan
     members: Sequence[Member]
     form: Form
     description: dict[str, Any]
@@ -76,6 +78,8 @@ def serve(
     facts_of_all = directory.facts_of_all(config.run.get("weighting", "clients"))
     problem = build_problem(config, shape, facts_of_all, torch.device("cpu"))
     name = str(config.algorithm["name"])
+    traced = problem.settings.participation == "trace"
+    require(not traced, "participation = 'trace' is for simulations; a server asks the sites that it can reach")
     require(not problem.algorithm.centralized, f"{name} wants all data in one place; that is not what sites are for")
     sections = {name: table for name, table in config.tables().items() if name != "data"}
     # Where the server's metrics go is none of the sites' business.
@@ -107,6 +111,7 @@ def _task(
         examiner=_examiner(engine, config, shape, grids, made),
         num_clients=len(sites),
         cohort=problem.settings.cohort,
+        plan=engine.plan,
         members=[_member(name, engine.directory.facts[name]) for name in sites],
         form=Form(shape, problem.settings.dtype, problem.risk.score_shape),
         description=_described(config, engine),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedxl.config.experiment import Config, build_algorithm, execute, load_data
+from fedxl.data.participation import Plan
 from fedxl.errors import require
 from fedxl.experiments import demo
 from fedxl.experiments.privacy import attack
@@ -85,7 +86,8 @@ def account(config: Config, taking_part: Sequence[Member]) -> Ledger:
     """The ledger of a config's run."""
     algorithm, settings = build_algorithm(config), call(Settings, config.run, "run")
     reading = algorithm.reading(settings.batch1, settings.batch2)
-    return Ledger(algorithm, reading, settings, taking_part, settings.cohort, None)
+    plan = Plan(num_clients=len(taking_part), size=settings.cohort, seed=settings.seed)
+    return Ledger(algorithm, reading, settings, taking_part, plan)
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,282 @@
+"""Plans of participation: who takes part when, and by enumeration that everyone counts by its part on average."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from fedxl import UserError, sampling, tree
+from fedxl.algorithms import CODASCA, FeDXL2, LocalPair, LocalSGD
+from fedxl.data.availability import read_trace
+from fedxl.data.federation import from_arrays, shares
+from fedxl.data.participation import Cyclic, Plan, Reshuffled, Trace
+from fedxl.engine.executors import vectorised
+from fedxl.models import weights_of
+from fedxl.risks import partial_auc
+from fedxl.training.hooks import Hooks
+from fedxl.training.rounds import play_round
+from tests.conftest import RAGGED, make_clients
+from tests.data.test_cohorts import probabilities
+from tests.running import engine_for, fit_named, play
+
+# Six clients, who are available unevenly; in its third round fewer than a cohort, and client 5 is there once.
+ROWS = [[0, 1, 2, 3], [0, 2, 3, 4], [3], [1, 2, 3, 4, 5]]
+ALL_BUT_LAST = [[0, 1, 2, 3], [0, 2, 4], [3], [1, 4]]
+SMALL = {"local_steps": 2, "batch1": 3, "batch2": 4}
+
+
+def trace_file(folder, rows) -> str:
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"rounds": rows}))
+    return str(path)
+
+
+def test_cyclic_groups_take_part_in_turn_and_in_the_same_order():
+    plan = Cyclic(num_clients=7, size=3, seed=4)
+    cohorts = [plan.cohort(r).tolist() for r in range(9)]
+    assert cohorts[:3] == cohorts[3:6] == cohorts[6:]
+    assert sorted(itertools.chain(*cohorts[:3])) == list(range(7))
+    assert sorted(map(len, cohorts[:3])) == [2, 2, 3], "as even as can be"
+    assert cohorts[:3] != [Cyclic(num_clients=7, size=3, seed=5).cohort(r).tolist() for r in range(3)]
+
+
+def test_reshuffled_groups_are_new_in_each_cycle():
+    plan = Reshuffled(num_clients=8, size=2, seed=4)
+    cycles = [[plan.cohort(4 * cycle + r).tolist() for r in range(4)] for cycle in range(3)]
+    assert all(sorted(itertools.chain(*cycle)) == list(range(8)) for cycle in cycles)
+    assert cycles[0] != cycles[1] != cycles[2]
+
+
+@pytest.mark.parametrize("parts", [None, np.array([0.4, 0.1, 0.1, 0.1, 0.2, 0.1])], ids=["alike", "by size"])
+def test_a_trace_in_which_all_are_available_draws_uniform_cohorts(parts):
+    plan = Trace(num_clients=6, size=2, seed=3, available=np.ones((3, 6), bool), parts=parts)
+    chances = None if parts is None else sampling.inclusion(parts, 2)
+    uniform = Plan(num_clients=6, size=2, seed=3, chances=chances)
+    for r in range(20):
+        assert plan.cohort(r).tolist() == uniform.cohort(r).tolist() == sampling.cohort(3, r, 6, 2, chances).tolist()
+    np.testing.assert_allclose(plan.frequency, uniform.frequency, rtol=0, atol=1e-15)
+
+
+def test_only_who_is_available_takes_part():
+    available = np.zeros((4, 6), bool)
+    for row, present in enumerate(ROWS):
+        available[row, present] = True
+    for parts in (None, np.array([0.4, 0.1, 0.1, 0.1, 0.2, 0.1])):
+        plan = Trace(num_clients=6, size=2, seed=3, available=available, parts=parts)
+        drawn = [plan.cohort(r) for r in range(4000)]
+        assert all(set(members.tolist()) <= set(ROWS[r % 4]) for r, members in enumerate(drawn))
+        assert {len(members) for members in drawn} == {1, 2}
+        often = np.bincount(np.concatenate(drawn), minlength=6) / 4000
+        assert np.abs(often - plan.frequency).max() < 0.03
+
+
+def cohorts_of(plan) -> dict[tuple[int, ...], float]:
+    """Every cohort of a cycle, with its exact probability."""
+    found: dict[tuple[int, ...], float] = {}
+    if isinstance(plan, Cyclic):
+        for r in range(plan.groups):
+            found[tuple(plan.cohort(r).tolist())] = 1 / plan.groups
+        return found
+    for row in range(len(plan.available)):
+        present = np.flatnonzero(plan.available[row]).tolist()
+        if not 0 < plan.size < len(present):
+            each = {tuple(present): 1.0}
+        elif plan.parts is None:
+            subsets = list(itertools.combinations(present, plan.size))
+            each = dict.fromkeys(subsets, 1 / len(subsets))
+        else:
+            each = probabilities(plan.chances_of(row))
+        for members, probability in each.items():
+            found[members] = found.get(members, 0.0) + probability / len(plan.available)
+    return found
+
+
+ALGORITHMS = {
+    "fedxl2": FeDXL2(partial_auc(), lr=0.3, level="free"),
+    "fedxl2 that lends": FeDXL2(partial_auc(), lr=0.3),
+    "local pair": LocalPair(partial_auc(), lr=0.3),
+    "codasca": CODASCA(lr=0.3, stage_steps=1),
+}
+PLANNED = {
+    "four a group": {"participation": "cyclic", "cohort": 4},
+    "trace": {"participation": "trace", "cohort": 2},
+    "trace, all of them": {"participation": "trace"},
+}
+
+
+@pytest.mark.parametrize("weighting", ["clients", "samples"])
+@pytest.mark.parametrize("planned", list(PLANNED))
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_the_average_step_is_that_of_all_clients(name, planned, weighting, network, tmp_path):
+    """The same state, every cohort of a cycle, weighted by its probability: as if all had taken part."""
+    federation, algorithm = from_arrays(make_clients(RAGGED)), ALGORITHMS[name]
+    options = dict(PLANNED[planned])
+    if options["participation"] == "trace":
+        options["trace"] = trace_file(tmp_path, ROWS)
+
+    def engine(**settings):
+        return engine_for(algorithm, network(), federation, vectorised, 2, 3, 4, weighting=weighting, **settings)
+
+    everyone = engine()
+    bound, start = everyone.algorithm, everyone.algorithm.init(weights_of(network()))
+    if bound.first_round == 0:
+        start = play(bound, everyone, start, 0, np.arange(6))
+    full = play(bound, engine(), start, 1, np.arange(6))
+    plan = engine(**options).plan
+    found = cohorts_of(plan)
+    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
+    assert sum(p * plan.weight(np.array(members)) for members, p in found.items()) == pytest.approx(1, abs=1e-12)
+    moved = {"weights": full.weights.params, **({"G": full.G} if hasattr(full, "G") else {})}
+    mean = tree.map(torch.zeros_like, moved)
+    for members, probability in found.items():
+        cohort = np.array(members)
+        after = play_round(bound, engine(**options), start, 1, cohort, plan.weight(cohort)).server
+        now = {"weights": after.weights.params, **({"G": after.G} if hasattr(full, "G") else {})}
+        mean = tree.map(lambda total, new, p=probability: total + p * new, mean, now)
+    for key, expected in tree.pack(moved).items():
+        torch.testing.assert_close(tree.pack(mean)[key], expected, rtol=0, atol=1e-12, msg=key)
+    assert any((full.weights.params[key] - value).abs().max() > 1e-4 for key, value in start.weights.params.items())
+
+
+def test_normalised_cohorts_all_weigh_the_same_and_are_biased(network, tmp_path):
+    federation = from_arrays(make_clients(RAGGED))
+    options = {"participation": "trace", "trace": trace_file(tmp_path, ROWS), "cohort": 2, "weighting": "samples"}
+    weighed, alike = (
+        engine_for(LocalSGD(lr=0.3), network(), federation, vectorised, 2, 3, 4, cohort_weights=way, **options)
+        for way in ("unbiased", "normalised")
+    )
+    assert {alike.plan.weight(alike.plan.cohort(r)) for r in range(8)} == {1.0}
+    assert len({round(weighed.plan.weight(weighed.plan.cohort(r)), 6) for r in range(8)}) > 2
+    parts, expected = alike.shares.part.numpy(), np.zeros(6)
+    for members, probability in cohorts_of(alike.plan).items():
+        share = alike.shares.model.numpy()[list(members)]
+        expected[list(members)] += probability * share / share.sum()
+    assert np.abs(expected - parts).max() > 0.01
+
+
+@pytest.mark.parametrize("weighting", ["clients", "samples"])
+def test_who_is_never_available_counts_for_nothing_and_the_others_make_up_for_it(weighting, network, tmp_path):
+    options = {"participation": "trace", "trace": trace_file(tmp_path, ALL_BUT_LAST), "weighting": weighting}
+    engine = engine_for(LocalSGD(), network(), from_arrays(make_clients(RAGGED)), vectorised, 2, 3, 4, **options)
+    of_five = engine_for(
+        FeDXL2(partial_auc()), network(), from_arrays(make_clients(RAGGED)), vectorised, 2, 3, 4, **options
+    )
+    assert [float(leaf[5]) for leaf in engine.shares] == [0, 0, 0, 0, 5]
+    first, second = ([size[side] for size in RAGGED[:5]] for side in (0, 1))
+    expected = shares(first, second, weighting)
+    for name in ("part", "first", "second"):
+        torch.testing.assert_close(getattr(of_five.shares, name)[:5], getattr(expected, name))
+    lines: list[str] = []
+    fit_named(
+        network(), make_clients(RAGGED), partial_auc(), rounds=1, batch1=3, batch2=4, local_steps=1, dtype="float64",
+        hooks=Hooks(say=lines.append), device="cpu", **options,
+    )  # fmt: skip
+    told = "trace: 1 of 6 clients are never available (client 5); the run optimises the risk of the others"
+    assert told in lines
+
+
+def test_a_pool_of_a_whole_cycle_weighs_every_client_by_its_part(network):
+    """With pool_rounds = groups the pool holds each client once: draws have no error of a ratio left."""
+    algorithm = FeDXL2(partial_auc(), lr=0.1, pool_rounds=3, mix=0.1)  # mix: entries say whose they are
+    options = {"participation": "cyclic", "cohort": 2, "weighting": "samples"}
+    engine = engine_for(algorithm, network(), from_arrays(make_clients(RAGGED)), vectorised, 2, 3, 4, **options)
+    server = algorithm.init(weights_of(network()))
+    for r in range(5):
+        server = play(engine.algorithm, engine, server, r, engine.plan.cohort(r))
+        for side in server.pool:
+            assert set(side.age[side.weight > 0].tolist()) <= set(range(3))
+    for side, counts in zip(server.pool, zip(*RAGGED, strict=True), strict=True):
+        mass = torch.zeros(6, dtype=torch.float64).index_add(0, side.owner.long(), side.weight)
+        parts = torch.tensor(counts, dtype=torch.float64) / sum(counts)
+        torch.testing.assert_close(mass / mass.sum(), parts, rtol=0, atol=1e-12)
+    when = {int(client): r for r in range(5) for client in engine.plan.cohort(r)}
+    first = server.pool.first
+    assert all(4 - when[int(owner)] == age for owner, age in zip(first.owner, first.age.tolist(), strict=True))
+
+
+BAD = {
+    "[]": "must hold a JSON object",
+    "{": "is not a JSON file",
+    "{}": re.escape('must read {"rounds": [[...], ...]}'),
+    '{"rounds": []}': re.escape('must read {"rounds": [[...], ...]}'),
+    '{"rounds": [["a"]], "round": 1}': "unknown key 'round'; did you mean 'rounds'?",
+    '{"rounds": ["a"]}': "round 0 of .* must be a list of clients, not a str",
+    '{"rounds": [["a"], []]}': "round 1 of .* names nobody; leave such rounds out",
+    '{"rounds": [["a", "c"]]}': "round 0 of .* names 'c', which is no client; clients are a, b, ... or numbers",
+    '{"rounds": [["a", 0]]}': "round 0 of .* names a client twice",
+    '{"rounds": [[2]]}': "names client 2, but they are 0 to 1",
+    '{"rounds": [[-1]]}': "names client -1, but they are 0 to 1",
+    '{"rounds": [[true]]}': "names True, which is no client",
+    '{"rounds": [[0.0]]}': "names 0.0, which is no client",
+    '{"rounds": [[["a"]]]}': "which is no client",
+}
+
+
+@pytest.mark.parametrize("text", list(BAD))
+def test_a_trace_that_says_nothing_clear_is_one_line(text, tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=BAD[text]) as caught:
+        read_trace(path, ["a", "b"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_trace_is_read_by_name_and_by_number_and_has_limits(tmp_path, monkeypatch):
+    path = tmp_path / "trace.json"
+    path.write_text('{"rounds": [["b"], [0, "b"]]}')
+    assert read_trace(path, ["a", "b"]).tolist() == [[False, True], [True, True]]
+    monkeypatch.setattr("fedxl.data.availability.MOST_ROUNDS", 1)
+    with pytest.raises(UserError, match="has 2 rounds of 2 clients; at most 1 rounds"):
+        read_trace(path, ["a", "b"])
+    with pytest.raises(UserError, match=r"there is no file .*none.json, which run.trace names"):
+        read_trace(tmp_path / "none.json", ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"participation": "cyclic"}, "participation = 'cyclic' needs cohort"),
+        ({"participation": "trace"}, "participation = 'trace' needs trace"),
+        ({"trace": "x.json"}, "trace is for participation = 'trace', not for 'uniform'"),
+        ({"participation": "cycle"}, "must be one of 'uniform', 'cyclic', 'reshuffled', 'trace', not 'cycle'"),
+        ({"participation": "trace", "trace": "no.json"}, "there is no file no.json"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_one_line(settings, message, network):
+    with pytest.raises(UserError, match=message):
+        fit_named(network(), make_clients(RAGGED), partial_auc(), rounds=1, dtype="float64", **settings)
+
+
+def test_a_trace_without_anyone_who_trains_is_one_line(network, tmp_path):
+    options = {"participation": "trace", "rounds": 1, "dtype": "float64", "device": "cpu"}
+    with pytest.raises(UserError, match="no client that holds examples of S2 is ever available"):
+        fit_named(network(), make_clients(RAGGED), partial_auc(), trace=trace_file(tmp_path, [[1]]), **options)
+    with pytest.raises(UserError, match="no client that trains is ever available"):
+        fit_named(network(), make_clients(RAGGED), partial_auc(), trace=trace_file(tmp_path, [[1, 2]]), **options)
+
+
+@pytest.mark.parametrize("participation", ["cyclic", "trace"])
+def test_a_run_goes_on_with_the_cohorts_that_it_would_have_had(participation, network, tmp_path):
+    options = {
+        "participation": participation, "cohort": 3, "eval_every": 2, "checkpoint_every": 1, "executor": "loop",
+        "dtype": "float64", "device": "cpu", "weighting": "samples", "pool_rounds": 2, **SMALL,
+    }  # fmt: skip
+    if participation == "trace":
+        options["trace"] = trace_file(tmp_path, ROWS)
+    through, out = (network(), make_clients(RAGGED), partial_auc()), tmp_path / "run"
+    whole = fit_named(*through, rounds=5, **options)
+    fit_named(*through, rounds=2, out=out, **options)
+    rest = fit_named(*through, rounds=5, out=out, resume=True, **options)
+    for name, leaf in tree.pack(whole.server).items():
+        assert torch.equal(tree.pack(rest.server)[name], leaf) or leaf.isnan().any(), name
+    with pytest.raises(UserError, match=r"run.participation was '\w+' and is now 'uniform'"):
+        fit_named(*through, rounds=5, out=out, resume=True, **{**options, "participation": "uniform", "trace": ""})
+    if participation == "trace":
+        trace_file(tmp_path, ROWS[::-1])
+        with pytest.raises(UserError, match=r"task\.trace was"):
+            fit_named(*through, rounds=5, out=out, resume=True, **options)
