@@ -18,6 +18,7 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
 from fedxl.algorithms.level import Level, balanced, guarded
+from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState, Share
 from fedxl.errors import require, unknown
 from fedxl.models import Score, Weights
@@ -44,6 +45,7 @@ class PairWork(NamedTuple):
     factors: Tensor  # [2] what the gradients by S1 and by S2 are multiplied by: 0 where there is nothing to pair
     both: Tensor  # whether the client holds S1 and S2, as 1 or 0
     moved: Tensor  # how far a client with one class has moved its scores in this round
+    moments: Moments | tuple[()] = ()  # of local momentum or Adam
 
 
 class ScoreTrace(NamedTuple):
@@ -120,9 +122,14 @@ class Compositional(Descent[S, ClientEstimates, U]):
         return sizes | {WEIGHTS_AND_G: sizes.pop(WEIGHTS) + ahead}
 
     def ahead(self, server: S, steps: int) -> Tensor | float:
-        """How far a G of length 1 moves the model in the next round."""
-        kept = 1 - self.beta
-        left = sum(kept**step for step in range(1, steps + 1))  # what is left of G, step by step
+        """How far a G of length 1 moves the model in the next round, by SGD or momentum.
+
+        Adam moves it as far whatever the length. There, this compares the lengths of G all the same.
+        """
+        kept, speed, left = 1 - self.beta, 0.0, 0.0
+        for step in range(1, steps + 1):
+            speed = kept**step + (self.momentum * speed if self.descent == "momentum" else 0.0)
+            left += speed  # what is left of G, step by step
         return self.rate(server.step, torch.float64) * left
 
     def changing(self, state: Any) -> dict[str, Any]:
@@ -145,7 +152,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
     def begin(self, server: S, client: ClientEstimates, share: Share, factors: Tensor) -> PairWork:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
         both = ((share.first > 0) & (share.second > 0)).to(factors.dtype)
-        return PairWork(weights, server.G, client.u, server.step, factors, both, torch.zeros_like(both))
+        moments = self.begin_moments(weights.params, server.step)
+        return PairWork(weights, server.G, client.u, server.step, factors, both, torch.zeros_like(both), moments)
 
     def pull(
         self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
@@ -171,9 +179,9 @@ class Compositional(Descent[S, ClientEstimates, U]):
         (gradient,) = back(d)
         G = self.blended(work.G, gradient)
         pace, moved = self.paced(G, gradient, d, work)
-        params = self.descend(work.weights.params, G, work.step, pace)
+        params, moments = self.advanced(work.weights.params, G, work.step, work.moments, pace)
         u = work.u if self.risk.linear else self.remember(work, batch.rows, before, new)
-        after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved)
+        after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved, moments=moments)
         return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
 
     def linked(self, h: Tensor, size1: int, both: Tensor) -> Tensor:

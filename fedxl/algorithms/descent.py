@@ -11,6 +11,7 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.averages import Aggregation
 from fedxl.algorithms.merging import Merging
+from fedxl.algorithms.optimisers import Moments, Optimised
 from fedxl.algorithms.protocol import (
     Assignment,
     Client,
@@ -32,7 +33,7 @@ WEIGHTS = "change of weights"  # the size that every update has
 
 
 @dataclass(frozen=True, eq=False)
-class Descent(Merging, Generic[Server, Client, Update]):
+class Descent(Optimised, Merging, Generic[Server, Client, Update]):
     """A base class: a risk, a learning rate with its schedule, weight decay, and how buffers are merged.
 
     It is its own phase, in every round. A subclass without pairs and pool adds `init`, `init_client`, `start`,
@@ -72,6 +73,7 @@ class Descent(Merging, Generic[Server, Client, Update]):
             self.clip_change == 0 or self.clip_change >= 1,
             f"clip_change must be at least 1, or 0 for no clipping, got {self.clip_change}",
         )
+        self.check_optimisers()
 
     def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor | float:
         """The learning rate at a step; a plain number if there are no milestones."""
@@ -88,8 +90,28 @@ class Descent(Merging, Generic[Server, Client, Update]):
         self, params: dict[str, Tensor], G: dict[str, Tensor], step: Tensor, pace: Tensor | None = None
     ) -> dict[str, Tensor]:
         """params - pace * learning rate * (G + weight_decay * params); no pace: 1."""
-        if self.weight_decay:
-            G = tree.map(lambda g, w: torch.add(g, w, alpha=self.weight_decay), G, params)
+        return self._along(params, self._decayed(params, G), step, pace)
+
+    def advanced(
+        self,
+        params: dict[str, Tensor],
+        G: dict[str, Tensor],
+        step: Tensor,
+        moments: Moments | tuple[()],
+        pace: Tensor | None = None,
+    ) -> tuple[dict[str, Tensor], Moments | tuple[()]]:
+        """`descend` by the rule of the setting `descent`, and what its next step remembers."""
+        direction, moments = self.local_direction(moments, self._decayed(params, G))
+        return self._along(params, direction, step, pace), moments
+
+    def _decayed(self, params: dict[str, Tensor], G: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not self.weight_decay:
+            return G
+        return tree.map(lambda g, w: torch.add(g, w, alpha=self.weight_decay), G, params)
+
+    def _along(
+        self, params: dict[str, Tensor], G: dict[str, Tensor], step: Tensor, pace: Tensor | None
+    ) -> dict[str, Tensor]:
         dtype = next(iter(params.values())).dtype
         # A rate of 1 as a plain number would vanish from a compiled step, and cost it a program of its own.
         rate = self.rate(step, dtype) if pace is None else self.falling(step, dtype) * pace
@@ -120,7 +142,7 @@ class Descent(Merging, Generic[Server, Client, Update]):
         return ()
 
     def downlink(self, server: Server) -> Server:
-        return self.without_norms(server)
+        return self.without_moments(self.without_norms(server))
 
     def init_client(self, server: Server, num_rows: int) -> Client:
         raise NotImplementedError

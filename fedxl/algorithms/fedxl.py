@@ -21,6 +21,7 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.compositional import WEIGHTS_AND_G, ClientEstimates, Compositional, PairWork, ScoreTrace, sides
 from fedxl.algorithms.level import Level, OneClass, centred, even, pace
+from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.pool import (
     Passive,
     Pool,
@@ -53,6 +54,7 @@ class FeDXLServer(NamedTuple):
     pool: Pool
     step: Tensor  # local steps since the beginning
     norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
+    moments: Moments | tuple[()] = ()  # of the server's momentum or Adam
 
 
 class FeDXLUpdate(NamedTuple):
@@ -98,6 +100,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         require(
             trains or not self.reach, "reach is for clients with one class that train: set one_class = 'train', too"
         )
+        plain = self.descent == "sgd" or not self.reach
+        require(plain, f"reach measures steps along G: set descent = 'sgd' (it is '{self.descent}'), or reach = 0")
         require(0 <= self.mix < 1, f"mix must lie in [0, 1), got {self.mix}")
         require(0 < self.pool_share <= 1, f"pool_share must lie in (0, 1], got {self.pool_share}")
         require(self.uploads >= 0, f"uploads must not be negative (0: all), got {self.uploads}")
@@ -131,13 +135,13 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         return server.pool.take(lag1, lag2)
 
     def downlink(self, server: FeDXLServer) -> FeDXLServer:
-        return self.without_norms(server._replace(pool=server.pool.emptied()))
+        return super().downlink(server._replace(pool=server.pool.emptied()))
 
     def init(self, weights: Weights) -> FeDXLServer:
         like = next(iter(weights.params.values()))
         step = torch.zeros((), dtype=torch.int64, device=like.device)
         pool = empty(self.risk, like, owned=self.mix > 0)
-        return self.with_norms(FeDXLServer(weights, self.init_G(weights.params), pool, step))
+        return self.with_moments(self.with_norms(FeDXLServer(weights, self.init_G(weights.params), pool, step)))
 
     def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:
         some_a, some_b = server.pool.ready()
@@ -249,9 +253,10 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         updates, norms = self.clipped(server, updates, shares)
         shares = self.chosen(server, updates, shares)
         weights, G = self.merged((updates.weights, updates.G), shares, (server.weights, server.G))
+        weights, moments = self.improved(server, weights, shares)
         pool = self.merge(server.pool, updates)
         pool = self.estimated(pool) if self.pool_u == "server" else pool
-        return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms)
+        return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms, moments)
 
     def trained(self, share: Share) -> Tensor:
         """How much each client counts in the average of the models: not at all if it only lends its scores."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairWork
+from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
 from fedxl.errors import require
 from fedxl.models import Score, Weights
@@ -24,6 +25,7 @@ class LocalPairServer(NamedTuple):
     G: dict[str, Tensor]
     step: Tensor
     norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
+    moments: Moments | tuple[()] = ()  # of the server's momentum or Adam
 
 
 class LocalPairUpdate(NamedTuple):
@@ -44,7 +46,7 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
 
     def init(self, weights: Weights) -> LocalPairServer:
         step = torch.zeros((), dtype=torch.int64, device=next(iter(weights.params.values())).device)
-        return self.with_norms(LocalPairServer(weights, self.init_G(weights.params), step))
+        return self.with_moments(self.with_norms(LocalPairServer(weights, self.init_G(weights.params), step)))
 
     def start(self, server: LocalPairServer, client: ClientEstimates, share: Share) -> PairWork:
         both = (share.first > 0) & (share.second > 0)
@@ -76,7 +78,8 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
         updates, norms = self.clipped(server, updates, updates.share.model)
         shares = self.chosen(server, updates, updates.share.model)
         weights, G = self.merged((updates.weights, updates.G), shares, (server.weights, server.G))
-        return LocalPairServer(weights, G, server.step + updates.steps.max(), norms)
+        weights, moments = self.improved(server, weights, shares)
+        return LocalPairServer(weights, G, server.step + updates.steps.max(), norms, moments)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
