@@ -1,6 +1,6 @@
 """What FeDXL and Local Pair have in common: a step with running inner estimates u and a moving-average gradient G.
 
-    u_i <- (1 - gamma) u_i + gamma g_i
+    u_i <- (1 - gamma) u_i + gamma g_i            or another estimator: `estimators.py`
     G   <- (1 - beta) G + beta (gradient of the pull)
     w   <- w - eta G
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
+from fedxl.algorithms.estimators import Earlier, Estimating, Past, corrected, within
 from fedxl.algorithms.level import Level, balanced, guarded
 from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState, Share
@@ -33,6 +34,7 @@ class ClientEstimates(NamedTuple):
 
     u: Tensor  # [n1, *m] running inner estimates; NaN: never visited
     buffers: dict[str, Tensor]  # its own, where buffers stay local
+    rows: Tensor | tuple[()] = ()  # n1, where the estimator needs it
 
 
 class PairWork(NamedTuple):
@@ -46,6 +48,7 @@ class PairWork(NamedTuple):
     both: Tensor  # whether the client holds S1 and S2, as 1 or 0
     moved: Tensor  # how far a client with one class has moved its scores in this round
     moments: Moments | tuple[()] = ()  # of local momentum or Adam
+    past: Past | tuple[()] = ()  # what the estimator remembers
 
 
 class ScoreTrace(NamedTuple):
@@ -78,19 +81,18 @@ U = TypeVar("U", bound=UpdateWithG)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Compositional(Descent[S, ClientEstimates, U]):
+class Compositional(Estimating, Descent[S, ClientEstimates, U]):
     """Descent on an X-risk by pairs of scores."""
 
     may_be_nan: ClassVar[tuple[str, ...]] = ("u",)  # u of an example never visited, and all u of a linear risk
 
     beta: float = 0.1  # weight of the new gradient in G
-    gamma: float = 0.1  # weight of the new inner estimate in u
     level: Level = "free"  # what steps may do to the level of all scores: free, bounded, even or balanced
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.beta <= 1, f"beta must lie in (0, 1], got {self.beta}")
-        require(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}")
+        self.check_estimator(self.risk)
         if self.level not in get_args(Level):
             raise unknown("level", self.level, get_args(Level))
 
@@ -109,7 +111,13 @@ class Compositional(Descent[S, ClientEstimates, U]):
         like: Tensor = next(iter(server.weights.params.values()))
         shape, dtype = (max(1, num_rows), *self.risk.inner_shape), self.risk.dtype(like.dtype)
         u = like.new_full(shape, float("nan"), dtype=dtype)
-        return ClientEstimates(u, self.own_buffers(server.weights.buffers))
+        rows = like.new_full((), num_rows) if self.corrects else ()
+        return ClientEstimates(u, self.own_buffers(server.weights.buffers), rows)
+
+    def kept(self, work: PairWork) -> ClientEstimates:
+        """What a client remembers of its examples after a round."""
+        rows = work.past.rows if isinstance(work.past, Past) else ()
+        return ClientEstimates(work.u, self.own_buffers(work.weights.buffers), rows)
 
     def check_update(self, server: S, update: U, assignment: Assignment) -> dict[str, Tensor]:
         """Weights and G have one size: how far both move the model until the end of the next round.
@@ -153,13 +161,45 @@ class Compositional(Descent[S, ClientEstimates, U]):
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
         both = ((share.first > 0) & (share.second > 0)).to(factors.dtype)
         moments = self.begin_moments(weights.params, server.step)
-        return PairWork(weights, server.G, client.u, server.step, factors, both, torch.zeros_like(both), moments)
+        past = Past(weights.params, client.rows) if isinstance(client.rows, Tensor) else ()
+        still = torch.zeros_like(both)
+        return PairWork(weights, server.G, client.u, server.step, factors, both, still, moments, past)
 
     def pull(
-        self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients by the scores a of S1 and b of S2, and the updated u of the former."""
+        self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor,
+        earlier: Earlier | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """The gradients by the scores a of S1 and b of S2, and the updated u of the former.
+
+        earlier: the scores of the same batch one step before, where the estimator needs them.
+        """
         raise NotImplementedError
+
+    def followed(self, work: PairWork, before: Tensor, l: Tensor, past: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The updated u of a batch, from the pairs l [n, B1, B2, *m] of its examples of S1; n: kinds of pairs.
+
+        past: the same pairs one step before, and theta, where the estimator needs them.
+        """
+        g = self.inner(work, l)
+        u = self.risk.blend(before, g, self.gamma)
+        if past is None:
+            return u
+        l_past, theta = past
+        moved = corrected(self.risk, u, g, self.inner(work, l_past), theta)
+        return torch.where(before.isnan(), g, within(self.risk, moved, before, torch.cat(tuple(l), 1)))
+
+    def inner(self, work: PairWork, l: Tensor) -> Tensor:
+        """The batch's own inner estimates."""
+        return self.risk.estimate(l[0])
+
+    def rescored(self, score: Score, work: PairWork, batch: Batch) -> Earlier | None:
+        """The batch by the weights one step before, where the estimator needs it."""
+        if not isinstance(work.past, Past):
+            return None
+        h, _ = score(work.weights._replace(params=work.past.params), batch.x)
+        size1 = batch.rows.shape[0]
+        a, b, _ = sides(self.linked(h, size1, work.both), batch.y, batch.rows)
+        return Earlier(a, b, self.theta(work.past.rows, size1))
 
     def advance(self, score: Score, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         """One step: score, pull, estimate, descend."""
@@ -173,7 +213,7 @@ class Compositional(Descent[S, ClientEstimates, U]):
         linked: Any = torch.func.vjp(lambda h: self.linked(h, size1, work.both), h)
         paired, back_to_h = linked
         a, b, y = sides(paired, batch.y, batch.rows)
-        da, db, new = self.pull(batch.passive, work, a, b, y, before)
+        da, db, new = self.pull(batch.passive, work, a, b, y, before, self.rescored(score, work, batch))
         (d,) = back_to_h(torch.cat((da, db)))
         d = self.conserved(d, size1, work)
         (gradient,) = back(d)
@@ -182,6 +222,9 @@ class Compositional(Descent[S, ClientEstimates, U]):
         params, moments = self.advanced(work.weights.params, G, work.step, work.moments, pace)
         u = work.u if self.risk.linear else self.remember(work, batch.rows, before, new)
         after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved, moments=moments)
+        if isinstance(work.past, Past):
+            # A copy: no leaf of the new work is another leaf of the old.
+            after = after._replace(past=work.past._replace(params=tree.map(torch.clone, work.weights.params)))
         return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
 
     def linked(self, h: Tensor, size1: int, both: Tensor) -> Tensor:

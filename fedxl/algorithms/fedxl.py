@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.compositional import WEIGHTS_AND_G, ClientEstimates, Compositional, PairWork, ScoreTrace, sides
+from fedxl.algorithms.estimators import Earlier
 from fedxl.algorithms.level import Level, OneClass, centred, even, pace
 from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.pool import (
@@ -152,8 +153,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         return after, self.score_fresh(score, work, after.u, batch) if self.fresh else trace
 
     def pull(
-        self, passive: Passive, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, passive: Passive, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor,
+        earlier: Earlier | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """G1's part by the active a, G2's by the active b.
 
         Both are one block of pairs, [2, B1, B2]: (active a, passive b) above (passive a, active b). With `mix` the
@@ -162,12 +164,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         risk, own = self.risk, self.mix * work.both
         blocks = [(a, passive.b, passive.y), (passive.a, b, y), (a, b, y)][: 3 if self.mix else 2]
         l, back = risk.pairs(*(torch.stack(each) for each in zip(*blocks, strict=True)))
-        u = before
-        if not risk.linear:
-            g = risk.estimate(l[0])
-            if self.mix:
-                g = torch.where(own > 0, risk.blend(g, risk.estimate(l[2]), self.mix), g)
-            u = risk.blend(before, g, self.gamma)
+        past = None if earlier is None else self.past_pairs(passive, y, earlier)
+        u = before if risk.linear else self.followed(work, before, l[::2], past)  # the pairs of the active a
         estimates = torch.stack((u, passive.u, u)[: len(blocks)])
         force1, force2 = self.forces(work)
         forces = torch.stack((force1, force2, torch.ones_like(force1))[: len(blocks)])
@@ -177,6 +175,18 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         if self.mix:
             da, db = torch.lerp(da, force1 * first[2], own), torch.lerp(db, force2 * second[2], own)
         return da, db, u
+
+    def inner(self, work: PairWork, l: Tensor) -> Tensor:
+        g = self.risk.estimate(l[0])
+        if not self.mix:
+            return g
+        return torch.where(work.both > 0, self.risk.blend(g, self.risk.estimate(l[1]), self.mix), g)
+
+    def past_pairs(self, passive: Passive, y: Tensor, earlier: Earlier) -> tuple[Tensor, Tensor]:
+        """The pairs of the active a as they were one step before. The passive side has not moved."""
+        blocks = [(passive.b, passive.y), (earlier.b, y)][: 2 if self.mix else 1]
+        b, labels = (torch.stack(each) for each in zip(*blocks, strict=True))
+        return self.risk.losses(earlier.a.expand(len(blocks), *earlier.a.shape), b, labels), earlier.theta
 
     def forces(self, work: PairWork) -> Tensor:
         """What the pulls on S1 and on S2 are multiplied by: the same where there is something to pull on both."""
@@ -217,7 +227,6 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def finish(
         self, server: FeDXLServer, share: Share, work: PairWork, trace: ScoreTrace
     ) -> tuple[ClientEstimates, FeDXLUpdate]:
-        client = ClientEstimates(work.u, self.own_buffers(work.weights.buffers))
         first, second = self.upload(trace, share, share.model * work.factors[0], share.model * share.second)
         weights, G = work.weights, work.G
         if self.with_one_class == "lend":
@@ -225,7 +234,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             weights, G = tree.map(
                 lambda own, sent: torch.where(work.both > 0, own, sent), (weights, G), (server.weights, server.G)
             )
-        return client, FeDXLUpdate(weights, G, first, second, share, work.step - server.step)
+        return self.kept(work), FeDXLUpdate(weights, G, first, second, share, work.step - server.step)
 
     def upload(self, trace: ScoreTrace, share: Share, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairWork
+from fedxl.algorithms.estimators import Earlier
 from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
 from fedxl.errors import require
@@ -57,19 +58,20 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
         return work, NoTrace()
 
     def pull(
-        self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor,
+        earlier: Earlier | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         l, back = self.risk.pairs(a, b, y)
-        u = before if self.risk.linear else self.risk.blend(before, self.risk.estimate(l), self.gamma)
+        past = None if earlier is None else (self.risk.losses(earlier.a, earlier.b, y)[None], earlier.theta)
+        u = before if self.risk.linear else self.followed(work, before, l[None], past)
         da, db = back(self.risk.weights(l, u) * work.factors[0])
         return da, db, u
 
     def finish(
         self, server: LocalPairServer, share: Share, work: PairWork, trace: NoTrace
     ) -> tuple[ClientEstimates, LocalPairUpdate]:
-        client = ClientEstimates(work.u, self.own_buffers(work.weights.buffers))
         share = share._replace(model=share.model * work.factors[0])
-        return client, LocalPairUpdate(work.weights, work.G, share, work.step - server.step)
+        return self.kept(work), LocalPairUpdate(work.weights, work.G, share, work.step - server.step)
 
     def update_like(self, server: LocalPairServer, assignment: Assignment) -> LocalPairUpdate:
         return LocalPairUpdate(server.weights, server.G, assignment.share, server.step)

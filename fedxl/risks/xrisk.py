@@ -166,10 +166,11 @@ class XRisk:
 
     def pairs(self, a: Tensor, b: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
         """Every pair's l [.., B1, B2, *m], and how weights on the pairs become gradients by a and by b."""
-        l, back, *_ = torch.func.vjp(lambda a, b: self._pair(a, b, y), a, b)
+        l, back, *_ = torch.func.vjp(lambda a, b: self.losses(a, b, y), a, b)
         return l, back
 
-    def _pair(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    def losses(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        """Every pair's l [.., B1, B2, *m]."""
         return self.pair(a.double(), b.double(), y.double()) if self.double else self.pair(a, b, y)
 
     def weights(self, l: Tensor, u: Tensor, sample: Tensor | None = None) -> Tensor:
@@ -183,7 +184,7 @@ class XRisk:
     def inner(self, a: Tensor, b: Tensor, y: Tensor, chunk: int = 2**22) -> Tensor:
         """Exact inner estimates of every a against every b, a block of about `chunk` pairs at a time."""
         rows = max(1, chunk // max(1, b.shape[0]))
-        return torch.cat([self.estimate(self._pair(part, b, y)) for part in a.split(rows)])
+        return torch.cat([self.estimate(self.losses(part, b, y)) for part in a.split(rows)])
 
     def inner_range(self) -> tuple[Tensor, Tensor]:
         """Between which numbers [*m] inner estimates of scores in range lie.
