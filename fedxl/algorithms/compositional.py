@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
-from fedxl.algorithms.estimators import Earlier, Estimating, Past, corrected, within
+from fedxl.algorithms.estimators import Earlier, Estimating, Past, corrected
 from fedxl.algorithms.level import Level, balanced, guarded
 from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState, Share
@@ -180,17 +180,21 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
 
         past: the same pairs one step before, and theta, where the estimator needs them.
         """
-        g = self.inner(work, l)
-        u = self.risk.blend(before, g, self.gamma)
+        risk = self.risk
+        if risk.thresholds:
+            return self.mixed(work, [risk.renew(before, each, self.gamma) for each in l])
+        g = self.mixed(work, [risk.estimate(each) for each in l])
+        u = risk.blend(before, g, self.gamma)
         if past is None:
             return u
         l_past, theta = past
-        moved = corrected(self.risk, u, g, self.inner(work, l_past), theta)
-        return torch.where(before.isnan(), g, within(self.risk, moved, before, torch.cat(tuple(l), 1)))
+        g_past = self.mixed(work, [risk.estimate(each) for each in l_past])
+        moved = corrected(risk, u, g, g_past, theta)
+        return torch.where(before.isnan(), g, risk.within(moved, before, torch.cat(tuple(l), 1)))
 
-    def inner(self, work: PairWork, l: Tensor) -> Tensor:
-        """The batch's own inner estimates."""
-        return self.risk.estimate(l[0])
+    def mixed(self, work: PairWork, each: list[Tensor]) -> Tensor:
+        """Estimates from several kinds of pairs as one."""
+        return each[0]
 
     def rescored(self, score: Score, work: PairWork, batch: Batch) -> Earlier | None:
         """The batch by the weights one step before, where the estimator needs it."""

@@ -61,6 +61,9 @@ class Estimating:
         require(
             not risk.linear, "msvr estimates u, which a linear risk (auroc) does not use: set estimator = 'average'"
         )
+        require(
+            not risk.thresholds, "msvr corrects means, and this risk's u are thresholds: set estimator = 'average'"
+        )
         require(self.gamma < 1, "msvr needs gamma below 1: with gamma = 1 nothing is left to correct")
 
     @property
@@ -82,12 +85,3 @@ def corrected(risk: XRisk, u: Tensor, now: Tensor, earlier: Tensor, theta: Tenso
     top = torch.maximum(torch.maximum(u, now), earlier)
     sum_ = (u - top).exp() + theta * ((now - top).exp() - (earlier - top).exp())
     return sum_.clamp(min=torch.finfo(u.dtype).tiny).log() + top
-
-
-def within(risk: XRisk, u: Tensor, before: Tensor, l: Tensor) -> Tensor:
-    """u, no farther than the losses l [.., B1, B2, *m] of the batch reach, or the estimate before (NaN: none)."""
-    dim = l.ndim - 1 - len(risk.inner_shape)
-    low, high = l.amin(dim), l.amax(dim)
-    if risk.lam is not None:
-        low, high = low / risk.lam, high / risk.lam
-    return torch.maximum(torch.minimum(u, torch.fmax(high, before)), torch.fmin(low, before))

@@ -176,11 +176,11 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             da, db = torch.lerp(da, force1 * first[2], own), torch.lerp(db, force2 * second[2], own)
         return da, db, u
 
-    def inner(self, work: PairWork, l: Tensor) -> Tensor:
-        g = self.risk.estimate(l[0])
-        if not self.mix:
-            return g
-        return torch.where(work.both > 0, self.risk.blend(g, self.risk.estimate(l[1]), self.mix), g)
+    def mixed(self, work: PairWork, each: list[Tensor]) -> Tensor:
+        if len(each) == 1:
+            return each[0]
+        pooled, own = each
+        return torch.where(work.both > 0, self.risk.blend(pooled, own, self.mix), pooled)
 
     def past_pairs(self, passive: Passive, y: Tensor, earlier: Earlier) -> tuple[Tensor, Tensor]:
         """The pairs of the active a as they were one step before. The passive side has not moved."""

@@ -12,7 +12,7 @@ from torch import nn
 from fedxl import UserError, tree
 from fedxl.algorithms import SOX, FeDXL2, LocalPair
 from fedxl.algorithms.compositional import PairWork
-from fedxl.algorithms.estimators import corrected, within
+from fedxl.algorithms.estimators import corrected
 from fedxl.algorithms.protocol import Batch
 from fedxl.data.federation import from_arrays
 from fedxl.engine.drawing import PoolDraws
@@ -126,9 +126,9 @@ def test_a_correction_that_goes_too_far_stays_among_the_losses(risk):
         unknown = torch.full_like(now, float("nan"))
         scaled = l if risk.lam is None else l / risk.lam
         end = scaled.amax(1) if sign < 0 else scaled.amin(1)
-        torch.testing.assert_close(within(risk, u, unknown, l), end)
+        torch.testing.assert_close(risk.within(u, unknown, l), end)
         outside = scaled.amax(1) + 1 if sign < 0 else scaled.amin(1) - 1
-        torch.testing.assert_close(within(risk, u, outside, l), outside)
+        torch.testing.assert_close(risk.within(u, outside, l), outside)
 
 
 def test_theta_is_that_of_the_paper():
