@@ -73,9 +73,10 @@ class CVaRRisk(XRisk):
     def renew(self, u: Tensor, l: Tensor, gamma: float) -> Tensor:
         l = l.to(self.dtype(l.dtype))
         each, s = l[..., 0], u[..., :-1]
-        levels = s.new_tensor(self.levels)
         above = (each.unsqueeze(-1) > s.unsqueeze(-2)).to(s.dtype).mean(-2)  # [.., B1, levels]
-        new = self._with_f(s + gamma * self.width * (above - levels), each)
+        # Level by level: a tensor made of Python's numbers inside a step cannot be captured in a CUDA graph.
+        missing = torch.stack([above[..., i] - level for i, level in enumerate(self.levels)], -1)
+        new = self._with_f(s + gamma * self.width * missing, each)
         new = torch.cat((new[..., :-1], torch.lerp(u[..., -1:], new[..., -1:], gamma)), -1)
         return torch.where(u.isnan(), self.estimate(l), self.within(new, u, l))
 
