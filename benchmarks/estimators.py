@@ -2,8 +2,8 @@
 
 python benchmarks/estimators.py [FOLDER]
 
-FeDXL2 with the demo's settings, one of them changed. Each variant has three learning rates; validation data of the
-seeds 100 and 101 choose, the seeds 10 to 12 report.
+FeDXL2 with the demo's settings, one of them changed. Each variant has three learning rates; validation data of
+seed 100 choose, the seeds 10 to 12 report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from common import machine
 
@@ -27,7 +26,7 @@ from fedxl.reporting.report import mean_with_spread
 from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
 
-TUNED_ON, SEEDS = (100, 101), (10, 11, 12)
+TUNED_ON, SEEDS = 100, (10, 11, 12)
 METRICS = {"auroc": "AUROC", "pauc@0.3": "partial AUC (FPR <= 0.3)"}
 SELECT = "pauc@0.3"
 RATES, SMALLER, TINY = (0.1, 0.3, 1.0), (0.03, 0.1, 0.3), (0.003, 0.01, 0.03)
@@ -50,7 +49,6 @@ class Variant(NamedTuple):
 VARIANTS = (
     Variant("FeDXL2, as in the demo"),
     Variant("MSVR, theta of its paper", {"estimator": "msvr"}, tried=SMALLER),
-    Variant("MSVR, theta 1", {"estimator": "msvr", "correction": 1.0}),
     Variant("local momentum", {"descent": "momentum"}, tried=SMALLER),
     Variant("local Adam", {"descent": "adam"}, tried=TINY),
     Variant("server momentum (FedAvgM)", {"server_update": "momentum"}, tried=SMALLER),
@@ -69,12 +67,12 @@ def run(variant: Variant, value: float, seed: int) -> Result:
 
 
 def validated(variant: Variant, value: float) -> float:
-    """The best validation metric of a run, as a mean over seeds; a variant that diverges counts for nothing."""
+    """The best validation metric of a run; one that diverges counts for nothing."""
     try:
-        results = [run(variant, value, seed) for seed in TUNED_ON]
+        result = run(variant, value, TUNED_ON)
     except DivergedError:
         return -math.inf
-    return float(np.mean([max(record["validation"][SELECT] for record in each.history) for each in results]))
+    return max(float(record["validation"][SELECT]) for record in result.history)
 
 
 def measure(variant: Variant) -> dict[str, Any]:
@@ -107,7 +105,7 @@ def as_markdown(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
     parts = [
         "# Estimators, optimisers and CVaR risks on the demo",
         "FeDXL2 with the demo's settings, one of them changed, on the demo's 16 sites of digits. Three values of the "
-        f"learning rate for each, chosen by validation data of the seeds {', '.join(map(str, TUNED_ON))}. Test data, "
+        f"learning rate for each, chosen by validation data of seed {TUNED_ON}. Test data, "
         f"mean and standard deviation over the seeds {', '.join(map(str, SEEDS))}.",
         ", ".join(f"{key} {value}" for key, value in facts.items()),
         "\n".join(table),
@@ -119,10 +117,12 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results")
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [measure(variant) for variant in VARIANTS]
-    facts = {"processor time": f"{time.process_time():.0f} s", "on": machine()}
-    write_json(folder / "estimators.json", {"facts": facts, "rows": rows})
-    write_atomically(folder / "estimators.md", as_markdown(rows, facts).encode())
+    rows = []
+    for variant in VARIANTS:
+        rows.append(measure(variant))
+        facts = {"processor time": f"{time.process_time():.0f} s", "on": machine()}
+        write_json(folder / "estimators.json", {"facts": facts, "rows": rows})
+        write_atomically(folder / "estimators.md", as_markdown(rows, facts).encode())
     print(f"estimators.json and estimators.md in {folder}")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
-from fedxl.algorithms.estimators import Earlier, Estimating, Past, corrected
+from fedxl.algorithms.estimators import Earlier, Estimating, Estimator, Past, corrected
 from fedxl.algorithms.level import Level, balanced, guarded
 from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState, Share
@@ -87,6 +87,9 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
     may_be_nan: ClassVar[tuple[str, ...]] = ("u",)  # u of an example never visited, and all u of a linear risk
 
     beta: float = 0.1  # weight of the new gradient in G
+    gamma: float = 0.1  # weight of the new inner estimate in u; 1: nothing is remembered (BSGD)
+    estimator: Estimator = "average"  # of u: the moving average, or msvr, which scores batches by two models
+    correction: float = 0.0  # theta, the weight of msvr's correction; 0: as in its paper
     level: Level = "free"  # what steps may do to the level of all scores: free, bounded, even or balanced
 
     def __post_init__(self) -> None:

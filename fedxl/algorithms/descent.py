@@ -11,7 +11,7 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.averages import Aggregation
 from fedxl.algorithms.merging import Merging
-from fedxl.algorithms.optimisers import Moments, Optimised
+from fedxl.algorithms.optimisers import LocalDescent, Moments, Optimised, ServerUpdate
 from fedxl.algorithms.protocol import (
     Assignment,
     Client,
@@ -56,6 +56,15 @@ class Descent(Optimised, Merging, Generic[Server, Client, Update]):
     aggregation: Aggregation = "mean"  # how clients' results are merged: mean, or median, trimmed, krum, if some lie
     hostile: float = 0.25  # share of clients that may lie: trimmed cuts it off at either end, krum leaves it out
     clip_change: float = 0.0  # a client's change is cut to so many times the running median of all; 0: never
+    descent: LocalDescent = "sgd"  # how local steps use G: sgd, momentum or adam; they begin anew in every round
+    momentum: float = 0.9  # weight of past gradients in momentum, and in adam's mean of gradients
+    adam_decay: float = 0.999  # weight of past squares in adam
+    adam_epsilon: float = 1e-8  # what adam adds to the root of the mean square
+    server_update: ServerUpdate = "mean"  # how the server uses the merged change: as it is, by momentum or by adam
+    server_lr: float = 0.0  # learning rate of the server's momentum or adam; 0: 1 for momentum, 0.01 for adam
+    server_momentum: float = 0.9  # weight of past changes in the server's momentum and adam
+    server_adam_decay: float = 0.99  # weight of past squares in the server's adam
+    server_adam_epsilon: float = 1e-3  # what the server's adam adds to the root of the mean square
 
     def __post_init__(self) -> None:
         require_types(type(self), {item.name: getattr(self, item.name) for item in fields(self)})

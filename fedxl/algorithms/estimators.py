@@ -15,7 +15,6 @@ largest loss of the batch's pairs, or at its old value where that lies outside.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -42,13 +41,12 @@ class Earlier(NamedTuple):
     theta: Tensor
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Estimating:
-    """Settings of the inner estimator. `Compositional` derives from it."""
+    """The inner estimator. `Compositional` has the settings."""
 
-    estimator: Estimator = "average"  # of u: the moving average, or msvr, which scores batches by two models
-    gamma: float = 0.1  # weight of the new inner estimate in u; 1: nothing is remembered (BSGD)
-    correction: float = 0.0  # theta, the weight of msvr's correction; 0: as in its paper
+    estimator: Estimator
+    gamma: float
+    correction: float
 
     def check_estimator(self, risk: XRisk) -> None:
         require(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}")

@@ -11,7 +11,6 @@ ICLR 2021); its moments are part of its state and are not sent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
@@ -65,19 +64,18 @@ class Rule(NamedTuple):
         return tree.map(direction, first, second), Moments(first, second, count)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Optimised:
-    """Settings of local steps and of the server's update. `Descent` derives from it."""
+    """Local steps and the server's update. `Descent` has the settings."""
 
-    descent: LocalDescent = "sgd"  # how local steps use G: sgd, momentum or adam; they begin anew in every round
-    momentum: float = 0.9  # weight of past gradients in momentum, and in adam's mean of gradients
-    adam_decay: float = 0.999  # weight of past squares in adam
-    adam_epsilon: float = 1e-8  # what adam adds to the root of the mean square
-    server_update: ServerUpdate = "mean"  # how the server uses the merged change: as it is, by momentum or by adam
-    server_lr: float = 0.0  # learning rate of the server's momentum or adam; 0: 1 for momentum, 0.01 for adam
-    server_momentum: float = 0.9  # weight of past changes in the server's momentum and adam
-    server_adam_decay: float = 0.99  # weight of past squares in the server's adam
-    server_adam_epsilon: float = 1e-3  # what the server's adam adds to the root of the mean square
+    descent: LocalDescent
+    momentum: float
+    adam_decay: float
+    adam_epsilon: float
+    server_update: ServerUpdate
+    server_lr: float
+    server_momentum: float
+    server_adam_decay: float
+    server_adam_epsilon: float
 
     def check_optimisers(self) -> None:
         if self.descent not in get_args(LocalDescent):

@@ -130,10 +130,10 @@ def curve(
         say(f"{method.name}, {setting.name}, seed {seed} ...")
         return tuple(_run(bed, setting, rounds, seed))
 
-    chosen = [
-        min(range(len(method.settings)), key=lambda number, at=at: late(norms(number, tuned_on), at // SAMPLES))
-        for at in x
-    ]
+    def best(at: int) -> int:
+        return min(range(len(method.settings)), key=lambda number: late(norms(number, tuned_on), at // SAMPLES))
+
+    chosen = [best(at) for at in x]
     runs = tuple(
         tuple(late(norms(number, seed), at // SAMPLES) for at, number in zip(x, chosen, strict=True))
         for seed in seeds
