@@ -100,6 +100,10 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(not self.risk.score_shape, "this algorithm needs one score an example, and the risk pairs vectors")
+        own = self.descent == "sgd" and self.server_update == "mean"
+        require(
+            own, "codasca moves its primal and dual variables by its own rule: leave out descent and server_update"
+        )
         require(0 <= self.positive_share < 1, f"positive_share must lie in [0, 1), got {self.positive_share}")
         require(self.margin > 0, f"margin must be positive, got {self.margin}")
         require(self.proximal > 0, f"proximal must be positive, got {self.proximal}")

@@ -1,6 +1,6 @@
 """What FeDXL and Local Pair have in common: a step with running inner estimates u and a moving-average gradient G.
 
-    u_i <- (1 - gamma) u_i + gamma g_i
+    u_i <- (1 - gamma) u_i + gamma g_i            or another estimator: `estimators.py`
     G   <- (1 - beta) G + beta (gradient of the pull)
     w   <- w - eta G
 
@@ -17,8 +17,10 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
+from fedxl.algorithms.estimators import Earlier, Estimating, Estimator, Past, corrected
 from fedxl.algorithms.level import Guard, Level, balanced, guarded
 from fedxl.algorithms.merging import stretched
+from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import (
     Assignment,
     Batch,
@@ -43,6 +45,7 @@ class ClientEstimates(NamedTuple):
     u: Tensor  # [n1, *m] running inner estimates; NaN: never visited
     buffers: dict[str, Tensor]  # its own, where buffers stay local
     risk: Tensor | tuple[()] = ()  # running estimate of its own risk, where that counts; NaN: not known
+    rows: Tensor | tuple[()] = ()  # n1, where the estimator needs it
 
 
 class PairWork(NamedTuple):
@@ -56,6 +59,8 @@ class PairWork(NamedTuple):
     both: Tensor  # whether the client holds S1 and S2, as 1 or 0
     moved: Tensor  # how far a client with one class has moved its scores in this round
     risk: Tensor | tuple[()] = ()  # as in ClientEstimates
+    moments: Moments | tuple[()] = ()  # of local momentum or Adam
+    past: Past | tuple[()] = ()  # what the estimator remembers
 
 
 class ScoreTrace(NamedTuple):
@@ -89,14 +94,16 @@ C = TypeVar("C", bound="Compositional[Any, Any]")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Compositional(Descent[S, ClientEstimates, U]):
+class Compositional(Estimating, Descent[S, ClientEstimates, U]):
     """Descent on an X-risk by pairs of scores."""
 
     summed: ClassVar[tuple[str, ...]] = ("weights", "G")
     may_be_nan: ClassVar[tuple[str, ...]] = ("u",)  # u of an example never visited, and all u of a linear risk
 
     beta: float = 0.1  # weight of the new gradient in G
-    gamma: float = 0.1  # weight of the new inner estimate in u
+    gamma: float = 0.1  # weight of the new inner estimate in u; 1: nothing is remembered (BSGD)
+    estimator: Estimator = "average"  # of u: the moving average, or msvr, which scores batches by two models
+    correction: float = 0.0  # theta, the weight of msvr's correction; 0: as in its paper
     level: Level = "free"  # what steps may do to the level of all scores: free, bounded, even or balanced
     guard: Guard = "auto"  # whether such levels guard outputs: on, off; auto: on unless the network norms its scores
     worst_site: float = 0.0  # lambda of the worst-site objective: the smaller, the more the worst counts; 0: off
@@ -104,12 +111,16 @@ class Compositional(Descent[S, ClientEstimates, U]):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.beta <= 1, f"beta must lie in (0, 1], got {self.beta}")
-        require(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}")
+        self.check_estimator(self.risk)
         if self.level not in get_args(Level):
             raise unknown("level", self.level, get_args(Level))
         if self.guard not in get_args(Guard):
             raise unknown("guard", self.guard, get_args(Guard))
 
+        require(
+            not (self.worst_site and self.fixed_point),
+            "worst_site weighs each client's change by its own risk, and fixed_point knows their sum alone",
+        )
         require(self.worst_site >= 0, f"worst_site must not be negative (0: off), got {self.worst_site}")
         require(not (self.worst_site and self.centralized), "worst_site needs sites; here all data are in one place")
 
@@ -133,7 +144,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
         shape, dtype = (max(1, num_rows), *self.risk.inner_shape), self.risk.dtype(like.dtype)
         u = like.new_full(shape, float("nan"), dtype=dtype)
         risk = like.new_full((), float("nan")) if self.worst_site else ()
-        return ClientEstimates(u, self.own_buffers(server.weights.buffers), risk)
+        rows = like.new_full((), num_rows) if self.corrects else ()
+        return ClientEstimates(u, self.own_buffers(server.weights.buffers), risk, rows)
 
     def check_update(self, server: S, update: U, assignment: Assignment) -> dict[str, Tensor]:
         """Weights and G have one size: how far both move the model until the end of the next round.
@@ -148,9 +160,14 @@ class Compositional(Descent[S, ClientEstimates, U]):
         return sizes | {WEIGHTS_AND_G: sizes.pop(WEIGHTS) + ahead}
 
     def ahead(self, server: S, steps: int) -> Tensor | float:
-        """How far a G of length 1 moves the model in the next round."""
-        kept = 1 - self.beta
-        left = sum(kept**step for step in range(1, steps + 1))  # what is left of G, step by step
+        """How far a G of length 1 moves the model in the next round, by SGD or momentum.
+
+        Adam moves it as far whatever the length. There, this compares the lengths of G all the same.
+        """
+        kept, speed, left = 1 - self.beta, 0.0, 0.0
+        for step in range(1, steps + 1):
+            speed = kept**step + (self.momentum * speed if self.descent == "momentum" else 0.0)
+            left += speed  # what is left of G, step by step
         return self.rate(server.step, torch.float64) * left
 
     def changing(self, state: Any) -> dict[str, Any]:
@@ -178,13 +195,49 @@ class Compositional(Descent[S, ClientEstimates, U]):
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
         both = ((share.first > 0) & (share.second > 0)).to(factors.dtype)
         still = torch.zeros_like(both)
-        return PairWork(weights, server.G, client.u, server.step, factors, both, still, client.risk)
+        moments = self.begin_moments(weights.params, server.step)
+        past = Past(weights.params, client.rows) if isinstance(client.rows, Tensor) else ()
+        return PairWork(weights, server.G, client.u, server.step, factors, both, still, client.risk, moments, past)
 
     def pull(
-        self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients by the scores a of S1 and b of S2, and the updated u of the former."""
+        self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor,
+        earlier: Earlier | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """The gradients by the scores a of S1 and b of S2, and the updated u of the former.
+
+        earlier: the scores of the same batch one step before, where the estimator needs them.
+        """
         raise NotImplementedError
+
+    def followed(self, work: PairWork, before: Tensor, l: Tensor, past: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The updated u of a batch, from the pairs l [n, B1, B2, *m] of its examples of S1; n: kinds of pairs.
+
+        past: the same pairs one step before, and theta, where the estimator needs them.
+        """
+        risk = self.risk
+        if risk.thresholds:
+            return self.mixed(work, [risk.renew(before, each, self.gamma) for each in l])
+        g = self.mixed(work, [risk.estimate(each) for each in l])
+        u = risk.blend(before, g, self.gamma)
+        if past is None:
+            return u
+        l_past, theta = past
+        g_past = self.mixed(work, [risk.estimate(each) for each in l_past])
+        moved = corrected(risk, u, g, g_past, theta)
+        return torch.where(before.isnan(), g, risk.within(moved, before, torch.cat(tuple(l), 1)))
+
+    def mixed(self, work: PairWork, each: list[Tensor]) -> Tensor:
+        """Estimates from several kinds of pairs as one."""
+        return each[0]
+
+    def rescored(self, score: Score, work: PairWork, batch: Batch) -> Earlier | None:
+        """The batch by the weights one step before, where the estimator needs it."""
+        if not isinstance(work.past, Past):
+            return None
+        h, _ = score(work.weights._replace(params=work.past.params), batch.x)
+        size1 = batch.rows.shape[0]
+        a, b, _ = sides(self.linked(h, size1, work.both), batch.y, batch.rows)
+        return Earlier(a, b, self.theta(work.past.rows, size1))
 
     def advance(self, score: Score, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         """One step: score, pull, estimate, descend."""
@@ -193,17 +246,20 @@ class Compositional(Descent[S, ClientEstimates, U]):
         linked: Any = torch.func.vjp(lambda h: self.linked(h, size1, work.both), h)
         paired, back_to_h = linked
         a, b, y = sides(paired, batch.y, batch.rows)
-        da, db, new = self.pull(batch.passive, work, a, b, y, before)
+        da, db, new = self.pull(batch.passive, work, a, b, y, before, self.rescored(score, work, batch))
         (d,) = back_to_h(torch.cat((da, db)))
         d = self.conserved(d, size1, work)
         (gradient,) = back(d)
         G = self.blended(work.G, gradient)
         pace, moved = self.paced(G, gradient, d, work)
-        params = self.descend(work.weights.params, G, work.step, pace)
+        params, moments = self.advanced(work.weights.params, G, work.step, work.moments, pace)
         u = work.u if self.risk.linear else self.remember(work, batch.rows, before, new)
-        after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved)
+        after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved, moments=moments)
         if self.worst_site:
             after = after._replace(risk=self.watched(work, new, a, *self.others(batch.passive, b, y)))
+        if isinstance(work.past, Past):
+            # A copy: no leaf of the new work is another leaf of the old.
+            after = after._replace(past=work.past._replace(params=tree.map(torch.clone, work.weights.params)))
         return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
 
     def outputs(self, score: Score, work: PairWork, batch: Batch) -> Any:
@@ -226,7 +282,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
 
     def remembered(self, work: PairWork) -> ClientEstimates:
         """What a client keeps until its next round."""
-        return ClientEstimates(work.u, self.own_buffers(work.weights.buffers), work.risk)
+        rows = work.past.rows if isinstance(work.past, Past) else ()
+        return ClientEstimates(work.u, self.own_buffers(work.weights.buffers), work.risk, rows)
 
     def reported(self, work: PairWork) -> Tensor | tuple[()]:
         """A client's own risk, as it is sent; 0 where there is none."""

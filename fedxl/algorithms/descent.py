@@ -12,6 +12,7 @@ from fedxl import tree
 from fedxl.algorithms.averages import Aggregation
 from fedxl.algorithms.fixed_point import FORMS
 from fedxl.algorithms.merging import Merging
+from fedxl.algorithms.optimisers import LocalDescent, Moments, Optimised, ServerUpdate
 from fedxl.algorithms.protocol import (
     Assignment,
     Client,
@@ -33,7 +34,7 @@ WEIGHTS = "change of weights"  # the size that every update has
 
 
 @dataclass(frozen=True, eq=False)
-class Descent(Merging, Generic[Server, Client, Update]):
+class Descent(Optimised, Merging, Generic[Server, Client, Update]):
     """A base class: a risk, a learning rate with its schedule, weight decay, and how buffers are merged.
 
     It is its own phase, in every round. A subclass without pairs and pool adds `init`, `init_client`, `start`,
@@ -57,6 +58,15 @@ class Descent(Merging, Generic[Server, Client, Update]):
     hostile: float = 0.25  # share of clients that may lie: trimmed cuts it off at either end, krum leaves it out
     clip_change: float = 0.0  # a client's change is cut to so many times the running median of all; 0: never
     fixed_point: int = 0  # bits of the whole numbers in which changes are summed, 32 or 64; 0: sums of floats
+    descent: LocalDescent = "sgd"  # how local steps use G: sgd, momentum or adam; they begin anew in every round
+    momentum: float = 0.9  # weight of past gradients in momentum, and in adam's mean of gradients
+    adam_decay: float = 0.999  # weight of past squares in adam
+    adam_epsilon: float = 1e-8  # what adam adds to the root of the mean square
+    server_update: ServerUpdate = "mean"  # how the server uses the merged change: as it is, by momentum or by adam
+    server_lr: float = 0.0  # learning rate of the server's momentum or adam; 0: 1 for momentum, 0.01 for adam
+    server_momentum: float = 0.9  # weight of past changes in the server's momentum and adam
+    server_adam_decay: float = 0.99  # weight of past squares in the server's adam
+    server_adam_epsilon: float = 1e-3  # what the server's adam adds to the root of the mean square
 
     def __post_init__(self) -> None:
         require_types(type(self), {item.name: getattr(self, item.name) for item in fields(self)})
@@ -75,6 +85,7 @@ class Descent(Merging, Generic[Server, Client, Update]):
             f"clip_change must be at least 1, or 0 for no clipping, got {self.clip_change}",
         )
         self._require_summable()
+        self.check_optimisers()
 
     def _require_summable(self) -> None:
         """Whoever knows only the sum of all changes can neither compare nor clip them."""
@@ -101,8 +112,28 @@ class Descent(Merging, Generic[Server, Client, Update]):
         self, params: dict[str, Tensor], G: dict[str, Tensor], step: Tensor, pace: Tensor | None = None
     ) -> dict[str, Tensor]:
         """params - pace * learning rate * (G + weight_decay * params); no pace: 1."""
-        if self.weight_decay:
-            G = tree.map(lambda g, w: torch.add(g, w, alpha=self.weight_decay), G, params)
+        return self._along(params, self._decayed(params, G), step, pace)
+
+    def advanced(
+        self,
+        params: dict[str, Tensor],
+        G: dict[str, Tensor],
+        step: Tensor,
+        moments: Moments | tuple[()],
+        pace: Tensor | None = None,
+    ) -> tuple[dict[str, Tensor], Moments | tuple[()]]:
+        """`descend` by the rule of the setting `descent`, and what its next step remembers."""
+        direction, moments = self.local_direction(moments, self._decayed(params, G))
+        return self._along(params, direction, step, pace), moments
+
+    def _decayed(self, params: dict[str, Tensor], G: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not self.weight_decay:
+            return G
+        return tree.map(lambda g, w: torch.add(g, w, alpha=self.weight_decay), G, params)
+
+    def _along(
+        self, params: dict[str, Tensor], G: dict[str, Tensor], step: Tensor, pace: Tensor | None
+    ) -> dict[str, Tensor]:
         dtype = next(iter(params.values())).dtype
         # A rate of 1 as a plain number would vanish from a compiled step, and cost it a program of its own.
         rate = self.rate(step, dtype) if pace is None else self.falling(step, dtype) * pace
@@ -136,7 +167,7 @@ class Descent(Merging, Generic[Server, Client, Update]):
         return ()
 
     def downlink(self, server: Server) -> Server:
-        return self.without_norms(server)
+        return self.without_moments(self.without_norms(server))
 
     def init_client(self, server: Server, num_rows: int) -> Client:
         raise NotImplementedError

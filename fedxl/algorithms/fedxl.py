@@ -20,7 +20,9 @@ from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.compositional import WEIGHTS_AND_G, ClientEstimates, Compositional, PairWork, ScoreTrace, sides
+from fedxl.algorithms.estimators import Earlier
 from fedxl.algorithms.level import Level, OneClass, centred, even, pace
+from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.ordering import Order, sort_rows
 from fedxl.algorithms.pool import (
     Passive,
@@ -67,6 +69,7 @@ class FeDXLServer(NamedTuple):
     step: Tensor  # local steps since the beginning
     norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
     worst: RiskLevel | tuple[()] = ()  # the level of clients' own risks, where these count (`worst_site.py`)
+    moments: Moments | tuple[()] = ()  # of the server's momentum or Adam
 
 
 class FeDXLUpdate(NamedTuple):
@@ -120,6 +123,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         require(
             trains or not self.reach, "reach is for clients with one class that train: set one_class = 'train', too"
         )
+        plain = self.descent == "sgd" or not self.reach
+        require(plain, f"reach measures steps along G: set descent = 'sgd' (it is '{self.descent}'), or reach = 0")
         require(0 <= self.mix < 1, f"mix must lie in [0, 1), got {self.mix}")
         require(0 < self.pool_share <= 1, f"pool_share must lie in (0, 1], got {self.pool_share}")
         require(self.uploads >= 0, f"uploads must not be negative (0: all), got {self.uploads}")
@@ -130,7 +135,6 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             require(not self.mix, "worst_site and mix cannot be combined: own pairs would count twice; set mix = 0")
             plain = self.risk.lam_outer is None
             require(plain, "worst_site needs a risk that is a mean over S1; for tpauc set normalised = false")
-            require(not self.private, "worst_site tells a site's own risk without noise; leave it out with dp_clip")
 
     @property
     def private(self) -> bool:
@@ -169,7 +173,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         return server.pool.take(lag1, lag2)
 
     def downlink(self, server: FeDXLServer) -> FeDXLServer:
-        return self.without_norms(server._replace(pool=server.pool.emptied()))
+        return super().downlink(server._replace(pool=server.pool.emptied()))
 
     def init(self, weights: Weights) -> FeDXLServer:
         if self.private:
@@ -178,7 +182,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         step = torch.zeros((), dtype=torch.int64, device=like.device)
         pool = empty(self.risk, like, owned=self.mix > 0)
         worst = unknown_level(like) if self.worst_site else ()
-        return self.with_norms(FeDXLServer(weights, self.init_G(weights.params), pool, step, worst=worst))
+        server = FeDXLServer(weights, self.init_G(weights.params), pool, step, worst=worst)
+        return self.with_moments(self.with_norms(server))
 
     def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:
         some_a, some_b = server.pool.ready()
@@ -217,8 +222,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         return trace._replace(a=a, u=torch.zeros_like(trace.u), b=b)
 
     def pull(
-        self, passive: Passive, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, passive: Passive, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor,
+        earlier: Earlier | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """G1's part by the active a, G2's by the active b.
 
         Both are one block of pairs, [2, B1, B2]: (active a, passive b) above (passive a, active b). With `mix` the
@@ -227,12 +233,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         risk, own = self.risk, self.mix * work.both
         blocks = [(a, passive.b, passive.y), (passive.a, b, y), (a, b, y)][: 3 if self.mix else 2]
         l, back = risk.pairs(*(torch.stack(each) for each in zip(*blocks, strict=True)))
-        u = before
-        if not risk.linear:
-            g = risk.estimate(l[0])
-            if self.mix:
-                g = torch.where(own > 0, risk.blend(g, risk.estimate(l[2]), self.mix), g)
-            u = risk.blend(before, g, self.gamma)
+        past = None if earlier is None else self.past_pairs(passive, y, earlier)
+        u = before if risk.linear else self.followed(work, before, l[::2], past)  # the pairs of the active a
         estimates = torch.stack((u, passive.u, u)[: len(blocks)])
         force1, force2 = self.forces(work)
         forces = torch.stack((force1, force2, torch.ones_like(force1))[: len(blocks)])
@@ -242,6 +244,18 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         if self.mix:
             da, db = torch.lerp(da, force1 * first[2], own), torch.lerp(db, force2 * second[2], own)
         return da, db, u
+
+    def mixed(self, work: PairWork, each: list[Tensor]) -> Tensor:
+        if len(each) == 1:
+            return each[0]
+        pooled, own = each
+        return torch.where(work.both > 0, self.risk.blend(pooled, own, self.mix), pooled)
+
+    def past_pairs(self, passive: Passive, y: Tensor, earlier: Earlier) -> tuple[Tensor, Tensor]:
+        """The pairs of the active a as they were one step before. The passive side has not moved."""
+        blocks = [(passive.b, passive.y), (earlier.b, y)][: 2 if self.mix else 1]
+        b, labels = (torch.stack(each) for each in zip(*blocks, strict=True))
+        return self.risk.losses(earlier.a.expand(len(blocks), *earlier.a.shape), b, labels), earlier.theta
 
     def forces(self, work: PairWork) -> Tensor:
         """What the pulls on S1 and on S2 are multiplied by: the same where there is something to pull on both."""
@@ -326,10 +340,11 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         updates, norms = self.clipped(server, updates, shares)
         shares = self.chosen(server, updates, shares)
         weights, G = self.merged((updates.weights, updates.G), shares, (server.weights, server.G))
+        weights, moments = self.improved(server, weights, shares)
         updates, worst = self.emphasised(server, updates)
         pool = self.merge(server.pool, updates)
         pool = self.estimated(pool) if self.pool_u == "server" else pool
-        return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms, worst)
+        return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms, worst, moments)
 
     def emphasised(self, server: FeDXLServer, updates: FeDXLUpdate) -> tuple[FeDXLUpdate, RiskLevel | tuple[()]]:
         """Updates whose scores of S1 are drawn by their clients' own risks, and the level of these risks."""

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairWork
+from fedxl.algorithms.estimators import Earlier
+from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
 from fedxl.algorithms.worst_site import tilted
 from fedxl.errors import require
@@ -25,6 +27,7 @@ class LocalPairServer(NamedTuple):
     G: dict[str, Tensor]
     step: Tensor
     norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
+    moments: Moments | tuple[()] = ()  # of the server's momentum or Adam
 
 
 class LocalPairUpdate(NamedTuple):
@@ -46,7 +49,7 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
 
     def init(self, weights: Weights) -> LocalPairServer:
         step = torch.zeros((), dtype=torch.int64, device=next(iter(weights.params.values())).device)
-        return self.with_norms(LocalPairServer(weights, self.init_G(weights.params), step))
+        return self.with_moments(self.with_norms(LocalPairServer(weights, self.init_G(weights.params), step)))
 
     def start(self, server: LocalPairServer, client: ClientEstimates, share: Share) -> PairWork:
         both = (share.first > 0) & (share.second > 0)
@@ -57,10 +60,12 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
         return work, NoTrace()
 
     def pull(
-        self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor,
+        earlier: Earlier | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         l, back = self.risk.pairs(a, b, y)
-        u = before if self.risk.linear else self.risk.blend(before, self.risk.estimate(l), self.gamma)
+        past = None if earlier is None else (self.risk.losses(earlier.a, earlier.b, y)[None], earlier.theta)
+        u = before if self.risk.linear else self.followed(work, before, l[None], past)
         da, db = back(self.risk.weights(l, u) * work.factors[0])
         return da, db, u
 
@@ -84,7 +89,8 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
         if isinstance(updates.risk, Tensor):
             shares = tilted(shares, updates.risk, self.worst_site)
         weights, G = self.merged((updates.weights, updates.G), shares, (server.weights, server.G))
-        return LocalPairServer(weights, G, server.step + updates.steps.max(), norms)
+        weights, moments = self.improved(server, weights, shares)
+        return LocalPairServer(weights, G, server.step + updates.steps.max(), norms, moments)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from fedxl.algorithms.descent import Descent
+from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
 from fedxl.errors import require
 from fedxl.models import Score, Weights
@@ -20,6 +21,7 @@ class LocalSGDServer(NamedTuple):
     weights: Weights
     step: Tensor
     norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
+    moments: Moments | tuple[()] = ()  # of the server's momentum or Adam
 
 
 class LocalSGDClient(NamedTuple):
@@ -29,6 +31,7 @@ class LocalSGDClient(NamedTuple):
 class LocalSGDWork(NamedTuple):
     weights: Weights
     step: Tensor
+    moments: Moments | tuple[()] = ()  # of local momentum or Adam
 
 
 class LocalSGDUpdate(NamedTuple):
@@ -60,14 +63,15 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
 
     def init(self, weights: Weights) -> LocalSGDServer:
         device = next(iter(weights.params.values())).device
-        return self.with_norms(LocalSGDServer(weights, torch.zeros((), dtype=torch.int64, device=device)))
+        server = LocalSGDServer(weights, torch.zeros((), dtype=torch.int64, device=device))
+        return self.with_moments(self.with_norms(server))
 
     def init_client(self, server: LocalSGDServer, num_rows: int) -> LocalSGDClient:
         return LocalSGDClient(self.own_buffers(server.weights.buffers))
 
     def start(self, server: LocalSGDServer, client: LocalSGDClient, share: Share) -> LocalSGDWork:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
-        return LocalSGDWork(weights, server.step)
+        return LocalSGDWork(weights, server.step, self.begin_moments(weights.params, server.step))
 
     def step(
         self, score: Score, server: LocalSGDServer, work: LocalSGDWork, batch: Batch
@@ -77,8 +81,9 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
             return cross_entropy(h, batch.y), buffers
 
         gradient, buffers = torch.func.grad(objective, has_aux=True)(work.weights.params)
-        params = self.descend(work.weights.params, gradient, work.step)
-        return work._replace(weights=Weights(params, buffers), step=work.step + 1), NoTrace()
+        params, moments = self.advanced(work.weights.params, gradient, work.step, work.moments)
+        after = work._replace(weights=Weights(params, buffers), step=work.step + 1, moments=moments)
+        return after, NoTrace()
 
     def finish(
         self, server: LocalSGDServer, share: Share, work: LocalSGDWork, trace: NoTrace
@@ -93,4 +98,5 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
         updates, norms = self.clipped(server, updates, updates.share.model)
         shares = self.chosen(server, updates, updates.share.model)
         weights = self.merged(updates.weights, shares, server.weights)
-        return LocalSGDServer(weights, server.step + updates.steps.max(), norms)
+        weights, moments = self.improved(server, weights, shares)
+        return LocalSGDServer(weights, server.step + updates.steps.max(), norms, moments)

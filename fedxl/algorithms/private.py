@@ -131,6 +131,8 @@ def check_method(algorithm: Any) -> None:
         "one_class": (algorithm.one_class != "centre", "one_class = 'centre' mixes the gradients of a batch"),
         "reach": (not algorithm.reach, "set reach = 0: it shortens steps by gradients without noise"),
         "mix": (not algorithm.mix, "set mix = 0: it pairs a client's examples with each other"),
+        "worst_site": (not algorithm.worst_site, "set worst_site = 0: a client's own risk is sent without noise"),
+        "estimator": (algorithm.estimator == "average", "set estimator = 'average': msvr scores a batch twice"),
         "pool_u": (algorithm.pool_u == "server", "set pool_u = 'server': clients' u have no noise"),
     }
     for fine, why in wanted.values():

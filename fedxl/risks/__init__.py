@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from fedxl.risks.auroc import auroc
 from fedxl.risks.average_precision import average_precision
 from fedxl.risks.contrastive import contrastive
+from fedxl.risks.cvar import cvar_partial_auc, cvar_two_way_partial_auc
 from fedxl.risks.p_norm_push import p_norm_push
 from fedxl.risks.partial_auc import partial_auc, two_way_partial_auc
 from fedxl.risks.scores import LINKS, ScoreRange, identity
@@ -15,13 +16,16 @@ from fedxl.risks.xrisk import Side, XRisk, belongs, check_risk, gap, named
 
 __all__ = [
     "LINKS", "RISKS", "SURROGATES", "ScoreRange", "Side", "XRisk", "auroc", "average_precision", "belongs",
-    "check_risk", "contrastive", "gap", "identity", "named", "p_norm_push", "partial_auc", "two_way_partial_auc",
+    "check_risk", "contrastive", "cvar_partial_auc", "cvar_two_way_partial_auc", "gap", "identity", "named",
+    "p_norm_push", "partial_auc", "two_way_partial_auc",
 ]  # fmt: skip
 
 RISKS: Mapping[str, Callable[..., XRisk]] = {
     "auroc": auroc,
     "pauc": partial_auc,
     "tpauc": two_way_partial_auc,
+    "cvar_pauc": cvar_partial_auc,
+    "cvar_tpauc": cvar_two_way_partial_auc,
     "ap": average_precision,
     "p_norm_push": p_norm_push,
     "contrastive": contrastive,

@@ -96,6 +96,11 @@ class XRisk:
         return self.lam is None and self.lam_outer is None and self.outer is identity
 
     @property
+    def emphasises(self) -> bool:
+        """Whether examples of S1 count differently: F is not the mean of f."""
+        return self.lam_outer is not None
+
+    @property
     def _j(self) -> int:
         """The dimension of S2 in a block of pairs."""
         return -1 - len(self.inner_shape)
@@ -119,13 +124,29 @@ class XRisk:
             blended = g
         return torch.where(u.isnan(), g, blended)
 
+    @property
+    def thresholds(self) -> bool:
+        """Whether u are thresholds among the pair losses, which `renew` moves step by step, and no means."""
+        return False
+
+    def renew(self, u: Tensor, l: Tensor, gamma: float) -> Tensor:
+        """The inner estimates [.., B1, *m] after a batch with the pairs l [.., B1, B2, *m]."""
+        return self.blend(u, self.estimate(l), gamma)
+
+    def within(self, u: Tensor, before: Tensor, l: Tensor) -> Tensor:
+        """u, no farther than the losses l [.., B1, B2, *m] of a batch reach, or the estimates before (NaN: none)."""
+        low, high = l.amin(self._j), l.amax(self._j)
+        if self.lam is not None:
+            low, high = low / self.lam, high / self.lam
+        return torch.maximum(torch.minimum(u, torch.fmax(high, before)), torch.fmin(low, before))
+
     def coupling(self, l: Tensor, u: Tensor, sample: Tensor | None = None) -> Tensor:
         """c = |S1| |S2| dF/dl_ij, at the running estimate u instead of g; carries no gradient.
 
         `sample`: as in `emphasis`.
         """
         c = self._inner_coupling(l.detach(), u.detach().unsqueeze(self._j))
-        if self.lam_outer is None:
+        if not self.emphasises:
             return c
         emphasis = self.emphasis(u, sample)
         return c * emphasis.reshape(*emphasis.shape, 1, *[1] * len(self.inner_shape))
@@ -150,10 +171,7 @@ class XRisk:
         f = f / self.lam_outer
         if sample is None:
             return torch.exp(f - log_mean_exp(f, -1).unsqueeze(-1))
-        others = self.outer(sample.detach()) / self.lam_outer
-        rows, entries = (torch.arange(x.shape[-1], device=x.device) for x in (f, others))
-        replaced = rows.unsqueeze(-1) % len(entries) == entries  # [B1, n]
-        among = torch.where(replaced, f.unsqueeze(-1), others.unsqueeze(-2))  # [.., B1, n]
+        among = with_each(f, self.outer(sample.detach()) / self.lam_outer)
         return torch.exp(f - log_mean_exp(among, -1))
 
     def _slope(self, u: Tensor) -> Tensor:
@@ -166,10 +184,11 @@ class XRisk:
 
     def pairs(self, a: Tensor, b: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
         """Every pair's l [.., B1, B2, *m], and how weights on the pairs become gradients by a and by b."""
-        l, back, *_ = torch.func.vjp(lambda a, b: self._pair(a, b, y), a, b)
+        l, back, *_ = torch.func.vjp(lambda a, b: self.losses(a, b, y), a, b)
         return l, back
 
-    def _pair(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    def losses(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        """Every pair's l [.., B1, B2, *m]."""
         return self.pair(a.double(), b.double(), y.double()) if self.double else self.pair(a, b, y)
 
     def weights(self, l: Tensor, u: Tensor, sample: Tensor | None = None) -> Tensor:
@@ -183,7 +202,7 @@ class XRisk:
     def inner(self, a: Tensor, b: Tensor, y: Tensor, chunk: int = 2**22) -> Tensor:
         """Exact inner estimates of every a against every b, a block of about `chunk` pairs at a time."""
         rows = max(1, chunk // max(1, b.shape[0]))
-        return torch.cat([self.estimate(self._pair(part, b, y)) for part in a.split(rows)])
+        return torch.cat([self.estimate(self.losses(part, b, y)) for part in a.split(rows)])
 
     def inner_range(self) -> tuple[Tensor, Tensor]:
         """Between which numbers [*m] inner estimates of scores in range lie.
@@ -220,8 +239,18 @@ class XRisk:
         if not len(a) or not len(b):
             return h.new_tensor(float("nan"))
         y = labels[belongs(labels, second)].to(h.dtype)
-        f = self.outer(self.inner(a, b, y))
+        return self.over_first(self.outer(self.inner(a, b, y)))
+
+    def over_first(self, f: Tensor) -> Tensor:
+        """F from f of all examples of S1."""
         return f.mean() if self.lam_outer is None else self.lam_outer * log_mean_exp(f / self.lam_outer, -1)
+
+
+def with_each(rows: Tensor, sample: Tensor) -> Tensor:
+    """A sample [n] for each row [.., B1], in which one of its entries is the row itself, [.., B1, n]."""
+    row, entry = (torch.arange(x.shape[-1], device=x.device) for x in (rows, sample))
+    replaced = row.unsqueeze(-1) % len(entry) == entry  # [B1, n]
+    return torch.where(replaced, rows.unsqueeze(-1), sample.unsqueeze(-2))
 
 
 def log_mean_exp(x: Tensor, dim: int) -> Tensor:

@@ -36,6 +36,12 @@ def participants(problem: Problem, first: Sequence[int], second: Sequence[int], 
     share = weigh_by(first, second, run.weighting, frequency)
     if run.cohort_weights == "normalised":
         return Participants(share, plan)
+    plain = getattr(problem.algorithm, "server_update", "mean") == "mean"
+    require(
+        plain,
+        "unbiased cohorts make the server's steps of different lengths, which momentum and adam would undo; "
+        'set cohort_weights = "normalised" or server_update = "mean"',
+    )
     return Participants(share, replace(plan, weights=_weights(problem, share, frequency)))
 
 

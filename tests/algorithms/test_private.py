@@ -197,6 +197,8 @@ REFUSED = {
     "reach": ({"reach": 0.1}, "set reach = 0"),
     "mix": ({"mix": 0.1}, "set mix = 0"),
     "pool_u": ({"pool_u": "clients"}, "set pool_u = 'server'"),
+    "worst site": ({"worst_site": 0.3}, "set worst_site = 0"),
+    "msvr": ({"estimator": "msvr"}, "set estimator = 'average'"),
     "raw": ({"risk": partial_auc(scores="raw")}, "set scores = 'sigmoid'"),
     "labels": ({"risk": average_precision(scores="sigmoid")}, "must pair positives with negatives"),
     "no noise": ({"dp_noise": 0.0}, "dp_clip needs noise"),

@@ -70,6 +70,27 @@ def plain_log_tpauc(lam, outer, squash=None):
     return lambda h, y: outer * math.log(plain_tpauc(lam, outer, squash)(h, y))
 
 
+def plain_cvar(fpr, start=0.0, share=1.0, loss=hinge, squash=None):
+    """By sorting: the mean loss of the negatives between two ranks, a fraction of the last one included."""
+
+    def total_of_largest(values, share):
+        ordered, left, total = sorted(values, reverse=True), share * len(values), 0.0
+        for value in ordered:
+            total, left = total + min(1.0, left) * value, max(0.0, left - 1)
+        return total
+
+    def value(h, y):
+        pos, neg = sides([(squash or sigmoid)(s) for s in h], y)
+        f = []
+        for a in pos:
+            losses = [loss(a - b) for b in neg]
+            inside = total_of_largest(losses, fpr) - total_of_largest(losses, start)
+            f.append(inside / ((fpr - start) * len(neg)))
+        return total_of_largest(f, share) / (share * len(pos))
+
+    return value
+
+
 def plain_ap(h, y):
     scores = [sigmoid(s) for s in h]
     pos, _ = sides(scores, y)
@@ -120,6 +141,12 @@ CASES: list[tuple[str, dict, Reference]] = [
     ("tpauc", {"lam": 0.5, "lam_outer": 2.0}, plain_log_tpauc(0.5, 2.0)),
     ("tpauc", {"lam": 1.0, "lam_outer": 0.2, "scores": "raw"}, plain_log_tpauc(1.0, 0.2, lambda s: s)),
     ("tpauc", {"lam": 0.5, "lam_outer": 2.0, "normalised": False}, plain_tpauc(0.5, 2.0)),
+    ("cvar_pauc", {}, plain_cvar(0.3)),
+    ("cvar_pauc", {"fpr": 0.5, "scores": "raw"}, plain_cvar(0.5, squash=lambda s: s)),
+    ("cvar_pauc", {"fpr": 0.6, "fpr_from": 0.2, "surrogate": "psm"}, plain_cvar(0.6, 0.2, loss=PLAIN["psm"])),
+    ("cvar_pauc", {"fpr": 1.0, "surrogate": "logistic"}, plain_cvar(1.0, loss=PLAIN["logistic"])),
+    ("cvar_tpauc", {}, plain_cvar(0.5, share=0.5)),
+    ("cvar_tpauc", {"tpr": 0.75, "fpr": 0.4, "fpr_from": 0.1}, plain_cvar(0.4, 0.1, share=0.25)),
     ("ap", {}, plain_ap),
     ("p_norm_push", {"p": 3.0}, plain_push(3.0)),
     ("contrastive", {"dim": 3, "temperature": 0.2}, plain_contrastive(3, 0.2)),
@@ -287,12 +314,12 @@ def test_inner_estimates_of_scores_in_range_lie_within_their_bounds(name, option
     risk = RISKS[name](**options)
     low, high = risk.inner_range()
     generator = torch.Generator().manual_seed(5)
-    u = torch.full((), math.nan, dtype=dtype)
+    u = torch.full((1, *risk.inner_shape), math.nan, dtype=risk.dtype(dtype))
     for count in (1, 2, 30, 1, 30):
         a, b = in_range(risk, 30, generator, dtype), in_range(risk, count, generator, dtype)
         some = torch.randperm(len(b), generator=generator)[:count]
         y = torch.randint(0, 2, (len(some),), generator=generator).to(dtype)
-        u = risk.blend(u, risk.estimate(risk.pair(a, b[some], y)), 0.3)
+        u = risk.renew(u, risk.pair(a, b[some], y), 0.3)
         assert bool(((u >= low) & (u <= high)).all())
     for wrong in (-1e30, 1e30):
         assert not bool(((low <= wrong) & (high >= wrong)).any())

@@ -1,4 +1,4 @@
-"""Small problems whose exact gradient is at hand, and runs of FeDXL on them."""
+"""Small problems whose exact gradient is at hand, and runs of algorithms on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedxl import sampling
-from fedxl.algorithms.fedxl import FeDXL2
+from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.engine.drawing import Drawing
@@ -121,7 +121,7 @@ def _overlapping() -> tuple[Tensor, Tensor]:
 
 def squared_norms(
     bed: Testbed,
-    algorithm: FeDXL2,
+    algorithm: AnyAlgorithm,
     *,
     rounds: int,
     local_steps: int,
@@ -129,23 +129,29 @@ def squared_norms(
     start: Weights | None = None,
     cohort: int = 0,
     batch: int = 8,
+    batch2: int = 0,
 ) -> Tensor:
     """|grad F|^2 at the averaged model, [rounds + 1]: at the start, and after each round.
 
-    start: initial weights; None: the testbed's own. cohort: clients of a round; 0: all.
+    start: initial weights; None: the testbed's own. cohort: clients of a round; 0: all. batch2: of S2; 0: as of S1.
     """
-    engine = _engine(bed, algorithm, local_steps, batch, seed, cohort)
+    engine = _engine(bed, algorithm, local_steps, (batch, batch2 or batch), seed, cohort)
     server: Any = algorithm.init(start or weights_of(bed.model))
     num_clients, norms = len(bed.federation.parts), []
     for round in range(rounds + 1):
         members = sampling.cohort(seed, round, num_clients, cohort)
-        server = play_round(algorithm, engine, server, round, members).server
+        if round >= algorithm.first_round:
+            server = play_round(algorithm, engine, server, round, members).server
         norms.append(bed.squared_norm(server.weights))  # the warm-up, round 0, changes no weights
     return torch.tensor(norms, dtype=torch.float64)
 
 
-def _engine(bed: Testbed, algorithm: FeDXL2, local_steps: int, batch: int, seed: int, cohort: int) -> Simulator:
-    run = Settings(device="cpu", dtype="float64", seed=seed, local_steps=local_steps, batch1=batch, batch2=batch)
+def _engine(
+    bed: Testbed, algorithm: AnyAlgorithm, local_steps: int, batch: tuple[int, int], seed: int, cohort: int
+) -> Simulator:
+    run = Settings(
+        device="cpu", dtype="float64", seed=seed, local_steps=local_steps, batch1=batch[0], batch2=batch[1]
+    )
     problem = assemble(bed.model, algorithm, run, bed.federation.facts(run.weighting))
     together = (cohort or len(bed.federation.parts)) > 1
     engine = simulator(problem, bed.federation, vectorised if together else loop)

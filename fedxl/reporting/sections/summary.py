@@ -18,6 +18,8 @@ RISKS = {
     "auroc": "AUROC",
     "pauc": "one-way partial AUC",
     "tpauc": "two-way partial AUC",
+    "cvar_pauc": "one-way partial AUC of exact rates",
+    "cvar_tpauc": "two-way partial AUC of exact rates",
     "ap": "average precision",
     "p_norm_push": "a ranking whose top is pushed up",
     "contrastive": "a contrastive loss",
