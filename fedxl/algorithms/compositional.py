@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
+from fedxl.algorithms import labels
 from fedxl.algorithms.descent import WEIGHTS, Descent
 from fedxl.algorithms.level import Level, balanced, guarded
 from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState, Share
@@ -44,6 +45,7 @@ class PairWork(NamedTuple):
     factors: Tensor  # [2] what the gradients by S1 and by S2 are multiplied by: 0 where there is nothing to pair
     both: Tensor  # whether the client holds S1 and S2, as 1 or 0
     moved: Tensor  # how far a client with one class has moved its scores in this round
+    labels: Tensor | tuple[()] = ()  # [2, L] of several labels: the factors for each of them
 
 
 class ScoreTrace(NamedTuple):
@@ -56,9 +58,9 @@ class ScoreTrace(NamedTuple):
 
 
 def sides(h: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores [B1 + B2, *d] as those of S1 and those of S2, and S2's labels."""
+    """Scores [B1 + B2, *d] as those of S1 and those of S2, and S2's labels; of several labels S1 is couples."""
     size1 = rows.shape[0]
-    return h[:size1], h[size1:], y[size1:]
+    return h[:size1] if y.ndim == 1 else labels.chosen(h[:size1], rows), h[size1:], y[size1:]
 
 
 class StateWithG(ServerState, Protocol):
@@ -91,6 +93,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
         require(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}")
         if self.level not in get_args(Level):
             raise unknown("level", self.level, get_args(Level))
+        right = not self.risk.labels or self.level != "balanced"
+        require(right, 'level = "balanced" is for one label; with several use "even"')
 
     def reading(self, batch1: int, batch2: int) -> Reading:
         return Reading(*self.risk.sides, batch1, batch2)
@@ -145,7 +149,8 @@ class Compositional(Descent[S, ClientEstimates, U]):
     def begin(self, server: S, client: ClientEstimates, share: Share, factors: Tensor) -> PairWork:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
         both = ((share.first > 0) & (share.second > 0)).to(factors.dtype)
-        return PairWork(weights, server.G, client.u, server.step, factors, both, torch.zeros_like(both))
+        moved = torch.zeros_like(both)
+        return PairWork(weights, server.G, client.u, server.step, factors, both, moved, share.labels)
 
     def pull(
         self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor
@@ -162,10 +167,12 @@ class Compositional(Descent[S, ClientEstimates, U]):
 
         scored: Any = torch.func.vjp(outputs, work.weights.params, has_aux=True)
         h, back, buffers = scored
-        linked: Any = torch.func.vjp(lambda h: self.linked(h, size1, work.both), h)
+        linked: Any = torch.func.vjp(lambda h: self.linked(h, batch.y, batch.rows, work), h)
         paired, back_to_h = linked
         a, b, y = sides(paired, batch.y, batch.rows)
         da, db, new = self.pull(batch.passive, work, a, b, y, before)
+        if self.risk.labels:
+            da = labels.unchosen(da, batch.rows, self.risk.labels)
         (d,) = back_to_h(torch.cat((da, db)))
         d = self.conserved(d, size1, work)
         (gradient,) = back(d)
@@ -176,24 +183,34 @@ class Compositional(Descent[S, ClientEstimates, U]):
         after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved)
         return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
 
-    def linked(self, h: Tensor, size1: int, both: Tensor) -> Tensor:
+    def linked(self, h: Tensor, y: Tensor, rows: Tensor, work: PairWork) -> Tensor:
         """What is paired: outputs [B1 + B2, *d], guarded where the link is bounded, through the link.
 
         Not at a client with one class: the level and the spread of one class are what it has learned.
         """
-        return self.risk.link(torch.where(both > 0, guarded(h, h[:size1], h[size1:]), h) if self.guards else h)
+        if not self.guards:
+            return self.risk.link(h)
+        if isinstance(work.labels, Tensor):
+            both = labels.held_both(work.labels)
+            return self.risk.link(labels.guarded(h, *labels.members(self.risk, y, rows), both))
+        size1 = rows.shape[0]
+        return self.risk.link(torch.where(work.both > 0, guarded(h, h[:size1], h[size1:]), h))
 
-    def shown(self, h: Tensor, labels: Tensor) -> Tensor:
+    def shown(self, h: Tensor, y: Tensor) -> Tensor:
         """Outputs of examples with these labels, as the risk sees them before its link."""
         if not self.guards:
             return h
-        first, second = (belongs(labels, side) for side in self.risk.sides)
+        if self.risk.labels:
+            first, second = (labels.of_side(self.risk, y, side) for side in (0, 1))
+            return labels.guarded(h, first, second, first.any(0) & second.any(0))
+        first, second = (belongs(y, side) for side in self.risk.sides)
         return guarded(h, h[first], h[second])
 
     @property
     def guards(self) -> bool:
         """Whether there is anything to guard: an unbounded link never saturates, and vectors have no level."""
-        return self.level != "free" and self.risk.score_range.bounded and not self.risk.score_shape
+        scores = bool(self.risk.labels) or not self.risk.score_shape
+        return self.level != "free" and self.risk.score_range.bounded and scores
 
     def conserved(self, d: Tensor, size1: int, work: PairWork) -> Tensor:
         """The gradients by the outputs, without what would move the level of a client with both classes."""

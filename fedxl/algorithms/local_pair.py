@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fedxl.algorithms import labels
 from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairWork
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
 from fedxl.errors import require
@@ -59,7 +60,11 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
     ) -> tuple[Tensor, Tensor, Tensor]:
         l, back = self.risk.pairs(a, b, y)
         u = before if self.risk.linear else self.risk.blend(before, self.risk.estimate(l), self.gamma)
-        da, db = back(self.risk.weights(l, u) * work.factors[0])
+        weights = self.risk.weights(l, u) * work.factors[0]
+        if isinstance(work.labels, Tensor):
+            row = labels.own_pairs(self.risk, work.labels, a)
+            weights = weights * row.reshape(*row.shape, *[1] * (l.ndim - row.ndim))
+        da, db = back(weights)
         return da, db, u
 
     def finish(

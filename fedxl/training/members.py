@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
 
 def members(names: Sequence[str], holdings: Sequence[Holding]) -> list[Member]:
-    return [Member(name, *held) for name, held in zip(names, holdings, strict=True)]
+    return [Member(name, held.positives, held.negatives) for name, held in zip(names, holdings, strict=True)]
 
 
 def numbered(count: int) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ class Problem:
     @cached_property
     def score(self) -> Score:
         """The network as it is trained."""
-        return scorer(self.model, True, self.settings.precision)
+        return scorer(self.model, True, self.settings.precision, self.risk.score_shape)
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -74,7 +74,8 @@ class Problem:
         exact = "fp32" if self.settings.precision == "fp32" else "tf32"
         metrics = asked_for(self.risk, self.select, self.settings.fpr, self.settings.metrics)
         shown = getattr(self.algorithm, "shown", None)  # an algorithm may optimise the risk of other scores
-        return Evaluator(scorer(self.model, False), self.risk, metrics, self.dtype, exact, shown)
+        score = scorer(self.model, False, score_shape=self.risk.score_shape)
+        return Evaluator(score, self.risk, metrics, self.dtype, exact, shown)
 
     def assignment(self, share: Share) -> Assignment:
         """What a client with this share does in a round."""

@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.federation import Federation, Split, weigh
+from fedxl.data.label_shares import check_labels, label_counts, with_labels
 from fedxl.data.preparation import Preparation
-from fedxl.data.source import fingerprint, floats_as
+from fedxl.data.source import Source, fingerprint, floats_as
 from fedxl.digest import add_tensor
 from fedxl.engine.choose import choose, executor, possible
 from fedxl.engine.group import Executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import require
 from fedxl.models import check_output, weights_of
+from fedxl.risks import Several
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
 from fedxl.training.members import Form, members, numbered
 from fedxl.training.problem import Problem, assemble, check_data
@@ -60,6 +62,7 @@ class Simulation:
         facts = self.federation.facts(settings.weighting)
         self.problem = assemble(model, algorithm, settings, facts)
         check_data(self.problem, self.federation.holdings())
+        self._check_labels()
         self.federation = Federation(suited(self.problem, self.federation.source), self.federation.parts)
         self.announce, self.sections = announce, sections or {}
         self.num_clients = len(self.federation.parts)
@@ -68,6 +71,18 @@ class Simulation:
         check_output(self.problem.model, self.probe, self.problem.risk.score_shape)
         self.engine = simulator(self.problem, self.federation, self._executor())
         self.examiner = self._examiner(pairs)
+
+    def _check_labels(self) -> None:
+        """One line if labels are not those of the risk, or some cannot be trained."""
+        risk, many, algorithm = self.problem.risk, self.federation.labels, self.problem.algorithm
+        told = f"several(..., labels={many})" if many else f"labels [n, {risk.labels}]"
+        require(
+            risk.labels == many,
+            f"examples have {many or 1} label(s), and the risk is for {risk.labels or 1}: give {told}",
+        )
+        if isinstance(risk, Several):
+            first, second = (label_counts(self.federation, side) for side in risk.sides)
+            check_labels(first, second, risk.label_names, algorithm.needs_both_classes or algorithm.local_pairs)
 
     def _probe(self) -> Tensor:
         x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
@@ -89,9 +104,12 @@ class Simulation:
             self.announce(f"executor: {name} ({why})")
         return executor(name, run.compile, self.announce)
 
+    def _held_back(self, pairs: Mapping[str, Pair | Split | None]) -> dict[str, Source]:
+        return held_back(pairs, self.probe, self.problem.risk.labels)
+
     def _examiner(self, pairs: Mapping[str, Pair | Split | None]) -> HeldBack:
         found = self.problem.evaluator
-        sources = {name: suited(self.problem, source) for name, source in held_back(pairs, self.probe).items()}
+        sources = {name: suited(self.problem, source) for name, source in self._held_back(pairs).items()}
         if "validation" in sources:
             check_selection(self.problem.select, found, sources["validation"])
         train = {"train": self.engine.source} if self.problem.settings.train_metrics else {}
@@ -135,6 +153,10 @@ def simulator(problem: Problem, federation: Federation, run: Executor) -> Simula
     """The engine for a problem and all of its clients."""
     first, second = (list(map(len, federation.side(side))) for side in problem.reading[:2])
     weighted = weigh(first, second, problem.settings.weighting, problem.settings.cohort)
+    if federation.labels:
+        each, every = (label_counts(federation, side) for side in problem.reading[:2])
+        shares = with_labels(weighted.shares, each, every, second, problem.settings.weighting)
+        weighted = weighted._replace(shares=shares)
     return Simulator(
         problem.algorithm, problem.score, federation, run, problem.schedule, *weighted, placement=problem.placement
     )
