@@ -42,6 +42,7 @@ class Form(NamedTuple):
     dtype: str  # of its numbers, as the network gets them
     score_shape: tuple[int, ...]  # of a score; () is one number
     columns: tuple[str, ...] = ()  # of the data frames that examples came in
+    labels: tuple[str, ...] = ()  # the names of several labels, each of which has a score
 
 
 def about(settings: Mapping[str, Any], members: Sequence[Member], select: str, form: Form) -> str:

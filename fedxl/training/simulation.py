@@ -91,7 +91,9 @@ class Simulation:
     @property
     def form(self) -> Form:
         dtype = str(self.probe.dtype).removeprefix("torch.")
-        return Form(tuple(self.probe.shape[1:]), dtype, self.problem.risk.score_shape, self.columns)
+        risk = self.problem.risk
+        names = risk.label_names if isinstance(risk, Several) else ()
+        return Form(tuple(self.probe.shape[1:]), dtype, risk.score_shape, self.columns, names)
 
     def _executor(self) -> Executor:
         run, cohort = self.problem.settings, self.cohort or self.num_clients
