@@ -316,7 +316,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             "second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second, share.client
         )
         scores = Pool(update.first, update.second)
-        check_values(self.risk, scores, with_u)
+        check_values(self.risk, self.usable(scores), with_u)
         # Squared, as the steepest surrogates are in the scores.
         return (
             {}

@@ -9,8 +9,8 @@ from fedxl.options import call
 from fedxl.risks import XRisk, several
 
 
-def several_labels(labels: int | Sequence[str] = 0, label_weights: Sequence[float] = ()) -> dict[str, Any]:
-    """labels: how many there are, or their names; 0: one label. label_weights: how much each counts; empty: the same."""
+def several_labels(labels: int | Sequence[str], label_weights: Sequence[float] = ()) -> dict[str, Any]:
+    """labels: how many there are, or their names. label_weights: how much each counts; empty: the same."""
     return {"labels": labels, "weights": label_weights}
 
 

@@ -68,6 +68,15 @@ class Evaluator:
         assert isinstance(self.risk, Several)
         return LabelScores(h.double().cpu().numpy(), labels.to(torch.int64).cpu().numpy(), self.risk.label_names)
 
+    def findings(self, h: Tensor, labels: Tensor, split: str, origin: Origin) -> Findings:
+        """Metrics of outputs; of several labels their means, and each label's own as a remark."""
+        if not self.risk.labels:
+            return Findings(self.metrics_of(h, labels), h, labels, origin=origin)
+        found = self.label_scores(h, labels)
+        values, each = labelled.judge(self.metrics, found)
+        values |= self.risk_of(h, labels)
+        return Findings(values, h, labels, {f"{split}_by_label": each}, origin, by_label=found)
+
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Between which numbers each value of `metrics_of` can lie, counts left out."""
@@ -128,16 +137,7 @@ class HeldBack:
         labels = self.sources[split].labels
         scores = self.evaluator.scores(weights, self.sources[split])
         origin = self.origins.get(split, Origin())
-        if self.evaluator.risk.labels:
-            return self._by_label(scores, labels, split, origin)
-        return Findings(self.evaluator.metrics_of(scores, labels), scores, labels, origin=origin)
-
-    def _by_label(self, scores: Tensor, labels: Tensor, split: str, origin: Origin) -> Findings:
-        """The labels' mean as the metrics, and each label's own as a remark."""
-        found = self.evaluator.label_scores(scores, labels)
-        values, each = labelled.judge(self.evaluator.metrics, found)
-        values |= self.evaluator.risk_of(scores, labels)
-        return Findings(values, scores, labels, {f"{split}_by_label": each}, origin, by_label=found)
+        return self.evaluator.findings(scores, labels, split, origin)
 
 
 def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor, labels: int = 0) -> dict[str, Source]:

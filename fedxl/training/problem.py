@@ -21,7 +21,7 @@ from fedxl.engine.simulator import Placement
 from fedxl.errors import printable, require
 from fedxl.models import Score, scorer
 from fedxl.models.layers import check_classes
-from fedxl.risks import XRisk, check_risk
+from fedxl.risks import Several, XRisk, check_risk
 from fedxl.training.evaluate import Evaluator, asked_for
 from fedxl.training.settings import DTYPES, Settings, pick_device
 
@@ -39,6 +39,16 @@ class Problem:
     @property
     def risk(self) -> XRisk:
         return self.algorithm.risk
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Of several labels; empty: there is one."""
+        return self.risk.label_names if isinstance(self.risk, Several) else ()
+
+    @property
+    def needs_both_sides(self) -> bool:
+        """Whether some client must hold both sides of a label, or nobody would train it."""
+        return self.algorithm.needs_both_classes or self.algorithm.local_pairs
 
     @property
     def dtype(self) -> torch.dtype:

@@ -24,7 +24,6 @@ from fedxl.engine.group import Executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import require
 from fedxl.models import check_output, weights_of
-from fedxl.risks import Several
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
 from fedxl.training.members import Form, members, numbered
 from fedxl.training.problem import Problem, assemble, check_data
@@ -74,15 +73,15 @@ class Simulation:
 
     def _check_labels(self) -> None:
         """One line if labels are not those of the risk, or some cannot be trained."""
-        risk, many, algorithm = self.problem.risk, self.federation.labels, self.problem.algorithm
+        risk, many = self.problem.risk, self.federation.labels
         told = f"several(..., labels={many})" if many else f"labels [n, {risk.labels}]"
         require(
             risk.labels == many,
             f"examples have {many or 1} label(s), and the risk is for {risk.labels or 1}: give {told}",
         )
-        if isinstance(risk, Several):
+        if many:
             first, second = (label_counts(self.federation, side) for side in risk.sides)
-            check_labels(first, second, risk.label_names, algorithm.needs_both_classes or algorithm.local_pairs)
+            check_labels(first, second, self.problem.label_names, self.problem.needs_both_sides)
 
     def _probe(self) -> Tensor:
         x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
@@ -91,9 +90,8 @@ class Simulation:
     @property
     def form(self) -> Form:
         dtype = str(self.probe.dtype).removeprefix("torch.")
-        risk = self.problem.risk
-        names = risk.label_names if isinstance(risk, Several) else ()
-        return Form(tuple(self.probe.shape[1:]), dtype, risk.score_shape, self.columns, names)
+        shape, scores = tuple(self.probe.shape[1:]), self.problem.risk.score_shape
+        return Form(shape, dtype, scores, self.columns, self.problem.label_names)
 
     def _executor(self) -> Executor:
         run, cohort = self.problem.settings, self.cohort or self.num_clients
