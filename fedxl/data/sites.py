@@ -105,10 +105,10 @@ class Sites:
         """The training examples, split over the sites, with each site's augmentation and label noise."""
         labels = train.y.numpy()
         # Split by the true labels: a site holds the same images whether labels are flipped or not.
-        parts = self.parts(labels if labels.ndim == 1 else (labels > 0).any(1).astype(np.int64))
+        parts = self.parts(labels if labels.ndim == 1 else np.asarray(labels.max(1) > 0, np.int64))
         if labels.ndim == 2:
             labels = self._known(labels, parts)
-        require(labels.ndim == 1 or self.known == 1, "known is for several labels; of one, a site knows all")
+        require(labels.ndim == 2 or self.known == 1, "known is for several labels; of one, a site knows all")
         given = labels if labels.ndim == 2 else self._flipped(labels)
         (x, y), parts = only_first(self.present, (train.x, torch.from_numpy(given)), parts)
         federation = Federation(TensorSource(x, y), parts)

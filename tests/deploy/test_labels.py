@@ -88,7 +88,8 @@ def test_labels_must_be_those_of_the_risk(tmp_path):
     "text",
     [
         "", "[]", "{}", '{"positive": [1], "negative": [1, 2]}', '{"positive": [1], "negative": [10]}',
-        '{"positive": [-1], "negative": [1]}', '{"positive": [1.5], "negative": [1]}', '{"positive": [], "negative": []}',
+        '{"positive": [-1], "negative": [1]}', '{"positive": [1.5], "negative": [1]}',
+        '{"positive": [], "negative": []}',
         '{"positive": [true], "negative": [1]}', '{"positive": [1], "negative": [1], "more": 1}',
     ],
 )  # fmt: skip
