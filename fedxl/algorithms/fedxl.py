@@ -296,6 +296,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         return sizes
 
     def factors(self, share: Share) -> Tensor:
+        if isinstance(share.labels, Tensor):
+            return labels.largest_factor(self.risk, share.labels, self.level)
         factors = torch.stack((share.first, share.second))
         if self.level == "even":
             factors = torch.where((factors > 0).all(0), even(factors), factors)

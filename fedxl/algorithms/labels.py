@@ -86,6 +86,14 @@ def forces(risk: XRisk, factors: Tensor, level: str, lend: bool, a: Tensor, pass
     return torch.stack(((turn * factors[0])[risk.label_of(a)], factors[1][risk.label_of(passive)]))
 
 
+def largest_factor(risk: XRisk, factors: Tensor, level: str) -> Tensor:
+    """By how much a client's gradient is multiplied at most, its labels together; at least 1."""
+    assert isinstance(risk, Several)
+    factors = torch.where(held_both(factors), even(factors), factors) if level == "even" else factors
+    weights = torch.tensor(risk.label_weights, dtype=factors.dtype, device=factors.device)
+    return (weights * factors.amax(0)).sum().clamp(min=1).double()
+
+
 def own_pairs(risk: XRisk, factors: Tensor, a: Tensor) -> Tensor:
     """What couples a [B1, 2] count where a client pairs its own examples alone: [B1]."""
     assert isinstance(risk, Several)

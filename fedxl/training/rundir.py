@@ -183,6 +183,8 @@ def _record(line: str) -> dict[str, Any]:
         _require_metrics(record.get(name, {}))
         for told in record.get(f"{name}_by_site", {}).values():
             _require_metrics({} if isinstance(told, str) else told)  # a text is the reason why a site sent none
+        for table in record.get(f"{name}_by_label", {}).values():
+            _require_metrics(table)
     return record
 
 

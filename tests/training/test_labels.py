@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,8 +14,12 @@ from fedxl.config.experiment import Config, build_algorithm, build_model
 from fedxl.errors import UserError
 from fedxl.evaluation import labelled
 from fedxl.models import TwoViews
+from fedxl.reporting.document import build
+from fedxl.reporting.runs import read_run
 from fedxl.training.rundir import LABEL_SCORES
 from tests.conftest import Clients
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "labels.md"
 
 
 def net(outputs: int = 3) -> nn.Module:
@@ -47,6 +54,10 @@ def test_classes_each_against_the_rest(tmp_path):
     assert [line.name for line in result.label_table()] == ["x", "y", "z", "mean"]
     with pytest.raises(UserError, match="several labels"):
         result.predict(data[4][0])
+    (section,) = [one for one in build([read_run(tmp_path / "run")]).sections if one.id == "labels"]
+    told = [[cell.text for cell in line.cells] for line in section.tables[0].rows]
+    assert [cells[0] for cells in told] == ["x", "y", "z", "mean"]
+    assert told[-1][-1] == f"{result.metrics['test']['auroc']:.3f}"
 
 
 def test_resumed_runs_come_to_the_same_bits(tmp_path):
@@ -79,6 +90,14 @@ def test_mistakes_are_one_line():
     for given, more, told in cases:
         with pytest.raises(UserError, match=told):
             fit(*given, **{**RUN, "rounds": 1}, **more)
+
+
+@pytest.mark.skipif(not GUIDE.exists(), reason="the guides are not in the source archive")
+def test_the_guide_runs(capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    exec(block, {})
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()] == ["mass", "nodule", "effusion", "mean"]
 
 
 def test_labels_in_a_config():
