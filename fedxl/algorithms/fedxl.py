@@ -261,7 +261,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         shares = self.chosen(server, updates, shares)
         weights, G = self.merged((updates.weights, updates.G), shares, (server.weights, server.G))
         pool = self.merge(server.pool, updates)
-        pool = self.estimated(pool) if self.pool_u == "server" else self.usable(pool)
+        pool = self.estimated(pool) if self.pool_u == "server" else labels.usable(self.risk, pool)
         return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms)
 
     def trained(self, share: Share) -> Tensor:
@@ -281,11 +281,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             return pool
         some = spread(second.weight, MOST_COMPARED)
         u = self.risk.inner(first.a, second.b[some], second.y[some])
-        return self.usable(Pool(first._replace(u=u), second))
-
-    def usable(self, pool: Pool) -> Pool:
-        """The pool without couples of several labels that have no u yet."""
-        return Pool(labels.usable(pool.first), pool.second) if self.risk.labels and not self.risk.linear else pool
+        return labels.usable(self.risk, Pool(first._replace(u=u), second))
 
     def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
         sizes = super().check_update(server, update, assignment)
@@ -318,7 +314,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             "second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second, share.client
         )
         scores = Pool(update.first, update.second)
-        check_values(self.risk, self.usable(scores), with_u)
+        check_values(self.risk, labels.usable(self.risk, scores), with_u)
         # Squared, as the steepest surrogates are in the scores.
         return (
             {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedxl.algorithms.level import MOST_LEVEL, MOST_SPREAD, TINY, even
-from fedxl.algorithms.pool import Pool, S1Scores
+from fedxl.algorithms.pool import Pool
 from fedxl.algorithms.protocol import Share
 from fedxl.errors import RefusedError
 from fedxl.risks import Several, XRisk, belongs
@@ -106,11 +106,14 @@ def couple_weights(risk: XRisk, factors: Tensor, a: Tensor, model: Tensor) -> Te
     return model * (turns(risk, factors) * factors[0])[risk.label_of(a)] / len(a)
 
 
-def usable(first: S1Scores) -> S1Scores:
-    """Pooled couples, of which those that met no pair yet, so that they have no u, are never drawn."""
+def usable(risk: XRisk, pool: Pool) -> Pool:
+    """The pool, in which couples of several labels that met no pair yet, so that they have no u, are never drawn."""
+    first = pool.first
+    if not risk.labels or risk.linear:
+        return pool
     known = ~first.u.isnan().flatten(1).any(1) if first.u.ndim > 1 else ~first.u.isnan()
     u = torch.where(first.u.isnan(), 0.0, first.u)
-    return first._replace(u=u, weight=torch.where(known, first.weight, 0.0))
+    return pool._replace(first=first._replace(u=u, weight=torch.where(known, first.weight, 0.0)))
 
 
 def check_couples(risk: XRisk, share: Share, uploads: Pool) -> None:

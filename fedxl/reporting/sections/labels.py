@@ -16,7 +16,7 @@ def sections(focus: Group) -> Sequence[Section]:
     if found is None:
         return []
     rows = label_table(found)
-    caption = f"AUROC on {run.split} data with 95 % intervals: DeLong's for a label, a bootstrap of the examples for the mean."
+    caption = f"AUROC on {run.split} data, with 95 % intervals: DeLong's for a label, a bootstrap's for the mean."
     columns = [Column("label", numeric=False), *(Column(name) for name in ("positives", "negatives", "AUROC"))]
     return [Section("labels", "Labels", tables=[Table(caption, columns, [Row(_cells(row)) for row in rows])])]
 
