@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         named,
         p_norm_push,
         partial_auc,
+        several,
         two_way_partial_auc,
     )
     from fedxl.training.advice import Advice, advise
@@ -88,6 +89,7 @@ __all__ = [
     "named",
     "p_norm_push",
     "partial_auc",
+    "several",
     "two_way_partial_auc",
 ]
 _HOMES = {
@@ -120,6 +122,7 @@ _HOMES = {
     "named": "fedxl.risks",
     "p_norm_push": "fedxl.risks",
     "partial_auc": "fedxl.risks",
+    "several": "fedxl.risks",
     "two_way_partial_auc": "fedxl.risks",
     "Advice": "fedxl.training.advice",
     "advise": "fedxl.training.advice",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import lru_cache
 
@@ -17,6 +18,8 @@ Floats = npt.NDArray[np.float64]
 
 # A client with few examples reads many epochs in one round. Epochs are drawn in blocks of about this many indices.
 BLOCK = 512
+# Streams of several labels begin so many blocks apart.
+BLOCKS = 2**40
 # A probability so near to 1 counts as 1: rounding must not let one client cover two points of `systematic`.
 CERTAIN = 1e-9
 # Seeds from here up are secret.
@@ -37,6 +40,8 @@ class Purpose(IntEnum):
     DATA = 9  # splits, partitions and site shifts
     AUGMENT = 10  # crops, flips and noise of a client's examples in a round
     NOISE = 11  # the bank from which noise is read
+    LABELS = 30  # of several labels: for which one each row of S1 is read
+    FRESH_LABELS = 31
 
 
 def generator(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> np.random.Generator:
@@ -103,14 +108,17 @@ def systematic(chances: Floats, order: Indices, start: float) -> Indices:
 
 
 def epochs(
-    seed: int, purpose: Purpose, client: int, position: int, count: int, size: int, weights: Floats | None = None
-) -> Indices:
+    seed: int, purpose: Purpose, client: int, position: int, count: int, size: int,
+    weights: Floats | None = None, label: int = 0,
+) -> Indices:  # fmt: skip
     """`count` indices below `size`, starting at `position` of a stream of epochs. Each epoch is a new permutation.
 
-    With weights, an epoch holds each index in proportion to its weight, to less than one, in a new order.
+    With weights, an epoch holds each index in proportion to its weight, to less than one, in a new order. label: of
+    several labels, which have a stream each.
     """
     per_block = max(1, BLOCK // size)
     block, offset = divmod(position, per_block * size)
+    block += label * BLOCKS
     parts: list[Indices] = []
     shuffle = _remembered if size <= BLOCK else _block
     while count > 0:
@@ -135,6 +143,32 @@ def _block(seed: int, purpose: Purpose, client: int, block: int, per_block: int,
 
 # Small clients read one block over many rounds. The cache takes less than 32 MB.
 _remembered = lru_cache(maxsize=8192)(_block)
+
+
+def couples(
+    seed: int,
+    purposes: tuple[Purpose, Purpose],
+    client: int,
+    position: int,
+    count: int,
+    members: Mapping[int, Indices],
+    labels: int,
+) -> Indices:
+    """`count` couples of an example and a label, example * labels + label, from `position` of a client's stream.
+
+    members: the examples of each label that the client has any of. Every label has its turn once in each epoch of
+    labels, in a random order, and reads its own examples in epochs. purposes: of the labels and of the examples.
+    """
+    held = list(members)
+    turns = epochs(seed, purposes[0], client, position, count, len(held))
+    drawn = np.empty(count, np.int64)
+    for turn, label in enumerate(held):
+        places = np.flatnonzero(turns == turn)
+        if len(places):
+            begin = (position + int(places[0])) // len(held)
+            mine = epochs(seed, purposes[1], client, begin, len(places), len(members[label]), label=label)
+            drawn[places] = members[label][mine] * labels + label
+    return drawn
 
 
 def codes(rng: np.random.Generator | None, shape: tuple[int, ...], count: int) -> Indices:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
+from fedxl.algorithms import labels
 from fedxl.algorithms.descent import WEIGHTS, Descent
 from fedxl.algorithms.estimators import Earlier, Estimating, Estimator, Past, corrected
 from fedxl.algorithms.level import Guard, Level, balanced, guarded
@@ -61,6 +62,7 @@ class PairWork(NamedTuple):
     risk: Tensor | tuple[()] = ()  # as in ClientEstimates
     moments: Moments | tuple[()] = ()  # of local momentum or Adam
     past: Past | tuple[()] = ()  # what the estimator remembers
+    labels: Tensor | tuple[()] = ()  # [2, L] of several labels: the factors for each of them
 
 
 class ScoreTrace(NamedTuple):
@@ -73,9 +75,9 @@ class ScoreTrace(NamedTuple):
 
 
 def sides(h: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores [B1 + B2, *d] as those of S1 and those of S2, and S2's labels."""
+    """Scores [B1 + B2, *d] as those of S1 and those of S2, and S2's labels; of several labels S1 is couples."""
     size1 = rows.shape[0]
-    return h[:size1], h[size1:], y[size1:]
+    return h[:size1] if y.ndim == 1 else labels.chosen(h[:size1], rows), h[size1:], y[size1:]
 
 
 class StateWithG(ServerState, Protocol):
@@ -116,7 +118,10 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
             raise unknown("level", self.level, get_args(Level))
         if self.guard not in get_args(Guard):
             raise unknown("guard", self.guard, get_args(Guard))
-
+        if self.risk.labels:
+            require(self.level != "balanced", 'level = "balanced" is for one label; with several use "even"')
+            plain = self.estimator == "average" and not self.worst_site
+            require(plain, "msvr and worst_site are for one label, not for several")
         require(
             not (self.worst_site and self.fixed_point),
             "worst_site weighs each client's change by its own risk, and fixed_point knows their sum alone",
@@ -197,7 +202,10 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
         still = torch.zeros_like(both)
         moments = self.begin_moments(weights.params, server.step)
         past = Past(weights.params, client.rows) if isinstance(client.rows, Tensor) else ()
-        return PairWork(weights, server.G, client.u, server.step, factors, both, still, client.risk, moments, past)
+        return PairWork(
+            weights, server.G, client.u, server.step, factors, both, still, client.risk, moments, past,
+            share.labels,
+        )  # fmt: skip
 
     def pull(
         self, passive: Any, work: PairWork, a: Tensor, b: Tensor, y: Tensor, before: Tensor,
@@ -236,17 +244,19 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
             return None
         h, _ = score(work.weights._replace(params=work.past.params), batch.x)
         size1 = batch.rows.shape[0]
-        a, b, _ = sides(self.linked(h, size1, work.both), batch.y, batch.rows)
+        a, b, _ = sides(self.linked(h, batch.y, batch.rows, work), batch.y, batch.rows)
         return Earlier(a, b, self.theta(work.past.rows, size1))
 
     def advance(self, score: Score, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         """One step: score, pull, estimate, descend."""
         before, size1 = work.u[batch.rows], batch.rows.shape[0]
         h, back, buffers = self.outputs(score, work, batch)
-        linked: Any = torch.func.vjp(lambda h: self.linked(h, size1, work.both), h)
+        linked: Any = torch.func.vjp(lambda h: self.linked(h, batch.y, batch.rows, work), h)
         paired, back_to_h = linked
         a, b, y = sides(paired, batch.y, batch.rows)
         da, db, new = self.pull(batch.passive, work, a, b, y, before, self.rescored(score, work, batch))
+        if self.risk.labels:
+            da = labels.unchosen(da, batch.rows, self.risk.labels)
         (d,) = back_to_h(torch.cat((da, db)))
         d = self.conserved(d, size1, work)
         (gradient,) = back(d)
@@ -289,25 +299,35 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
         """A client's own risk, as it is sent; 0 where there is none."""
         return torch.nan_to_num(work.risk) if isinstance(work.risk, Tensor) else ()
 
-    def linked(self, h: Tensor, size1: int, both: Tensor) -> Tensor:
+    def linked(self, h: Tensor, y: Tensor, rows: Tensor, work: PairWork) -> Tensor:
         """What is paired: outputs [B1 + B2, *d], guarded where the link is bounded, through the link.
 
         Not at a client with one class: the level and the spread of one class are what it has learned.
         """
-        return self.risk.link(torch.where(both > 0, guarded(h, h[:size1], h[size1:]), h) if self.guards else h)
+        if not self.guards:
+            return self.risk.link(h)
+        if isinstance(work.labels, Tensor):
+            both = labels.held_both(work.labels)
+            return self.risk.link(labels.guarded(h, *labels.members(self.risk, y, rows), both))
+        size1 = rows.shape[0]
+        return self.risk.link(torch.where(work.both > 0, guarded(h, h[:size1], h[size1:]), h))
 
-    def shown(self, h: Tensor, labels: Tensor) -> Tensor:
+    def shown(self, h: Tensor, y: Tensor) -> Tensor:
         """Outputs of examples with these labels, as the risk sees them before its link."""
         if not self.guards:
             return h
-        first, second = (belongs(labels, side) for side in self.risk.sides)
+        if self.risk.labels:
+            first, second = (labels.of_side(self.risk, y, side) for side in (0, 1))
+            return labels.guarded(h, first, second, first.any(0) & second.any(0))
+        first, second = (belongs(y, side) for side in self.risk.sides)
         return guarded(h, h[first], h[second])
 
     @property
     def guards(self) -> bool:
         """Whether there is anything to guard: an unbounded link never saturates, and vectors have no level."""
         wanted = self.level != "free" and self.guard != "off"
-        return wanted and self.risk.score_range.bounded and not self.risk.score_shape
+        scores = bool(self.risk.labels) or not self.risk.score_shape
+        return wanted and self.risk.score_range.bounded and scores
 
     def conserved(self, d: Tensor, size1: int, work: PairWork) -> Tensor:
         """The gradients by the outputs, without what would move the level of a client with both classes."""

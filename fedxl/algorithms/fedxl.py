@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
+from fedxl.algorithms import labels
 from fedxl.algorithms.compositional import WEIGHTS_AND_G, ClientEstimates, Compositional, PairWork, ScoreTrace, sides
 from fedxl.algorithms.estimators import Earlier
 from fedxl.algorithms.level import Level, OneClass, centred, even, pace
@@ -135,6 +136,10 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             require(not self.mix, "worst_site and mix cannot be combined: own pairs would count twice; set mix = 0")
             plain = self.risk.lam_outer is None
             require(plain, "worst_site needs a risk that is a mean over S1; for tpauc set normalised = false")
+        single = not (self.mix or self.reach or self.one_class == "centre")
+        require(
+            single or not self.risk.labels, "mix, reach and one_class = 'centre' are for one label, not for several"
+        )
 
     @property
     def private(self) -> bool:
@@ -236,10 +241,10 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         past = None if earlier is None else self.past_pairs(passive, y, earlier)
         u = before if risk.linear else self.followed(work, before, l[::2], past)  # the pairs of the active a
         estimates = torch.stack((u, passive.u, u)[: len(blocks)])
-        force1, force2 = self.forces(work)
+        force1, force2 = self.forces(work, a, passive.a)
         forces = torch.stack((force1, force2, torch.ones_like(force1))[: len(blocks)])
         weights = risk.weights(l, estimates, sample=passive.u)
-        first, second = back(weights * forces.view(-1, *[1] * (l.ndim - 1)))
+        first, second = back(weights * forces.view(*forces.shape, *[1] * (l.ndim - forces.ndim)))
         da, db = first[0], second[1]
         if self.mix:
             da, db = torch.lerp(da, force1 * first[2], own), torch.lerp(db, force2 * second[2], own)
@@ -254,11 +259,14 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def past_pairs(self, passive: Passive, y: Tensor, earlier: Earlier) -> tuple[Tensor, Tensor]:
         """The pairs of the active a as they were one step before. The passive side has not moved."""
         blocks = [(passive.b, passive.y), (earlier.b, y)][: 2 if self.mix else 1]
-        b, labels = (torch.stack(each) for each in zip(*blocks, strict=True))
-        return self.risk.losses(earlier.a.expand(len(blocks), *earlier.a.shape), b, labels), earlier.theta
+        b, classes = (torch.stack(each) for each in zip(*blocks, strict=True))
+        return self.risk.losses(earlier.a.expand(len(blocks), *earlier.a.shape), b, classes), earlier.theta
 
-    def forces(self, work: PairWork) -> Tensor:
+    def forces(self, work: PairWork, a: Tensor, passive: Tensor) -> Tensor:
         """What the pulls on S1 and on S2 are multiplied by: the same where there is something to pull on both."""
+        if isinstance(work.labels, Tensor):
+            lend = self.with_one_class == "lend"
+            return labels.forces(self.risk, work.labels, self.level, lend, a, passive)
         if self.level != "even":
             return work.factors
         force = even(work.factors)
@@ -284,9 +292,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def score_fresh(self, score: Score, work: PairWork, u: Tensor, batch: Batch) -> ScoreTrace:
         """Scores of the fresh points, by the model before the step; u of one never visited is its first estimate."""
         assert isinstance(batch.fresh, Fresh)
-        x, labels, rows = batch.fresh
+        x, y, rows = batch.fresh
         h, _ = (one_by_one(score) if self.private else score)(work.weights, x)
-        a, b, y = sides(self.linked(h, rows.shape[0], work.both), labels, rows)
+        a, b, y = sides(self.linked(h, y, rows, work), y, rows)
         u = u[rows]
         if not self.risk.linear:
             first = self.risk.inner(a, batch.passive.b, batch.passive.y)
@@ -319,8 +327,11 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
         # A client that has its own pairs fresh does not read its old scores.
         owners: list[Any] = [share.client.expand(len(scores)) if self.mix else () for scores in (a, b)]
+        weight1 = (mass1 / len(a)).expand(len(a))
+        if isinstance(share.labels, Tensor):
+            weight1 = labels.couple_weights(self.risk, share.labels, a, share.model)
         return (
-            S1Scores(a, u, (mass1 / len(a)).expand(len(a)), ages[0], owners[0]),
+            S1Scores(a, u, weight1, ages[0], owners[0]),
             S2Scores(b, y, (mass2 / len(b)).expand(len(b)), ages[1], owners[1]),
         )
 
@@ -343,7 +354,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         weights, moments = self.improved(server, weights, shares)
         updates, worst = self.emphasised(server, updates)
         pool = self.merge(server.pool, updates)
-        pool = self.estimated(pool) if self.pool_u == "server" else pool
+        pool = self.estimated(pool) if self.pool_u == "server" else labels.usable(self.risk, pool)
         return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms, worst, moments)
 
     def emphasised(self, server: FeDXLServer, updates: FeDXLUpdate) -> tuple[FeDXLUpdate, RiskLevel | tuple[()]]:
@@ -362,10 +373,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         )
 
     def merge(self, pool: Pool, updates: FeDXLUpdate) -> Pool:
-        return Pool(
-            merge(pool.first, capped(updates.first, self.pool_share), self.pool_rounds),
-            merge(pool.second, capped(updates.second, self.pool_share), self.pool_rounds),
-        )
+        first = merge(pool.first, capped(updates.first, self.pool_share), self.pool_rounds)
+        return Pool(first, merge(pool.second, capped(updates.second, self.pool_share), self.pool_rounds))
 
     def estimated(self, pool: Pool) -> Pool:
         """The pool with u that follow from its own scores."""
@@ -373,7 +382,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         if self.risk.linear or not bool(second.weight.sum() > 0):
             return pool
         some = spread(second.weight, MOST_COMPARED)
-        return Pool(first._replace(u=self.risk.inner(first.a, second.b[some], second.y[some])), second)
+        u = self.risk.inner(first.a, second.b[some], second.y[some])
+        return labels.usable(self.risk, Pool(first._replace(u=u), second))
 
     def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
         sizes = super().check_update(server, update, assignment)
@@ -385,6 +395,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         return sizes
 
     def factors(self, share: Share) -> Tensor:
+        if isinstance(share.labels, Tensor):
+            return labels.largest_factor(self.risk, share.labels, self.level)
         factors = torch.stack((share.first, share.second))
         if self.level == "even":
             factors = torch.where((factors > 0).all(0), even(factors), factors)
@@ -393,20 +405,25 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def check_scores(self, update: FeDXLUpdate, assignment: Assignment, with_u: bool) -> dict[str, Tensor]:
         """The size of its part of the pool, where nothing else bounds scores."""
         share, (_, _, size1, size2, _) = assignment.share, assignment.reading
-        if not all(map(torch.equal, update.share, share)):
+        if not all(map(torch.equal, tree.leaves(update.share), tree.leaves(share))):
             # With share 0 its scores would enter the pool, and its sizes would not be compared. The factors say
             # whether it holds both classes, and so whether its model counts.
             raise RefusedError("its share is not the one that it was given")
-        check_upload(
-            "first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first, share.client
-        )
+        if self.risk.labels:
+            labels.check_couples(self.risk, share, Pool(update.first, update.second))
+        mass1 = None if self.risk.labels else share.model * share.first
+        check_upload("first", update.first, self.uploaded(assignment.steps * size1), mass1, share.client)
         check_upload(
             "second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second, share.client
         )
         scores = Pool(update.first, update.second)
-        check_values(self.risk, scores, with_u)
+        check_values(self.risk, labels.usable(self.risk, scores), with_u)
         # Squared, as the steepest surrogates are in the scores.
-        return {} if self.risk.score_range.bounded else {"largest score, squared,": largest_score(scores).square()}
+        return (
+            {}
+            if self.risk.score_range.bounded
+            else {"largest score, squared,": largest_score(self.risk, scores).square()}
+        )
 
     def uploaded(self, total: int) -> int:
         """How many of a round's scores of a side a client uploads."""
@@ -468,7 +485,7 @@ class WarmUp:
 
     def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         h, _ = (one_by_one(score) if self.of.private else score)(work.weights, batch.x)
-        a, b, y = sides(self.of.linked(h, batch.rows.shape[0], work.both), batch.y, batch.rows)
+        a, b, y = sides(self.of.linked(h, batch.y, batch.rows, work), batch.y, batch.rows)
         return work, self.of.disclosed(ScoreTrace(a, work.u[batch.rows], b, y), batch)
 
     def noise_like(self, server: FeDXLServer, reading: Reading) -> Noise | tuple[()]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fedxl.algorithms import labels
 from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairWork
 from fedxl.algorithms.estimators import Earlier
 from fedxl.algorithms.optimisers import Moments
@@ -66,7 +67,11 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
         l, back = self.risk.pairs(a, b, y)
         past = None if earlier is None else (self.risk.losses(earlier.a, earlier.b, y)[None], earlier.theta)
         u = before if self.risk.linear else self.followed(work, before, l[None], past)
-        da, db = back(self.risk.weights(l, u) * work.factors[0])
+        weights = self.risk.weights(l, u) * work.factors[0]
+        if isinstance(work.labels, Tensor):
+            row = labels.own_pairs(self.risk, work.labels, a)
+            weights = weights * row.reshape(*row.shape, *[1] * (l.ndim - row.ndim))
+        da, db = back(weights)
         return da, db, u
 
     def finish(

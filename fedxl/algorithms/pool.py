@@ -25,7 +25,7 @@ PATIENCE = 10  # rounds by which the scores of a side may be older than the pool
 class S1Scores(NamedTuple):
     """Pooled examples of S1. A score and its inner estimate belong together, so they are drawn by one index."""
 
-    a: Tensor  # [P1, *d]
+    a: Tensor  # [P1, *d]; of several labels [P1, 2]: the score of one label, and the label
     u: Tensor  # [P1, *m]
     weight: Tensor  # [P1] how likely to be drawn; 0: never, the entry is a placeholder
     age: Tensor  # [P1] rounds since it was uploaded
@@ -36,7 +36,7 @@ class S2Scores(NamedTuple):
     """Pooled examples of S2."""
 
     b: Tensor  # [P2, *d]
-    y: Tensor  # [P2]
+    y: Tensor  # [P2], of several labels [P2, L]
     weight: Tensor  # [P2]
     age: Tensor  # [P2]
     owner: Tensor | tuple[()] = ()  # [P2]
@@ -91,10 +91,11 @@ class Pool(NamedTuple):
 def empty(risk: XRisk, like: Tensor, owned: bool) -> Pool:
     """One placeholder of weight 0 a side, so that an index always has an entry."""
     nothing, age = like.new_zeros(1), torch.zeros(1, dtype=torch.int64, device=like.device)
-    a = like.new_zeros(1, *risk.score_shape)
+    a, b = like.new_zeros(1, *risk.first_shape), like.new_zeros(1, *risk.score_shape)
+    y = like.new_zeros(1, *risk.label_shape)
     u = like.new_zeros(1, *risk.inner_shape, dtype=risk.dtype(like.dtype))
     owner = nothing if owned else ()
-    return Pool(S1Scores(a, u, nothing, age, owner), S2Scores(a, nothing, nothing, age, owner))
+    return Pool(S1Scores(a, u, nothing, age, owner), S2Scores(b, y, nothing, age, owner))
 
 
 def merge(kept: S, uploads: S, rounds: int) -> S:
@@ -161,12 +162,15 @@ def thin(scores: Tensor, count: int) -> Tensor:
     return flat[torch.arange(count, device=flat.device) * total // count]
 
 
-def check_upload(name: str, side: S1Scores | S2Scores, count: int, mass: Tensor, client: Tensor) -> None:
-    """RefusedError unless there are `count` new scores of this client, all of one weight, together at most `mass`."""
+def check_upload(name: str, side: S1Scores | S2Scores, count: int, mass: Tensor | None, client: Tensor) -> None:
+    """RefusedError unless there are `count` new scores of this client, all of one weight, together at most `mass`.
+
+    mass: None where weights are checked elsewhere.
+    """
     if {len(leaf) for leaf in tree.leaves(side)} != {count}:
         raise RefusedError(f"its scores ({name}) and what belongs to them are not {count}")
-    even = bool((side.weight == side.weight[0]).all())
-    within = 0 <= float(side.weight[0]) * count <= float(mass) * (1 + 1e-5)
+    even = mass is None or bool((side.weight == side.weight[0]).all())
+    within = mass is None or 0 <= float(side.weight[0]) * count <= float(mass) * (1 + 1e-5)
     if not (even and within) or bool((side.age != 0).any()):
         raise RefusedError(f"the weights or ages of its scores ({name}) are none that it was given")
     if isinstance(side.owner, Tensor) and not bool((side.owner == client).all()):
@@ -176,11 +180,11 @@ def check_upload(name: str, side: S1Scores | S2Scores, count: int, mass: Tensor,
 def check_values(risk: XRisk, pool: Pool, with_u: bool) -> None:
     """RefusedError unless the link can give these scores, labels are 0 or 1, and such scores can have these u."""
     low, high = risk.score_range[:2]
-    for name, scores in (("first", pool.first.a), ("second", pool.second.b)):
+    for name, scores in (("first", risk.bare(pool.first.a)), ("second", pool.second.b)):
         if not risk.score_range.holds(scores):
             raise RefusedError(f"its scores ({name}) are not all within [{low:g}, {high:g}], as this risk's are")
     y = pool.second.y
-    if not bool(((y == 0) | (y == 1)).all()):
+    if not bool(((y == 0) | (y == 1) | ((y == -1) & (risk.labels > 0))).all()):
         raise RefusedError("its labels (second) are not all 0 or 1")
     u = pool.first.u[pool.first.weight > 0]  # the others are placeholders
     if not with_u or not len(u):
@@ -198,25 +202,25 @@ def check_distance(risk: XRisk, pool: Pool, uploads: Pool) -> None:
     The spread is the median distance from the median, which less than half of the pool cannot move far. A client
     does not know the pool, and cannot check this.
     """
-    sides = _counted(pool)
+    sides = _counted(risk, pool)
     if risk.score_range.bounded or min(map(len, sides)) < ENOUGH:
         return
     known = torch.cat([scores.flatten() for scores in sides]).double()
     level = known.median()
     reach = FARTHEST * (known - level).abs().median().clamp(min=LEAST_SPREAD)
-    for name, scores in zip(("first", "second"), _counted(uploads), strict=True):
+    for name, scores in zip(("first", "second"), _counted(risk, uploads), strict=True):
         if bool(((scores - level).abs() > reach).any()):
             raise RefusedError(
                 f"its scores ({name}) lie more than {FARTHEST:g} times the pool's spread from its median"
             )
 
 
-def largest_score(pool: Pool) -> Tensor:
+def largest_score(risk: XRisk, pool: Pool) -> Tensor:
     """The largest absolute value of the scores with a weight above 0."""
-    each = torch.cat([scores.flatten() for scores in _counted(pool)]).abs().double()
+    each = torch.cat([scores.flatten() for scores in _counted(risk, pool)]).abs().double()
     return each.max() if len(each) else each.new_zeros(())
 
 
-def _counted(pool: Pool) -> tuple[Tensor, Tensor]:
+def _counted(risk: XRisk, pool: Pool) -> tuple[Tensor, Tensor]:
     """The scores of S1 and of S2 with a weight above 0."""
-    return pool.first.a[pool.first.weight > 0], pool.second.b[pool.second.weight > 0]
+    return risk.bare(pool.first.a)[pool.first.weight > 0], pool.second.b[pool.second.weight > 0]

@@ -15,13 +15,14 @@ from fedxl.risks import Side, XRisk
 
 
 class Share(NamedTuple):
-    """How much one client counts; scalars, see `data.federation.shares`."""
+    """How much one client counts; scalars but for `labels`, see `data.federation.shares`."""
 
     model: Tensor  # in the average of the models; only the ratios within a cohort matter
     first: Tensor  # factor of its gradient from S1, 0 if it holds none
     second: Tensor  # the same for S2
     part: Tensor  # of the population; sums to 1 over all clients. It differs from `model` where cohorts are by size
     client: Tensor  # its number
+    labels: Tensor | tuple[()] = ()  # [2, L] of several labels: `first` and `second` for each of them
 
 
 class Fresh(NamedTuple):
@@ -36,7 +37,7 @@ class Batch(NamedTuple):
     """One step's examples of S1, then of S2, and the pooled scores to pair them with."""
 
     x: Tensor  # [B1 + B2, ...]
-    y: Tensor  # [B1 + B2] 0 or 1, as floats
+    y: Tensor  # [B1 + B2] 0 or 1, as floats; of several labels [B1 + B2, L], and -1 where one is not known
     rows: Tensor  # [B1] where the examples of S1 stand in this client's u
     passive: Any  # what the phase's `passive` took from the pool for this step
     fresh: Fresh | tuple[()]

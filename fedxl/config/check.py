@@ -38,7 +38,9 @@ def check_data(config: Config, part: Callable[[Splits], Splits] | None = None) -
 def check_config(config: Config) -> tuple[Findings, Advice | None]:
     """What is found in the data, and what fits them, if they can be trained on."""
     findings, splits = check_data(config)
-    both = splits is not None and all(sum(side) > 0 for side in zip(*splits.train.holdings(), strict=True))
+    both = splits is not None and all(
+        sum(side) > 0 for side in zip(*(held[:2] for held in splits.train.holdings()), strict=True)
+    )
     return findings, advise(config, splits) if both else None
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
+from fedxl.config.labels import taken_out, with_labels
 from fedxl.config.misplaced import require_settings_in_place
 from fedxl.data import DATASETS, UNFITTED
 from fedxl.data.federation import Splits
@@ -142,9 +143,10 @@ def build_risk(config: Config) -> XRisk:
     if isinstance(found, XRisk):
         require(not options, f"'{name}' is an XRisk as it is and takes no options, not {', '.join(options)}")
         return found
+    labels = taken_out(options, accepted(found))
     risk = call(found, options, "risk")
     registry.require_type(risk, XRisk, name)
-    return risk  # type: ignore[no-any-return]
+    return with_labels(risk, labels)
 
 
 def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Module:
@@ -152,18 +154,20 @@ def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Modul
     seed = sampling.torch_seed(int(config.run.get("seed", 0)), sampling.Purpose.WEIGHTS)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        return build_network(config.model, shape, risk.score_shape)
+        return build_network(config.model, shape, risk.score_shape, bool(risk.labels))
 
 
-def build_network(table: Table, shape: tuple[int, ...], score_shape: tuple[int, ...]) -> nn.Module:
-    """A network by name, or `package.module:factory` of your own."""
+def build_network(
+    table: Table, shape: tuple[int, ...], score_shape: tuple[int, ...], labels: bool = False
+) -> nn.Module:
+    """A network by name, or `package.module:factory` of your own; labels: whether its scores are those of labels."""
     name, found, options = _named({"name": "mlp", **table}, "model", MODELS)
     outputs = math.prod(score_shape)
     if registry.own(name):
         model = call(found, options, "model")  # an error inside the factory is its own, and keeps its traceback
         registry.require_type(model, nn.Module, name)
         return model  # type: ignore[no-any-return]
-    if score_shape:  # two views, each embedded by the network
+    if score_shape and not labels:  # two views, each embedded by the network
         return TwoViews(call(found, options, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
     return call(found, options, "model", ours={"shape": shape, "outputs": outputs})  # type: ignore[no-any-return]
 

@@ -9,6 +9,7 @@ import torch
 
 from fedxl.data.archive import read
 from fedxl.data.federation import Federation, Split, Splits
+from fedxl.data.label_columns import Columns
 from fedxl.data.source import TensorSource, checked
 from fedxl.errors import require, unknown
 
@@ -16,7 +17,10 @@ ARRAYS = ("x", "y", "client", "x_validation", "y_validation", "x_test", "y_test"
 
 
 def npz(path: str) -> Splits:
-    """Arrays x, y and client, one row per example; optionally x_validation, y_validation, x_test and y_test."""
+    """Arrays x, y and client, one row per example; optionally x_validation, y_validation, x_test and y_test.
+
+    y may have a column for each of several labels, with NaN or -1 where one is not known.
+    """
     arrays = read(Path(path), f"there is no file {path}; data.path must name an .npz file")
     missing = [name for name in ("x", "y", "client") if name not in arrays]
     require(not missing, f"{path} lacks the array(s) {', '.join(missing)}; it must hold x, y and client")
@@ -48,7 +52,9 @@ def _split(arrays: dict[str, np.ndarray], name: str, path: str) -> Split | None:
 def _checked(arrays: dict[str, np.ndarray], x: str, y: str, path: str) -> TensorSource:
     for name in (x, y):
         require(arrays[name].dtype.kind in "biuf", f"{path}: {name} must hold numbers, not {arrays[name].dtype}")
-    return checked(floats(arrays[x]), labels(arrays[y]), f"{path}: {x}")
+    several = arrays[y].ndim == 2 and arrays[y].shape[1] > 1
+    columns = Columns(arrays[y].shape[1]) if several else None
+    return checked(floats(arrays[x]), labels(arrays[y]), f"{path}: {x}", columns)
 
 
 def floats(array: np.ndarray) -> torch.Tensor:

@@ -94,7 +94,7 @@ class _Data:
         self.splits, self.source = splits, splits.train.source
         self.names = list(splits.names) or [f"client {number}" for number in range(len(splits.train.parts))]
         self.held = {n: s for n, s in zip(HELD, (splits.validation, splits.test), strict=True) if s is not None}
-        self.train = [Count(sum(held), held.positives) for held in splits.train.holdings()]
+        self.train = [Count(held.count("all"), held.positives) for held in splits.train.holdings()]
 
     def by_site(self, split: Split) -> list[Count]:
         assert split.sites is not None
@@ -250,7 +250,12 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _count(labels: Tensor) -> Count:
-    return Count(len(labels), int((labels == 1).sum()))
+    return Count(len(labels), int(_positive(labels).sum()))
+
+
+def _positive(labels: Tensor) -> Tensor:
+    """Which examples are positive, of several labels for any."""
+    return (labels == 1).any(1) if labels.ndim == 2 else labels == 1
 
 
 def _one_class(count: Count) -> bool:

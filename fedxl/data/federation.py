@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -15,6 +16,7 @@ from fedxl import sampling, tree
 from fedxl.algorithms.protocol import DataFacts, Share
 from fedxl.data.augment import Augment
 from fedxl.data.holders import gather, gather_split
+from fedxl.data.label_columns import Columns
 from fedxl.data.label_forms import Label
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import Source, TensorSource
@@ -34,14 +36,15 @@ class Counted(Protocol):
 
 
 class Holding(NamedTuple):
-    """How many examples one client holds."""
+    """How many examples one client holds; of several labels, how many with any that is positive or negative."""
 
     positives: int
     negatives: int
+    both: int = 0  # examples that count as both, which with one label there are none of
 
     def count(self, side: Side) -> int:
-        counts = {"positive": self.positives, "negative": self.negatives, "all": self.positives + self.negatives}
-        return counts.get(side, 0)
+        total = self.positives + self.negatives - self.both
+        return {"positive": self.positives, "negative": self.negatives, "all": total}.get(side, 0)
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,9 @@ class Federation:
         return Federation(replace(source, augment=augment, means=shift, bank=None), self.parts)
 
     def side(self, side: Side) -> list[Indices]:
-        """Each client's examples of one side, as indices into the source."""
-        member = belongs(self.source.labels.cpu(), side).numpy()
+        """Each client's examples of one side, for any of several labels, as indices into the source."""
+        members = self._members(side)
+        member = np.asarray(members.any(1) if self.labels else members)
         return [part[member[part]] for part in self.parts]
 
     def weights(self) -> Floats | None:
@@ -88,8 +92,32 @@ class Federation:
         found = getattr(self.source, "weights", None)
         return None if found is None else found.cpu().double().numpy()
 
+    @property
+    def labels(self) -> int:
+        """How many labels examples have, in columns; 0: they have one."""
+        return self.source.labels.shape[1] if self.source.labels.ndim == 2 else 0
+
+    def by_label(self, rows: Sequence[Indices], side: Side) -> list[dict[int, Indices]]:
+        """Of several labels: where in each client's rows of the source those of a label's side stand.
+
+        Labels of which a client has none are left out.
+        """
+        member = self._members(side)
+        each = [{label: np.flatnonzero(member[mine, label]) for label in range(self.labels)} for mine in rows]
+        return [{label: found for label, found in held.items() if len(found)} for held in each]
+
+    def _members(self, side: Side) -> npt.NDArray[np.bool_]:
+        """Which labels, [n] or [n, L], put their example into a side; of several, one that is not known does not."""
+        labels = self.source.labels.cpu()
+        member = belongs(labels, side)
+        found: npt.NDArray[np.bool_] = (member & (labels >= 0) if self.labels else member).numpy()
+        return found
+
     def holdings(self) -> list[Holding]:
-        return [Holding(len(p), len(n)) for p, n in zip(self.side("positive"), self.side("negative"), strict=True)]
+        sides = zip(self.side("positive"), self.side("negative"), strict=True)
+        if not self.labels:
+            return [Holding(len(p), len(n)) for p, n in sides]
+        return [Holding(len(p), len(n), len(np.intersect1d(p, n))) for p, n in sides]
 
     def facts(self, weighting: Weighting) -> DataFacts:
         return facts_about(self.holdings(), weighting)
@@ -126,14 +154,14 @@ class Splits(NamedTuple):
     columns: Sequence[str] = ()  # of the clients' data frames, in order
 
 
-def from_arrays(clients: Clients, positive: Label | None = None) -> Federation:
+def from_arrays(clients: Clients, positive: Label | Columns | None = None) -> Federation:
     """A federation of the clients' own data: pairs (x, y) or Datasets, in a list or by name."""
     return as_splits(clients, positive).train
 
 
 def as_splits(
     clients: Federation | Splits | Clients,
-    positive: Label | None = None,
+    positive: Label | Columns | None = None,
     validation: HeldBack | None = None,
     test: HeldBack | None = None,
 ) -> Splits:
@@ -158,7 +186,9 @@ def as_splits(
     return splits._replace(**given)  # type: ignore[arg-type]
 
 
-def _held_back(data: Any, where: str, names: Sequence[str], columns: Sequence[str], positive: Label | None) -> Split:
+def _held_back(
+    data: Any, where: str, names: Sequence[str], columns: Sequence[str], positive: Label | Columns | None
+) -> Split:
     if isinstance(data, Split):
         return data
     found = gather_split(data, where, names, columns, positive)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedxl.data.feature_forms import features, is_frame
+from fedxl.data.label_columns import Columns
 from fedxl.data.label_forms import Label, as_array, listed
 from fedxl.data.source import TensorSource, checked_tensors
 from fedxl.data.torch_datasets import loader_of, read
@@ -41,7 +42,7 @@ class _Opened(NamedTuple):
     labels: Any  # as they were given
 
 
-def gather(clients: Any, positive: Label | None = None) -> Holdings:
+def gather(clients: Any, positive: Label | Columns | None = None) -> Holdings:
     """What these clients hold: a mapping from names, or any iterable, of pairs (x, y) or Datasets."""
     _require_many(clients)
     names = _names(clients) if isinstance(clients, Mapping) else ()
@@ -52,7 +53,7 @@ def gather(clients: Any, positive: Label | None = None) -> Holdings:
     )
     opened = [_open(data, _called(number, names), positive) for number, data in enumerate(held)]
     found = _joined(opened, names)
-    if positive is not None:
+    if positive is not None and not isinstance(positive, Columns):
         _require_two_values(found, opened, positive)
     return found
 
@@ -84,7 +85,7 @@ def gather_split(data: Any, where: str, clients: Sequence[str], columns: Sequenc
     return found
 
 
-def _open(data: Any, where: str, positive: Label | None) -> _Opened:
+def _open(data: Any, where: str, positive: Label | Columns | None) -> _Opened:
     """One holder's data, checked."""
     loader_of(data, where)
     if isinstance(data, Dataset):

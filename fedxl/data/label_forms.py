@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedxl.data.label_columns import Columns, columns
 from fedxl.errors import UserError, kind_of, printable, require
 
 Label = str | int | float | bool
@@ -16,8 +17,8 @@ FEW, SEEN = 4, 100_000  # values that a message lists, and among how many it loo
 WHICH = "say which value is positive, once: positive="
 
 
-def encoded(y: Any, where: str, positive: Label | None = None) -> Tensor:
-    """One label for each example, 1 where it is positive.
+def encoded(y: Any, where: str, positive: Label | Columns | None = None) -> Tensor:
+    """One label for each example, 1 where it is positive; or several.
 
     positive: the value that counts as positive; there is one other. None: labels are 0 and 1, -1 and 1, or booleans.
 
@@ -26,6 +27,8 @@ def encoded(y: Any, where: str, positive: Label | None = None) -> Tensor:
     >>> encoded([-1, 1, -1], "client 0").tolist()
     [0, 1, 0]
     """
+    if isinstance(positive, Columns):
+        return columns(as_array(y, where), positive.number, where)
     values = _flat(as_array(y, where), where)
     missing = _missing(values)
     require(

@@ -12,6 +12,7 @@ import torch
 
 from fedxl.data import archive
 from fedxl.data.federation import Split, Splits
+from fedxl.data.label_columns import columns
 from fedxl.data.published import MEDMNIST, how_to_get
 from fedxl.data.sites import Sites
 from fedxl.errors import require, unknown
@@ -22,6 +23,7 @@ CHEST = (
     "consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia",
 )  # fmt: skip
 PARTS = ("train", "val", "test")
+ALL = "all"
 
 
 def medmnist(
@@ -30,12 +32,13 @@ def medmnist(
     root: str = "data",
     sites: Sites = Sites(),  # noqa: B008 (frozen)
 ) -> Splits:
-    """A MedMNIST 2D set, with its own split: one label of many, or one class against the others.
+    """A MedMNIST 2D set, with its own split: one label of many or all, one class against the others or each.
 
     set: the file's name without .npz, for example chestmnist, pneumoniamnist or chestmnist_64; whatever follows the _
     is up to you, so that chestmnist_subset may be a file of your own with the same arrays;
     label: which label of a multi-label set or which class of the others is positive, a number or one of ChestMNIST's
-    names. Without it the paper's task, mass, in ChestMNIST, and class 1 where there are two classes;
+    names. Without it the paper's task, mass, in ChestMNIST, and class 1 where there are two classes. "all": every
+    label, or every class against the rest, for a risk of several labels;
     root: the folder of the file, or the file itself. For the other settings see `Sites`.
     """
     family = set.partition("_")[0]
@@ -59,11 +62,13 @@ def medmnist(
     return sites.share_out(train, validation, test)
 
 
-def _column(family: str, label: int | str | None, labels: np.ndarray, path: Path) -> int:
-    """The index of the label, or of the class, that is positive."""
+def _column(family: str, label: int | str | None, labels: np.ndarray, path: Path) -> int | slice:
+    """The index of the label, or of the class, that is positive; a slice: all of them."""
     require(labels.ndim == 2 and labels.size > 0, f"{path}: train_labels must be [examples, labels]")
     known = CHEST if family == "chestmnist" else ()
     count = labels.shape[1] if labels.shape[1] > 1 else int(labels.max()) + 1
+    if label == ALL:
+        return slice(count)
     if label is None:
         require(bool(known) or count == 2, f"label must name which of the {count} classes in {path} is positive")
         return known.index("mass") if known else 1
@@ -86,9 +91,11 @@ def _images(images: np.ndarray, where: str) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
 
-def _labels(labels: np.ndarray, column: int, count: int, where: str) -> torch.Tensor:
+def _labels(labels: np.ndarray, column: int | slice, count: int, where: str) -> torch.Tensor:
     require(labels.ndim == 2 and len(labels) == count, f"{where} has shape {list(labels.shape)} for {count} images")
     require(np.issubdtype(labels.dtype, np.integer), f"{where} must hold integers, not {labels.dtype}")
+    if isinstance(column, slice):
+        return columns(labels if labels.shape[1] > 1 else labels[:, 0], column.stop, where)
     if labels.shape[1] == 1:
         return torch.from_numpy((labels[:, 0] == column).astype(np.int64))
     require(column < labels.shape[1], f"{where} has {labels.shape[1]} columns, so there is no label {column}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import torch
 
 from fedxl.data.augment import MOST_CROP, NOTHING, Augment
 from fedxl.data.binary import corrupt
 from fedxl.data.federation import Federation, Split, Splits
+from fedxl.data.label_columns import UNKNOWN
 from fedxl.data.partition import PARTITIONS, Parts, check_one_class, only_first, partition
 from fedxl.data.source import TensorSource
 from fedxl.errors import require, unknown
@@ -29,6 +31,7 @@ class Stream(IntEnum):
     PARTITION = 4
     CORRUPT = 5
     TABLE = 6
+    KNOWN = 7
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Sites:
     site_noise: float = 0.0  # standard deviation, of pixels in [-1, 1]
     crop: int = 0  # in training, pad with so many black pixels, then crop at a random place
     flip: bool = False  # in training, horizontally, with probability 1/2
+    known: float = 1.0  # of several labels, the share that each site knows; the others are missing there
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -69,6 +73,7 @@ class Sites:
         require(self.site_noise <= 1000, f"site_noise must be at most 1000, got {self.site_noise}")
         require(self.crop >= 0, f"crop must not be negative, got {self.crop}")
         require(self.crop <= MOST_CROP, f"crop must be at most {MOST_CROP} pixels, got {self.crop}")
+        require(0 < self.known <= 1, f"known must lie in (0, 1], got {self.known}")
         require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
 
     def augment(self) -> Augment:
@@ -82,12 +87,29 @@ class Sites:
         stream = generator(self.seed, Purpose.DATA, 0, Stream.PARTITION)
         return partition(self.partition, labels, self.clients, stream, self.alpha, self.one_class)
 
+    def _flipped(self, labels: Indices) -> Indices:
+        return corrupt(labels, self.flipped, generator(self.seed, Purpose.DATA, 0, Stream.CORRUPT))
+
+    def _known(self, labels: Indices, parts: Parts) -> Indices:
+        """Several labels [n, L], of which each site knows some; all labels are known about equally often."""
+        require(self.flipped == 0, "flipped is for one label, not for several")
+        count = labels.shape[1]
+        few = max(1, round(self.known * count))
+        order = generator(self.seed, Purpose.DATA, 0, Stream.KNOWN).permutation(count)
+        known = np.zeros_like(labels, bool)
+        for site, part in enumerate(parts):
+            known[np.ix_(part, order[(site * few + np.arange(few)) % count])] = True
+        return np.where(known, labels, UNKNOWN)
+
     def share_out(self, train: Split, validation: Split | None, test: Split | None) -> Splits:
         """The training examples, split over the sites, with each site's augmentation and label noise."""
         labels = train.y.numpy()
         # Split by the true labels: a site holds the same images whether labels are flipped or not.
-        parts = self.parts(labels)
-        given = corrupt(labels, self.flipped, generator(self.seed, Purpose.DATA, 0, Stream.CORRUPT))
+        parts = self.parts(labels if labels.ndim == 1 else np.asarray(labels.max(1) > 0, np.int64))
+        if labels.ndim == 2:
+            labels = self._known(labels, parts)
+        require(labels.ndim == 2 or self.known == 1, "known is for several labels; of one, a site knows all")
+        given = labels if labels.ndim == 2 else self._flipped(labels)
         (x, y), parts = only_first(self.present, (train.x, torch.from_numpy(given)), parts)
         federation = Federation(TensorSource(x, y), parts)
         augment = self.augment()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedxl.data.augment import NOTHING, Augment, scaled
 from fedxl.data.feature_forms import features
+from fedxl.data.label_columns import Columns
 from fedxl.data.label_forms import Label, encoded
 from fedxl.digest import add_tensor
 from fedxl.errors import require
@@ -22,7 +23,7 @@ BLOCK = 1024  # examples read at a time
 class Source(Protocol):
     @property
     def labels(self) -> Tensor:
-        """[n], 0 or 1."""
+        """[n], 0 or 1; of several labels [n, L], and -1 where one is not known."""
 
     @property
     def codes(self) -> int:
@@ -106,12 +107,12 @@ def floats_as(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() else x
 
 
-def checked(x: Any, y: Any, where: str, positive: Label | None = None) -> TensorSource:
+def checked(x: Any, y: Any, where: str, positive: Label | Columns | None = None) -> TensorSource:
     """A source of checked examples, in any form that `features` and `encoded` take."""
     return checked_tensors(features(x, where).x, y, where, positive)
 
 
-def checked_tensors(x: Tensor, y: Any, where: str, positive: Label | None = None) -> TensorSource:
+def checked_tensors(x: Tensor, y: Any, where: str, positive: Label | Columns | None = None) -> TensorSource:
     """The same for examples that are a tensor already."""
     require(not _exchanged(x, y), f"{where}: examples and labels seem exchanged; give (x, y), the labels last")
     require(x.ndim >= 2, f"{where}: examples must be rows of features or images, got shape {list(x.shape)}")

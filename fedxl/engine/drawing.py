@@ -18,6 +18,7 @@ from fedxl import sampling
 from fedxl.algorithms.protocol import PoolWeights, Reading
 from fedxl.data.federation import Federation
 from fedxl.engine.group import Draws
+from fedxl.errors import require
 from fedxl.sampling import Indices, Purpose
 
 
@@ -119,6 +120,10 @@ class Drawing:
         self.first = self.federation.side(self.reading.first)
         self.second = self.federation.side(self.reading.second)
         self.weights = self.federation.weights()
+        self.labels = self.federation.labels
+        told = "examples with several labels take turns by label, and weights would not count; leave them out"
+        require(self.weights is None or not self.labels, told)
+        self.couples = self.federation.by_label(self.first, self.reading.first) if self.labels else []
         self._ahead = _Ahead({}, None, {})
 
     def draw(self, client: int, round: int, visits: int, pool: PoolDraws | None) -> Draws[Indices]:
@@ -143,6 +148,10 @@ class Drawing:
         lags = {(client, round): self._lags(client, round, likely) for client in visits} if likely else {}
         self._ahead = _Ahead(own, likely, lags)
 
+    def num_rows(self, client: int) -> int:
+        """How many rows of S1 a client has: its examples, or couples of an example and a label."""
+        return len(self.first[client]) * max(1, self.labels)
+
     def _lags(self, client: int, round: int, pool: PoolDraws) -> tuple[Indices, Indices]:
         number = self.first_number + client
         return draw_lags(self.schedule, self.reading, number, round, pool, self.secrets.pool)
@@ -159,18 +168,28 @@ class Drawing:
         (_, _, size1, size2, fresh), codes = self.reading, self.federation.source.codes
         number = self.first_number + client
         rng = sampling.generator(self.seed(client), Purpose.AUGMENT, number, round) if codes > 1 else None
-        rows = self._read(client, visits, Purpose.FIRST, size1, self.first[client])
+        rows = self._read_first(client, visits, Purpose.FIRST, size1)
         second = self._read(client, visits, Purpose.SECOND, size2, self.second[client])
         examples = self._locate(client, rows, second)
         drawn, none = sampling.codes(rng, examples.shape, codes), rows[:, :0]
         draws = Draws(examples, drawn, rows, none, none, none, none, none)
         if not fresh:
             return draws
-        rows = self._read(client, visits, Purpose.FRESH_FIRST, size1, self.first[client])
+        rows = self._read_first(client, visits, Purpose.FRESH_FIRST, size1)
         second = self._read(client, visits, Purpose.FRESH_SECOND, size2, self.second[client])
         examples = self._locate(client, rows, second)
         drawn = sampling.codes(rng, examples.shape, codes)
         return draws._replace(fresh=examples, fresh_codes=drawn, fresh_rows=rows)
+
+    def _read_first(self, client: int, visits: int, purpose: Purpose, size: int) -> Indices:
+        """Rows of S1; of several labels couples, and each label that the client holds has its turn."""
+        if not self.labels or not len(self.first[client]):
+            return self._read(client, visits, purpose, size, self.first[client])
+        steps, number = self.schedule.local_steps, self.first_number + client
+        purposes = (Purpose.LABELS if purpose == Purpose.FIRST else Purpose.FRESH_LABELS, purpose)
+        count, members = steps * size, self.couples[client]
+        drawn = sampling.couples(self.seed(client), purposes, number, visits * count, count, members, self.labels)
+        return drawn.reshape(steps, size)
 
     def _read(self, client: int, visits: int, purpose: Purpose, size: int, side: Indices) -> Indices:
         """Rows of one side, epoch after epoch, from where the client's last visit ended."""
@@ -186,6 +205,7 @@ class Drawing:
     def _locate(self, client: int, first: Indices, second: Indices) -> Indices:
         """Where rows of both sides lie in the source."""
         held = self.federation.parts[client]
+        first = first // max(1, self.labels)
         sides = ((self.first[client], first), (self.second[client], second))
         located = [side[rows] if len(side) else np.resize(held, rows.shape) for side, rows in sides if rows.size]
         return np.concatenate(located, axis=1) if len(located) > 1 else located[0]

@@ -79,7 +79,8 @@ class Simulator:
         self.labels = self.source.labels.to(dtype)
         self.shares = tree.map(lambda leaf: leaf.to(device, dtype), self.shares)
         # Rounded up, so that federations whose largest clients differ a little share one compiled program.
-        self.most_rows = 2 ** (max(map(len, self.drawing.first)) - 1).bit_length()
+        most = max(map(self.drawing.num_rows, range(len(self.federation.parts))))
+        self.most_rows = 2 ** (most - 1).bit_length()
         self.store = ClientStore(len(self.federation.parts))
         self._bound: dict[str, BoundRound] = {}
 
@@ -128,7 +129,7 @@ class Simulator:
 
     def initial(self, server: ServerState, client: int) -> Any:
         """The state of a client that never took part."""
-        return self.algorithm.init_client(server, len(self.drawing.first[client]))
+        return self.algorithm.init_client(server, self.drawing.num_rows(client))
 
     def _group(
         self,

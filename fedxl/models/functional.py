@@ -49,8 +49,11 @@ def load(model: nn.Module, weights: Weights) -> nn.Module:
     return model
 
 
-def scorer(model: nn.Module, training: bool, precision: str = "fp32") -> Score:
-    """The model as a pure function. It calls a private copy, whose mode nobody else can change."""
+def scorer(model: nn.Module, training: bool, precision: str = "fp32", score_shape: tuple[int, ...] = ()) -> Score:
+    """The model as a pure function. It calls a private copy, whose mode nobody else can change.
+
+    score_shape: of an example's scores; (): one number, which a model may give as [B, 1], too.
+    """
     network, exact = copy.deepcopy(model).train(training), PRECISIONS[precision]
 
     def score(weights: Weights, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -60,7 +63,7 @@ def scorer(model: nn.Module, training: bool, precision: str = "fp32") -> Score:
             h: Tensor = torch.func.functional_call(network, (weights.params, buffers), (x,))
         require(isinstance(h, Tensor), f"the model must return a tensor of scores, not {kind_of(h)}")
         h = h if exact.autocast is None else h.float()
-        return (h.squeeze(-1) if h.ndim == 2 and h.shape[-1] == 1 else h), buffers
+        return (h.squeeze(-1) if h.ndim == 2 and h.shape[-1] == 1 and not score_shape else h), buffers
 
     return score
 
@@ -81,7 +84,7 @@ def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> N
     wanted = f"[{', '.join(map(str, (len(x), *score_shape)))}]"
     try:
         with torch.no_grad():
-            h, _ = scorer(model, training=False)(weights_of(model), x)
+            h, _ = scorer(model, training=False, score_shape=score_shape)(weights_of(model), x)
     except UserError:
         raise
     except CANNOT as error:

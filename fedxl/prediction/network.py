@@ -36,11 +36,11 @@ def rebuilt(model: Mapping[str, Any], form: Form, dtype: str, allow_code: bool) 
             f"the network '{name}' is code outside of fedxl, which would run here; if you trust it, --allow-code "
             "(in Python allow_code=True)",
         )
-        return build_network(dict(model), form.shape, form.score_shape).to(DTYPES[dtype])
+        return build_network(dict(model), form.shape, form.score_shape, bool(form.labels)).to(DTYPES[dtype])
     # The trained weights are in the file: those that training began with are not needed, and may be elsewhere.
     table = {key: value for key, value in model.items() if key != "weights"}
     with torch.device("meta"):
-        return build_network(table, form.shape, form.score_shape).to(DTYPES[dtype])
+        return build_network(table, form.shape, form.score_shape, bool(form.labels)).to(DTYPES[dtype])
 
 
 def with_weights(network: nn.Module, content: bytes, path: Path) -> nn.Module:

@@ -19,6 +19,7 @@ from fedxl.reporting.sections import (
     communication,
     comparison,
     convergence,
+    labels,
     probabilities,
     ranking,
     setup,
@@ -53,6 +54,7 @@ def build(runs: Sequence[Run], reference: str = "") -> Page:
     sections = [
         comparison.section(groups, focus, keys, judged, compared, names),
         ranking.section(drawn, focus, keys, mine, fpr),
+        *labels.sections(focus),
         probabilities.section(focus, key, mine),
         sites.section(focus, key, mine, names),
         _together(convergence.section(drawn, keys, focus.shown.metric), communication.section(drawn, keys)),

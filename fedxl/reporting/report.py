@@ -15,6 +15,7 @@ from rich.text import Text
 from fedxl import metrics
 from fedxl.errors import printable
 from fedxl.evaluation.intervals import Interval, bootstrap, delong
+from fedxl.evaluation.label_table import mean_auroc
 from fedxl.reporting.runs import Run, read_run
 
 MOST = 10_000  # examples; a bootstrap of more takes seconds a run
@@ -52,6 +53,8 @@ def _outcome(run: Run) -> Outcome:
 def intervals(run: Run) -> dict[str, Interval]:
     """Of AUROC, and of the metric that chose the model: where its scores are known, and without much waiting."""
     scored = run.scored.get(run.split)
+    if run.split in run.by_label:
+        return {"auroc": mean_auroc(run.by_label[run.split])}
     if scored is None:
         return {}
     found = {"auroc": delong(scored.scores, scored.labels)}

@@ -12,15 +12,16 @@ from fedxl import metrics, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config.experiment import Config, dump
 from fedxl.errors import UserError, require
-from fedxl.evaluation import curves, scored
+from fedxl.evaluation import curves, labelled, scored
 from fedxl.evaluation.binned import Binned, pooled
+from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.files import cannot_read, read_bytes
 from fedxl.risks import RISKS
 from fedxl.training.members import ABOUT, Member, environment
 from fedxl.training.privacy import promise
 from fedxl.training.result import Result
-from fedxl.training.rundir import CONFIG, CURVES, LARGEST, SCORES, STOPPED_EARLY, is_run, read_metrics
+from fedxl.training.rundir import CONFIG, CURVES, LABEL_SCORES, LARGEST, SCORES, STOPPED_EARLY, is_run, read_metrics
 from fedxl.training.simulation import flattened
 
 LONGEST = 2**24  # bytes of run.json; a thousand sites take a tenth of a MB
@@ -42,6 +43,7 @@ class Run:
     chosen_by: str = ""  # a metric, with a minus if less is better; empty: not recorded
     config: str = ""  # the text of config.toml
     label: str = ""  # what it is called among runs that differ by seed only
+    by_label: Mapping[str, LabelScores] = field(default_factory=dict)  # scores of several labels, by split
     counts: Mapping[str, Binned] = field(default_factory=dict)  # where `scored` was made from counts in bins: those
 
     @property
@@ -143,6 +145,7 @@ def read_run(path: Path) -> Run:
         rows=[evaluations[round] for round in sorted(evaluations)],
         done=next((record for record in reversed(records) if "test" in record), None),
         scored=scored.load(path / SCORES) or {split: curves.as_scored(found) for split, found in counted.items()},
+        by_label=labelled.load(path / LABEL_SCORES),
         counts={split: pooled(found.values()) for split, found in counted.items()},
         members=about["members"],
         environment=about["environment"],

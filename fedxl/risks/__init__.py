@@ -11,13 +11,14 @@ from fedxl.risks.cvar import cvar_partial_auc, cvar_two_way_partial_auc
 from fedxl.risks.p_norm_push import p_norm_push
 from fedxl.risks.partial_auc import partial_auc, two_way_partial_auc
 from fedxl.risks.scores import LINKS, ScoreRange, identity
+from fedxl.risks.several import Several, several
 from fedxl.risks.surrogates import SURROGATES
 from fedxl.risks.xrisk import Side, XRisk, belongs, check_risk, gap, named
 
 __all__ = [
-    "LINKS", "RISKS", "SURROGATES", "ScoreRange", "Side", "XRisk", "auroc", "average_precision", "belongs",
+    "LINKS", "RISKS", "SURROGATES", "ScoreRange", "Several", "Side", "XRisk", "auroc", "average_precision", "belongs",
     "check_risk", "contrastive", "cvar_partial_auc", "cvar_two_way_partial_auc", "gap", "identity", "named",
-    "p_norm_push", "partial_auc", "two_way_partial_auc",
+    "p_norm_push", "partial_auc", "several", "two_way_partial_auc",
 ]  # fmt: skip
 
 RISKS: Mapping[str, Callable[..., XRisk]] = {

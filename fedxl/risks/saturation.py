@@ -7,9 +7,12 @@ within 0.05 of the best AUC. No run that learned well was found collapsed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from fedxl.risks.several import Several
 from fedxl.risks.xrisk import XRisk, belongs
 
 ALIKE = 1e-6  # a relative spread of scores that is rounding
@@ -28,6 +31,8 @@ def saturated(risk: XRisk, a: Tensor, b: Tensor, y: Tensor) -> bool:
     """
     if not len(a) or not len(b):
         return False
+    if isinstance(risk, Several):
+        return all(saturated(risk.base, *each) for each in _by_label(risk, a, b, y))
     if alike(torch.cat((a, b)), risk.link(a.new_zeros(1, *a.shape[1:]))):
         return True
     if risk.score_shape or not risk.score_range.bounded or not (_flat(risk, a) and _flat(risk, b)):
@@ -39,8 +44,18 @@ def saturated(risk: XRisk, a: Tensor, b: Tensor, y: Tensor) -> bool:
 
 def saturated_outputs(risk: XRisk, h: Tensor, labels: Tensor) -> bool:
     """The same of a model's outputs."""
+    if isinstance(risk, Several):
+        each = (risk.of_label(h, labels, label) for label in range(risk.labels))
+        return all(saturated_outputs(risk.base, *one) for one in each)
     linked, (first, second) = risk.link(h), (belongs(labels, side) for side in risk.sides)
     return saturated(risk, linked[first], linked[second], labels[second].to(linked.dtype))
+
+
+def _by_label(risk: Several, a: Tensor, b: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Scores of each label."""
+    for label in range(risk.labels):
+        member = belongs(y[:, label], risk.sides[1]) & (y[:, label] >= 0)
+        yield risk.bare(a)[risk.label_of(a) == label], b[member, label], y[member, label]
 
 
 def alike(scores: Tensor, origin: Tensor | float = 0.0) -> bool:

@@ -85,6 +85,7 @@ class XRisk:
     score_range: ScoreRange = RAW  # what the link can give
     double: bool = False  # pairs and inner estimates are float64, whatever the scores are; for losses above 1e4
     metric: str = "auroc"  # by which the best model is chosen
+    labels: int = 0  # how many there are, each with a score of its own (`several`); 0: one label and one score
     name: str = ""  # how it was built, for people to read
 
     def __repr__(self) -> str:
@@ -99,6 +100,20 @@ class XRisk:
     def emphasises(self) -> bool:
         """Whether examples of S1 count differently: F is not the mean of f."""
         return self.lam_outer is not None
+
+    @property
+    def first_shape(self) -> tuple[int, ...]:
+        """Of an example of S1 as it is paired and pooled."""
+        return self.score_shape
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Of an example's labels."""
+        return (self.labels,) if self.labels else ()
+
+    def bare(self, a: Tensor) -> Tensor:
+        """Scores of S1 as they are paired and pooled, without what says what they are scores of."""
+        return a
 
     @property
     def _j(self) -> int:
@@ -261,9 +276,9 @@ def log_mean_exp(x: Tensor, dim: int) -> Tensor:
 
 def check_risk(risk: XRisk) -> None:
     """One line if a risk of the user's own does not give one number (or `m`) a pair, whatever dimensions lead."""
-    a, b = (torch.zeros(2, size, *risk.score_shape) for size in (3, 4))
+    a, b = torch.zeros(2, 3, *risk.first_shape), torch.zeros(2, 4, *risk.score_shape)
     try:
-        l = risk.pair(a, b, torch.zeros(2, 4))
+        l = risk.losses(a, b, torch.zeros(2, 4, *risk.label_shape))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise UserError(f"the risk's pair cannot take a [2, 3], b [2, 4], y [2, 4]: {first_line(error)}") from None
     wanted = (2, 3, 4, *risk.inner_shape)

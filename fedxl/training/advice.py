@@ -234,7 +234,7 @@ def advise(
 
 def facts_of(holdings: Sequence[Holding], risk: XRisk, network: Collection[str] = NORM_OPTIONS) -> Facts:
     counts = np.array([[holding.count(side) for side in risk.sides] for holding in holdings])  # [sites, 2]
-    sizes = np.array([sum(holding) for holding in holdings])
+    sizes = np.array([holding.count("all") for holding in holdings])
     one_sided = (counts == 0).any(1)
     totals = counts.sum(0)
     rarest = int(totals.argmin())

@@ -13,14 +13,17 @@ from torch import Tensor
 
 from fedxl import metrics, registry
 from fedxl.data.federation import Split
+from fedxl.data.label_columns import Columns
 from fedxl.data.source import Source, checked, floats_as
 from fedxl.errors import require, unknown
+from fedxl.evaluation import labelled
 from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.metrics import METRICS, Item, NamedMetric
 from fedxl.models import Score, Weights
 from fedxl.models.precision import PRECISIONS, products
-from fedxl.risks import XRisk
+from fedxl.risks import Several, XRisk
 from fedxl.sampling import Indices
 
 BATCH = 4096
@@ -49,11 +52,30 @@ class Evaluator:
 
     def metrics_of(self, h: Tensor, labels: Tensor) -> dict[str, float]:
         """Metrics of scores need one score an example; the risk is always there."""
-        seen = self.shown(h, labels) if self.shown else h
-        risk = {"risk": float(self.risk.value(seen, labels))}
+        risk = self.risk_of(h, labels)
+        if isinstance(self.risk, Several):
+            return labelled.judge(self.metrics, self.label_scores(h, labels))[0] | risk
         if self.risk.score_shape:
             return risk
         return metrics.judge(self.metrics, h.double().cpu().numpy(), labels.cpu().numpy()) | risk
+
+    def risk_of(self, h: Tensor, labels: Tensor) -> dict[str, float]:
+        seen = self.shown(h, labels) if self.shown else h
+        return {"risk": float(self.risk.value(seen, labels))}
+
+    def label_scores(self, h: Tensor, labels: Tensor) -> LabelScores:
+        """Outputs [n, L] of several labels for reports."""
+        assert isinstance(self.risk, Several)
+        return LabelScores(h.double().cpu().numpy(), labels.to(torch.int64).cpu().numpy(), self.risk.label_names)
+
+    def findings(self, h: Tensor, labels: Tensor, split: str, origin: Origin) -> Findings:
+        """Metrics of outputs; of several labels their means, and each label's own as a remark."""
+        if not self.risk.labels:
+            return Findings(self.metrics_of(h, labels), h, labels, origin=origin)
+        found = self.label_scores(h, labels)
+        values, each = labelled.judge(self.metrics, found)
+        values |= self.risk_of(h, labels)
+        return Findings(values, h, labels, {f"{split}_by_label": each}, origin, by_label=found)
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -79,6 +101,7 @@ class Findings:
     remarks: Mapping[str, Any] = field(default_factory=dict)  # for the metrics row
     origin: Origin = field(default_factory=Origin)
     curves: Curves = field(default_factory=dict, repr=False)  # by site, where these are all that is known
+    by_label: LabelScores | None = field(default=None, repr=False)  # its scores of several labels
 
     def scored(self) -> Scored | None:
         """Its scores for reports; None where they are not known here, or are vectors."""
@@ -114,17 +137,20 @@ class HeldBack:
         labels = self.sources[split].labels
         scores = self.evaluator.scores(weights, self.sources[split])
         origin = self.origins.get(split, Origin())
-        return Findings(self.evaluator.metrics_of(scores, labels), scores, labels, origin=origin)
+        return self.evaluator.findings(scores, labels, split, origin)
 
 
-def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor) -> dict[str, Source]:
-    """Sources of the splits that there are, on the device of `probe`, an example as clients have them."""
+def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor, labels: int = 0) -> dict[str, Source]:
+    """Sources of the splits that there are, on the device of `probe`, an example as clients have them.
+
+    labels: how many there are, in columns; 0: one.
+    """
     sources: dict[str, Source] = {}
     for name, pair in pairs.items():
         if pair is None:
             continue
         x, y = pair[:2] if isinstance(pair, Split) else _pair(pair, name)
-        source = checked(x, y, name).to(probe.device)
+        source = checked(x, y, name, Columns(labels) if labels else None).to(probe.device)
         seen = source.fetch(torch.tensor([0], device=probe.device))
         require(
             seen.shape[1:] == probe.shape[1:],
@@ -160,7 +186,7 @@ def asked_for(risk: XRisk, select: str, fprs: Sequence[float], more: Sequence[It
     A limit of the false positive rate in `select` joins the others. A name in `select` that stands for nothing is
     left to `check_selection`.
     """
-    if risk.score_shape:
+    if risk.score_shape and not risk.labels:
         require(not more, "metrics need one score an example, and the risk pairs vectors")
         return []
     base = select.removeprefix("-").partition("@")[0]
@@ -174,9 +200,9 @@ def asked_for(risk: XRisk, select: str, fprs: Sequence[float], more: Sequence[It
 
 def check_selection(select: str, evaluator: Evaluator, validation: Source | None = None) -> None:
     """That there is a metric of this name, and that the validation data, where they are at hand, have it."""
-    if validation is not None and not evaluator.risk.score_shape:
+    if validation is not None and (evaluator.risk.labels or not evaluator.risk.score_shape):
         labels = validation.labels
-        both = 0 < int(labels.sum()) < len(labels)
+        both = bool(((labels == 1).any(0) & (labels == 0).any(0)).any())
         require(both, "validation must hold both classes, or the best model cannot be chosen on it")
     known = {"-risk"} | {metric.select for metric in evaluator.metrics}
     if _sign(select) + metrics.key(select) not in known:

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Clients, Federation, HeldBack, Splits, Weighting, as_splits
+from fedxl.data.label_columns import Columns
 from fedxl.data.label_forms import Label
 from fedxl.data.participation import CohortWeights, Participation
 from fedxl.errors import UserError, kind_of, require
@@ -130,7 +131,9 @@ def fit(
         right = item.name == "stop_collapsed" or callable(getattr(hooks, item.name))
         require(right, f"hooks: {item.name} must be a function, not {kind_of(getattr(hooks, item.name))}")
     require_algorithm(algorithm)
-    splits = as_splits(clients, positive, validation, test)
+    columns, given_positive = algorithm.risk.labels, positive is not None
+    require(not (columns and given_positive), "positive is for one label; of several, labels are 0 and 1 in columns")
+    splits = as_splits(clients, Columns(columns) if columns else positive, validation, test)
     federation = splits.train if augment is None else splits.train.augmented(_augment(augment))
     hooks = hooks or Hooks()
     held_back = {"validation": splits.validation, "test": splits.test}

@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
 
 def members(names: Sequence[str], holdings: Sequence[Holding]) -> list[Member]:
-    return [Member(name, *held) for name, held in zip(names, holdings, strict=True)]
+    return [Member(name, held.positives, held.negatives) for name, held in zip(names, holdings, strict=True)]
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -42,6 +42,7 @@ class Form(NamedTuple):
     dtype: str  # of its numbers, as the network gets them
     score_shape: tuple[int, ...]  # of a score; () is one number
     columns: tuple[str, ...] = ()  # of the data frames that examples came in
+    labels: tuple[str, ...] = ()  # the names of several labels, each of which has a score
 
 
 def about(

@@ -77,6 +77,7 @@ def examples(x: Any, form: Form, preparation: Preparation | None = None, where: 
 
 def predict(score: Scorer, source: TensorSource, form: Form, decision: Decision | None) -> Prediction:
     """Score a block of examples at a time."""
+    require(not form.labels, "this model has several labels: score with the run's network itself (result.model)")
     require(not form.score_shape, "this model gives vectors, not scores: there is nothing to decide by")
     found = np.empty(len(source), np.float64)
     with progress("scoring", len(source)) as advance:

@@ -21,7 +21,7 @@ from fedxl.engine.simulator import Placement
 from fedxl.errors import printable, require
 from fedxl.models import Score, scorer
 from fedxl.models.layers import check_classes, norms_scores
-from fedxl.risks import XRisk, check_risk
+from fedxl.risks import Several, XRisk, check_risk
 from fedxl.training.evaluate import Evaluator, asked_for
 from fedxl.training.settings import DTYPES, Settings, pick_device
 
@@ -40,6 +40,16 @@ class Problem:
     @property
     def risk(self) -> XRisk:
         return self.algorithm.risk
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Of several labels; empty: there is one."""
+        return self.risk.label_names if isinstance(self.risk, Several) else ()
+
+    @property
+    def needs_both_sides(self) -> bool:
+        """Whether some client must hold both sides of a label, or nobody would train it."""
+        return self.algorithm.needs_both_classes or self.algorithm.local_pairs
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,7 +77,7 @@ class Problem:
     @cached_property
     def score(self) -> Score:
         """The network as it is trained."""
-        return scorer(self.model, True, self.settings.precision)
+        return scorer(self.model, True, self.settings.precision, self.risk.score_shape)
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -75,7 +85,8 @@ class Problem:
         exact = "fp32" if self.settings.precision == "fp32" else "tf32"
         metrics = asked_for(self.risk, self.select, self.settings.fpr, self.settings.metrics)
         shown = getattr(self.algorithm, "shown", None)  # an algorithm may optimise the risk of other scores
-        return Evaluator(scorer(self.model, False), self.risk, metrics, self.dtype, exact, shown)
+        score = scorer(self.model, False, score_shape=self.risk.score_shape)
+        return Evaluator(score, self.risk, metrics, self.dtype, exact, shown)
 
     def assignment(self, share: Share) -> Assignment:
         """What a client with this share does in a round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,15 @@ from fedxl.algorithms.protocol import ServerState
 from fedxl.data.preparation import Preparation
 from fedxl.errors import require
 from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights
 from fedxl.training.members import Form
 from fedxl.training.predict import Prediction, decision_for, examples, predict, scorer_of
 from fedxl.training.rounds import Traffic
+
+if TYPE_CHECKING:
+    from fedxl.evaluation.label_table import LabelRow
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,6 +38,9 @@ class Result:
     seconds: float  # since the run began, without interruptions
     scored: dict[str, Scored] = field(default_factory=dict, repr=False)  # its scores by split, where they are known
     curves: dict[str, Curves] = field(default_factory=dict, repr=False)  # or sites' counts in bins, by split and site
+    by_label: dict[str, LabelScores] = field(
+        default_factory=dict, repr=False
+    )  # its scores of several labels, by split
     traffic: Traffic | None = None  # bytes that a client receives and sends in a round
     interrupted: bool = False  # whether it was stopped before its last round
     stopped_early: bool = False  # whether it ended before its last round because it no longer became better
@@ -46,6 +53,13 @@ class Result:
         """Raw scores and labels of the test data."""
         test = self.scored.get("test")
         return None if test is None else (test.scores, test.labels.astype(np.float64))
+
+    def label_table(self, split: str = "test", level: float = 0.95) -> list[LabelRow]:
+        """AUROC of each of several labels, with DeLong's interval, and their mean, with a bootstrap's."""
+        require(split in self.by_label, f"there are no scores of several labels on {split} data")
+        from fedxl.evaluation.label_table import label_table  # loads scipy, which training does not need
+
+        return label_table(self.by_label[split], level)
 
     def predict(
         self,

@@ -18,8 +18,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedxl.errors import UserError
-from fedxl.evaluation import curves, scored
+from fedxl.evaluation import curves, labelled, scored
 from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically
 from fedxl.metrics import COUNTS
@@ -28,6 +29,7 @@ from fedxl.training.members import ABOUT
 
 CONFIG = "config.toml"
 SCORES = "scores.npz"
+LABEL_SCORES = "label_scores.npz"
 CURVES = "curves.npz"
 LOCK = ".lock"
 STOPPED_EARLY = "stopped_early"  # in the last metrics row of a run that its patience ended
@@ -93,6 +95,11 @@ class RunDir:
         """The chosen model's scores on data that were held back, which reports are made from."""
         if splits:
             self._guard(lambda: scored.save(self.path / SCORES, dict(splits)))
+
+    def save_label_scores(self, splits: Mapping[str, LabelScores]) -> None:
+        """The same of several labels."""
+        if splits:
+            self._guard(lambda: labelled.save(self.path / LABEL_SCORES, splits))
 
     def save_curves(self, splits: Mapping[str, Curves]) -> None:
         """The same as sites' counts in bins, where these are all that is known."""
@@ -176,6 +183,8 @@ def _record(line: str) -> dict[str, Any]:
         _require_metrics(record.get(name, {}))
         for told in record.get(f"{name}_by_site", {}).values():
             _require_metrics({} if isinstance(told, str) else told)  # a text is the reason why a site sent none
+        for table in record.get(f"{name}_by_label", {}).values():
+            _require_metrics(table)
     return record
 
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.federation import Federation, Split
+from fedxl.data.label_shares import check_labels, label_counts, with_labels
 from fedxl.data.participation import Plan, Trace
 from fedxl.data.preparation import Preparation
-from fedxl.data.source import fingerprint, floats_as
+from fedxl.data.source import Source, fingerprint, floats_as
 from fedxl.digest import add_tensor
 from fedxl.engine.choose import choose, executor, possible
 from fedxl.engine.group import Executor
@@ -66,6 +67,7 @@ class Simulation:
         facts = self.federation.facts(settings.weighting)
         self.problem = assemble(model, algorithm, settings, facts)
         check_data(self.problem, self.federation.holdings())
+        self._check_labels()
         self.federation = Federation(suited(self.problem, self.federation.source), self.federation.parts)
         self.announce, self.sections = announce, sections or {}
         self.num_clients = len(self.federation.parts)
@@ -77,6 +79,18 @@ class Simulation:
             announce(line)
         self.examiner = self._examiner(pairs)
 
+    def _check_labels(self) -> None:
+        """One line if labels are not those of the risk, or some cannot be trained."""
+        risk, many = self.problem.risk, self.federation.labels
+        told = f"several(..., labels={many})" if many else f"labels [n, {risk.labels}]"
+        require(
+            risk.labels == many,
+            f"examples have {many or 1} label(s), and the risk is for {risk.labels or 1}: give {told}",
+        )
+        if many:
+            first, second = (label_counts(self.federation, side) for side in risk.sides)
+            check_labels(first, second, self.problem.label_names, self.problem.needs_both_sides)
+
     def _probe(self) -> Tensor:
         x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
         return floats_as(x.to(self.problem.device), self.problem.dtype)
@@ -84,7 +98,8 @@ class Simulation:
     @property
     def form(self) -> Form:
         dtype = str(self.probe.dtype).removeprefix("torch.")
-        return Form(tuple(self.probe.shape[1:]), dtype, self.problem.risk.score_shape, self.columns)
+        shape, scores = tuple(self.probe.shape[1:]), self.problem.risk.score_shape
+        return Form(shape, dtype, scores, self.columns, self.problem.label_names)
 
     def _executor(self) -> Executor:
         run, cohort = self.problem.settings, self.cohort or self.num_clients
@@ -98,9 +113,12 @@ class Simulation:
             self.announce(f"executor: {name} ({why})")
         return executor(name, run.compile, self.announce)
 
+    def _held_back(self, pairs: Mapping[str, Pair | Split | None]) -> dict[str, Source]:
+        return held_back(pairs, self.probe, self.problem.risk.labels)
+
     def _examiner(self, pairs: Mapping[str, Pair | Split | None]) -> HeldBack:
         found = self.problem.evaluator
-        sources = {name: suited(self.problem, source) for name, source in held_back(pairs, self.probe).items()}
+        sources = {name: suited(self.problem, source) for name, source in self._held_back(pairs).items()}
         if "validation" in sources:
             check_selection(self.problem.select, found, sources["validation"])
         train = {"train": self.engine.source} if self.problem.settings.train_metrics else {}
@@ -150,6 +168,9 @@ def simulator(problem: Problem, federation: Federation, run: Executor) -> Simula
 def _engine(problem: Problem, federation: Federation, run: Executor, names: Sequence[str]) -> tuple[Simulator, Plan]:
     first, second = (list(map(len, federation.side(side))) for side in problem.reading[:2])
     shares, plan = participants(problem, first, second, names)
+    if federation.labels:
+        each, every = (label_counts(federation, side) for side in problem.reading[:2])
+        shares = with_labels(shares, each, every, second, problem.settings.weighting)
     engine = Simulator(
         problem.algorithm, problem.score, federation, run, problem.schedule, shares, plan.chances,
         placement=problem.placement, plan=plan,

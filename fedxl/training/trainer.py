@@ -331,9 +331,11 @@ class Trainer:
         test = examined.get("test", Findings({}))
         scored = {name: each for name, found in examined.items() if (each := found.scored()) is not None}
         curves = {name: found.curves for name, found in examined.items() if found.curves}
+        by_label = {name: found.by_label for name, found in examined.items() if found.by_label}
         if self.folder and not interrupted:
             self.folder.save_scores(scored)
             self.folder.save_curves(curves)
+            self.folder.save_label_scores(by_label)
             self.folder.save_model(model.state_dict())
             final: dict[str, Any] = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
             final |= {**({STOPPED_EARLY: True} if early else {}), **test.remarks, "test": test.metrics}
@@ -349,6 +351,7 @@ class Trainer:
             seconds=self.seconds,
             scored=scored,
             curves=curves,
+            by_label=by_label,
             traffic=self.traffic,
             interrupted=interrupted,
             stopped_early=early,

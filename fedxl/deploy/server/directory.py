@@ -10,9 +10,11 @@ from typing import NamedTuple
 from fedxl import __version__
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.data.federation import Holding, Weighting, facts_about
+from fedxl.data.label_shares import Counts
 from fedxl.data.preparation import Preparation, fit
 from fedxl.data.summary import Summary, merge
 from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
+from fedxl.deploy.protocol.label_counts import LabelCounts
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import first_line, printable, require
 from fedxl.risks import Side
@@ -29,9 +31,15 @@ class SiteFacts(NamedTuple):
     negatives: int
     shape: tuple[int, ...]  # of its examples; empty if they are made of a table
     summary: str = ""  # of its table, as JSON
+    labels: str = ""  # of several labels, how many examples of each are positive and negative, as JSON
+    both: int = 0  # of several labels, examples that have a positive and a negative one
 
     def count(self, side: Side) -> int:
-        return Holding(self.positives, self.negatives).count(side)
+        return Holding(self.positives, self.negatives, self.both).count(side)
+
+    def by_label(self, side: Side) -> Counts:
+        """Of several labels: examples of this side, [L]."""
+        return LabelCounts.from_text(self.labels, self.count("all")).side(side)
 
 
 @dataclass
@@ -110,12 +118,17 @@ class Directory:
             raise RefusedError(f"{name} runs fedxl {printable(facts['version'])}, the server {__version__}")
         shape = tuple(whole(n, "length") for n in facts["shape"])
         counts = whole(facts["positives"], "positives"), whole(facts["negatives"], "negatives")
-        found = SiteFacts(*counts, shape, str(facts.get("summary", "")))
-        if min(found.positives, found.negatives) < 0 or found.positives + found.negatives < 1:
+        both = whole(facts.get("both", 0), "both")
+        found = SiteFacts(*counts, shape, str(facts.get("summary", "")), str(facts.get("labels", "")), both)
+        if min(found[:2]) < both or both < 0 or found.count("all") < 1:
             raise RefusedError(f"{name} reports {found.positives} positives and {found.negatives} negatives")
         self.require_within_limit(name, found.count("all"))
         if found.summary:
             Summary.from_json(found.summary, found.count("all"))
+        if found.labels:
+            found.by_label("all")
+        elif both:
+            raise RefusedError(f"{name} reports {both} examples of both classes, and one label")
         before = self.facts.get(name, found)
         if found != before:
             told = f"{name} had other data when this run started"

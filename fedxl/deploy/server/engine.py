@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedxl import tree, wire
 from fedxl.algorithms.influence import Influence, Sizes
 from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState, Share
+from fedxl.data.label_shares import with_labels
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, PassivePart, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
 from fedxl.engine.drawing import PoolDraws, draw_lags
@@ -79,6 +81,9 @@ class GridEngine:
         first, second = ([facts.count(side) for facts in each] for side in self.reading[:2])
         counted, self.plan = participants(self.problem, first, second, sites)
         self.chances = self.plan.chances
+        if self.problem.risk.labels:
+            some, every = (np.stack([facts.by_label(side) for facts in each]) for side in self.reading[:2])
+            counted = with_labels(counted, some, every, second, self.problem.settings.weighting)
         self.shares: Share = tree.map(lambda leaf: leaf.to(self.problem.dtype), counted)
         self.base, self.visits = dict.fromkeys(sites, -1), dict.fromkeys(sites, 0)
         self.influence = Influence(self.settings.influence)
@@ -177,7 +182,7 @@ class GridEngine:
             "base": self.base[name],
             "visits": self.visits[name],
         }
-        share = {f"share.{key}": leaf[number] for key, leaf in self.shares._asdict().items()}
+        share = tree.pack(self._share(number), "share")
         return Envelope(facts, {**state, **share})
 
     def _passive(

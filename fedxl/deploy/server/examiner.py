@@ -76,14 +76,19 @@ class SiteExaminer:
             return printable(facts["why"])
         if facts["kind"] == "metrics":
             values = self._metrics(json.loads(str(facts["metrics"])))
-            self.directory.require_within_limit(name, sum(values.get(key, 0.0) for key in COUNTS))
+            counted = sum(values.get(key, 0.0) for key in COUNTS)  # of several labels: of all of them together
+            self.directory.require_within_limit(name, counted / max(1, self.evaluator.risk.labels))
             return Findings(values)
         if facts["kind"] == "curve":
             return self._curve(name, split, grid, reply)
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
-        like = ScoreReply(torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, dtype=torch.uint8))
+        kind = torch.int8 if risk.labels else torch.uint8
+        like = ScoreReply(
+            torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, *risk.label_shape, dtype=kind)
+        )
         scores, labels = wire.restore(like, reply.tensors, MOST_SCORES)
-        if len(scores) != len(labels) or bool((labels > 1).any()):
+        least = -1 if risk.labels else 0
+        if len(scores) != len(labels) or bool(((labels > 1) | (labels < least)).any()):
             raise RefusedError("its scores do not have one label each, 0 or 1")
         self.directory.require_within_limit(name, len(scores))
         return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
@@ -106,7 +111,8 @@ class SiteExaminer:
     def _metrics(self, reported: Mapping[str, Any]) -> dict[str, float]:
         """A site's own metrics: the names that we have ourselves, and values that they can have."""
         ranges = self.evaluator.ranges
-        counts = () if self.evaluator.risk.score_shape else COUNTS
+        risk = self.evaluator.risk
+        counts = () if risk.score_shape and not risk.labels else COUNTS
         values = {name: float(reported[name]) for name in (*ranges, *counts)}
         for name, value in values.items():
             counted = name in counts
@@ -127,7 +133,7 @@ class SiteExaminer:
         epsilons = {name: reply.remarks[EPSILON] for name, reply in reported.items() if EPSILON in reply.remarks}
         remarks |= {f"{split}_{EPSILON}": epsilons} if epsilons else {}
         if all(reply.scores is not None for reply in reported.values()):
-            found, basis = self._pooled(reported), "scores"
+            found, basis = self._pooled(split, reported), "scores"
         elif all(reply.scores is not None or reply.curves for reply in reported.values()):
             found, basis = self._added(split, grid, reported), "curves"
         else:
@@ -143,15 +149,15 @@ class SiteExaminer:
         remarks |= {f"{split}_from": f"{basis} of {', '.join(sorted(reported))}", **found.remarks}
         return replace(found, remarks=remarks)
 
-    def _pooled(self, reported: Mapping[str, Findings]) -> Findings | None:
+    def _pooled(self, split: str, reported: Mapping[str, Findings]) -> Findings | None:
         scores = [found.scores for found in reported.values() if found.scores is not None]
         labels = [found.labels for found in reported.values() if found.labels is not None]
         if not scores:
             return None
         h, y = torch.cat(scores), torch.cat(labels)
-        values = self.evaluator.metrics_of(h, y)
         origin = Origin(np.repeat(np.arange(len(scores)), list(map(len, scores))), list(reported))
-        return None if math.isnan(value_of(values, self.select)) else Findings(values, h, y, origin=origin)
+        found = self.evaluator.findings(h, y, split, origin)
+        return None if math.isnan(value_of(found.metrics, self.select)) else found
 
     def _added(self, split: str, grid: Grid, reported: Mapping[str, Findings]) -> Findings | None:
         """The counts of all sites together; scores of sites that disclose them are counted here."""

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedxl.config.experiment import Config, build_problem, load_data, load_unfitted
+from fedxl.data.label_shares import check_labels
 from fedxl.data.participation import Plan
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
@@ -87,6 +89,7 @@ def serve(
     # What follows from all sites' data goes to sites only if the algorithm needs it.
     needed = facts_of_all._asdict() if problem.uses_facts else {}
     prepared = made.to_text() if made is not None else ""
+    _check_labels(problem, directory)
     head = RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared)
     secret = kept_seed(server.out / SEED) if settings.private_draws else 0
     kind = SecureEngine if settings.secure else GridEngine
@@ -104,7 +107,8 @@ def _task(
     require(
         not problem.settings.train_metrics, "train_metrics needs the training data, which the server does not have"
     )
-    check_data(problem, [engine.directory.facts[name] for name in sites])
+    facts = [engine.directory.facts[name] for name in sites]
+    check_data(problem, facts)
     return ServerTask(
         problem=problem,
         engine=engine,
@@ -113,10 +117,21 @@ def _task(
         cohort=problem.settings.cohort,
         plan=engine.plan,
         members=[_member(name, engine.directory.facts[name]) for name in sites],
-        form=Form(shape, problem.settings.dtype, problem.risk.score_shape),
+        form=Form(shape, problem.settings.dtype, problem.risk.score_shape, labels=problem.label_names),
         description=_described(config, engine),
         preparation=made,
     )
+
+
+def _check_labels(problem: Problem, directory: Directory) -> None:
+    """One line unless all sites have the labels of the risk, and each can be trained."""
+    risk, facts = problem.risk, {name: directory.facts[name] for name in directory.settings.sites}
+    for name, each in facts.items():
+        many = len(each.by_label("all")) if each.labels else 0
+        require(many == risk.labels, f"{name} has {many or 1} label(s), and the risk is for {risk.labels or 1}")
+    if risk.labels:
+        first, second = (np.stack([each.by_label(side) for each in facts.values()]) for side in risk.sides)
+        check_labels(first, second, problem.label_names, problem.needs_both_sides)
 
 
 def _member(name: str, facts: SiteFacts) -> Member:
@@ -140,7 +155,7 @@ def _examiner(
     else:
         _, validation, test, *_ = load_data(config)
     pairs = {"validation": validation, "test": test}
-    sources = held_back(pairs, torch.zeros(1, *shape, dtype=problem.dtype))
+    sources = held_back(pairs, torch.zeros(1, *shape, dtype=problem.dtype), problem.risk.labels)
     if "validation" in sources:
         check_selection(select, found, sources["validation"])
     return HeldBack(found, sources)

@@ -17,6 +17,7 @@ from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
+from fedxl.deploy.protocol.label_counts import LabelCounts
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache, curve, secure
 from fedxl.deploy.site.answered import question, require_same_question
@@ -61,6 +62,11 @@ def hello(site: SiteFile) -> Envelope:
         "shape": list(shape),
         "summary": summary,
     }
+    if labels.ndim == 2:
+        federation = cache.training_data(site)
+        positives, negatives, both = federation.holdings()[0]
+        facts |= {"positives": positives, "negatives": negatives, "both": both}
+        facts["labels"] = LabelCounts.of(federation).to_text()
     return Envelope(facts, {})
 
 
@@ -137,8 +143,8 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
 
 def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
     """Sorted by all there is, so that what leaves is a set: nothing tells which example is which."""
-    rows = sorting([*reversed(columns(scores)), labels])
-    return ScoreReply(scores[rows], labels[rows].to(torch.uint8))
+    rows = sorting([*reversed(columns(scores)), *reversed(columns(labels))])
+    return ScoreReply(scores[rows], labels[rows].to(torch.uint8 if labels.ndim == 1 else torch.int8))
 
 
 def _numbers(request: Envelope) -> tuple[int, int, int, int]:
@@ -174,7 +180,7 @@ def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequ
     server = tree.to(problem.algorithm.init(weights_of(problem.model)), "cpu")  # where requests arrive
     one = torch.zeros((), dtype=problem.dtype)
     passive = passive_like(phase, server, problem.reading, problem.settings.local_steps)
-    like = TrainRequest(phase.downlink(server), Share(one, one, one, one, one), passive)
+    like = TrainRequest(phase.downlink(server), Share(one, one, one, one, one, _label_share(problem)), passive)
     return wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
 
 
@@ -188,6 +194,11 @@ def _secrets(site: SiteFile, run: str, number: int, private: bool) -> Secrets:
         return NO_SECRETS
     own = {number: private_seed(site.state, run)}
     return Secrets(own if draws else {}, noise=own if private else {})
+
+
+def _label_share(problem: Problem) -> Tensor | tuple[()]:
+    labels = problem.risk.labels
+    return torch.zeros(2, labels, dtype=problem.dtype) if labels else ()
 
 
 def _engine(problem: Problem, federation: Federation, number: int, share: Share, secrets: Secrets) -> Simulator:
@@ -208,7 +219,7 @@ def _engine(problem: Problem, federation: Federation, number: int, share: Share,
 def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int, data: str) -> str:
     """Take up the state after round `base`. A site that has lost it begins anew, in the right place of its data."""
     algorithm, note = engine.algorithm, ""
-    state = (algorithm.rejoin if visits else algorithm.init_client)(server, len(engine.drawing.first[0]))
+    state = (algorithm.rejoin if visits else algorithm.init_client)(server, engine.drawing.num_rows(0))
     tensors = {"rounds.0": torch.tensor(visits), **tree.pack(state, "states.0")}
     if base >= 0:
         found = load_checkpoint(folder, base)

@@ -1,0 +1,86 @@
+"""Scores of several labels on data that were held back, and metrics of each label and of all together."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedxl import metrics
+from fedxl.errors import UserError, require
+from fedxl.evaluation.scored import Floats, Ints, Scored
+from fedxl.files import DAMAGED, read_bytes, write_atomically
+from fedxl.metrics import COUNTS, NamedMetric
+
+
+@dataclass(frozen=True, eq=False)
+class LabelScores:
+    """Raw scores and labels of the same examples, a column for each label."""
+
+    scores: Floats  # [n, L]
+    labels: Ints  # [n, L] 0 or 1, -1 where it is not known
+    names: tuple[str, ...]  # [L]
+
+    def __post_init__(self) -> None:
+        same = self.scores.shape == self.labels.shape == (len(self.scores), len(self.names))
+        require(
+            same, f"scores {self.scores.shape} and labels {self.labels.shape} are not of {len(self.names)} labels"
+        )
+
+    def label(self, number: int) -> Scored:
+        """The scores of one label, of the examples of which it is known."""
+        known = self.labels[:, number] >= 0
+        return Scored(self.scores[known, number], self.labels[known, number])
+
+
+def judge(wanted: Iterable[NamedMetric], found: LabelScores) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Each metric's mean over the labels for which it is defined, and its values by label.
+
+    Counts are those of all labels together.
+    """
+    wanted = list(wanted)
+    each = {
+        name: metrics.judge(wanted, one.scores, one.labels)
+        for name, one in ((name, found.label(number)) for number, name in enumerate(found.names))
+    }
+    values = {metric.name: _mean([row[metric.name] for row in each.values()]) for metric in wanted}
+    return values | {count: sum(row[count] for row in each.values()) for count in COUNTS}, each
+
+
+def _mean(values: list[float]) -> float:
+    defined = [value for value in values if not np.isnan(value)]
+    return float(np.mean(defined)) if defined else float("nan")
+
+
+def save(path: Path, splits: Mapping[str, LabelScores]) -> None:
+    """Write the scores of some splits into one .npz file."""
+    arrays: dict[str, npt.NDArray[np.generic]] = {}
+    for split, found in splits.items():
+        arrays |= {f"{split}_scores": found.scores, f"{split}_labels": found.labels}
+        arrays[f"{split}_names"] = np.array(found.names, dtype=np.str_)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    write_atomically(path, buffer.getvalue())
+
+
+def load(path: Path) -> dict[str, LabelScores]:
+    """What `save` wrote; nothing if there is no such file."""
+    try:
+        # From memory: of a damaged file, np.load would leave the handle open.
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as arrays:
+            splits = [name.removesuffix("_scores") for name in arrays.files if name.endswith("_scores")]
+            return {split: _loaded(arrays, split) for split in splits}
+    except FileNotFoundError:
+        return {}
+    except DAMAGED as error:
+        raise UserError(f"cannot read {path}: {error}; remove it to do without its scores") from None
+
+
+def _loaded(arrays: np.lib.npyio.NpzFile, split: str) -> LabelScores:
+    scores, labels = arrays[f"{split}_scores"].astype(np.float64), arrays[f"{split}_labels"].astype(np.int64)
+    require(bool(np.isin(labels, (-1, 0, 1)).all()), "its labels are not 0, 1 or -1")
+    return LabelScores(scores, labels, tuple(map(str, arrays[f"{split}_names"])))
