@@ -9,13 +9,15 @@ from fedxl.risks.average_precision import average_precision
 from fedxl.risks.contrastive import contrastive
 from fedxl.risks.p_norm_push import p_norm_push
 from fedxl.risks.partial_auc import partial_auc, two_way_partial_auc
+from fedxl.risks.queries import QueryRisk, listwise, ndcg
 from fedxl.risks.scores import LINKS, ScoreRange, identity
 from fedxl.risks.surrogates import SURROGATES
 from fedxl.risks.xrisk import Side, XRisk, belongs, check_risk, gap, named
 
 __all__ = [
-    "LINKS", "RISKS", "SURROGATES", "ScoreRange", "Side", "XRisk", "auroc", "average_precision", "belongs",
-    "check_risk", "contrastive", "gap", "identity", "named", "p_norm_push", "partial_auc", "two_way_partial_auc",
+    "LINKS", "QUERY_RISKS", "RISKS", "SURROGATES", "QueryRisk", "ScoreRange", "Side", "XRisk", "auroc",
+    "average_precision", "belongs", "check_risk", "contrastive", "gap", "identity", "listwise", "named", "ndcg",
+    "p_norm_push", "partial_auc", "two_way_partial_auc",
 ]  # fmt: skip
 
 RISKS: Mapping[str, Callable[..., XRisk]] = {
@@ -26,3 +28,5 @@ RISKS: Mapping[str, Callable[..., XRisk]] = {
     "p_norm_push": p_norm_push,
     "contrastive": contrastive,
 }
+# Of items in queries: their pairs, and so their steps and their value, need the query of each item.
+QUERY_RISKS: Mapping[str, Callable[..., XRisk]] = {"ndcg": ndcg, "listwise": listwise}

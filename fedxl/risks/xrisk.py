@@ -86,6 +86,7 @@ class XRisk:
     double: bool = False  # pairs and inner estimates are float64, whatever the scores are; for losses above 1e4
     metric: str = "auroc"  # by which the best model is chosen
     name: str = ""  # how it was built, for people to read
+    queries: int = 0  # queries that a step reads, if pairs lie within queries (`QueryRisk`); 0: there are none
 
     def __repr__(self) -> str:
         return self.name or f"XRisk(pair={self.pair}, outer={self.outer}, lam={self.lam})"
