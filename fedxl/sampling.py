@@ -34,6 +34,8 @@ class Purpose(IntEnum):
     DATA = 9  # splits, partitions and site shifts
     AUGMENT = 10  # crops, flips and noise of a client's examples in a round
     NOISE = 11  # the bank from which noise is read
+    QUERIES = 20  # the order in which a client reads its queries
+    ITEMS = 21  # which items of its queries a client reads in a round
 
 
 def generator(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> np.random.Generator:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.descent import WEIGHTS, Descent
 from fedxl.algorithms.level import Level, balanced, guarded
-from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Reading, ServerState, Share
+from fedxl.algorithms.protocol import Assignment, Batch, ClientUpdate, Health, Items, Reading, ServerState, Share
 from fedxl.errors import require, unknown
 from fedxl.models import Score, Weights
 from fedxl.risks import belongs
@@ -53,6 +53,7 @@ class ScoreTrace(NamedTuple):
     u: Tensor  # [B1, *m]
     b: Tensor  # [B2, *d]
     y: Tensor  # [B2]
+    items: Items | tuple[()] = ()  # [B1 + B2], if pairs lie within queries
 
 
 def sides(h: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +94,11 @@ class Compositional(Descent[S, ClientEstimates, U]):
             raise unknown("level", self.level, get_args(Level))
 
     def reading(self, batch1: int, batch2: int) -> Reading:
-        return Reading(*self.risk.sides, batch1, batch2)
+        queries = self.risk.queries
+        if queries:
+            told = f"batch1 = {batch1} and batch2 = {batch2} must be multiples of queries = {queries} in [risk]"
+            require(batch1 % queries == batch2 % queries == 0, f"{told}: a step reads as many items of each query")
+        return Reading(*self.risk.sides, batch1, batch2, queries=queries)
 
     @property
     def keeps_G(self) -> bool:
@@ -105,7 +110,9 @@ class Compositional(Descent[S, ClientEstimates, U]):
 
     def init_client(self, server: S, num_rows: int) -> ClientEstimates:
         like: Tensor = next(iter(server.weights.params.values()))
-        shape, dtype = (max(1, num_rows), *self.risk.inner_shape), self.risk.dtype(like.dtype)
+        # One row more for items that stand in where a client holds no relevant ones of a query.
+        rows = num_rows + 1 if self.risk.queries else max(1, num_rows)
+        shape, dtype = (rows, *self.risk.inner_shape), self.risk.dtype(like.dtype)
         u = like.new_full(shape, float("nan"), dtype=dtype)
         return ClientEstimates(u, self.own_buffers(server.weights.buffers))
 
@@ -153,6 +160,12 @@ class Compositional(Descent[S, ClientEstimates, U]):
         """The gradients by the scores a of S1 and b of S2, and the updated u of the former."""
         raise NotImplementedError
 
+    def pull_queries(
+        self, batch: Batch, work: PairWork, a: Tensor, b: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for pairs within queries."""
+        raise NotImplementedError
+
     def advance(self, score: Score, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         """One step: score, pull, estimate, descend."""
         before, size1 = work.u[batch.rows], batch.rows.shape[0]
@@ -165,7 +178,10 @@ class Compositional(Descent[S, ClientEstimates, U]):
         linked: Any = torch.func.vjp(lambda h: self.linked(h, size1, work.both), h)
         paired, back_to_h = linked
         a, b, y = sides(paired, batch.y, batch.rows)
-        da, db, new = self.pull(batch.passive, work, a, b, y, before)
+        if self.risk.queries:
+            da, db, new = self.pull_queries(batch, work, a, b, before)
+        else:
+            da, db, new = self.pull(batch.passive, work, a, b, y, before)
         (d,) = back_to_h(torch.cat((da, db)))
         d = self.conserved(d, size1, work)
         (gradient,) = back(d)
@@ -174,7 +190,7 @@ class Compositional(Descent[S, ClientEstimates, U]):
         params = self.descend(work.weights.params, G, work.step, pace)
         u = work.u if self.risk.linear else self.remember(work, batch.rows, before, new)
         after = work._replace(weights=Weights(params, buffers), u=u, step=work.step + 1, moved=moved)
-        return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
+        return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y, batch.items)
 
     def linked(self, h: Tensor, size1: int, both: Tensor) -> Tensor:
         """What is paired: outputs [B1 + B2, *d], guarded where the link is bounded, through the link.

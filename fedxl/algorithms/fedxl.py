@@ -36,7 +36,8 @@ from fedxl.algorithms.pool import (
     spread,
     thin,
 )
-from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Health, PoolWeights, Reading, Share
+from fedxl.algorithms import queries
+from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Health, Items, PoolWeights, Reading, Share
 from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights
 from fedxl.risks.scores import outputs_behind
@@ -101,6 +102,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         require(0 <= self.mix < 1, f"mix must lie in [0, 1), got {self.mix}")
         require(0 < self.pool_share <= 1, f"pool_share must lie in (0, 1], got {self.pool_share}")
         require(self.uploads >= 0, f"uploads must not be negative (0: all), got {self.uploads}")
+        plain = (self.pool_rounds, self.uploads, self.mix, self.pool_share, self.fresh) == (1, 0, 0, 1, False)
+        told = "with queries, the pool keeps each client's latest scores of each query, all of them"
+        require(plain or not self.risk.queries, f"{told}: leave pool_rounds, uploads, mix, pool_share and fresh out")
 
     @property
     def with_one_class(self) -> OneClass:
@@ -127,8 +131,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def pool_weights(self, server: FeDXLServer) -> PoolWeights:
         return server.pool.weights()
 
-    def passive(self, server: FeDXLServer, lag1: Tensor, lag2: Tensor) -> Passive:
-        return server.pool.take(lag1, lag2)
+    def passive(self, server: FeDXLServer, lag1: Tensor, lag2: Tensor) -> Passive | queries.QueryPassive:
+        return queries.take(server.pool, lag1, lag2) if self.risk.queries else server.pool.take(lag1, lag2)
 
     def downlink(self, server: FeDXLServer) -> FeDXLServer:
         return self.without_norms(server._replace(pool=server.pool.emptied()))
@@ -136,7 +140,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def init(self, weights: Weights) -> FeDXLServer:
         like = next(iter(weights.params.values()))
         step = torch.zeros((), dtype=torch.int64, device=like.device)
-        pool = empty(self.risk, like, owned=self.mix > 0)
+        pool = queries.empty_pool(self.risk, like) if self.risk.queries else empty(self.risk, like, self.mix > 0)
         return self.with_norms(FeDXLServer(weights, self.init_G(weights.params), pool, step))
 
     def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:
@@ -173,6 +177,14 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         if self.mix:
             da, db = torch.lerp(da, force1 * first[2], own), torch.lerp(db, force2 * second[2], own)
         return da, db, u
+
+    def pull_queries(
+        self, batch: Batch, work: PairWork, a: Tensor, b: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        force1, force2 = self.forces(work)
+        return queries.pooled_pull(
+            self.risk, batch.items, batch.passive, self.gamma, (force1, force2), a, b, before
+        )
 
     def forces(self, work: PairWork) -> Tensor:
         """What the pulls on S1 and on S2 are multiplied by: the same where there is something to pull on both."""
@@ -225,7 +237,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def upload(self, trace: ScoreTrace, share: Share, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
-        a, u, b, y = (thin(scores, self.uploads) for scores in trace)
+        if isinstance(trace.items, Items):
+            return queries.uploads(*trace[:3], trace.items, share)
+        a, u, b, y = (thin(scores, self.uploads) for scores in trace[:4])
         ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
         # A client that has its own pairs fresh does not read its old scores.
         owners: list[Any] = [share.client.expand(len(scores)) if self.mix else () for scores in (a, b)]
@@ -235,7 +249,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         )
 
     def update_like(self, server: FeDXLServer, assignment: Assignment) -> FeDXLUpdate:
-        (_, _, size1, size2, _), steps = assignment.reading, assignment.steps
+        (_, _, size1, size2, *_), steps = assignment.reading, assignment.steps
         first = tree.map(
             lambda leaf: leaf.new_zeros(self.uploaded(steps * size1), *leaf.shape[1:]), server.pool.first
         )
@@ -260,6 +274,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         )
 
     def merge(self, pool: Pool, updates: FeDXLUpdate) -> Pool:
+        if self.risk.queries:
+            merged = (queries.merge_latest(pool.first, updates.first), queries.merge_latest(pool.second, updates.second))
+            return Pool(*merged)
         return Pool(
             merge(pool.first, capped(updates.first, self.pool_share), self.pool_rounds),
             merge(pool.second, capped(updates.second, self.pool_share), self.pool_rounds),
@@ -270,6 +287,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         first, second = pool
         if self.risk.linear or not bool(second.weight.sum() > 0):
             return pool
+        if self.risk.queries:
+            return queries.estimated_within(self.risk, pool)
         some = spread(second.weight, MOST_COMPARED)
         return Pool(first._replace(u=self.risk.inner(first.a, second.b[some], second.y[some])), second)
 
@@ -289,17 +308,18 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def check_scores(self, update: FeDXLUpdate, assignment: Assignment, with_u: bool) -> dict[str, Tensor]:
         """The size of its part of the pool, where nothing else bounds scores."""
-        share, (_, _, size1, size2, _) = assignment.share, assignment.reading
+        share, (_, _, size1, size2, *_) = assignment.share, assignment.reading
         if not all(map(torch.equal, update.share, share)):
             # With share 0 its scores would enter the pool, and its sizes would not be compared. The factors say
             # whether it holds both classes, and so whether its model counts.
             raise RefusedError("its share is not the one that it was given")
-        check_upload(
-            "first", update.first, self.uploaded(assignment.steps * size1), share.model * share.first, share.client
-        )
-        check_upload(
-            "second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second, share.client
-        )
+        sent = (("first", update.first, size1, share.first), ("second", update.second, size2, share.second))
+        for name, side, size, factor in sent:
+            count = self.uploaded(assignment.steps * size)
+            if self.risk.queries:
+                queries.check_uploads(name, side, count, share.client)
+            else:
+                check_upload(name, side, count, share.model * factor, share.client)
         scores = Pool(update.first, update.second)
         check_values(self.risk, scores, with_u)
         # Squared, as the steepest surrogates are in the scores.
@@ -365,7 +385,9 @@ class WarmUp:
     def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         h, _ = score(work.weights, batch.x)
         a, b, y = sides(self.of.linked(h, batch.rows.shape[0], work.both), batch.y, batch.rows)
-        return work, ScoreTrace(a, work.u[batch.rows], b, y)
+        u = work.u[batch.rows]
+        # Of queries, an unknown u would keep its item out of the pool.
+        return work, ScoreTrace(a, torch.zeros_like(u) if self.of.risk.queries else u, b, y, batch.items)
 
     def finish(
         self, server: FeDXLServer, share: Share, work: PairWork, trace: ScoreTrace

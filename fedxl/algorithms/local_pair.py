@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairWork
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
+from fedxl.algorithms.queries import own_pull
 from fedxl.errors import require
 from fedxl.models import Score, Weights
 
@@ -61,6 +62,11 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
         u = before if self.risk.linear else self.risk.blend(before, self.risk.estimate(l), self.gamma)
         da, db = back(self.risk.weights(l, u) * work.factors[0])
         return da, db, u
+
+    def pull_queries(
+        self, batch: Batch, work: PairWork, a: Tensor, b: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return own_pull(self.risk, batch.items, self.gamma, work.factors[0], a, b, before)
 
     def finish(
         self, server: LocalPairServer, share: Share, work: PairWork, trace: NoTrace

@@ -23,7 +23,7 @@ from fedxl.data.rawtable import RawTable
 from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
 from fedxl.options import accepted, call
-from fedxl.risks import RISKS, XRisk
+from fedxl.risks import KNOWN_RISKS, XRisk
 from fedxl.training import advice
 from fedxl.training.advice import Advice
 from fedxl.training.hooks import Hooks
@@ -137,7 +137,7 @@ def load_unfitted(config: Config) -> RawTable | None:
 def build_risk(config: Config) -> XRisk:
     """The risk that a config names, or one of your own: an XRisk, or a function that returns one."""
     name, found, options = _named(
-        config.risk, "risk", RISKS, lambda it: callable(it) or isinstance(it, XRisk), "an XRisk, or a function"
+        config.risk, "risk", KNOWN_RISKS, lambda it: callable(it) or isinstance(it, XRisk), "an XRisk, or a function"
     )
     if isinstance(found, XRisk):
         require(not options, f"'{name}' is an XRisk as it is and takes no options, not {', '.join(options)}")

@@ -43,6 +43,7 @@ class TensorSource:
     augment: Augment = NOTHING
     means: Tensor | None = None  # [n] added to each example in training, if sites differ
     bank: Tensor | None = None  # the augmentation's noise
+    queries: Tensor | None = None  # [n] the query of each example; then labels are grades of relevance
 
     def __post_init__(self) -> None:
         some = self.codes > 1
@@ -76,8 +77,8 @@ class TensorSource:
         def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device)
 
-        x, labels = self.x.to(device), self.labels.to(device)
-        return replace(self, x=x, labels=labels, means=moved(self.means), bank=moved(self.bank))
+        x, labels, queries = self.x.to(device), self.labels.to(device), moved(self.queries)
+        return replace(self, x=x, labels=labels, means=moved(self.means), bank=moved(self.bank), queries=queries)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -92,6 +93,8 @@ def fingerprint(source: Source) -> str:
         add_tensor(digest, "x", source.x)
         if source.means is not None:
             add_tensor(digest, "means", source.means)
+        if source.queries is not None:
+            add_tensor(digest, "queries", source.queries)
     else:
         for indices in torch.arange(len(source.labels), device=source.labels.device).split(BLOCK):
             add_tensor(digest, "x", source.fetch(indices))

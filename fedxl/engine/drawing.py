@@ -31,6 +31,7 @@ class PoolDraws(NamedTuple):
     first: npt.NDArray[np.float64] | int
     second: npt.NDArray[np.float64] | int
     owners: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None  # whose each entry is
+    queries: tuple[Indices, Indices] | None = None  # of each entry, if pairs lie within queries
 
     @classmethod
     def of(cls, pool: PoolWeights) -> PoolDraws:
@@ -43,6 +44,9 @@ class PoolDraws(NamedTuple):
             # One entry of weight 0 stands for an empty pool: draw it, it counts for nothing.
             return len(host) if float(np.ptp(host)) <= 1e-12 * float(host.max()) else host
 
+        if pool.queries is not None:
+            first, second = (queries.cpu().numpy() for queries in pool.queries)
+            return cls(array(pool.first), array(pool.second), queries=(first, second))
         if pool.owners is None:
             return cls(side(pool.first), side(pool.second))
         first, second = map(array, pool.owners)
@@ -130,7 +134,7 @@ class Drawing:
 
         Such stand-ins have factor 0 in the gradient. But BatchNorm sees them, so they must be real examples.
         """
-        (_, _, size1, size2, fresh), codes = self.reading, self.federation.source.codes
+        (_, _, size1, size2, fresh, _), codes = self.reading, self.federation.source.codes
         number = self.first_number + client
         rng = sampling.generator(self.schedule.seed, Purpose.AUGMENT, number, round) if codes > 1 else None
         rows = self._read(client, visits, Purpose.FIRST, size1, self.first[client])

@@ -15,7 +15,7 @@ from fedxl.risks.surrogates import SURROGATES
 from fedxl.risks.xrisk import Side, XRisk, belongs, check_risk, gap, named
 
 __all__ = [
-    "LINKS", "QUERY_RISKS", "RISKS", "SURROGATES", "QueryRisk", "ScoreRange", "Side", "XRisk", "auroc",
+    "KNOWN_RISKS", "LINKS", "QUERY_RISKS", "RISKS", "SURROGATES", "QueryRisk", "ScoreRange", "Side", "XRisk", "auroc",
     "average_precision", "belongs", "check_risk", "contrastive", "gap", "identity", "listwise", "named", "ndcg",
     "p_norm_push", "partial_auc", "two_way_partial_auc",
 ]  # fmt: skip
@@ -30,3 +30,4 @@ RISKS: Mapping[str, Callable[..., XRisk]] = {
 }
 # Of items in queries: their pairs, and so their steps and their value, need the query of each item.
 QUERY_RISKS: Mapping[str, Callable[..., XRisk]] = {"ndcg": ndcg, "listwise": listwise}
+KNOWN_RISKS: Mapping[str, Callable[..., XRisk]] = {**RISKS, **QUERY_RISKS}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedxl import metrics, registry
 from fedxl.data.federation import Split
+from fedxl.data.queries import queries_of, ranked
 from fedxl.data.source import Source, checked, floats_as
 from fedxl.errors import require, unknown
 from fedxl.evaluation.curves import Curves
@@ -20,7 +21,7 @@ from fedxl.evaluation.scored import Scored
 from fedxl.metrics import METRICS, Item, NamedMetric
 from fedxl.models import Score, Weights
 from fedxl.models.precision import PRECISIONS, products
-from fedxl.risks import XRisk
+from fedxl.risks import QueryRisk, XRisk
 from fedxl.sampling import Indices
 
 BATCH = 4096
@@ -47,13 +48,15 @@ class Evaluator:
                 outputs.append(self.score(weights, x)[0])
         return torch.cat(outputs)
 
-    def metrics_of(self, h: Tensor, labels: Tensor) -> dict[str, float]:
-        """Metrics of scores need one score an example; the risk is always there."""
+    def metrics_of(self, h: Tensor, labels: Tensor, queries: Tensor | None = None) -> dict[str, float]:
+        """Metrics of scores need one score an example; the risk is always there. With queries, labels are grades."""
         seen = self.shown(h, labels) if self.shown else h
-        risk = {"risk": float(self.risk.value(seen, labels))}
+        value = self.risk.value(seen, labels, queries) if isinstance(self.risk, QueryRisk) else self.risk.value(seen, labels)
+        risk = {"risk": float(value)}
         if self.risk.score_shape:
             return risk
-        return metrics.judge(self.metrics, h.double().cpu().numpy(), labels.cpu().numpy()) | risk
+        of = None if queries is None else queries.cpu().numpy()
+        return metrics.judge(self.metrics, h.double().cpu().numpy(), labels.cpu().numpy(), of) | risk
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -84,7 +87,7 @@ class Findings:
         """Its scores for reports; None where they are not known here, or are vectors."""
         if self.scores is None or self.labels is None or self.scores.ndim != 1:
             return None
-        h, y = self.scores.double().cpu().numpy(), self.labels.to(torch.int64).cpu().numpy()
+        h, y = self.scores.double().cpu().numpy(), (self.labels > 0).to(torch.int64).cpu().numpy()
         return Scored(h, y, self.origin.sites, tuple(self.origin.names), tuple(self.origin.rows))
 
 
@@ -114,7 +117,8 @@ class HeldBack:
         labels = self.sources[split].labels
         scores = self.evaluator.scores(weights, self.sources[split])
         origin = self.origins.get(split, Origin())
-        return Findings(self.evaluator.metrics_of(scores, labels), scores, labels, origin=origin)
+        found = self.evaluator.metrics_of(scores, labels, queries_of(self.sources[split]))
+        return Findings(found, scores, labels, origin=origin)
 
 
 def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor) -> dict[str, Source]:
@@ -124,7 +128,11 @@ def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor) -> dict[s
         if pair is None:
             continue
         x, y = pair[:2] if isinstance(pair, Split) else _pair(pair, name)
-        source = checked(x, y, name).to(probe.device)
+        queries = pair.queries if isinstance(pair, Split) else None
+        if queries is None:
+            source = checked(x, y, name).to(probe.device)
+        else:
+            source = ranked((x, y, queries), name).to(probe.device)
         seen = source.fetch(torch.tensor([0], device=probe.device))
         require(
             seen.shape[1:] == probe.shape[1:],
@@ -168,6 +176,8 @@ def asked_for(risk: XRisk, select: str, fprs: Sequence[float], more: Sequence[It
     limits = {f"{limit:g}": limit for limit in fprs}
     if base in METRICS and METRICS[base].takes_limit and (limit := metrics.split(select)[1]) is not None:
         limits[f"{limit:g}"] = limit
+    if risk.queries:
+        more = [*more, *metrics.QUERY_METRICS, *([select] if base in metrics.QUERY_METRICS else [])]
     items = [*metrics.usual(), *more, *([select.removeprefix("-")] if own else [])]
     return metrics.resolve(items, sorted(limits.values()))
 
@@ -176,7 +186,7 @@ def check_selection(select: str, evaluator: Evaluator, validation: Source | None
     """That there is a metric of this name, and that the validation data, where they are at hand, have it."""
     if validation is not None and not evaluator.risk.score_shape:
         labels = validation.labels
-        both = 0 < int(labels.sum()) < len(labels)
+        both = 0 < int((labels > 0).sum()) < len(labels)
         require(both, "validation must hold both classes, or the best model cannot be chosen on it")
     known = {"-risk"} | {metric.select for metric in evaluator.metrics}
     if _sign(select) + metrics.key(select) not in known:

@@ -26,6 +26,7 @@ from fedxl.models import check_output, weights_of
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
 from fedxl.training.members import Form, members, numbered
 from fedxl.training.problem import Problem, assemble, check_data
+from fedxl.training.queries import check_queries, query_counts_of
 from fedxl.training.settings import Settings
 from fedxl.training.suited import suited
 
@@ -60,6 +61,7 @@ class Simulation:
         facts = self.federation.facts(settings.weighting)
         self.problem = assemble(model, algorithm, settings, facts)
         check_data(self.problem, self.federation.holdings())
+        check_queries(self.problem, self.federation.source, pairs)
         self.federation = Federation(suited(self.problem, self.federation.source), self.federation.parts)
         self.announce, self.sections = announce, sections or {}
         self.num_clients = len(self.federation.parts)
@@ -133,7 +135,9 @@ class Simulation:
 
 def simulator(problem: Problem, federation: Federation, run: Executor) -> Simulator:
     """The engine for a problem and all of its clients."""
-    first, second = (list(map(len, federation.side(side))) for side in problem.reading[:2])
+    first, second = query_counts_of(problem, federation) if problem.reading.queries else (
+        list(map(len, federation.side(side))) for side in problem.reading[:2]
+    )
     weighted = weigh(first, second, problem.settings.weighting, problem.settings.cohort)
     return Simulator(
         problem.algorithm, problem.score, federation, run, problem.schedule, *weighted, placement=problem.placement

@@ -1,0 +1,36 @@
+"""Whether model, risk and data agree on queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedxl.data.federation import Federation, Split
+from fedxl.data.queries import item_table, queries_of, query_counts
+from fedxl.data.source import Source
+from fedxl.errors import require
+from fedxl.risks import QueryRisk
+from fedxl.training.problem import Problem
+
+
+def check_queries(problem: Problem, source: Source, pairs: Mapping[str, Any]) -> None:
+    """One line if the risk needs queries that the data do not have, or the data have grades that nothing can use."""
+    risk, queries = problem.risk, queries_of(source)
+    if not risk.queries:
+        told = "the data are items of queries with grades; use a risk of queries: ndcg or listwise"
+        require(queries is None, told)
+        return
+    told = f"the risk {risk} ranks items within queries, and the data name none"
+    require(queries is not None, f"{told}: give the query of each item (fedxl.from_queries, or query in [data])")
+    for name, pair in pairs.items():
+        known = pair is None or (isinstance(pair, Split) and pair.queries is not None)
+        require(known, f"{name} must name the query of each item, as the training data do")
+    some = bool((problem.reading.queries > 0) | (getattr(problem.algorithm, "loss", "") == "squared"))
+    told = f"{type(problem.algorithm).__name__} does not rank items within queries"
+    require(some, f"{told}: use FeDXL2 (fedxl2), LocalPair, SOX, or LocalSGD with loss = 'squared' for grades")
+
+
+def query_counts_of(problem: Problem, federation: Federation) -> tuple[list[int], list[int]]:
+    """What clients count by: their queries."""
+    assert isinstance(problem.risk, QueryRisk)
+    return query_counts(federation, item_table(problem.risk, federation, problem.algorithm.local_pairs))
