@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from fedxl.data.augment import Augment
     from fedxl.data.frame import from_frame
+    from fedxl.data.queries import from_queries
     from fedxl.errors import UserError
     from fedxl.metrics import METRICS, Metric
     from fedxl.prediction.export import export
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
         contrastive,
         gap,
         identity,
+        listwise,
         named,
+        ndcg,
         p_norm_push,
         partial_auc,
         two_way_partial_auc,
@@ -78,10 +81,13 @@ __all__ = [
     "export",
     "fit",
     "from_frame",
+    "from_queries",
     "gap",
     "identity",
+    "listwise",
     "load",
     "named",
+    "ndcg",
     "p_norm_push",
     "partial_auc",
     "two_way_partial_auc",
@@ -98,6 +104,7 @@ _HOMES = {
     "SOX": "fedxl.algorithms",
     "Augment": "fedxl.data.augment",
     "from_frame": "fedxl.data.frame",
+    "from_queries": "fedxl.data.queries",
     "UserError": "fedxl.errors",
     "METRICS": "fedxl.metrics",
     "Metric": "fedxl.metrics",
@@ -111,7 +118,9 @@ _HOMES = {
     "contrastive": "fedxl.risks",
     "gap": "fedxl.risks",
     "identity": "fedxl.risks",
+    "listwise": "fedxl.risks",
     "named": "fedxl.risks",
+    "ndcg": "fedxl.risks",
     "p_norm_push": "fedxl.risks",
     "partial_auc": "fedxl.risks",
     "two_way_partial_auc": "fedxl.risks",

@@ -156,8 +156,8 @@ def ndcg(scores: Any, grades: Any, queries: Any, rank: float) -> float:
     scores, gain = np.asarray(scores, np.float64), np.exp2(np.asarray(grades, np.float64)) - 1
     queries = np.asarray(queries)
     order = np.lexsort((-scores, queries))
-    starts = np.flatnonzero(np.append(True, np.diff(queries[order]) != 0)) if len(order) else []
-    each = [_ndcg(scores[items], gain[items], int(rank)) for items in np.split(order, starts[1:]) if gain[items].any()]
+    ends = np.flatnonzero(np.diff(queries[order])) + 1
+    each = [_ndcg(scores[items], gain[items], int(rank)) for items in np.split(order, ends) if gain[items].any()]
     return float(np.mean(each)) if each else float("nan")
 
 
@@ -296,8 +296,8 @@ def _as_metric(found: Any, shown_as: str) -> Metric:
     require(_fits(found), f"a metric must be a name, a function or a Metric, not {shown_as:.100}")
     metric = found if isinstance(found, Metric) else Metric(found)
     if metric.compute is not None:
-        wanted = ("scores", "labels", "limit") if metric.takes_limit else ("scores", "labels")
-        wanted = ("scores", "grades", "queries", "rank") if metric.by_query else wanted
+        wanted = ["scores", "labels", *(["queries"] if metric.by_query else [])]
+        wanted += ["limit"] if metric.takes_limit else []
         try:
             inspect.signature(metric.compute).bind(*wanted)
         except (TypeError, ValueError):

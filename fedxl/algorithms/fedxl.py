@@ -182,9 +182,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         self, batch: Batch, work: PairWork, a: Tensor, b: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         force1, force2 = self.forces(work)
-        return queries.pooled_pull(
-            self.risk, batch.items, batch.passive, self.gamma, (force1, force2), a, b, before
-        )
+        return queries.pooled_pull(self.risk, batch.items, batch.passive, self.gamma, (force1, force2), a, b, before)
 
     def forces(self, work: PairWork) -> Tensor:
         """What the pulls on S1 and on S2 are multiplied by: the same where there is something to pull on both."""
@@ -275,7 +273,10 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def merge(self, pool: Pool, updates: FeDXLUpdate) -> Pool:
         if self.risk.queries:
-            merged = (queries.merge_latest(pool.first, updates.first), queries.merge_latest(pool.second, updates.second))
+            merged = (
+                queries.merge_latest(pool.first, updates.first),
+                queries.merge_latest(pool.second, updates.second),
+            )
             return Pool(*merged)
         return Pool(
             merge(pool.first, capped(updates.first, self.pool_share), self.pool_rounds),

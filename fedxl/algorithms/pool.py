@@ -31,7 +31,7 @@ class S1Scores(NamedTuple):
     age: Tensor  # [P1] rounds since it was uploaded
     owner: Tensor | tuple[()] = ()  # [P1] the client that uploaded it, where that matters
     query: Tensor | tuple[()] = ()  # [P1] of an item, if pairs lie within queries
-    constants: Tensor | tuple[()] = ()  # [P1, 2] weight and count of such an item
+    constants: Tensor | tuple[()] = ()  # [P1, 2] weight and size of such an item
 
 
 class S2Scores(NamedTuple):

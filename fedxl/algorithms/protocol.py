@@ -37,7 +37,7 @@ class Items(NamedTuple):
 
     query: Tensor  # [n] the number of its query, the same at all clients
     weight: Tensor  # [n] of its f, 0 if it is not relevant
-    count: Tensor  # [n] items of its query
+    size: Tensor  # [n] items of its query
     part1: Tensor  # [n] which part of its query's relevant items is at its client
     part2: Tensor  # [n] which part of its query's items is at its client
 

@@ -34,7 +34,7 @@ class QueryPassive(NamedTuple):
 
     a: Tensor  # [B1]
     u: Tensor  # [B1]
-    constants: Tensor  # [B1, 2] weight and count
+    constants: Tensor  # [B1, 2] weight and size
     some_a: Tensor  # [B1] whether the pool holds relevant items of the query, as 1 or 0
     b: Tensor  # [B2]
     some_b: Tensor  # [B2] whether it holds items of the query
@@ -46,10 +46,10 @@ def own_pull(
     """Both sides of a block active: a query's items at this client are its whole list."""
     assert isinstance(risk, QueryRisk)
     assert isinstance(items, Items)
-    a_, b_, before_, weight, count, part = _blocks(risk, a, b, before, *(leaf[: len(a)] for leaf in items[1:4]))
+    a_, b_, before_, weight, size, part = _blocks(risk, a, b, before, *(leaf[: len(a)] for leaf in items[1:4]))
     l, back = risk.pairs(a_, b_, torch.zeros_like(b_))
     u = torch.where(part > 0, risk.blend(before_, risk.estimate(l), gamma), before_)
-    da, db = back(_masked(risk.within(l, u, ItemConstants(weight, count)), (part * factor).unsqueeze(-1)))
+    da, db = back(_masked(risk.within(l, u, ItemConstants(weight, size)), (part * factor).unsqueeze(-1)))
     return da.flatten(), db.flatten(), u.flatten()
 
 
@@ -68,13 +68,17 @@ def pooled_pull(
     assert isinstance(items, Items)
     size1 = len(a)
     mine = _blocks(risk, a, b, before, *(leaf[:size1] for leaf in items[1:4]), items.part2[size1:])
-    a_, b_, before_, weight, count, part1, part2 = mine
-    theirs = _blocks(risk, passive.a, passive.b, passive.u, *passive.constants.unbind(-1), passive.some_a, passive.some_b)
-    other_a, other_b, other_u, other_weight, other_count, some_a, some_b = theirs
-    l, back = risk.pairs(torch.stack((a_, other_a)), torch.stack((other_b, b_)), torch.zeros_like(b_).expand(2, *b_.shape))
+    a_, b_, before_, weight, size, part1, part2 = mine
+    theirs = _blocks(
+        risk, passive.a, passive.b, passive.u, *passive.constants.unbind(-1), passive.some_a, passive.some_b
+    )
+    other_a, other_b, other_u, other_weight, other_size, some_a, some_b = theirs
+    l, back = risk.pairs(
+        torch.stack((a_, other_a)), torch.stack((other_b, b_)), torch.zeros_like(b_).expand(2, *b_.shape)
+    )
     part1 = part1 * some_b[:, :1]  # nothing to pair the block with: it is left out, and its u stay as they are
     u = torch.where(part1 > 0, risk.blend(before_, risk.estimate(l[0]), gamma), before_)
-    constants = ItemConstants(torch.stack((weight, other_weight)), torch.stack((count, other_count)))
+    constants = ItemConstants(torch.stack((weight, other_weight)), torch.stack((size, other_size)))
     factors = (forces[0] * part1.unsqueeze(-1), forces[1] * some_a.unsqueeze(-1) * part2.unsqueeze(-2))
     weights = risk.within(l, torch.stack((u, other_u)), constants)
     first, second = back(_masked(weights, torch.stack([factor.expand_as(l[0]) for factor in factors])))
@@ -110,13 +114,15 @@ def uploads(a: Tensor, u: Tensor, b: Tensor, items: Items, share: Share) -> tupl
     An item that is not relevant, or whose u is not known yet (NaN), has weight 0.
     """
     size1 = a.shape[-1]
-    first, second = (tree.map(lambda leaf, at=at: leaf[:, at].flatten(), items) for at in (slice(size1), slice(size1, None)))
+    first, second = (
+        tree.map(lambda leaf, at=at: leaf[:, at].flatten(), items) for at in (slice(size1), slice(size1, None))
+    )
     a, u, b = a.flatten(), u.flatten(), b.flatten()
     known = ~u.isnan()
     weight1 = torch.where(known & (first.weight > 0), first.part1, torch.zeros_like(a))
     ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
     owners = [share.client.expand(len(scores)) for scores in (a, b)]
-    constants = torch.stack((first.weight, first.count), -1)
+    constants = torch.stack((first.weight, first.size), -1)
     return (
         S1Scores(a, torch.where(known, u, torch.zeros_like(u)), weight1, ages[0], owners[0], first.query, constants),
         S2Scores(b, torch.zeros_like(b), second.part2, ages[1], owners[1], second.query),

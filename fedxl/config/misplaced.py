@@ -13,7 +13,12 @@ from fedxl.options import accepted
 from fedxl.risks import KNOWN_RISKS
 from fedxl.training.settings import Settings
 
-TABLES: Mapping[str, Mapping[str, Any]] = {"data": DATASETS, "model": MODELS, "risk": KNOWN_RISKS, "algorithm": ALGORITHMS}
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "data": DATASETS,
+    "model": MODELS,
+    "risk": KNOWN_RISKS,
+    "algorithm": ALGORITHMS,
+}
 OURS = {"model": ("shape", "outputs"), "algorithm": ("risk",)}  # filled in, and no settings
 
 

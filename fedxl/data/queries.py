@@ -46,7 +46,9 @@ def from_queries(
     require(len(shapes) == 1, f"clients hold examples of different shapes: {sorted(map(list, shapes))}")
     ends = np.cumsum([len(source) for source in held])
     parts = [np.arange(end - len(source), end) for source, end in zip(held, ends, strict=True)]
-    x, labels, queries = (torch.cat([getattr(source, leaf) for source in held]) for leaf in ("x", "labels", "queries"))
+    x, labels, queries = (
+        torch.cat([getattr(source, leaf) for source in held]) for leaf in ("x", "labels", "queries")
+    )
     train = Federation(TensorSource(x, labels, queries=queries), parts)
     return Splits(train, query_split(validation, "validation"), query_split(test, "test"), names)
 
@@ -65,7 +67,9 @@ def ranked(data: Any, where: str) -> TensorSource:
     require(right, f"{where} must be a triple (x, grades, queries), not {kind_of(data)}")
     x, grades, queries = data
     found, graded = features(x, where).x, whole(grades, f"{where}: grades")
-    return with_queries(checked_tensors(found, (graded > 0).astype(np.int64), where), graded, whole(queries, where), where)
+    return with_queries(
+        checked_tensors(found, (graded > 0).astype(np.int64), where), graded, whole(queries, where), where
+    )
 
 
 def with_queries(source: TensorSource, grades: Any, queries: Any, where: str) -> TensorSource:
@@ -73,7 +77,10 @@ def with_queries(source: TensorSource, grades: Any, queries: Any, where: str) ->
     grades, queries = (torch.as_tensor(values, dtype=torch.int64) for values in (grades, queries))
     require(len(queries) == len(source), f"{where}: {len(source)} examples but {len(queries)} queries")
     low, high = int(grades.min()), int(grades.max())
-    require(0 <= low and high <= HIGHEST_GRADE, f"{where}: grades lie between 0 and {HIGHEST_GRADE}, found {low} to {high}")
+    require(
+        0 <= low and high <= HIGHEST_GRADE,
+        f"{where}: grades lie between 0 and {HIGHEST_GRADE}, found {low} to {high}",
+    )
     return replace(source, labels=grades, queries=queries)
 
 
@@ -112,7 +119,7 @@ def item_table(risk: QueryRisk, federation: Federation, own_lists: bool) -> Item
     # A list without any relevant item has no gradient.
     part1 = ours1 / whole1.clamp(min=1)
     part2 = torch.where((whole1 > 0) & held, ours2 / whole2.clamp(min=1), 0.0)
-    return Items(query, items.weight, items.count, torch.where(held, part1, 0.0), part2)
+    return Items(query, items.weight, items.size, torch.where(held, part1, 0.0), part2)
 
 
 def _counted(keys: Tensor, which: Tensor) -> Tensor:

@@ -139,10 +139,15 @@ def file_sites(files: Sequence[File], called: str = "") -> list[str]:
     """A site's name for each file: its own, or its folder's where all files are called alike."""
     if len(files) == 1 and called:
         return [called]
-    for names in ([_stem(f.path) for f in files], [f.path.resolve().parent.name for f in files]):
+    return names_of([file.path for file in files], "; name a column with the site: site = '...'")
+
+
+def names_of(paths: Sequence[Path], hint: str = "; rename some") -> list[str]:
+    """A name for each file: its own, or its folder's where all files are called alike."""
+    for names in ([_stem(path) for path in paths], [path.resolve().parent.name for path in paths]):
         if len(set(names)) == len(names):
             return names
-    raise UserError("files of different folders have the same names; name a column with the site: site = '...'")
+    raise UserError(f"files of different folders have the same names{hint}")
 
 
 def _stem(path: Path) -> str:

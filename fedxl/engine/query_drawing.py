@@ -16,7 +16,7 @@ from fedxl.sampling import Indices, Purpose
 
 @dataclass
 class QueryDrawing(Drawing):
-    """Queries are read in epochs of permutations, items within a query at random, passive scores of the same query."""
+    """Queries are read in epochs of permutations, their items at random; passive scores are of the same query."""
 
     items: Items | None = None
 
@@ -28,7 +28,9 @@ class QueryDrawing(Drawing):
         self.row = np.full(len(self.query), -1, np.int64)
         for side in self.first:
             self.row[side] = np.arange(len(side))
-        self.lists = [self._lists(client, some) for client, some in enumerate(usable_queries(self.federation, self.items))]
+        self.lists = [
+            self._lists(client, some) for client, some in enumerate(usable_queries(self.federation, self.items))
+        ]
 
     def _lists(self, client: int, usable: Indices) -> list[tuple[Indices, Indices]]:
         """For each query of a client its relevant items and all its items, as indices into the source."""

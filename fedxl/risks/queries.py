@@ -2,11 +2,11 @@
 
     F(w) = mean_q mean_{i in S1_q} weight_i f(s_i),    s_i = sum_{j in S_q} l(h_i, h_j)
 
-S_q holds the items of query q and S1_q the relevant ones (grade y > 0). s_i is count_q times the inner mean g_i, of
+S_q holds the items of query q and S1_q the relevant ones (grade y > 0). s_i is size_q times the inner mean g_i, of
 which the running estimate u_i is kept, as for every X-risk (SONG: Qiu et al., Large-scale Stochastic Optimization of
-NDCG Surrogates for Deep Learning with Provable Convergence, ICML 2022). Weight and count are constants of an item:
+NDCG Surrogates for Deep Learning with Provable Convergence, ICML 2022). Weight and size are constants of an item:
 
-    weight_i = |S1_q| gain_i / ideal_q,   gain_i = 2^y_i - 1,   count_q = |S_q|
+    weight_i = |S1_q| gain_i / ideal_q,   gain_i = 2^y_i - 1,   size_q = |S_q|
 
 so that the inner mean over S1_q is the sum of gain_i / ideal_q f(s_i): every query counts the same.
 """
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from fedxl.errors import require
+from fedxl.risks.scores import identity
 from fedxl.risks.surrogates import surrogate_named
-from fedxl.risks.xrisk import MAX_COUPLING, Side, XRisk, gap, identity, named
+from fedxl.risks.xrisk import MAX_COUPLING, Side, XRisk, gap, named
 
 MOST_QUERIES = 2**16  # of a step
 HIGHEST_GRADE = 30  # 2^y must stay a number of moderate size
@@ -33,7 +34,7 @@ class ItemConstants(NamedTuple):
     """What f needs to know of each item."""
 
     weight: Tensor  # [n] |S1_q| gain / ideal; 0 for items that are not relevant
-    count: Tensor  # [n] items of its query
+    size: Tensor  # [n] items of its query
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,7 +44,9 @@ class QueryRisk(XRisk):
     sides: tuple[Side, Side] = ("positive", "all")
     metric: str = "ndcg@10"
     queries: int = 4  # queries that a step reads
-    ideal: Callable[[Tensor], Tensor] = torch.sum  # what divides gains: a function of a query's, from the largest down
+    ideal: Callable[[Tensor], Tensor] = (
+        torch.sum
+    )  # what divides gains: a function of a query's, from the largest down
 
     def __post_init__(self) -> None:
         right = 0 < self.queries <= MOST_QUERIES
@@ -51,9 +54,9 @@ class QueryRisk(XRisk):
         plain = not self.inner_shape and not self.score_shape and self.lam_outer is None
         require(plain, "a risk of queries has one score an item, one inner estimate and no lam_outer")
 
-    def summed(self, u: Tensor, count: Tensor) -> Tensor:
+    def summed(self, u: Tensor, size: Tensor) -> Tensor:
         """Sums s of means u; of log-means the log of the sum."""
-        return u * count if self.lam is None else u + count.log()
+        return u * size if self.lam is None else u + size.log()
 
     def within(self, l: Tensor, u: Tensor, items: ItemConstants) -> Tensor:
         """What `weights` is for other risks: c over the number of pairs [.., Q, B1, B2]; u and items are [.., Q, B1].
@@ -61,9 +64,9 @@ class QueryRisk(XRisk):
         With u = g it is the gradient by l of the mean over queries and rows of weight f(s).
         """
         l, u = l.detach(), u.detach()
-        slope = self._slope(self.summed(u, items.count)).unsqueeze(-1)  # [.., Q, B1, 1]
+        slope = self._slope(self.summed(u, items.size)).unsqueeze(-1)  # [.., Q, B1, 1]
         if self.lam is None:
-            c = slope * items.count.unsqueeze(-1)
+            c = slope * items.size.unsqueeze(-1)
         else:
             c = slope * torch.exp((l / self.lam - u.unsqueeze(-1)).clamp(max=math.log(MAX_COUPLING)))
         number = math.prod(l.shape[-3:])
@@ -71,13 +74,13 @@ class QueryRisk(XRisk):
 
     def constants(self, grades: Tensor, query: Tensor) -> ItemConstants:
         """Of all items of all queries."""
-        weight, count = (torch.zeros(len(grades), dtype=torch.float64, device=grades.device) for _ in range(2))
+        weight, size = (torch.zeros(len(grades), dtype=torch.float64, device=grades.device) for _ in range(2))
         for members in in_queries(query):
             gain = gains(grades[members])
-            count[members] = float(len(members))
+            size[members] = float(len(members))
             if bool(gain.any()):
                 weight[members] = (gain > 0).sum() * gain / self.ideal(gain.sort(descending=True).values)
-        return ItemConstants(weight, count)
+        return ItemConstants(weight, size)
 
     def value(self, h: Tensor, labels: Tensor, query: Tensor | None = None) -> Tensor:
         """The exact risk: the mean over queries with a relevant item; NaN if there is none. labels are grades."""
@@ -87,7 +90,7 @@ class QueryRisk(XRisk):
             first = members[labels[members] > 0]
             if len(first):
                 nothing = torch.zeros(len(members), dtype=h.dtype, device=h.device)
-                s = self.summed(self.inner(h[first], h[members], nothing), items.count[first].to(h.dtype))
+                s = self.summed(self.inner(h[first], h[members], nothing), items.size[first].to(h.dtype))
                 each.append((items.weight[first].to(h.dtype) * self.outer(s)).mean())
         return torch.stack(each).mean() if each else h.new_tensor(float("nan"))
 
@@ -100,7 +103,8 @@ def gains(grades: Tensor) -> Tensor:
 def in_queries(query: Tensor) -> tuple[Tensor, ...]:
     """The positions of each query's items."""
     _, counts = torch.unique(query, return_counts=True)
-    return query.argsort(stable=True).split(counts.tolist())
+    members: tuple[Tensor, ...] = query.argsort(stable=True).split(counts.tolist())
+    return members
 
 
 def ideal_dcg(top: int = 0) -> Callable[[Tensor], Tensor]:
@@ -120,7 +124,9 @@ def ndcg(
 ) -> XRisk:
     """Negative NDCG: each relevant item against all items of its query (SONG: Qiu et al., ICML 2022).
 
-    F = - mean_q sum_{i in S1_q} gain_i / ideal_q / log2(1 + r_i),  r_i = 1 - l(0) + sum_{j in S_q} l((h_i - h_j) / t).
+    F = - mean_q sum_{i in S1_q} gain_i / ideal_q / log2(1 + r_i),
+    r_i = 1 - l(0) + sum_{j in S_q} l((h_i - h_j) / t).
+
     r_i is a smooth rank: with the surrogate psm it tends to the rank of i as the temperature t tends to 0, and F to
     -NDCG. A step reads items of so many `queries`. With `top` = k only the first k places count: an item's discount
     is multiplied by sigmoid((k + 1/2 - r_i) / softness), and ideal_q is that of k places.

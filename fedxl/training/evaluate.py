@@ -51,7 +51,11 @@ class Evaluator:
     def metrics_of(self, h: Tensor, labels: Tensor, queries: Tensor | None = None) -> dict[str, float]:
         """Metrics of scores need one score an example; the risk is always there. With queries, labels are grades."""
         seen = self.shown(h, labels) if self.shown else h
-        value = self.risk.value(seen, labels, queries) if isinstance(self.risk, QueryRisk) else self.risk.value(seen, labels)
+        value = (
+            self.risk.value(seen, labels, queries)
+            if isinstance(self.risk, QueryRisk)
+            else self.risk.value(seen, labels)
+        )
         risk = {"risk": float(value)}
         if self.risk.score_shape:
             return risk

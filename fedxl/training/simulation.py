@@ -135,8 +135,10 @@ class Simulation:
 
 def simulator(problem: Problem, federation: Federation, run: Executor) -> Simulator:
     """The engine for a problem and all of its clients."""
-    first, second = query_counts_of(problem, federation) if problem.reading.queries else (
-        list(map(len, federation.side(side))) for side in problem.reading[:2]
+    first, second = (
+        query_counts_of(problem, federation)
+        if problem.reading.queries
+        else (list(map(len, federation.side(side))) for side in problem.reading[:2])
     )
     weighted = weigh(first, second, problem.settings.weighting, problem.settings.cohort)
     return Simulator(

@@ -79,7 +79,7 @@ def test_parts_of_all_clients_add_up_to_the_gradient_of_the_risk(name):
             exact |= dict(zip(of.tolist(), risk.inner(h[of], h[of], torch.zeros(len(of))), strict=True))
         u1, u2 = (torch.stack([exact[int(at)] for at in side]) for side in (i, k))
         one, two = torch.ones(len(k), dtype=torch.float64), torch.ones(len(l), dtype=torch.float64)
-        passive = QueryPassive(h[k], u2, torch.stack((items.weight[k], items.count[k]), -1), one, h[l], two)
+        passive = QueryPassive(h[k], u2, torch.stack((items.weight[k], items.size[k]), -1), one, h[l], two)
         force = torch.ones((), dtype=torch.float64)
         mine = gathered(items, torch.cat((i, j)))
         da, db, u = pooled_pull(risk, mine, passive, 1.0, (force, force), h[i], h[j], u1)

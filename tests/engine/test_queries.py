@@ -1,4 +1,4 @@
-"""Queries in the simulator: executors agree, draws keep to their queries, and the averaged step is right on average."""
+"""Queries in the simulator: executors agree, draws keep to their queries, the averaged step is right on average."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_averaged_step_is_the_gradient_on_average():
     first = pool.first._replace(
         a=h[relevant], u=u[relevant], weight=torch.ones_like(h[relevant]), age=relevant[relevant].long() * 0,
         owner=each[relevant], query=source.queries[relevant],
-        constants=torch.stack((items.weight, items.count), -1)[relevant],
+        constants=torch.stack((items.weight, items.size), -1)[relevant],
     )  # fmt: skip
     second = pool.second._replace(
         b=h, y=0 * h, weight=torch.ones_like(h), age=source.queries * 0, owner=each, query=source.queries
@@ -134,7 +134,11 @@ def clients(count: int = 3):
     x = torch.randn(80, 3, generator=generator)
     grades = torch.bucketize(x[:, 0].contiguous(), torch.tensor([0.5, 1.2]))
     query, at = torch.arange(80) // 8, torch.arange(80) % count
-    return [(x[at == client], grades[at == client], query[at == client]) for client in range(count)], (x, grades, query)
+    return [(x[at == client], grades[at == client], query[at == client]) for client in range(count)], (
+        x,
+        grades,
+        query,
+    )
 
 
 @pytest.mark.parametrize("risk", [ndcg(queries=2), listwise(queries=2)], ids=str)

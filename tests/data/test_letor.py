@@ -1,0 +1,129 @@
+"""Files in LETOR's format, against scikit-learn's reader; queries over clients; hostile files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_svmlight_file
+
+from fedxl import UserError
+from fedxl.config.experiment import execute, read
+from fedxl.data.letor import LetorOptions, letor
+
+RNG = np.random.default_rng(0)
+
+
+def write(path, queries=range(20), items=6, features=5, seed=0):
+    """Items whose first feature says how relevant they are; some features are left out."""
+    rng, lines = np.random.default_rng(seed), ["# a comment", ""]
+    for query in queries:
+        for item in range(items):
+            grade = int(rng.integers(0, 4))
+            numbers = [1, *(1 + np.flatnonzero(rng.random(features - 1) < 0.7) + 1)]
+            pairs = " ".join(f"{number}:{grade if number == 1 else rng.normal():.4f}" for number in numbers)
+            lines.append(f"{grade} qid:{query} {pairs} # doc {item}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_items_are_those_of_scikit_learns_reader(tmp_path):
+    path = write(tmp_path / "train.txt")
+    splits = letor(str(path), LetorOptions(validation=0.0, test=0.0, standardise=False))
+    x, y, query = load_svmlight_file(str(path), query_id=True)
+    source = splits.train.source
+    np.testing.assert_allclose(source.x.numpy(), x.toarray(), atol=1e-6)
+    assert source.labels.tolist() == y.tolist()
+    assert source.queries.tolist() == query.tolist()
+    assert splits.validation is splits.test is None
+    scaled = letor(str(path), LetorOptions(validation=0.0, test=0.0)).train.source.x.numpy()
+    np.testing.assert_allclose(scaled, (x.toarray() - x.toarray().mean(0)) / x.toarray().std(0), atol=1e-5)
+
+
+def test_a_query_is_in_one_split(tmp_path):
+    splits = letor(str(write(tmp_path / "train.txt")), LetorOptions(seed=1))
+    each = [
+        set(part.tolist()) for part in (splits.train.source.queries, splits.validation.queries, splits.test.queries)
+    ]
+    assert [len(part) for part in each] == [12, 4, 4]
+    assert len(set.union(*each)) == 20
+
+
+def test_queries_or_items_are_spread_over_clients(tmp_path):
+    path = str(write(tmp_path / "train.txt"))
+    whole = letor(path, LetorOptions(clients=3)).train
+    held = [set(whole.source.queries.numpy()[part].tolist()) for part in whole.parts]
+    assert [len(queries) for queries in held] == [4, 4, 4]
+    assert len(set.union(*held)) == 12
+    apart = letor(path, LetorOptions(clients=3, scatter="items")).train
+    for part in apart.parts:
+        assert np.bincount(apart.source.queries.numpy()[part], minlength=20).max() == 2
+    assert sorted(np.concatenate(apart.parts)) == list(range(72))
+
+
+def test_each_file_is_a_client_and_a_query_may_be_in_two(tmp_path):
+    for name in ("north", "south"):
+        write(tmp_path / f"{name}.txt", range(5), seed=len(name))
+    write(tmp_path / "held.dat", range(3), features=7)
+    held = str(tmp_path / "held.dat")
+    splits = letor(str(tmp_path / "*.txt"), LetorOptions(validation_path=held, test_path=held))
+    assert splits.names == ["north", "south"]
+    assert [len(set(splits.train.source.queries.numpy()[part].tolist())) for part in splits.train.parts] == [5, 5]
+    assert splits.train.source.x.shape == (60, 7), "as many features as any file has"
+    assert splits.validation.x.shape == (18, 7)
+
+
+def test_a_config_trains_on_it(tmp_path):
+    config = tmp_path / "ranking.toml"
+    config.write_text(
+        f'[data]\nname = "letor"\npath = "{write(tmp_path / "train.txt")}"\nclients = 2\nscatter = "items"\n'
+        '[risk]\nname = "listwise"\nqueries = 2\n[algorithm]\nname = "fedxl2"\nlr = 0.5\n[model]\nname = "linear"\n'
+        "[run]\nrounds = 5\nlocal_steps = 4\nbatch1 = 4\nbatch2 = 8\neval_every = 1\n"
+    )
+    result = execute(read(config))
+    assert result.metrics["test"]["ndcg@5"] > 0.9, "one feature is the grade"
+
+
+WRONG = {
+    "x qid:1 1:2": "the grade must be a whole number up to 30, found 'x'",
+    "31 qid:1 1:2": "the grade must be a whole number",
+    "-1 qid:1 1:2": "the grade must be a whole number",
+    "1 1:2 2:3": "names no query",
+    "1": "names no query",
+    "1 qid:a 1:2": "qid must be a whole number",
+    "1 qid:99999999999999999999999 1:2": "qid must be a whole number",
+    "1 qid:1 2:1 1:2": "numbered from 1 upwards, found 1 after 2",
+    "1 qid:1 0:1": "numbered from 1 upwards",
+    "1 qid:1 5000:1": "number of a feature must be a whole number up to 4,096",
+    "1 qid:1 1:nan": "feature 1 is 'nan', which is no number",
+    "1 qid:1 1:1_0": "which is no number",
+    "1 qid:1 1:1e39": "which is no number",
+    "1 qid:1 1": "which is no number",
+    "1 qid:1 1:ä": "not plain ASCII",
+    "1 qid:1": "holds no features",
+    "# nothing": "holds no items",
+    "1 qid:1 1:" + "1" * 2**20: "has more than",
+}
+
+
+@pytest.mark.parametrize("line", list(WRONG), ids=lambda line: line[:20])
+def test_a_wrong_line_is_named(line, tmp_path):
+    path = tmp_path / "wrong.txt"
+    path.write_text(line + "\n")
+    with pytest.raises(UserError, match=WRONG[line]) as caught:
+        letor(str(path))
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_settings_that_cannot_be(tmp_path):
+    path = str(write(tmp_path / "train.txt", range(3)))
+    for build, told in (
+        (lambda: letor(path, LetorOptions(scatter="rows")), "unknown scatter"),
+        (lambda: LetorOptions(clients=-1), "clients must lie"),
+        (lambda: letor(path, LetorOptions(validation=0.1)), "too few to draw validation queries"),
+        (lambda: letor(path, LetorOptions(clients=5)), "no item of client"),
+        (lambda: letor(""), "path must name a file"),
+        (lambda: letor(str(tmp_path / "none.txt")), "cannot read"),
+    ):
+        with pytest.raises(UserError, match=told):
+            build()
