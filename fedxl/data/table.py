@@ -34,6 +34,7 @@ class TableOptions:
     called: str = ""  # the site's name, if there is one file and no such column; "": as the file
     split: str = ""  # the column that says train, validation or test; "": they are drawn
     group: str = ""  # the column of patients or the like: a group is never in two splits that are drawn
+    query: str = ""  # the column that names the query of an item; then labels are grades, and queries stay whole
     id: str = ""  # the column that identifies a row in predictions; "": its number, from 1
     columns: tuple[str, ...] = ()  # to learn from; empty: all that have no other meaning
     drop: tuple[str, ...] = ()  # columns to leave out
@@ -59,6 +60,8 @@ class TableOptions:
             "algorithms draw all rows of a class alike, so a column of weights would have no effect; leave weight out"
         )
         require(not self.weight, f"{told} (weighting = 'samples' in [run] weighs sites by their rows)")
+        alone = not (self.query and (self.group or self.positive is not None))
+        require(alone, "with query, a query is a group and labels are grades; leave group and positive out")
         require(
             not (self.image and self.columns), "with image, other columns are not learned from; leave columns out"
         )
@@ -86,6 +89,7 @@ def table(
 def unfitted(path: str | tuple[str, ...], label: str, options: TableOptions = TableOptions()) -> RawTable:  # noqa: B008
     """The same table before it is scaled, for sites that fit a preparation together."""
     require(not options.image, "images need no preparation of all sites")
+    require(not options.query, "items of queries cannot be ranked across real sites yet; simulate it (fedxl train)")
     return read_raw(open_files(path, label, options), label, options)
 
 
@@ -102,7 +106,7 @@ def open_files(path: str | tuple[str, ...], label: str, options: TableOptions) -
     files = [open_table(file, options.delimiter) for file in find(path)]
     named = [
         ("label", label),
-        *((role, getattr(options, role)) for role in ("site", "split", "group", "id", "image")),
+        *((role, getattr(options, role)) for role in ("site", "split", "group", "query", "id", "image")),
     ]
     named += [(many, name) for many in ("columns", "drop", "categorical") for name in getattr(options, many)]
     for file in files:
@@ -156,7 +160,7 @@ def _stem(path: Path) -> str:
 
 def feature_names(file: File, label: str, options: TableOptions) -> list[str]:
     """The columns to learn from."""
-    roles = {label, options.site, options.split, options.group, options.id}
+    roles = {label, options.site, options.split, options.group, options.query, options.id}
     if options.columns:
         doubled = [name for name in options.columns if name in roles or options.columns.count(name) > 1]
         require(
@@ -172,7 +176,8 @@ def read_raw(files: Sequence[File], label: str, options: TableOptions) -> RawTab
     features = Features(files, feature_names(files[0], label, options), options.categorical, None)
     keys, order, chunks = read_rows(features, label, options)
     ids, about = identities(files, keys, options.id), _about(keys, label, options)
-    return RawTable(order, chunks, features.names, features.texts, keys.labels, ids, about, options.rare)
+    named = (features.names, features.texts)
+    return RawTable(order, chunks, *named, keys.labels, ids, about, options.rare, keys.queries)
 
 
 def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Keys, Order, Chunks]:
@@ -180,7 +185,7 @@ def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Ke
     import pyarrow as pa
 
     files, chunks = features.files, Chunks(len(features.names))
-    roles = Roles(label, options.site, options.split, options.group, options.id, options.image)
+    roles = Roles(label, options.site, options.split, options.group, options.id, options.image, options.query)
     found: dict[str, list[Any]] = {name: [] for name in roles if name}
     counts = [0] * len(files)
     for number, block, texts in features.blocks(list(found)):
@@ -194,7 +199,8 @@ def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Ke
     splits = keys.splits
     if splits is None:
         shares = (options.validation, options.test)
-        splits = draw(keys.sites, keys.labels, keys.groups, keys.names, shares, options.seed)
+        groups = keys.groups if keys.queries is None else keys.queries
+        splits = draw(keys.sites, np.minimum(keys.labels, 1), groups, keys.names, shares, options.seed)
     return keys, Order(splits, keys.sites, keys.names), chunks
 
 
@@ -233,7 +239,8 @@ def _images(files: Sequence[File], label: str, options: TableOptions) -> Splits:
     x = resized(folder, [paths[row] for row in order.rows], image.size, cache, "images", image.channels, stamped=True)
     made = Preparation(image=image, **_about(keys, label, options))
     x = x.reshape(len(x), image.channels, image.size, image.size) if image.channels == 1 else x
-    return assemble(order, torch.from_numpy(x), keys.labels, identities(files, keys, options.id), made)
+    ids = identities(files, keys, options.id)
+    return assemble(order, torch.from_numpy(x), keys.labels, ids, made, keys.queries)
 
 
 def image_paths(files: Sequence[File], keys: Keys, column: str) -> list[str]:

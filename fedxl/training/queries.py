@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedxl.data.federation import Federation, Split
-from fedxl.data.queries import item_table, queries_of, query_counts
+import numpy as np
+
+from fedxl.data.federation import Federation, Split, Weighted, weigh
+from fedxl.data.queries import item_table, queries_of, query_counts, usable_queries
 from fedxl.data.source import Source
 from fedxl.errors import require
 from fedxl.risks import QueryRisk
@@ -30,7 +32,18 @@ def check_queries(problem: Problem, source: Source, pairs: Mapping[str, Any]) ->
     require(some, f"{told}: use FeDXL2 (fedxl2), LocalPair, SOX, or LocalSGD with loss = 'squared' for grades")
 
 
-def query_counts_of(problem: Problem, federation: Federation) -> tuple[list[int], list[int]]:
-    """What clients count by: their queries."""
-    assert isinstance(problem.risk, QueryRisk)
-    return query_counts(federation, item_table(problem.risk, federation, problem.algorithm.local_pairs))
+def weigh_queries(problem: Problem, federation: Federation) -> Weighted:
+    """Clients count by their queries. A query at m clients counts in each for its part, and the whole m times as much.
+
+    So the average over all clients is the gradient of the whole risk (docs/maths.md), not a fraction of it.
+    """
+    risk, run = problem.risk, problem.settings
+    assert isinstance(risk, QueryRisk)
+    items = item_table(risk, federation, problem.algorithm.local_pairs)
+    first, second = query_counts(federation, items)
+    weighted = weigh(first, second, run.weighting, run.cohort)
+    if problem.algorithm.local_pairs:
+        return weighted
+    several = sum(second) / max(1, len(np.unique(np.concatenate(usable_queries(federation, items)))))
+    share = weighted.shares
+    return weighted._replace(shares=share._replace(first=share.first * several, second=share.second * several))

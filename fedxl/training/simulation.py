@@ -26,7 +26,7 @@ from fedxl.models import check_output, weights_of
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
 from fedxl.training.members import Form, members, numbered
 from fedxl.training.problem import Problem, assemble, check_data
-from fedxl.training.queries import check_queries, query_counts_of
+from fedxl.training.queries import check_queries, weigh_queries
 from fedxl.training.settings import Settings
 from fedxl.training.suited import suited
 
@@ -135,12 +135,10 @@ class Simulation:
 
 def simulator(problem: Problem, federation: Federation, run: Executor) -> Simulator:
     """The engine for a problem and all of its clients."""
-    first, second = (
-        query_counts_of(problem, federation)
-        if problem.reading.queries
-        else (list(map(len, federation.side(side))) for side in problem.reading[:2])
-    )
-    weighted = weigh(first, second, problem.settings.weighting, problem.settings.cohort)
+    first, second = (list(map(len, federation.side(side))) for side in problem.reading[:2])
+    weighing = (problem.settings.weighting, problem.settings.cohort)
+    by_query = problem.reading.queries > 0
+    weighted = weigh_queries(problem, federation) if by_query else weigh(first, second, *weighing)
     return Simulator(
         problem.algorithm, problem.score, federation, run, problem.schedule, *weighted, placement=problem.placement
     )

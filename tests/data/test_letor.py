@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sklearn.datasets import load_svmlight_file
+from torch import nn
 
+import fedxl
 from fedxl import UserError
 from fedxl.config.experiment import execute, read
 from fedxl.data.letor import LetorOptions, letor
+from fedxl.data.table import TableOptions, table, unfitted
 
 RNG = np.random.default_rng(0)
 
@@ -127,3 +130,32 @@ def test_settings_that_cannot_be(tmp_path):
     ):
         with pytest.raises(UserError, match=told):
             build()
+
+
+def test_a_table_names_the_query_of_each_row(tmp_path):
+    """The same items as a table with a column of queries; a query may be at two sites, and stays in one split."""
+    rows = ["city,query,grade,size"]
+    for query in "abcdefghij":
+        rows += [f"{city},{query},{grade},{grade + RNG.normal():.3f}" for city in ("n", "s") for grade in (0, 2, 1, 0)]
+    path = tmp_path / "items.csv"
+    path.write_text("\n".join(rows))
+    splits = table(str(path), "grade", TableOptions(site="city", query="query"))
+    train = splits.train.source
+    assert train.x.shape[1] == 1
+    assert sorted(set(train.labels.tolist())) == [0, 1, 2]
+    each = [set(part.tolist()) for part in (train.queries, splits.validation.queries, splits.test.queries)]
+    assert [len(part) for part in each] == [6, 2, 2]
+    assert len(set.union(*each)) == 10
+    north, south = (set(train.queries.numpy()[part].tolist()) for part in splits.train.parts)
+    assert north == south == each[0]
+    risk = fedxl.listwise(queries=2)
+    result = fedxl.fit(nn.Linear(1, 1), splits, fedxl.FeDXL2(risk), rounds=2, local_steps=2, batch_size=4)
+    assert "ndcg@10" in result.metrics["test"]
+    for options in ({"group": "city"}, {"positive": 1}):
+        with pytest.raises(UserError, match="leave group and positive out"):
+            TableOptions(query="query", **options)
+    for label, told in (("city", "a label is a grade from 0 to 30"), ("size", "a label is a grade")):
+        with pytest.raises(UserError, match=told):
+            table(str(path), label, TableOptions(query="query"))
+    with pytest.raises(UserError, match="cannot be ranked across real sites yet"):
+        unfitted(str(path), "grade", TableOptions(query="query"))
