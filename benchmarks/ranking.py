@@ -3,7 +3,7 @@
 python benchmarks/ranking.py [FOLDER] [digits|synthetic]
 
 Three ways to spread items over clients, pointwise, listwise and NDCG risks, federated and centralised; the learning
-rate of each is chosen on validation queries of the first seed. About ten minutes of one core; it resumes.
+rate of each is chosen on validation queries of the first seed. About a quarter of an hour of one core; it resumes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from common import machine
 import fedxl
 from fedxl import metrics
 from fedxl.experiments.retrieval import ARCHIVES, DATA, SPREADS, federated
+from fedxl.errors import DivergedError
 from fedxl.files import write_json
 from fedxl.models import mlp
 
-SEEDS = 4
+SEEDS = 3
 QUERIES = 4  # that a client reads in a step; in one place, a step reads as many as all clients together
 METRICS = ("ndcg@5", "ndcg@10")
 RISKS = {"listwise": fedxl.listwise, "NDCG": fedxl.ndcg, "NDCG, top 10": partial(fedxl.ndcg, top=10, softness=2.0)}
 FAMILIES = {"Local Pair": fedxl.LocalPair, "FeDXL": fedxl.FeDXL2, "centralised": fedxl.SOX}
-RATES = {"pointwise": (0.01, 0.03, 0.1), "listwise": (0.1, 0.3, 1.0), "NDCG": (0.3, 1.0, 3.0)}
+RATES = {"pointwise": (0.03, 0.1), "listwise": (0.1, 0.3), "NDCG": (0.3, 1.0)}
 CENTRAL = "in one place"
 
 
@@ -44,6 +45,7 @@ def algorithm(method: str, lr: float) -> Any:
 def cases(data: str) -> list[tuple[str, str]]:
     """(spread, method)."""
     ranked = [f"{family}: {risk}" for family in ("Local Pair", "FeDXL") for risk in RISKS]
+    ranked.remove("Local Pair: NDCG, top 10")
     spread = [(spread, method) for spread in SPREADS for method in ("Local SGD: pointwise", *ranked)]
     return [*spread, *((CENTRAL, f"centralised: {risk}") for risk in RISKS)]
 
@@ -57,8 +59,15 @@ def run(data: str, spread: str, method: str, lr: float, seed: int) -> dict[str, 
     torch.manual_seed(seed)
     model = mlp(splits.train.example_shape, hidden=(32,))
     many = ARCHIVES if spread == CENTRAL else 1
+    try:
+        return fitted(model, splits, algorithm(method, lr), many, seed)
+    except DivergedError:
+        return {f"{split} {name}": 0.0 for split in ("validation", "test") for name in METRICS}
+
+
+def fitted(model: Any, splits: Any, method: Any, many: int, seed: int) -> dict[str, float]:
     result = fedxl.fit(
-        model, splits, algorithm(method, lr), rounds=30, local_steps=8, batch_size=(16 * many, 48 * many),
+        model, splits, method, rounds=20, local_steps=8, batch_size=(16 * many, 48 * many),
         eval_every=5, seed=seed,
         weighting="samples", select="ndcg@10", hooks=fedxl.Hooks(say=lambda line: None),
     )  # fmt: skip
@@ -111,7 +120,7 @@ def write(runs: dict[str, dict[str, float]], folder: Path) -> None:
     found = table(runs)
     lines = [
         "# Learning to rank", "",
-        f"Five archives, 100 training queries of 30 items, an MLP with 32 hidden units, 30 rounds of 8 steps. Test "
+        f"Five archives, 100 training queries of 30 items, an MLP with 32 hidden units, 20 rounds of 8 steps. Test "
         f"queries: mean ± standard deviation over {SEEDS} seeds of data, partition and weights. Learning rates are chosen "
         "on validation queries of the first seed. The pages on [queries](../guides/ranking.md) and the "
         "[maths](../maths.md#queries) say what the methods are.", "", f"On {machine()}.", "",

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedxl.errors import require
 from fedxl.risks.scores import identity
 from fedxl.risks.surrogates import surrogate_named
-from fedxl.risks.xrisk import MAX_COUPLING, Side, XRisk, gap, named
+from fedxl.risks.xrisk import Side, XRisk, gap, named
 
 MOST_QUERIES = 2**16  # of a step
 HIGHEST_GRADE = 30  # 2^y must stay a number of moderate size
@@ -68,7 +68,9 @@ class QueryRisk(XRisk):
         if self.lam is None:
             c = slope * items.size.unsqueeze(-1)
         else:
-            c = slope * torch.exp((l / self.lam - u.unsqueeze(-1)).clamp(max=math.log(MAX_COUPLING)))
+            # No pair of a query can hold more than all of its mass. A stale u may say so, and is not believed.
+            most = items.size.clamp(min=1).log().unsqueeze(-1)
+            c = slope * torch.exp(torch.minimum(l / self.lam - u.unsqueeze(-1), most))
         number = math.prod(l.shape[-3:])
         return (c * (items.weight.unsqueeze(-1) / number)).expand_as(l)
 
@@ -120,7 +122,7 @@ def ideal_dcg(top: int = 0) -> Callable[[Tensor], Tensor]:
 
 @named
 def ndcg(
-    surrogate: str = "squared_hinge", temperature: float = 1.0, top: int = 0, softness: float = 1.0, queries: int = 4
+    surrogate: str = "psm", temperature: float = 1.0, top: int = 0, softness: float = 1.0, queries: int = 4
 ) -> XRisk:
     """Negative NDCG: each relevant item against all items of its query (SONG: Qiu et al., ICML 2022).
 
@@ -128,7 +130,7 @@ def ndcg(
     r_i = 1 - l(0) + sum_{j in S_q} l((h_i - h_j) / t).
 
     r_i is a smooth rank: with the surrogate psm it tends to the rank of i as the temperature t tends to 0, and F to
-    -NDCG. A step reads items of so many `queries`. With `top` = k only the first k places count: an item's discount
+    -NDCG. SONG has squared_hinge. A step reads items of so many `queries`. With `top` = k only the first k places count: an item's discount
     is multiplied by sigmoid((k + 1/2 - r_i) / softness), and ideal_q is that of k places.
     """
     require(temperature > 0, f"temperature must be positive, got {temperature}")

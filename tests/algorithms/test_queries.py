@@ -27,7 +27,7 @@ from fedxl.data.queries import from_queries, item_table, usable_queries
 from fedxl.errors import RefusedError
 from fedxl.risks import QueryRisk, listwise, ndcg
 
-RISKS = {"ndcg": ndcg(), "psm": ndcg(surrogate="psm", top=3), "listwise": listwise()}
+RISKS = {"ndcg": ndcg(), "song": ndcg(surrogate="squared_hinge", top=3), "listwise": listwise()}
 every_risk = pytest.mark.parametrize("name", list(RISKS))
 
 

@@ -136,7 +136,9 @@ def test_a_table_names_the_query_of_each_row(tmp_path):
     """The same items as a table with a column of queries; a query may be at two sites, and stays in one split."""
     rows = ["city,query,grade,size"]
     for query in "abcdefghij":
-        rows += [f"{city},{query},{grade},{grade + RNG.normal():.3f}" for city in ("n", "s") for grade in (0, 2, 1, 0)]
+        rows += [
+            f"{city},{query},{grade},{grade + RNG.normal():.3f}" for city in ("n", "s") for grade in (0, 2, 1, 0)
+        ]
     path = tmp_path / "items.csv"
     path.write_text("\n".join(rows))
     splits = table(str(path), "grade", TableOptions(site="city", query="query"))

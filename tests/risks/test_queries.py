@@ -36,7 +36,7 @@ def by_query(h, grades, query):
             yield pairs
 
 
-def plain_ndcg(h, grades, query, surrogate="squared_hinge", t=1.0, top=0, softness=1.0):
+def plain_ndcg(h, grades, query, surrogate="psm", t=1.0, top=0, softness=1.0):
     """-NDCG with smooth ranks, in plain loops."""
     loss, total = PLAIN[surrogate], []
     for pairs in by_query(h, grades, query):
@@ -63,7 +63,7 @@ def plain_listwise(h, grades, query, t=1.0):
 
 CASES = [
     ("ndcg", {}, plain_ndcg),
-    ("ndcg", {"surrogate": "psm", "temperature": 0.3}, lambda *a: plain_ndcg(*a, "psm", 0.3)),
+    ("ndcg", {"surrogate": "squared_hinge", "temperature": 0.3}, lambda *a: plain_ndcg(*a, "squared_hinge", 0.3)),
     ("ndcg", {"surrogate": "logistic"}, lambda *a: plain_ndcg(*a, "logistic")),
     ("ndcg", {"top": 3, "softness": 0.5}, lambda *a: plain_ndcg(*a, top=3, softness=0.5)),
     ("listwise", {}, plain_listwise),
@@ -128,9 +128,17 @@ def test_sharp_ranks_of_the_first_places_give_ndcg_at_k():
 
 
 def test_an_estimate_below_the_first_place_counts_as_the_first_place():
-    risk = ndcg()
+    risk = ndcg(surrogate="squared_hinge")
     assert float(risk.outer(torch.tensor(0.0))) == -1.0
     assert float(risk.slope(torch.tensor(0.0))) == float(risk.slope(torch.tensor(1.0))) > 0
+
+
+def test_a_stale_estimate_does_not_let_a_pair_outweigh_its_query():
+    """With u far too small, c is the size of the query at most, as with u = g and one pair that holds all the mass."""
+    risk, items = listwise(queries=1), ItemConstants(torch.ones(1, 1), torch.full((1, 1), 5.0))
+    l = torch.tensor([[[0.0, 3.0, 900.0]]])
+    c = risk.within(l, torch.full((1, 1), -50.0), items) * l.numel()
+    torch.testing.assert_close(c, torch.full_like(l, 5.0))
 
 
 def test_options_that_cannot_be():
