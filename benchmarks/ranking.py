@@ -2,9 +2,9 @@
 
 python benchmarks/ranking.py [FOLDER] [digits|synthetic]
 
-Whole queries at clients, and queries whose items lie at all clients; pointwise, listwise and NDCG risks, federated and
-centralised. The learning rate of each is chosen on validation queries of the first seed. A few minutes of one core; it
-resumes.
+Whole queries at clients, and queries whose items lie at all clients; pointwise, listwise and NDCG risks, federated
+and centralised. The learning rate of each is chosen on validation queries of the first seed. A few minutes of one
+core; it resumes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from common import machine
 
 import fedxl
 from fedxl import metrics
-from fedxl.experiments.retrieval import ARCHIVES, DATA, federated
 from fedxl.errors import DivergedError
+from fedxl.experiments.retrieval import ARCHIVES, DATA, federated
 from fedxl.files import write_json
 from fedxl.models import mlp
 
@@ -121,8 +121,8 @@ def write(runs: dict[str, dict[str, float]], folder: Path) -> None:
     lines = [
         "# Learning to rank", "",
         f"Five archives, 100 training queries of 30 items, an MLP with 32 hidden units, 20 rounds of 8 steps. Test "
-        f"queries: mean ± standard deviation over {SEEDS} seeds of data, partition and weights. Learning rates are chosen "
-        "on validation queries of the first seed. The pages on [queries](../guides/ranking.md) and the "
+        f"queries: mean ± standard deviation over {SEEDS} seeds of data, partition and weights. Learning rates are "
+        "chosen on validation queries of the first seed. The pages on [queries](../guides/ranking.md) and the "
         "[maths](../maths.md#queries) say what the methods are.", "", f"On {machine()}.", "",
         "Command: `python benchmarks/ranking.py`.", "",
     ]  # fmt: skip

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
+from fedxl.algorithms import queries
 from fedxl.algorithms.compositional import WEIGHTS_AND_G, ClientEstimates, Compositional, PairWork, ScoreTrace, sides
 from fedxl.algorithms.level import Level, OneClass, centred, even, pace
 from fedxl.algorithms.pool import (
@@ -36,7 +37,6 @@ from fedxl.algorithms.pool import (
     spread,
     thin,
 )
-from fedxl.algorithms import queries
 from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Health, Items, PoolWeights, Reading, Share
 from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights

@@ -135,10 +135,12 @@ def check_uploads(name: str, side: S1Scores | S2Scores, count: int, client: Tens
         raise RefusedError(f"its scores ({name}) and what belongs to them are not {count}")
     if not bool(((side.weight >= 0) & (side.weight <= 1)).all()) or bool((side.age != 0).any()):
         raise RefusedError(f"the weights or ages of its scores ({name}) are none that it was given")
-    if not bool((side.owner == client).all()):  # type: ignore[union-attr]
+    assert isinstance(side.owner, Tensor)
+    if not bool((side.owner == client).all()):
         raise RefusedError(f"its scores ({name}) are marked as those of another client")
     if isinstance(side, S1Scores):
-        weight, number = side.constants[side.weight > 0].unbind(-1)  # type: ignore[call-overload]
+        assert isinstance(side.constants, Tensor)
+        weight, number = side.constants[side.weight > 0].unbind(-1)
         # No gain is above the ideal of its query, so no weight is above the number of relevant items.
         if not bool(((weight >= 0) & (number >= 1) & (weight <= MOST_WEIGHT * number)).all()):
             raise RefusedError(f"the constants of its items ({name}) are none that an item can have")

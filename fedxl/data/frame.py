@@ -65,8 +65,8 @@ def from_frame(
         require(right, f"{name} must be a list of columns' names, such as ['age'], not {kind_of(given)}")
     rows, site = _one_table(frame, site)
     options = TableOptions(
-        positive=positive, site=site, split=split, group=group, query=query, id=id, columns=tuple(columns), drop=tuple(drop),
-        categorical=tuple(categorical), rare=rare, validation=validation, test=test, seed=seed,
+        positive=positive, site=site, split=split, group=group, query=query, id=id, columns=tuple(columns),
+        drop=tuple(drop), categorical=tuple(categorical), rare=rare, validation=validation, test=test, seed=seed,
     )  # fmt: skip
     return _through_a_file(rows, lambda path: table(str(path), label, options))
 

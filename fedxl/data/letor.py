@@ -197,7 +197,7 @@ def _draw(queries: Indices, seed: int, shares: dict[int, float]) -> npt.NDArray[
 
 
 def _chosen(lines: Lines, which: npt.NDArray[np.bool_]) -> Lines:
-    return Lines(*(leaf[which] for leaf in lines))
+    return Lines(lines.x[which], lines.grades[which], lines.queries[which], lines.files[which])
 
 
 def _scaling(x: npt.NDArray[np.float32], width: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

@@ -1,4 +1,4 @@
-"""Items of queries: what a search returned, with a grade of relevance each. Who holds them, and what is known of each.
+"""Items of queries: what a search returned, with a grade of relevance each. Who holds them, what is known of each.
 
 A query's items may lie at one client or at several: a query has the same number wherever it is.
 """
@@ -78,7 +78,7 @@ def with_queries(source: TensorSource, grades: Any, queries: Any, where: str) ->
     require(len(queries) == len(source), f"{where}: {len(source)} examples but {len(queries)} queries")
     low, high = int(grades.min()), int(grades.max())
     require(
-        0 <= low and high <= HIGHEST_GRADE,
+        low >= 0 and high <= HIGHEST_GRADE,
         f"{where}: grades lie between 0 and {HIGHEST_GRADE}, found {low} to {high}",
     )
     return replace(source, labels=grades, queries=queries)

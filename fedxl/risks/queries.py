@@ -130,8 +130,8 @@ def ndcg(
     r_i = 1 - l(0) + sum_{j in S_q} l((h_i - h_j) / t).
 
     r_i is a smooth rank: with the surrogate psm it tends to the rank of i as the temperature t tends to 0, and F to
-    -NDCG. SONG has squared_hinge. A step reads items of so many `queries`. With `top` = k only the first k places count: an item's discount
-    is multiplied by sigmoid((k + 1/2 - r_i) / softness), and ideal_q is that of k places.
+    -NDCG. SONG has squared_hinge. A step reads items of so many `queries`. With `top` = k only the first k places
+    count: an item's discount is multiplied by sigmoid((k + 1/2 - r_i) / softness), and ideal_q is that of k places.
     """
     require(temperature > 0, f"temperature must be positive, got {temperature}")
     require(softness > 0, f"softness must be positive, got {softness}")

@@ -33,7 +33,7 @@ def check_queries(problem: Problem, source: Source, pairs: Mapping[str, Any]) ->
 
 
 def weigh_queries(problem: Problem, federation: Federation) -> Weighted:
-    """Clients count by their queries. A query at m clients counts in each for its part, and the whole m times as much.
+    """Clients count by their queries. Factors are multiplied by the number of clients that hold a query, on average.
 
     So the average over all clients is the gradient of the whole risk (docs/maths.md), not a fraction of it.
     """

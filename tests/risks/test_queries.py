@@ -134,7 +134,7 @@ def test_an_estimate_below_the_first_place_counts_as_the_first_place():
 
 
 def test_a_stale_estimate_does_not_let_a_pair_outweigh_its_query():
-    """With u far too small, c is the size of the query at most, as with u = g and one pair that holds all the mass."""
+    """With u far too small, c is the size of the query at most: as if one pair held all the mass, and u were g."""
     risk, items = listwise(queries=1), ItemConstants(torch.ones(1, 1), torch.full((1, 1), 5.0))
     l = torch.tensor([[[0.0, 3.0, 900.0]]])
     c = risk.within(l, torch.full((1, 1), -50.0), items) * l.numel()
