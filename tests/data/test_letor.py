@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_svmlight_file
@@ -9,9 +11,12 @@ from torch import nn
 
 import fedxl
 from fedxl import UserError
-from fedxl.config.experiment import execute, read
+from fedxl.algorithms.protocol import DataFacts
+from fedxl.config.experiment import Config, build_problem, execute, load_data, read
 from fedxl.data.letor import LetorOptions, letor
 from fedxl.data.table import TableOptions, table, unfitted
+from fedxl.experiments.retrieval import digits
+from tests.examples.test_examples import EXAMPLES
 
 RNG = np.random.default_rng(0)
 
@@ -84,6 +89,35 @@ def test_a_config_trains_on_it(tmp_path):
     )
     result = execute(read(config))
     assert result.metrics["test"]["ndcg@5"] > 0.9, "one feature is the grade"
+
+
+def test_real_sites_refuse_it(tmp_path):
+    config = Config(
+        data={"name": "letor"},
+        risk={"name": "ndcg"},
+        algorithm={"name": "local_pair"},
+        model={"name": "linear"},
+        run={},
+    )
+    with pytest.raises(UserError, match="real sites cannot do yet: simulate it"):
+        build_problem(config, (5,), DataFacts())
+
+
+def test_the_example_makes_files_that_its_config_reads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES / "make_queries.py"), run_name="__main__")
+    splits = load_data(read(EXAMPLES / "ranking.toml"))
+    train, parts = splits.train.source, splits.train.parts
+    assert len(parts) == 5
+    assert len(train) == 3000
+    held = [set(train.queries.numpy()[part].tolist()) for part in parts]
+    assert len(set.union(*held)) == 100
+    assert sum(map(len, held)) > 400, "most archives have items of a query"
+    assert splits.validation.x.shape == (40 * 30, 64)
+    expected = digits(np.random.default_rng(0))[0]
+    order = np.concatenate([np.flatnonzero(expected.kinds == archive) for archive in range(5)])
+    np.testing.assert_allclose(train.x.numpy(), expected.x[order], atol=1e-4)
+    assert train.labels.tolist() == expected.grades[order].tolist()
 
 
 WRONG = {
