@@ -35,7 +35,7 @@ from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.experiments.tune.plan import TuneSettings
 from fedxl.models import MODELS
 from fedxl.options import accepted
-from fedxl.risks import RISKS, SURROGATES
+from fedxl.risks import KNOWN_RISKS, SURROGATES
 from fedxl.training.advice import RULES
 
 ROOT = Path(__file__).parents[1]
@@ -227,7 +227,7 @@ def _first_line(entry: Any) -> str:
 
 
 def metrics_by_name() -> str:
-    return summaries(getattr(metrics, "METRICS", {}))
+    return summaries(metrics.KNOWN)
 
 
 def surrogates() -> str:
@@ -357,7 +357,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "server_settings": settings_of(ServerSettings),
     "site_settings": settings_of(SiteSettings),
     "algorithms": named(ALGORITHMS),
-    "risks": named(RISKS),
+    "risks": named(KNOWN_RISKS),
     "surrogates": surrogates,
     "datasets": named(DATASETS),
     "models": named(MODELS),

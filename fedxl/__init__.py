@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from fedxl.data.augment import Augment
     from fedxl.data.frame import from_frame
+    from fedxl.data.queries import from_queries
     from fedxl.errors import UserError
     from fedxl.metrics import METRICS, Metric
     from fedxl.prediction.export import export
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
         cvar_two_way_partial_auc,
         gap,
         identity,
+        listwise,
         named,
+        ndcg,
         p_norm_push,
         partial_auc,
         several,
@@ -83,10 +86,13 @@ __all__ = [
     "export",
     "fit",
     "from_frame",
+    "from_queries",
     "gap",
     "identity",
+    "listwise",
     "load",
     "named",
+    "ndcg",
     "p_norm_push",
     "partial_auc",
     "several",
@@ -104,6 +110,7 @@ _HOMES = {
     "SOX": "fedxl.algorithms",
     "Augment": "fedxl.data.augment",
     "from_frame": "fedxl.data.frame",
+    "from_queries": "fedxl.data.queries",
     "UserError": "fedxl.errors",
     "METRICS": "fedxl.metrics",
     "Metric": "fedxl.metrics",
@@ -119,7 +126,9 @@ _HOMES = {
     "cvar_two_way_partial_auc": "fedxl.risks",
     "gap": "fedxl.risks",
     "identity": "fedxl.risks",
+    "listwise": "fedxl.risks",
     "named": "fedxl.risks",
+    "ndcg": "fedxl.risks",
     "p_norm_push": "fedxl.risks",
     "partial_auc": "fedxl.risks",
     "several": "fedxl.risks",

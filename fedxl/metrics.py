@@ -20,6 +20,8 @@ from fedxl.errors import UserError, require
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
+Queries = npt.NDArray[np.int64]
+RANKS = (5.0, 10.0)  # at which metrics of queries are computed, if none is named
 COUNTS = ("positives", "negatives")  # how many examples of each class metrics rest on; recorded beside them
 
 
@@ -39,6 +41,8 @@ class Metric:
     takes_limit: bool = False
     shown: bool | tuple[float, ...] = True  # whether reports show it; for a metric with a limit: at which limits
     name: str = ""  # of a metric passed to `fit`; empty: its function's. A row's name is its key in the table
+    # `compute` takes scores, grades, the query of each item and a rank, which stands behind the @: "ndcg@10".
+    by_query: bool = False
 
 
 Item = str | Metric | Callable[..., float]  # what names or is a metric
@@ -56,12 +60,14 @@ class NamedMetric(NamedTuple):
         """How to choose the best model by it: a minus says that less is better."""
         return self.name if self.metric.larger_is_better else f"-{self.name}"
 
-    def value(self, scores: Floats, labels: Labels) -> float:
-        """NaN for scores that are not finite."""
+    def value(self, scores: Floats, labels: Labels, queries: Queries | None = None) -> float:
+        """NaN for scores that are not finite. With queries, labels are grades."""
         assert self.metric.compute is not None
         if not np.isfinite(scores).all():
             return math.nan
-        found: Any = self.metric.compute(scores, labels, *([] if self.limit is None else [self.limit]))
+        require(queries is not None or not self.metric.by_query, f"the metric '{self.name}' needs data with queries")
+        more = [queries] if self.metric.by_query else []
+        found: Any = self.metric.compute(scores, labels, *more, *([] if self.limit is None else [self.limit]))
         try:
             return float(found)
         except (TypeError, ValueError):
@@ -141,6 +147,29 @@ def average_precision(scores: Any, labels: Any) -> float:
     return float(np.sum(np.diff(true) * precision) / true[-1])
 
 
+def ndcg(scores: Any, grades: Any, queries: Any, rank: float) -> float:
+    """Normalised discounted cumulative gain of the first `rank` places: the mean over queries with a relevant item.
+
+    The gain of a grade y is 2^y - 1, the discount of place r is 1 / log2(1 + r). Items of one score share the mean of
+    their gains (McSherry and Najork, ECIR 2008), as in scikit-learn. NaN if no query holds a relevant item.
+    """
+    scores, gain = np.asarray(scores, np.float64), np.exp2(np.asarray(grades, np.float64)) - 1
+    queries = np.asarray(queries)
+    order = np.lexsort((-scores, queries))
+    ends = np.flatnonzero(np.diff(queries[order])) + 1
+    each = [_ndcg(scores[items], gain[items], int(rank)) for items in np.split(order, ends) if gain[items].any()]
+    return float(np.mean(each)) if each else float("nan")
+
+
+def _ndcg(scores: Floats, gain: Floats, rank: int) -> float:
+    """Of one query, from the highest score down."""
+    discount = 1 / np.log2(np.arange(2, len(gain) + 2))
+    discount[rank:] = 0
+    starts = np.flatnonzero(np.append(True, np.diff(scores) != 0))  # of each run of ties
+    shared = np.add.reduceat(gain, starts) / np.diff(np.append(starts, len(gain)))
+    return float(shared @ np.add.reduceat(discount, starts) / (np.sort(gain)[::-1] @ discount))
+
+
 def resampled(runs: Sequence[Any], labels: Any, max_fpr: float = 1.0, times: int = 1000, seed: int = 0) -> Floats:
     """Partial AUC (AUC at 1) on other test sets that might have been drawn: a bootstrap within each class.
 
@@ -190,6 +219,17 @@ METRICS: Mapping[str, Metric] = {
     "ap": Metric(average_precision, "average precision", (0.0, 1.0)),
     "risk": Metric(None, "the run's own risk, exactly", larger_is_better=False),
 }
+# Of items in queries: they are computed where the run's risk is one of queries, and need the query of each item.
+QUERY_METRICS: Mapping[str, Metric] = {
+    "ndcg": Metric(
+        ndcg,
+        "normalised discounted cumulative gain of the first places, the mean over queries; gains are 2^grade - 1",
+        (0.0, 1.0),
+        takes_limit=True,
+        by_query=True,
+    ),
+}
+KNOWN: Mapping[str, Metric] = {**METRICS, **QUERY_METRICS}
 
 
 def usual() -> list[str]:
@@ -197,13 +237,21 @@ def usual() -> list[str]:
     return [name for name, metric in METRICS.items() if metric.compute is not None]
 
 
-def judge(metrics: Iterable[NamedMetric], scores: Any, labels: Any) -> dict[str, float]:
-    """The values of these metrics by name, and how many examples of each class they rest on."""
-    scores, labels = np.array(scores, np.float64), (np.asarray(labels) > 0).astype(np.int64)
-    for array in (scores, labels):
+def judge(
+    metrics: Iterable[NamedMetric], scores: Any, labels: Any, queries: Queries | None = None
+) -> dict[str, float]:
+    """The values of these metrics by name, and how many examples of each class they rest on.
+
+    queries: of each item, if there are any; then labels are grades, and those above 0 count as positive.
+    """
+    scores, grades = np.array(scores, np.float64), np.array(labels, np.int64 if queries is not None else None)
+    labels = (grades > 0).astype(np.int64)
+    for array in (scores, labels, grades):
         array.flags.writeable = False  # one metric must not change what the next one judges
     positives = int(labels.sum())
-    values = {metric.name: metric.value(scores, labels) for metric in metrics}
+    values = {
+        metric.name: metric.value(scores, grades if metric.metric.by_query else labels, queries) for metric in metrics
+    }
     return values | dict(zip(COUNTS, (positives, len(labels) - positives), strict=True))
 
 
@@ -224,19 +272,20 @@ def resolve(items: Iterable[Item], limits: Sequence[float] = ()) -> list[NamedMe
 def _resolved(item: Item, limits: Sequence[float]) -> list[NamedMetric]:
     name, limit = split(item) if isinstance(item, str) else ("", None)
     if isinstance(item, str):
-        metric = _as_metric(registry.find("metric", name, METRICS, _fits, "a Metric, or a function"), name)
+        metric = _as_metric(registry.find("metric", name, KNOWN, _fits, "a Metric, or a function"), name)
         name = key(name)
     else:
         metric = _as_metric(item, str(item))
         name = metric.name or getattr(metric.compute, "__name__", "")
         require(name.isidentifier(), f"the metric {item!r:.100} needs a name, as in Metric(..., name='sensitivity')")
     own = not isinstance(item, str) or registry.own(item)
-    require(not own or name not in (*METRICS, *COUNTS), f"'{name}' is a name of fedxl's own; give the metric another")
+    require(not own or name not in (*KNOWN, *COUNTS), f"'{name}' is a name of fedxl's own; give the metric another")
     require(metric.compute is not None, f"'{name}' is always computed and need not be asked for")
     require(limit is None or metric.takes_limit, f"the metric '{name}' takes no limit, as in '{item}'")
     if not metric.takes_limit:
         return [NamedMetric(name, metric)]
-    return [NamedMetric(f"{name}@{each:g}", metric, each) for each in (limits if limit is None else [limit])]
+    several = RANKS if metric.by_query else limits
+    return [NamedMetric(f"{name}@{each:g}", metric, each) for each in (several if limit is None else [limit])]
 
 
 def _fits(found: Any) -> bool:
@@ -247,7 +296,8 @@ def _as_metric(found: Any, shown_as: str) -> Metric:
     require(_fits(found), f"a metric must be a name, a function or a Metric, not {shown_as:.100}")
     metric = found if isinstance(found, Metric) else Metric(found)
     if metric.compute is not None:
-        wanted = ("scores", "labels", "limit") if metric.takes_limit else ("scores", "labels")
+        wanted = ["scores", "labels", *(["queries"] if metric.by_query else [])]
+        wanted += ["limit"] if metric.takes_limit else []
         try:
             inspect.signature(metric.compute).bind(*wanted)
         except (TypeError, ValueError):
@@ -268,7 +318,10 @@ def split(name: str) -> tuple[str, float | None]:
         limit = float(text)
     except ValueError:
         raise UserError(f"the limit in '{name}' must be a number, as in 'pauc@0.3'") from None
-    require(0 < limit <= 1, f"the limit in '{name}' must lie in (0, 1]")
+    if base in QUERY_METRICS:
+        require(limit >= 1 and limit == limit // 1, f"the rank in '{name}' must be a whole number, as in '{base}@10'")
+    else:
+        require(0 < limit <= 1, f"the limit in '{name}' must lie in (0, 1]")
     return base, limit
 
 

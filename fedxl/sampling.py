@@ -42,6 +42,8 @@ class Purpose(IntEnum):
     NOISE = 11  # the bank from which noise is read
     LABELS = 30  # of several labels: for which one each row of S1 is read
     FRESH_LABELS = 31
+    QUERIES = 20  # the order in which a client reads its queries
+    ITEMS = 21  # which items of its queries a client reads in a round
 
 
 def generator(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> np.random.Generator:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score, roc_curve
 from torch import nn
 
 import fedxl
@@ -74,6 +74,30 @@ def test_every_row_against_scikit_learn(row, kind):
                     assert low - ROUNDING <= found[metric.name] <= high + ROUNDING, (
                         "an honest site would not be believed"
                     )
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_ndcg_against_scikit_learn(kind):
+    """Also of tied scores; the mean over queries, in any order of items, of those with a relevant item."""
+    each = metrics.resolve(["ndcg", "ndcg@1", "ndcg@500"])
+    assert [metric.name for metric in each] == ["ndcg@5", "ndcg@10", "ndcg@1", "ndcg@500"]
+    for _ in range(5):
+        queries = RNG.permutation(np.repeat([7, 2, 40, 9], [2, 3, 30, 11]))
+        grades, scores = RNG.integers(0, 5, len(queries)), KINDS[kind](len(queries))
+        grades[queries == 9] = 0
+        grades[np.flatnonzero(queries == 2)[0]] = 3
+        found = metrics.judge(each, scores, grades, queries)
+        of = [queries == query for query in (7, 2, 40) if grades[queries == query].any()]
+        for metric in each:
+            expected = [ndcg_score([2.0 ** grades[q] - 1], [scores[q]], k=int(metric.limit)) for q in of]
+            assert found[metric.name] == pytest.approx(np.mean(expected), abs=1e-12)
+        assert found["positives"] == (grades > 0).sum()
+    assert math.isnan(metrics.judge(each, scores, 0 * grades, queries)["ndcg@5"])
+    with pytest.raises(UserError, match="'ndcg@5' needs data with queries"):
+        metrics.judge(each, scores, grades)
+    for wrong in ("ndcg@0.5", "ndcg@0", "ndcg@inf", "ndcg@nan"):
+        with pytest.raises(UserError, match="must be a whole number"):
+            metrics.resolve([wrong])
 
 
 @pytest.mark.parametrize("size", [2, 3, 10, 500])

@@ -27,6 +27,7 @@ from fedxl.algorithms.protocol import (
     Batch,
     ClientUpdate,
     Health,
+    Items,
     Reading,
     ServerState,
     Share,
@@ -72,6 +73,7 @@ class ScoreTrace(NamedTuple):
     u: Tensor  # [B1, *m]
     b: Tensor  # [B2, *d]
     y: Tensor  # [B2]
+    items: Items | tuple[()] = ()  # [B1 + B2], if pairs lie within queries
 
 
 def sides(h: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,6 +124,9 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
             require(self.level != "balanced", 'level = "balanced" is for one label; with several use "even"')
             plain = self.estimator == "average" and not self.worst_site
             require(plain, "msvr and worst_site are for one label, not for several")
+        if self.risk.queries:
+            plain = self.estimator == "average" and not self.worst_site
+            require(plain, "msvr and worst_site are not for risks of queries")
         require(
             not (self.worst_site and self.fixed_point),
             "worst_site weighs each client's change by its own risk, and fixed_point knows their sum alone",
@@ -134,7 +139,11 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
         return replace(self, guard="off") if self.guard == "auto" and normed_scores else self
 
     def reading(self, batch1: int, batch2: int) -> Reading:
-        return Reading(*self.risk.sides, batch1, batch2)
+        queries = self.risk.queries
+        if queries:
+            told = f"batch1 = {batch1} and batch2 = {batch2} must be multiples of queries = {queries} in [risk]"
+            require(batch1 % queries == batch2 % queries == 0, f"{told}: a step reads as many items of each query")
+        return Reading(*self.risk.sides, batch1, batch2, queries=queries)
 
     @property
     def keeps_G(self) -> bool:
@@ -146,7 +155,9 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
 
     def init_client(self, server: S, num_rows: int) -> ClientEstimates:
         like: Tensor = next(iter(server.weights.params.values()))
-        shape, dtype = (max(1, num_rows), *self.risk.inner_shape), self.risk.dtype(like.dtype)
+        # One row more for items that stand in where a client holds no relevant ones of a query.
+        count = num_rows + 1 if self.risk.queries else max(1, num_rows)
+        shape, dtype = (count, *self.risk.inner_shape), self.risk.dtype(like.dtype)
         u = like.new_full(shape, float("nan"), dtype=dtype)
         risk = like.new_full((), float("nan")) if self.worst_site else ()
         rows = like.new_full((), num_rows) if self.corrects else ()
@@ -247,6 +258,12 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
         a, b, _ = sides(self.linked(h, batch.y, batch.rows, work), batch.y, batch.rows)
         return Earlier(a, b, self.theta(work.past.rows, size1))
 
+    def pull_queries(
+        self, batch: Batch, work: PairWork, a: Tensor, b: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same for pairs within queries."""
+        raise NotImplementedError
+
     def advance(self, score: Score, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         """One step: score, pull, estimate, descend."""
         before, size1 = work.u[batch.rows], batch.rows.shape[0]
@@ -254,7 +271,10 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
         linked: Any = torch.func.vjp(lambda h: self.linked(h, batch.y, batch.rows, work), h)
         paired, back_to_h = linked
         a, b, y = sides(paired, batch.y, batch.rows)
-        da, db, new = self.pull(batch.passive, work, a, b, y, before, self.rescored(score, work, batch))
+        if self.risk.queries:
+            da, db, new = self.pull_queries(batch, work, a, b, before)
+        else:
+            da, db, new = self.pull(batch.passive, work, a, b, y, before, self.rescored(score, work, batch))
         if self.risk.labels:
             da = labels.unchosen(da, batch.rows, self.risk.labels)
         (d,) = back_to_h(torch.cat((da, db)))
@@ -270,7 +290,7 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
         if isinstance(work.past, Past):
             # A copy: no leaf of the new work is another leaf of the old.
             after = after._replace(past=work.past._replace(params=tree.map(torch.clone, work.weights.params)))
-        return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y)
+        return after._replace(G=G) if self.keeps_G else after, ScoreTrace(a, new, b, y, batch.items)
 
     def outputs(self, score: Score, work: PairWork, batch: Batch) -> Any:
         """The batch's outputs, how gradients by them become one by the weights, and the buffers afterwards."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms import labels
+from fedxl.algorithms import labels, queries
 from fedxl.algorithms.compositional import WEIGHTS_AND_G, ClientEstimates, Compositional, PairWork, ScoreTrace, sides
 from fedxl.algorithms.estimators import Earlier
 from fedxl.algorithms.level import Level, OneClass, centred, even, pace
@@ -51,7 +51,7 @@ from fedxl.algorithms.private import (
     one_by_one,
     private_outputs,
 )
-from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Health, PoolWeights, Reading, Share
+from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Fresh, Health, Items, PoolWeights, Reading, Share
 from fedxl.algorithms.worst_site import RiskLevel, emphasis, level_after, unknown_level
 from fedxl.errors import RefusedError, require, unknown
 from fedxl.models import Score, Weights
@@ -140,6 +140,11 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         require(
             single or not self.risk.labels, "mix, reach and one_class = 'centre' are for one label, not for several"
         )
+        if self.risk.queries:
+            plain = (self.pool_rounds, self.uploads, self.mix, self.pool_share, self.fresh) == (1, 0, 0, 1, False)
+            told = "with queries, the pool keeps each client's latest scores of each query, all of them"
+            require(plain, f"{told}: leave pool_rounds, uploads, mix, pool_share and fresh out")
+            require(self.order == "drawn", "scores of queries are pooled with their query; leave order out")
 
     @property
     def private(self) -> bool:
@@ -174,8 +179,8 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
     def pool_weights(self, server: FeDXLServer) -> PoolWeights:
         return server.pool.weights()
 
-    def passive(self, server: FeDXLServer, lag1: Tensor, lag2: Tensor) -> Passive:
-        return server.pool.take(lag1, lag2)
+    def passive(self, server: FeDXLServer, lag1: Tensor, lag2: Tensor) -> Passive | queries.QueryPassive:
+        return queries.take(server.pool, lag1, lag2) if self.risk.queries else server.pool.take(lag1, lag2)
 
     def downlink(self, server: FeDXLServer) -> FeDXLServer:
         return super().downlink(server._replace(pool=server.pool.emptied()))
@@ -185,7 +190,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
             check_weights(weights)
         like = next(iter(weights.params.values()))
         step = torch.zeros((), dtype=torch.int64, device=like.device)
-        pool = empty(self.risk, like, owned=self.mix > 0)
+        pool = queries.empty_pool(self.risk, like) if self.risk.queries else empty(self.risk, like, self.mix > 0)
         worst = unknown_level(like) if self.worst_site else ()
         server = FeDXLServer(weights, self.init_G(weights.params), pool, step, worst=worst)
         return self.with_moments(self.with_norms(server))
@@ -262,6 +267,12 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         b, classes = (torch.stack(each) for each in zip(*blocks, strict=True))
         return self.risk.losses(earlier.a.expand(len(blocks), *earlier.a.shape), b, classes), earlier.theta
 
+    def pull_queries(
+        self, batch: Batch, work: PairWork, a: Tensor, b: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        force1, force2 = self.forces(work, a, batch.passive.a)
+        return queries.pooled_pull(self.risk, batch.items, batch.passive, self.gamma, (force1, force2), a, b, before)
+
     def forces(self, work: PairWork, a: Tensor, passive: Tensor) -> Tensor:
         """What the pulls on S1 and on S2 are multiplied by: the same where there is something to pull on both."""
         if isinstance(work.labels, Tensor):
@@ -317,7 +328,9 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def upload(self, trace: ScoreTrace, share: Share, mass1: Tensor, mass2: Tensor) -> tuple[S1Scores, S2Scores]:
         """What a client adds to the pool; its mass is spread evenly over its entries."""
-        a, u, b, y = (thin(scores, self.uploads) for scores in trace)
+        if isinstance(trace.items, Items):
+            return queries.uploads(*trace[:3], trace.items, share)
+        a, u, b, y = (thin(scores, self.uploads) for scores in trace[:4])
         if self.pool_u == "server":
             u = torch.full_like(u, torch.nan)  # which the server does not use, so it need not know them
         if self.private:
@@ -336,7 +349,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         )
 
     def update_like(self, server: FeDXLServer, assignment: Assignment) -> FeDXLUpdate:
-        (_, _, size1, size2, _), steps = assignment.reading, assignment.steps
+        (_, _, size1, size2, *_), steps = assignment.reading, assignment.steps
         first = tree.map(
             lambda leaf: leaf.new_zeros(self.uploaded(steps * size1), *leaf.shape[1:]), server.pool.first
         )
@@ -373,14 +386,29 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         )
 
     def merge(self, pool: Pool, updates: FeDXLUpdate) -> Pool:
+        if self.risk.queries:
+            latest = queries.merge_latest(pool.first, updates.first)
+            return Pool(latest, queries.merge_latest(pool.second, updates.second))
         first = merge(pool.first, capped(updates.first, self.pool_share), self.pool_rounds)
         return Pool(first, merge(pool.second, capped(updates.second, self.pool_share), self.pool_rounds))
+        if self.risk.queries:
+            merged = (
+                queries.merge_latest(pool.first, updates.first),
+                queries.merge_latest(pool.second, updates.second),
+            )
+            return Pool(*merged)
+        return Pool(
+            merge(pool.first, capped(updates.first, self.pool_share), self.pool_rounds),
+            merge(pool.second, capped(updates.second, self.pool_share), self.pool_rounds),
+        )
 
     def estimated(self, pool: Pool) -> Pool:
         """The pool with u that follow from its own scores."""
         first, second = pool
         if self.risk.linear or not bool(second.weight.sum() > 0):
             return pool
+        if self.risk.queries:
+            return queries.estimated_within(self.risk, pool)
         some = spread(second.weight, MOST_COMPARED)
         u = self.risk.inner(first.a, second.b[some], second.y[some])
         return labels.usable(self.risk, Pool(first._replace(u=u), second))
@@ -404,7 +432,7 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
 
     def check_scores(self, update: FeDXLUpdate, assignment: Assignment, with_u: bool) -> dict[str, Tensor]:
         """The size of its part of the pool, where nothing else bounds scores."""
-        share, (_, _, size1, size2, _) = assignment.share, assignment.reading
+        share, (_, _, size1, size2, *_) = assignment.share, assignment.reading
         if not all(map(torch.equal, tree.leaves(update.share), tree.leaves(share))):
             # With share 0 its scores would enter the pool, and its sizes would not be compared. The factors say
             # whether it holds both classes, and so whether its model counts.
@@ -412,10 +440,13 @@ class FeDXL2(Compositional[FeDXLServer, FeDXLUpdate]):
         if self.risk.labels:
             labels.check_couples(self.risk, share, Pool(update.first, update.second))
         mass1 = None if self.risk.labels else share.model * share.first
-        check_upload("first", update.first, self.uploaded(assignment.steps * size1), mass1, share.client)
-        check_upload(
-            "second", update.second, self.uploaded(assignment.steps * size2), share.model * share.second, share.client
-        )
+        sent = (("first", update.first, size1, mass1), ("second", update.second, size2, share.model * share.second))
+        for name, side, size, mass in sent:
+            count = self.uploaded(assignment.steps * size)
+            if self.risk.queries:
+                queries.check_uploads(name, side, count, share.client)
+            else:
+                check_upload(name, side, count, mass, share.client)
         scores = Pool(update.first, update.second)
         check_values(self.risk, labels.usable(self.risk, scores), with_u)
         # Squared, as the steepest surrogates are in the scores.
@@ -486,7 +517,10 @@ class WarmUp:
     def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, ScoreTrace]:
         h, _ = (one_by_one(score) if self.of.private else score)(work.weights, batch.x)
         a, b, y = sides(self.of.linked(h, batch.y, batch.rows, work), batch.y, batch.rows)
-        return work, self.of.disclosed(ScoreTrace(a, work.u[batch.rows], b, y), batch)
+        u = work.u[batch.rows]
+        # Of queries, an unknown u would keep its item out of the pool.
+        u = torch.zeros_like(u) if self.of.risk.queries else u
+        return work, self.of.disclosed(ScoreTrace(a, u, b, y, batch.items), batch)
 
     def noise_like(self, server: FeDXLServer, reading: Reading) -> Noise | tuple[()]:
         """Of scores alone: there is no gradient yet."""

@@ -18,6 +18,7 @@ from fedxl.algorithms.compositional import ClientEstimates, Compositional, PairW
 from fedxl.algorithms.estimators import Earlier
 from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
+from fedxl.algorithms.queries import own_pull
 from fedxl.algorithms.worst_site import tilted
 from fedxl.errors import require
 from fedxl.models import Score, Weights
@@ -73,6 +74,11 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
             weights = weights * row.reshape(*row.shape, *[1] * (l.ndim - row.ndim))
         da, db = back(weights)
         return da, db, u
+
+    def pull_queries(
+        self, batch: Batch, work: PairWork, a: Tensor, b: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return own_pull(self.risk, batch.items, self.gamma, work.factors[0], a, b, before)
 
     def finish(
         self, server: LocalPairServer, share: Share, work: PairWork, trace: NoTrace

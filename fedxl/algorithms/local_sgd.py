@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 from fedxl.algorithms.descent import Descent
 from fedxl.algorithms.optimisers import Moments
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
-from fedxl.errors import require
+from fedxl.errors import require, unknown
 from fedxl.models import Score, Weights
 from fedxl.risks import XRisk, auroc
 
@@ -40,6 +40,10 @@ class LocalSGDUpdate(NamedTuple):
     steps: Tensor
 
 
+# What a client descends: cross entropy of labels, or the squared distance of scores from grades of relevance.
+Loss = Literal["cross_entropy", "squared"]
+
+
 def cross_entropy(h: Tensor, y: Tensor) -> Tensor:
     """The cross entropy of h [B] and labels 0 or 1, or of h [B, classes] and the numbers of the right classes."""
     return nnf.binary_cross_entropy_with_logits(h, y) if h.ndim == 1 else nnf.cross_entropy(h, y.long())
@@ -56,9 +60,12 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
     summed: ClassVar[tuple[str, ...]] = ("weights",)
 
     risk: XRisk = field(default_factory=auroc, kw_only=False)  # what is reported
+    loss: Loss = "cross_entropy"  # cross_entropy of labels; squared: distance from labels, which may be grades
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.loss not in get_args(Loss):
+            raise unknown("loss", self.loss, get_args(Loss))
         require(not self.risk.score_shape, "this algorithm needs one score an example, and the risk pairs vectors")
 
     def init(self, weights: Weights) -> LocalSGDServer:
@@ -78,7 +85,7 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
     ) -> tuple[LocalSGDWork, NoTrace]:
         def objective(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             h, buffers = score(work.weights._replace(params=params), batch.x)
-            return cross_entropy(h, batch.y), buffers
+            return nnf.mse_loss(h, batch.y) if self.loss == "squared" else cross_entropy(h, batch.y), buffers
 
         gradient, buffers = torch.func.grad(objective, has_aux=True)(work.weights.params)
         params, moments = self.advanced(work.weights.params, gradient, work.step, work.moments)

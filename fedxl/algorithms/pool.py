@@ -30,6 +30,8 @@ class S1Scores(NamedTuple):
     weight: Tensor  # [P1] how likely to be drawn; 0: never, the entry is a placeholder
     age: Tensor  # [P1] rounds since it was uploaded
     owner: Tensor | tuple[()] = ()  # [P1] the client that uploaded it, where that matters
+    query: Tensor | tuple[()] = ()  # [P1] of an item, if pairs lie within queries
+    constants: Tensor | tuple[()] = ()  # [P1, 2] weight and size of such an item
 
 
 class S2Scores(NamedTuple):
@@ -40,6 +42,7 @@ class S2Scores(NamedTuple):
     weight: Tensor  # [P2]
     age: Tensor  # [P2]
     owner: Tensor | tuple[()] = ()  # [P2]
+    query: Tensor | tuple[()] = ()  # [P2]
 
 
 class Passive(NamedTuple):
@@ -70,7 +73,9 @@ class Pool(NamedTuple):
     def weights(self) -> PoolWeights:
         first, second = self.first.owner, self.second.owner
         owners = (first, second) if isinstance(first, Tensor) and isinstance(second, Tensor) else None
-        return PoolWeights(self.first.weight, self.second.weight, owners)
+        query1, query2 = self.first.query, self.second.query
+        queries = (query1, query2) if isinstance(query1, Tensor) and isinstance(query2, Tensor) else None
+        return PoolWeights(self.first.weight, self.second.weight, owners, queries)
 
     def ready(self) -> tuple[Tensor, Tensor]:
         """Whether there is anything to take on either side, as 0 or 1."""
@@ -88,7 +93,7 @@ class Pool(NamedTuple):
         return first if first > limit else 0, second if second > limit else 0
 
 
-def empty(risk: XRisk, like: Tensor, owned: bool) -> Pool:
+def empty(risk: XRisk, like: Tensor, owned: bool = False) -> Pool:
     """One placeholder of weight 0 a side, so that an index always has an entry."""
     nothing, age = like.new_zeros(1), torch.zeros(1, dtype=torch.int64, device=like.device)
     a, b = like.new_zeros(1, *risk.first_shape), like.new_zeros(1, *risk.score_shape)

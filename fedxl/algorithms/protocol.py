@@ -33,6 +33,16 @@ class Fresh(NamedTuple):
     rows: Tensor  # [F1]
 
 
+class Items(NamedTuple):
+    """What is known of items of queries (`risks/queries.py`), example by example."""
+
+    query: Tensor  # [n] the number of its query, the same at all clients
+    weight: Tensor  # [n] of its f, 0 if it is not relevant
+    size: Tensor  # [n] items of its query
+    part1: Tensor  # [n] which part of its query's relevant items is at its client
+    part2: Tensor  # [n] which part of its query's items is at its client
+
+
 class Batch(NamedTuple):
     """One step's examples of S1, then of S2, and the pooled scores to pair them with."""
 
@@ -42,6 +52,7 @@ class Batch(NamedTuple):
     passive: Any  # what the phase's `passive` took from the pool for this step
     fresh: Fresh | tuple[()]
     noise: Any = ()  # draws of N(0, 1), like the phase's `noise_like`, where it has one
+    items: Items | tuple[()] = ()  # [B1 + B2], if pairs lie within queries; each side is in equal blocks, one a query
 
 
 class NoTrace(NamedTuple):
@@ -56,6 +67,7 @@ class Reading(NamedTuple):
     size1: int  # examples of S1 a step
     size2: int  # examples of S2 a step
     fresh: bool = False  # whether as many fresh examples are scored besides
+    queries: int = 0  # into how many queries both sides of a step are divided; 0: there are none
 
 
 class Assignment(NamedTuple):
@@ -73,6 +85,7 @@ class PoolWeights(NamedTuple):
     second: Tensor
     # Whose each entry is, where nobody is to draw its own; None: anyone may draw any.
     owners: tuple[Tensor, Tensor] | None = None
+    queries: tuple[Tensor, Tensor] | None = None  # of each entry, if pairs lie within queries
 
 
 class DataFacts(NamedTuple):

@@ -27,7 +27,7 @@ from fedxl.metrics import METRICS
 from fedxl.progress import Pace, time_left
 from fedxl.reporting import report as reports
 from fedxl.reporting import runs as run_folders
-from fedxl.risks import RISKS
+from fedxl.risks import KNOWN_RISKS
 from fedxl.toml import read as read_toml
 from fedxl.training import rundir
 from fedxl.training.advice import Advice
@@ -215,7 +215,7 @@ def algorithms() -> None:
 @app.command()
 def risks() -> None:
     """What there is to optimise, one line each."""
-    _list({name: (inspect.getdoc(risk) or "").splitlines()[0] for name, risk in RISKS.items()})
+    _list({name: (inspect.getdoc(risk) or "").splitlines()[0] for name, risk in KNOWN_RISKS.items()})
 
 
 @app.command()

@@ -24,7 +24,7 @@ from fedxl.data.rawtable import RawTable
 from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
 from fedxl.options import accepted, call
-from fedxl.risks import RISKS, XRisk
+from fedxl.risks import KNOWN_RISKS, XRisk
 from fedxl.training import advice
 from fedxl.training.advice import Advice
 from fedxl.training.hooks import Hooks
@@ -138,7 +138,7 @@ def load_unfitted(config: Config) -> RawTable | None:
 def build_risk(config: Config) -> XRisk:
     """The risk that a config names, or one of your own: an XRisk, or a function that returns one."""
     name, found, options = _named(
-        config.risk, "risk", RISKS, lambda it: callable(it) or isinstance(it, XRisk), "an XRisk, or a function"
+        config.risk, "risk", KNOWN_RISKS, lambda it: callable(it) or isinstance(it, XRisk), "an XRisk, or a function"
     )
     if isinstance(found, XRisk):
         require(not options, f"'{name}' is an XRisk as it is and takes no options, not {', '.join(options)}")
@@ -203,6 +203,8 @@ def build_problem(
     """What server and sites build alike: a network for examples of this shape, and the algorithm that trains it."""
     settings = call(Settings, config.run, "run")  # first: the network is built with the run's seed
     algorithm = build_algorithm(config)
+    told = f"the risk {algorithm.risk} ranks items within queries, which real sites cannot do yet"
+    require(not algorithm.risk.queries, f"{told}: simulate it (fedxl train)")
     model = build_model(config, shape, algorithm.risk)
     return assemble(model, algorithm, settings, facts, device)
 

@@ -10,10 +10,15 @@ from fedxl.data import DATASETS
 from fedxl.errors import UserError
 from fedxl.models import MODELS
 from fedxl.options import accepted
-from fedxl.risks import RISKS
+from fedxl.risks import KNOWN_RISKS
 from fedxl.training.settings import Settings
 
-TABLES: Mapping[str, Mapping[str, Any]] = {"data": DATASETS, "model": MODELS, "risk": RISKS, "algorithm": ALGORITHMS}
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "data": DATASETS,
+    "model": MODELS,
+    "risk": KNOWN_RISKS,
+    "algorithm": ALGORITHMS,
+}
 OURS = {"model": ("shape", "outputs"), "algorithm": ("risk",)}  # filled in, and no settings
 
 

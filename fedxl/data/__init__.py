@@ -10,6 +10,7 @@ from fedxl.data.cifar import cifar10, cifar100
 from fedxl.data.digits import digits
 from fedxl.data.federation import Federation, Split, Splits, from_arrays
 from fedxl.data.folder import folder
+from fedxl.data.letor import letor
 from fedxl.data.medmnist import medmnist
 from fedxl.data.rawtable import RawTable
 from fedxl.data.table import table, unfitted
@@ -27,6 +28,7 @@ __all__ = [
     "digits",
     "folder",
     "from_arrays",
+    "letor",
     "medmnist",
     "npz",
     "table",
@@ -40,6 +42,7 @@ DATASETS: Mapping[str, Callable[..., Splits]] = {
     "table": table,
     "folder": folder,
     "npz": npz,
+    "letor": letor,
     "cifar10": cifar10,
     "cifar100": cifar100,
     "medmnist": medmnist,

@@ -139,6 +139,7 @@ class Split(NamedTuple):
     y: Tensor
     sites: Indices | None = None  # the client that each example is from, if that is known
     rows: Sequence[str] = ()  # what identifies each example where it is from, if that is known
+    queries: Tensor | None = None  # of each example, if these are items of queries; then y holds grades
 
 
 # To validate or test on: of nobody in particular, by name, or a list with one for each client.

@@ -26,6 +26,7 @@ def from_frame(
     site: str = "",
     split: str = "",
     group: str = "",
+    query: str = "",
     id: str = "",
     columns: Sequence[str] = (),
     drop: Sequence[str] = (),
@@ -47,6 +48,8 @@ def from_frame(
         site: The column that names the site, unless there is one data frame a site.
         split: The column that says train, validation or test; without it, they are drawn.
         group: The column of patients or the like: a group is never in two splits that are drawn.
+        query: The column that names the query of an item. Then labels are grades of relevance, and splits are drawn
+            query by query.
         id: The column that identifies a row in predictions; without it, its number.
         columns: What to learn from; all columns that have no other meaning if none is named.
         drop: Columns to leave out.
@@ -62,8 +65,8 @@ def from_frame(
         require(right, f"{name} must be a list of columns' names, such as ['age'], not {kind_of(given)}")
     rows, site = _one_table(frame, site)
     options = TableOptions(
-        positive=positive, site=site, split=split, group=group, id=id, columns=tuple(columns), drop=tuple(drop),
-        categorical=tuple(categorical), rare=rare, validation=validation, test=test, seed=seed,
+        positive=positive, site=site, split=split, group=group, query=query, id=id, columns=tuple(columns),
+        drop=tuple(drop), categorical=tuple(categorical), rare=rare, validation=validation, test=test, seed=seed,
     )  # fmt: skip
     return _through_a_file(rows, lambda path: table(str(path), label, options))
 

@@ -12,6 +12,7 @@ from fedxl.data.columns import LONGEST, File
 from fedxl.data.holdout import SPLITS, WORDS, Codes, Whole
 from fedxl.data.labels import Value, canonical, two_values
 from fedxl.errors import UserError, printable, require
+from fedxl.risks.queries import HIGHEST_GRADE
 from fedxl.sampling import Floats
 
 HEAVIEST = 1e12  # of weights: far beyond any use, and sums of them are still exact enough
@@ -20,7 +21,7 @@ HEAVIEST = 1e12  # of weights: far beyond any use, and sums of them are still ex
 class Keys(NamedTuple):
     """What the rows of some files are, in their order."""
 
-    labels: Codes  # 0 or 1
+    labels: Codes  # 0 or 1; with queries, grades
     positive: str
     negative: str
     sites: Whole  # an index into `names`
@@ -30,6 +31,7 @@ class Keys(NamedTuple):
     counts: list[int]  # rows of each file
     texts: dict[str, Any]  # arrow's, of the columns for ids and images
     weights: Floats | None = None  # how often each row is read, if a column says so
+    queries: Whole | None = None  # numbered in the order of their first rows
 
 
 class Roles(NamedTuple):
@@ -42,6 +44,7 @@ class Roles(NamedTuple):
     id: str = ""
     image: str = ""
     weight: str = ""
+    query: str = ""
 
 
 def keys_of(
@@ -64,14 +67,15 @@ def keys_of(
         return encode(texts[name], f"{where}: column '{printable(name)}'", wanted, tidy)
 
     labels, found = coded(roles.label, "a label")
-    one, other = two_values(found, positive, f"{where}: column '{printable(roles.label)}'")
+    column = f"{where}: column '{printable(roles.label)}'"
+    one, other = ("", "") if roles.query else two_values(found, positive, column)
     if roles.site:
         sites, names = coded(roles.site, "a site")
     else:
         sites, names = np.repeat(np.arange(len(files), dtype=np.int32), counts), list(file_sites)
     sites, names = in_order(sites, names)
     return Keys(
-        labels=(labels == found.index(one)).astype(np.int8),
+        labels=_grades(found, column)[labels] if roles.query else (labels == found.index(one)).astype(np.int8),
         positive=one,
         negative=other,
         sites=sites,
@@ -81,7 +85,17 @@ def keys_of(
         counts=counts,
         texts={name: texts[name] for name in (roles.id, roles.image) if name},
         weights=_weights(texts[roles.weight], where, roles.weight) if roles.weight else None,
+        queries=coded(roles.query, "a query", str)[0] if roles.query else None,
     )
+
+
+def _grades(found: Sequence[str], where: str) -> Codes:
+    """Grades of relevance of these texts; one line if one is none."""
+    for text in found:
+        right = text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= HIGHEST_GRADE
+        told = f"{where} holds '{printable(text, 40)}'; with query, a label is a grade from 0 to {HIGHEST_GRADE}"
+        require(right, told)
+    return np.array([int(text) for text in found], np.int8)
 
 
 def encode(column: Any, where: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Whole, list[str]]:

@@ -114,17 +114,19 @@ def assemble(
     ids: Callable[[Whole], list[str]],
     made: Preparation,
     weights: Floats | None = None,
+    queries: Whole | None = None,
 ) -> Splits:
-    """Splits of rows that are already in order; ids: what identifies rows of the file, of which weights are, too."""
+    """Splits of rows that are already in order; ids: what identifies rows of the file, as weights and queries do."""
     parts, count = order.parts(), order.split(TRAIN).stop
     y = torch.from_numpy(labels[order.rows].astype(np.int64))
     heavy = None if weights is None else torch.from_numpy(weights[order.rows[:count]])
-    train = Federation(TensorSource(x[:count], y[:count], weights=heavy), parts)
-    return Splits(train, *held_back(order, x, y, ids), order.names, made)
+    of = None if queries is None else torch.from_numpy(queries[order.rows].astype(np.int64))
+    source = TensorSource(x[:count], y[:count], weights=heavy, queries=None if of is None else of[:count])
+    return Splits(Federation(source, parts), *held_back(order, x, y, ids, of), order.names, made)
 
 
 def held_back(
-    order: Order, x: Tensor, y: Tensor, ids: Callable[[Whole], list[str]]
+    order: Order, x: Tensor, y: Tensor, ids: Callable[[Whole], list[str]], queries: Tensor | None = None
 ) -> tuple[Split | None, Split | None]:
     """Validation and test data, where there are any."""
 
@@ -134,7 +136,7 @@ def held_back(
             return None
         sizes = [order.part(site, split) for site in range(len(order.names))]
         sites = np.repeat(np.arange(len(order.names)), [part.stop - part.start for part in sizes])
-        return Split(x[where], y[where], sites, ids(order.rows[where]))
+        return Split(x[where], y[where], sites, ids(order.rows[where]), None if queries is None else queries[where])
 
     return held(VALIDATION), held(TEST)
 
@@ -152,6 +154,7 @@ class RawTable:
     about: dict[str, str]  # the other fields of a preparation
     rare: int
     weights: Floats | None = None
+    queries: Whole | None = None  # of the file's rows
 
     def summary(self, site: int) -> Summary:
         """What a site tells of its training rows."""
@@ -171,7 +174,7 @@ class RawTable:
 
     def splits(self, made: Preparation) -> Splits:
         """The rows as a network's inputs. The table is empty afterwards."""
-        return assemble(self.order, self._inputs(made), self.labels, self.ids, made, self.weights)
+        return assemble(self.order, self._inputs(made), self.labels, self.ids, made, self.weights, self.queries)
 
     def held_back(self, made: Preparation) -> tuple[Split | None, Split | None]:
         """Validation and test data alone, of a table that need not have others. It is empty afterwards."""

@@ -45,6 +45,7 @@ class TensorSource:
     means: Tensor | None = None  # [n] added to each example in training, if sites differ
     bank: Tensor | None = None  # the augmentation's noise
     weights: Tensor | None = None  # [n] how often each example is read, relative to others of its class and client
+    queries: Tensor | None = None  # [n] the query of each example; then labels are grades of relevance
 
     def __post_init__(self) -> None:
         some = self.codes > 1
@@ -78,8 +79,8 @@ class TensorSource:
         def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device)
 
-        x, labels = self.x.to(device), self.labels.to(device)
-        return replace(self, x=x, labels=labels, means=moved(self.means), bank=moved(self.bank))
+        x, labels, queries = self.x.to(device), self.labels.to(device), moved(self.queries)
+        return replace(self, x=x, labels=labels, means=moved(self.means), bank=moved(self.bank), queries=queries)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -96,6 +97,8 @@ def fingerprint(source: Source) -> str:
             add_tensor(digest, "means", source.means)
         if source.weights is not None:
             add_tensor(digest, "weights", source.weights)
+        if source.queries is not None:
+            add_tensor(digest, "queries", source.queries)
     else:
         for indices in torch.arange(len(source.labels), device=source.labels.device).split(BLOCK):
             add_tensor(digest, "x", source.fetch(indices))

@@ -34,6 +34,7 @@ class TableOptions:
     called: str = ""  # the site's name, if there is one file and no such column; "": as the file
     split: str = ""  # the column that says train, validation or test; "": they are drawn
     group: str = ""  # the column of patients or the like: a group is never in two splits that are drawn
+    query: str = ""  # the column that names the query of an item; then labels are grades, and queries stay whole
     id: str = ""  # the column that identifies a row in predictions; "": its number, from 1
     columns: tuple[str, ...] = ()  # to learn from; empty: all that have no other meaning
     drop: tuple[str, ...] = ()  # columns to leave out
@@ -55,6 +56,9 @@ class TableOptions:
         require(1 <= self.rare <= 10**6, f"rare must lie between 1 and 1,000,000, got {self.rare}")
         require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
         Image(self.size, self.channels)
+        require(not (self.query and self.weight), "with query, rows are read by query; leave weight out")
+        alone = not (self.query and (self.group or self.positive is not None))
+        require(alone, "with query, a query is a group and labels are grades; leave group and positive out")
         require(
             not (self.image and self.columns), "with image, other columns are not learned from; leave columns out"
         )
@@ -82,6 +86,7 @@ def table(
 def unfitted(path: str | tuple[str, ...], label: str, options: TableOptions = TableOptions()) -> RawTable:  # noqa: B008
     """The same table before it is scaled, for sites that fit a preparation together."""
     require(not options.image, "images need no preparation of all sites")
+    require(not options.query, "items of queries cannot be ranked across real sites yet; simulate it (fedxl train)")
     return read_raw(open_files(path, label, options), label, options)
 
 
@@ -98,7 +103,7 @@ def open_files(path: str | tuple[str, ...], label: str, options: TableOptions) -
     files = [open_table(file, options.delimiter) for file in find(path)]
     named = [
         ("label", label),
-        *((role, getattr(options, role)) for role in ("site", "split", "group", "id", "image", "weight")),
+        *((role, getattr(options, role)) for role in ("site", "split", "group", "query", "id", "image", "weight")),
     ]
     named += [(many, name) for many in ("columns", "drop", "categorical") for name in getattr(options, many)]
     for file in files:
@@ -135,10 +140,15 @@ def file_sites(files: Sequence[File], called: str = "") -> list[str]:
     """A site's name for each file: its own, or its folder's where all files are called alike."""
     if len(files) == 1 and called:
         return [called]
-    for names in ([_stem(f.path) for f in files], [f.path.resolve().parent.name for f in files]):
+    return names_of([file.path for file in files], "; name a column with the site: site = '...'")
+
+
+def names_of(paths: Sequence[Path], hint: str = "; rename some") -> list[str]:
+    """A name for each file: its own, or its folder's where all files are called alike."""
+    for names in ([_stem(path) for path in paths], [path.resolve().parent.name for path in paths]):
         if len(set(names)) == len(names):
             return names
-    raise UserError("files of different folders have the same names; name a column with the site: site = '...'")
+    raise UserError(f"files of different folders have the same names{hint}")
 
 
 def _stem(path: Path) -> str:
@@ -147,7 +157,7 @@ def _stem(path: Path) -> str:
 
 def feature_names(file: File, label: str, options: TableOptions) -> list[str]:
     """The columns to learn from."""
-    roles = {label, options.site, options.split, options.group, options.id, options.weight}
+    roles = {label, options.site, options.split, options.group, options.query, options.id, options.weight}
     if options.columns:
         doubled = [name for name in options.columns if name in roles or options.columns.count(name) > 1]
         require(
@@ -163,8 +173,8 @@ def read_raw(files: Sequence[File], label: str, options: TableOptions) -> RawTab
     features = Features(files, feature_names(files[0], label, options), options.categorical, None)
     keys, order, chunks = read_rows(features, label, options)
     ids, about = identities(files, keys, options.id), _about(keys, label, options)
-    rare, weights = options.rare, keys.weights
-    return RawTable(order, chunks, features.names, features.texts, keys.labels, ids, about, rare, weights)
+    named = (features.names, features.texts)
+    return RawTable(order, chunks, *named, keys.labels, ids, about, options.rare, keys.weights, keys.queries)
 
 
 def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Keys, Order, Chunks]:
@@ -172,7 +182,7 @@ def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Ke
     import pyarrow as pa
 
     files, chunks = features.files, Chunks(len(features.names))
-    roles = Roles(label, options.site, options.split, options.group, options.id, options.image, options.weight)
+    roles = Roles(label, **{role: getattr(options, role) for role in Roles._fields[1:]})
     found: dict[str, list[Any]] = {name: [] for name in roles if name}
     counts = [0] * len(files)
     for number, block, texts in features.blocks(list(found)):
@@ -186,7 +196,8 @@ def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Ke
     splits = keys.splits
     if splits is None:
         shares = (options.validation, options.test)
-        splits = draw(keys.sites, keys.labels, keys.groups, keys.names, shares, options.seed)
+        groups = keys.groups if keys.queries is None else keys.queries
+        splits = draw(keys.sites, np.minimum(keys.labels, 1), groups, keys.names, shares, options.seed)
     return keys, Order(splits, keys.sites, keys.names), chunks
 
 
@@ -225,7 +236,8 @@ def _images(files: Sequence[File], label: str, options: TableOptions) -> Splits:
     x = resized(folder, [paths[row] for row in order.rows], image.size, cache, "images", image.channels, stamped=True)
     made = Preparation(image=image, **_about(keys, label, options))
     x = x.reshape(len(x), image.channels, image.size, image.size) if image.channels == 1 else x
-    return assemble(order, torch.from_numpy(x), keys.labels, identities(files, keys, options.id), made, keys.weights)
+    ids = identities(files, keys, options.id)
+    return assemble(order, torch.from_numpy(x), keys.labels, ids, made, keys.weights, keys.queries)
 
 
 def image_paths(files: Sequence[File], keys: Keys, column: str) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -34,9 +33,9 @@ class Schedule(NamedTuple):
 class Secrets(NamedTuple):
     """Seeds in place of the run's, which everybody knows. Who knows a seed can work out what was drawn from it."""
 
-    own: Mapping[int, int] = MappingProxyType({})  # by client: of its own examples; absent: the run's seed
+    own: Mapping[int, int] = {}  # by client: of its own examples; absent: the run's seed
     pool: int = 0  # of the entries of the pool that clients read; 0: the run's seed
-    noise: Mapping[int, int] = MappingProxyType({})  # by client: of the noise that it adds; absent: the run's seed
+    noise: Mapping[int, int] = {}  # by client: of the noise that it adds; absent: the run's seed
 
 
 NO_SECRETS = Secrets()
@@ -48,6 +47,7 @@ class PoolDraws(NamedTuple):
     first: npt.NDArray[np.float64] | int
     second: npt.NDArray[np.float64] | int
     owners: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None  # whose each entry is
+    queries: tuple[Indices, Indices] | None = None  # of each entry, if pairs lie within queries
 
     @classmethod
     def of(cls, pool: PoolWeights) -> PoolDraws:
@@ -60,6 +60,9 @@ class PoolDraws(NamedTuple):
             # One entry of weight 0 stands for an empty pool: draw it, it counts for nothing.
             return len(host) if float(np.ptp(host)) <= 1e-12 * float(host.max()) else host
 
+        if pool.queries is not None:
+            first, second = (queries.cpu().numpy() for queries in pool.queries)
+            return cls(array(pool.first), array(pool.second), queries=(first, second))
         if pool.owners is None:
             return cls(side(pool.first), side(pool.second))
         first, second = map(array, pool.owners)
@@ -165,7 +168,7 @@ class Drawing:
 
         Such stand-ins have factor 0 in the gradient. But BatchNorm sees them, so they must be real examples.
         """
-        (_, _, size1, size2, fresh), codes = self.reading, self.federation.source.codes
+        (_, _, size1, size2, fresh, _), codes = self.reading, self.federation.source.codes
         number = self.first_number + client
         rng = sampling.generator(self.seed(client), Purpose.AUGMENT, number, round) if codes > 1 else None
         rows = self._read_first(client, visits, Purpose.FIRST, size1)

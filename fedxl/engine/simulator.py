@@ -18,20 +18,24 @@ from fedxl.algorithms.protocol import (
     BoundRound,
     ClientUpdate,
     Fresh,
+    Items,
     Reading,
     ServerState,
     Share,
 )
 from fedxl.data.federation import Federation
 from fedxl.data.participation import Plan
+from fedxl.data.queries import item_table
 from fedxl.data.source import Source, floats_as
 from fedxl.engine import noise
 from fedxl.engine.drawing import NO_SECRETS, Drawing, PoolDraws, Schedule, Secrets
 from fedxl.engine.group import Draws, Executor, Feed, Group
+from fedxl.engine.query_drawing import QueryDrawing
 from fedxl.engine.store import ClientStates, ClientStore
 from fedxl.errors import require
 from fedxl.models import Score
 from fedxl.models.precision import PRECISIONS, products
+from fedxl.risks import QueryRisk
 from fedxl.sampling import Floats, Indices, Purpose
 
 CPU = torch.device("cpu")
@@ -69,7 +73,7 @@ class Simulator:
     def __post_init__(self) -> None:
         device, dtype = self.placement[:2]
         self.reading: Reading = self.algorithm.reading(self.schedule.batch1, self.schedule.batch2)
-        self.drawing = Drawing(self.federation, self.reading, self.schedule, self.first_number, self.secrets)
+        self.items, self.drawing = self._drawing()
         require(
             self.drawing.weights is None or not getattr(self.algorithm, "private", False),
             "differential privacy limits how often an example is read, and weights read some more often; "
@@ -83,6 +87,17 @@ class Simulator:
         self.most_rows = 2 ** (most - 1).bit_length()
         self.store = ClientStore(len(self.federation.parts))
         self._bound: dict[str, BoundRound] = {}
+
+    def _drawing(self) -> tuple[Items | tuple[()], Drawing]:
+        """How clients draw; with queries, what is known of their items besides."""
+        drawn = (self.federation, self.reading, self.schedule, self.first_number, self.secrets)
+        if not self.reading.queries:
+            return (), Drawing(*drawn)
+        risk, (device, dtype) = self.algorithm.risk, self.placement[:2]
+        assert isinstance(risk, QueryRisk)
+        items = item_table(risk, self.federation, own_lists=self.algorithm.local_pairs)
+        floats = Items(items.query, *(leaf.to(dtype) for leaf in items[1:]))
+        return tree.map(lambda leaf: leaf.to(device), floats), QueryDrawing(*drawn, items)
 
     def run_round(
         self, server: ServerState, round: int, cohort: Indices, passive: object = None, whole: int = 0
@@ -188,7 +203,8 @@ class Simulator:
         x = self._fetch(draws.examples, draws.codes)
         if self.reading.fresh:
             fresh = Fresh(self._fetch(draws.fresh, draws.fresh_codes), self.labels[draws.fresh], draws.fresh_rows)
-        return Batch(x, now.y, draws.rows, now.passive, fresh or (), now.noise)
+        items = tree.map(lambda leaf: leaf[draws.examples], self.items)
+        return Batch(x, now.y, draws.rows, now.passive, fresh or (), now.noise, items)
 
     def _fetch(self, indices: Tensor, codes: Tensor) -> Tensor:
         return floats_as(self.source.fetch(indices, codes), self.placement.dtype)

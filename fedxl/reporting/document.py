@@ -90,7 +90,8 @@ def _together(first: Section, second: Section) -> Section:
 def _fpr(run: Run) -> float:
     """The limit in the name of the metric that chose the model, if it is one."""
     try:
-        return metrics.split(run.metric)[1] or FPR
+        base, limit = metrics.split(run.metric)
+        return FPR if limit is None or base in metrics.QUERY_METRICS else limit
     except UserError:
         return FPR
 

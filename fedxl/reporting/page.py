@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fedxl import metrics
 from fedxl.errors import printable
 from fedxl.reporting.charts.svg import Svg
 
@@ -111,11 +112,13 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 def metric_name(name: str) -> str:
     """A metric in words.
 
-    >>> metric_name("pauc@0.3"), metric_name("sensitivity")
-    ('partial AUC (FPR ≤ 0.3)', 'sensitivity')
+    >>> metric_name("pauc@0.3"), metric_name("sensitivity"), metric_name("ndcg@10")
+    ('partial AUC (FPR ≤ 0.3)', 'sensitivity', 'NDCG@10')
     """
     words = {"auroc": "AUROC", "ap": "average precision", "pauc": "partial AUC", "pauc_raw": "partial AUC, raw"}
     base, at, limit = name.partition("@")
+    if base in metrics.QUERY_METRICS:
+        return shown(name, 20).upper()
     text = words.get(base, shown(base, 40))
     return f"{text} (FPR ≤ {shown(limit, 10)})" if at else text
 

@@ -17,7 +17,7 @@ from fedxl.evaluation.binned import Binned, pooled
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.files import cannot_read, read_bytes
-from fedxl.risks import RISKS
+from fedxl.risks import KNOWN_RISKS
 from fedxl.training.members import ABOUT, Member, environment
 from fedxl.training.privacy import promise
 from fedxl.training.result import Result
@@ -115,9 +115,9 @@ def is_centralized(algorithm: str) -> bool:
 
 
 def _default_metric(risk: str) -> str:
-    if risk not in RISKS:
+    if risk not in KNOWN_RISKS:
         return "auroc"
-    return RISKS[risk]().metric
+    return KNOWN_RISKS[risk]().metric
 
 
 def run_dirs(paths: Iterable[Path]) -> list[Path]:

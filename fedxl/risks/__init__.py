@@ -10,15 +10,17 @@ from fedxl.risks.contrastive import contrastive
 from fedxl.risks.cvar import cvar_partial_auc, cvar_two_way_partial_auc
 from fedxl.risks.p_norm_push import p_norm_push
 from fedxl.risks.partial_auc import partial_auc, two_way_partial_auc
+from fedxl.risks.queries import QueryRisk, listwise, ndcg
 from fedxl.risks.scores import LINKS, ScoreRange, identity
 from fedxl.risks.several import Several, several
 from fedxl.risks.surrogates import SURROGATES
 from fedxl.risks.xrisk import Side, XRisk, belongs, check_risk, gap, named
 
 __all__ = [
-    "LINKS", "RISKS", "SURROGATES", "ScoreRange", "Several", "Side", "XRisk", "auroc", "average_precision", "belongs",
-    "check_risk", "contrastive", "cvar_partial_auc", "cvar_two_way_partial_auc", "gap", "identity", "named",
-    "p_norm_push", "partial_auc", "several", "two_way_partial_auc",
+    "KNOWN_RISKS", "LINKS", "QUERY_RISKS", "RISKS", "SURROGATES", "QueryRisk", "ScoreRange", "Several", "Side",
+    "XRisk", "auroc", "average_precision", "belongs", "check_risk", "contrastive", "cvar_partial_auc",
+    "cvar_two_way_partial_auc", "gap", "identity", "listwise", "named", "ndcg", "p_norm_push", "partial_auc",
+    "several", "two_way_partial_auc",
 ]  # fmt: skip
 
 RISKS: Mapping[str, Callable[..., XRisk]] = {
@@ -31,3 +33,6 @@ RISKS: Mapping[str, Callable[..., XRisk]] = {
     "p_norm_push": p_norm_push,
     "contrastive": contrastive,
 }
+# Of items in queries: their pairs, and so their steps and their value, need the query of each item.
+QUERY_RISKS: Mapping[str, Callable[..., XRisk]] = {"ndcg": ndcg, "listwise": listwise}
+KNOWN_RISKS: Mapping[str, Callable[..., XRisk]] = {**RISKS, **QUERY_RISKS}

@@ -87,6 +87,7 @@ class XRisk:
     metric: str = "auroc"  # by which the best model is chosen
     labels: int = 0  # how many there are, each with a score of its own (`several`); 0: one label and one score
     name: str = ""  # how it was built, for people to read
+    queries: int = 0  # queries that a step reads, if pairs lie within queries (`QueryRisk`); 0: there are none
 
     def __repr__(self) -> str:
         return self.name or f"XRisk(pair={self.pair}, outer={self.outer}, lam={self.lam})"

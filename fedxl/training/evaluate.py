@@ -14,6 +14,7 @@ from torch import Tensor
 from fedxl import metrics, registry
 from fedxl.data.federation import Split
 from fedxl.data.label_columns import Columns
+from fedxl.data.queries import queries_of, ranked
 from fedxl.data.source import Source, checked, floats_as
 from fedxl.errors import require, unknown
 from fedxl.evaluation import labelled
@@ -23,7 +24,7 @@ from fedxl.evaluation.scored import Scored
 from fedxl.metrics import METRICS, Item, NamedMetric
 from fedxl.models import Score, Weights
 from fedxl.models.precision import PRECISIONS, products
-from fedxl.risks import Several, XRisk
+from fedxl.risks import QueryRisk, Several, XRisk
 from fedxl.sampling import Indices
 
 BATCH = 4096
@@ -50,28 +51,32 @@ class Evaluator:
                 outputs.append(self.score(weights, x)[0])
         return torch.cat(outputs)
 
-    def metrics_of(self, h: Tensor, labels: Tensor) -> dict[str, float]:
-        """Metrics of scores need one score an example; the risk is always there."""
-        risk = self.risk_of(h, labels)
+    def metrics_of(self, h: Tensor, labels: Tensor, queries: Tensor | None = None) -> dict[str, float]:
+        """Metrics of scores need one score an example; the risk is always there. With queries, labels are grades."""
+        risk = self.risk_of(h, labels, queries)
         if isinstance(self.risk, Several):
             return labelled.judge(self.metrics, self.label_scores(h, labels))[0] | risk
         if self.risk.score_shape:
             return risk
-        return metrics.judge(self.metrics, h.double().cpu().numpy(), labels.cpu().numpy()) | risk
+        of = None if queries is None else queries.cpu().numpy()
+        return metrics.judge(self.metrics, h.double().cpu().numpy(), labels.cpu().numpy(), of) | risk
 
-    def risk_of(self, h: Tensor, labels: Tensor) -> dict[str, float]:
+    def risk_of(self, h: Tensor, labels: Tensor, queries: Tensor | None = None) -> dict[str, float]:
         seen = self.shown(h, labels) if self.shown else h
-        return {"risk": float(self.risk.value(seen, labels))}
+        of = (queries,) if isinstance(self.risk, QueryRisk) else ()
+        return {"risk": float(self.risk.value(seen, labels, *of))}
 
     def label_scores(self, h: Tensor, labels: Tensor) -> LabelScores:
         """Outputs [n, L] of several labels for reports."""
         assert isinstance(self.risk, Several)
         return LabelScores(h.double().cpu().numpy(), labels.to(torch.int64).cpu().numpy(), self.risk.label_names)
 
-    def findings(self, h: Tensor, labels: Tensor, split: str, origin: Origin) -> Findings:
+    def findings(
+        self, h: Tensor, labels: Tensor, split: str, origin: Origin, queries: Tensor | None = None
+    ) -> Findings:
         """Metrics of outputs; of several labels their means, and each label's own as a remark."""
         if not self.risk.labels:
-            return Findings(self.metrics_of(h, labels), h, labels, origin=origin)
+            return Findings(self.metrics_of(h, labels, queries), h, labels, origin=origin)
         found = self.label_scores(h, labels)
         values, each = labelled.judge(self.metrics, found)
         values |= self.risk_of(h, labels)
@@ -107,7 +112,7 @@ class Findings:
         """Its scores for reports; None where they are not known here, or are vectors."""
         if self.scores is None or self.labels is None or self.scores.ndim != 1:
             return None
-        h, y = self.scores.double().cpu().numpy(), self.labels.to(torch.int64).cpu().numpy()
+        h, y = self.scores.double().cpu().numpy(), (self.labels > 0).to(torch.int64).cpu().numpy()
         return Scored(h, y, self.origin.sites, tuple(self.origin.names), tuple(self.origin.rows))
 
 
@@ -137,7 +142,7 @@ class HeldBack:
         labels = self.sources[split].labels
         scores = self.evaluator.scores(weights, self.sources[split])
         origin = self.origins.get(split, Origin())
-        return self.evaluator.findings(scores, labels, split, origin)
+        return self.evaluator.findings(scores, labels, split, origin, queries_of(self.sources[split]))
 
 
 def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor, labels: int = 0) -> dict[str, Source]:
@@ -150,7 +155,11 @@ def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor, labels: i
         if pair is None:
             continue
         x, y = pair[:2] if isinstance(pair, Split) else _pair(pair, name)
-        source = checked(x, y, name, Columns(labels) if labels else None).to(probe.device)
+        queries = pair.queries if isinstance(pair, Split) else None
+        if queries is None:
+            source = checked(x, y, name, Columns(labels) if labels else None).to(probe.device)
+        else:
+            source = ranked((x, y, queries), name).to(probe.device)
         seen = source.fetch(torch.tensor([0], device=probe.device))
         require(
             seen.shape[1:] == probe.shape[1:],
@@ -194,6 +203,8 @@ def asked_for(risk: XRisk, select: str, fprs: Sequence[float], more: Sequence[It
     limits = {f"{limit:g}": limit for limit in fprs}
     if base in METRICS and METRICS[base].takes_limit and (limit := metrics.split(select)[1]) is not None:
         limits[f"{limit:g}"] = limit
+    if risk.queries:
+        more = [*more, *metrics.QUERY_METRICS, *([select] if base in metrics.QUERY_METRICS else [])]
     items = [*metrics.usual(), *more, *([select.removeprefix("-")] if own else [])]
     return metrics.resolve(items, sorted(limits.values()))
 
@@ -202,7 +213,7 @@ def check_selection(select: str, evaluator: Evaluator, validation: Source | None
     """That there is a metric of this name, and that the validation data, where they are at hand, have it."""
     if validation is not None and (evaluator.risk.labels or not evaluator.risk.score_shape):
         labels = validation.labels
-        both = bool(((labels == 1).any(0) & (labels == 0).any(0)).any())
+        both = bool(((labels > 0).any(0) & (labels == 0).any(0)).any())
         require(both, "validation must hold both classes, or the best model cannot be chosen on it")
     known = {"-risk"} | {metric.select for metric in evaluator.metrics}
     if _sign(select) + metrics.key(select) not in known:

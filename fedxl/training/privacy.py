@@ -96,7 +96,7 @@ class Ledger:
     def _releases(self, round: int) -> list[Releases]:
         """Of every client and side."""
         warm_ups, visits = self._visits(round)
-        (first, _, size1, size2, _), found = self.reading, []
+        (first, _, size1, size2, *_), found = self.reading, []
         for member, warm_up, visited in zip(self.members, warm_ups, visits, strict=True):
             sides = (member.positives, member.negatives)
             trains = all(sides) or self.algorithm.with_one_class != "lend"

@@ -60,7 +60,7 @@ class RankedSimulation:
 def ranked(simulation: Simulation, team: Team) -> Ranked:
     """The engine of all ranks together, with what each client costs."""
     engine, problem = simulation.engine, simulation.problem
-    _, _, size1, size2, fresh = problem.reading
+    _, _, size1, size2, fresh, *_ = problem.reading
     graph = engine.placement.device.type == "cuda"  # all clients have the longest one's memory there
     each = costs(
         operations(problem.model, simulation.probe),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, 
 from fedxl.training.members import Form, members, numbered
 from fedxl.training.participants import never_there, participants
 from fedxl.training.problem import Problem, assemble, check_data
+from fedxl.training.queries import check_queries, weigh_queries
 from fedxl.training.settings import Settings
 from fedxl.training.suited import suited
 
@@ -68,6 +69,7 @@ class Simulation:
         self.problem = assemble(model, algorithm, settings, facts)
         check_data(self.problem, self.federation.holdings())
         self._check_labels()
+        check_queries(self.problem, self.federation.source, pairs)
         self.federation = Federation(suited(self.problem, self.federation.source), self.federation.parts)
         self.announce, self.sections = announce, sections or {}
         self.num_clients = len(self.federation.parts)
@@ -168,6 +170,9 @@ def simulator(problem: Problem, federation: Federation, run: Executor) -> Simula
 def _engine(problem: Problem, federation: Federation, run: Executor, names: Sequence[str]) -> tuple[Simulator, Plan]:
     first, second = (list(map(len, federation.side(side))) for side in problem.reading[:2])
     shares, plan = participants(problem, first, second, names)
+    if problem.reading.queries:
+        shares, chances = weigh_queries(problem, federation)
+        plan = replace(plan, chances=chances)
     if federation.labels:
         each, every = (label_counts(federation, side) for side in problem.reading[:2])
         shares = with_labels(shares, each, every, second, problem.settings.weighting)

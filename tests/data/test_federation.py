@@ -109,7 +109,9 @@ def test_digits_are_as_announced():
     train, test = clean[0].train.source.x.flatten(1).tolist(), clean[1].test.x.flatten(1).tolist()
     assert not set(map(tuple, train)) & set(map(tuple, test))
     assert digits(views=True).train.source.fetch(torch.tensor([0])).shape == (1, 2, 32)
-    assert set(DATASETS) == {"digits", "table", "folder", "npz", "cifar10", "cifar100", "medmnist", "chexpert"}
+    assert set(DATASETS) == {
+        "digits", "table", "folder", "npz", "letor", "cifar10", "cifar100", "medmnist", "chexpert"
+    }  # fmt: skip
 
 
 def test_npz_gives_back_what_was_saved(tmp_path):

@@ -101,14 +101,13 @@ class Spread(Tensor):
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
-        with torch._C.DisableTorchFunctionSubclass():
-            if func in ABOUT:
-                return func(*args, **options)
-            if func is Tensor.data_ptr:
-                return id(args[0])  # the rows lie in several places; this tells one leaf from another
-            if func is torch.tensordot and _weighs(*args, **options):
-                return args[1].network.summed(args[1].name_, args[0])
-            return func(*_whole(args), **_whole(options))
+        if func in ABOUT:
+            return super().__torch_function__(func, types, args, options)
+        if func is Tensor.data_ptr:
+            return id(args[0])  # the rows lie in several places; this tells one leaf from another
+        if func is torch.tensordot and _weighs(*args, **options):
+            return args[1].network.summed(args[1].name_, args[0])
+        return func(*_whole(args), **_whole(options))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

@@ -16,7 +16,7 @@ from fedxl.algorithms.compositional import Compositional
 from fedxl.config.experiment import SECTIONS, Config, Table, build_risk
 from fedxl.errors import require, unknown
 from fedxl.options import accepted
-from fedxl.risks import RISKS
+from fedxl.risks import KNOWN_RISKS
 from fedxl.training.settings import Settings
 
 MOST = 1000  # choices of one setting
@@ -156,8 +156,8 @@ def _options(section: str, algorithm: str, config: Config) -> Mapping[str, Any] 
         return accepted(registry.find("algorithm", algorithm, ALGORITHMS))
     if section == "run":
         return accepted(Settings)
-    if section == "risk" and config.risk["name"] in RISKS:
-        return accepted(RISKS[config.risk["name"]])
+    if section == "risk" and config.risk["name"] in KNOWN_RISKS:
+        return accepted(KNOWN_RISKS[config.risk["name"]])
     return None
 
 

@@ -23,6 +23,8 @@ RISKS = {
     "ap": "average precision",
     "p_norm_push": "a ranking whose top is pushed up",
     "contrastive": "a contrastive loss",
+    "ndcg": "NDCG",
+    "listwise": "the order of items within queries",
 }
 METHOD = (
     "Intervals of AUROC are DeLong's, of other metrics a stratified BCa bootstrap, of shares Wilson's. Of runs that "

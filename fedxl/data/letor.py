@@ -1,0 +1,230 @@
+"""Items of queries from files in the format of LETOR (SVMlight with qid), as ranking data sets are published.
+
+A line is an item: its grade, its query, its features by number, and perhaps a comment.
+
+    2 qid:10 1:0.5 2:0 46:0.07 # doc 31
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedxl import sampling
+from fedxl.data.federation import Federation, Split, Splits
+from fedxl.data.holdout import SPLITS, TEST, TRAIN, VALIDATION, check_shares
+from fedxl.data.sites import Stream
+from fedxl.data.source import TensorSource
+from fedxl.data.table import find, names_of
+from fedxl.errors import UserError, printable, require, unknown
+from fedxl.progress import progress
+from fedxl.risks.queries import HIGHEST_GRADE
+from fedxl.sampling import Indices, Purpose
+
+Scatter = Literal["queries", "items"]
+MOST_FEATURES = 4096
+LONGEST = 2**20  # bytes of a line
+MOST_NUMBERS = 2**32  # of all items together: 16 GiB
+MOST_QUERY = 2**53
+
+
+@dataclass(frozen=True)
+class LetorOptions:
+    """Settings of ranking data."""
+
+    validation_path: str | tuple[str, ...] = ""  # files to validate on; "": queries are drawn
+    test_path: str | tuple[str, ...] = ""  # files to test on; "": queries are drawn
+    validation: float = 0.2  # the share of queries to draw
+    test: float = 0.2
+    clients: int = 0  # over how many clients items are spread; 0: each file is a client
+    scatter: Scatter = "queries"  # what is spread over clients: whole queries, or each query's items
+    standardise: bool = True  # whether features are centred and scaled, by what all training items have
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_shares(self.validation, self.test)
+        require(0 <= self.clients <= 10**6, f"clients must lie between 0 and 1,000,000, got {self.clients}")
+        require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
+        if self.scatter not in get_args(Scatter):
+            raise unknown("scatter", self.scatter, get_args(Scatter))
+
+
+class Lines(NamedTuple):
+    """The items of some files."""
+
+    x: npt.NDArray[np.float32]  # [n, features]
+    grades: Indices
+    queries: Indices
+    files: Indices  # the file that each item is from
+
+
+def letor(path: str | tuple[str, ...], options: LetorOptions = LetorOptions()) -> Splits:  # noqa: B008 (frozen)
+    """Items of queries with grades of relevance, in LETOR's format: "2 qid:10 1:0.5 2:0 # comment".
+
+    path: a file, a list of files, or a pattern. A query that two files name is one query, at two clients. Features
+    that a line leaves out are 0.
+    """
+    require(bool(path), "path must name a file in LETOR's format")
+    files = find(path)
+    lines, given = read_letor(files), {VALIDATION: options.validation_path, TEST: options.test_path}
+    drawn = {VALIDATION: options.validation, TEST: options.test}
+    splits = _draw(lines.queries, options.seed, {split: 0.0 if given[split] else drawn[split] for split in given})
+    train = _chosen(lines, splits == TRAIN)
+    held = {
+        split: read_letor(find(where)) if where else _chosen(lines, splits == split) for split, where in given.items()
+    }
+    width = max(each.x.shape[1] for each in (train, *held.values()))
+    shift, scale = _scaling(train.x, width) if options.standardise else (np.zeros(width), np.ones(width))
+
+    def source(items: Lines) -> TensorSource:
+        x = np.pad(items.x, ((0, 0), (0, width - items.x.shape[1])))
+        scaled = torch.from_numpy(((x - shift) / scale).astype(np.float32))
+        return TensorSource(scaled, torch.from_numpy(items.grades), queries=torch.from_numpy(items.queries))
+
+    def split(items: Lines) -> Split | None:
+        found = source(items)
+        return Split(found.x, found.labels, queries=found.queries) if len(found) else None
+
+    parts, names = _parts(train, options, files)
+    return Splits(Federation(source(train), parts), split(held[VALIDATION]), split(held[TEST]), names)
+
+
+class _Columns:
+    """Items while they are read, in a few bytes a number."""
+
+    def __init__(self) -> None:
+        self.grades, self.queries, self.files, self.widths, self.at = (array("q") for _ in range(5))
+        self.values = array("f")
+
+    def add(self, item: tuple[int, int, list[int], list[float]], file: int) -> None:
+        grade, query, numbers, features = item
+        self.grades.append(grade)
+        self.queries.append(query)
+        self.files.append(file)
+        self.widths.append(len(numbers))
+        self.at.extend(numbers)
+        self.values.extend(features)
+
+    def lines(self, where: str) -> Lines:
+        require(len(self.grades) > 0, f"{where} holds no items")
+        require(len(self.at) > 0, f"{where} holds no features")
+        widths, at = (np.frombuffer(each, np.int64) for each in (self.widths, self.at))
+        rows, width = len(widths), int(at.max())
+        require(rows * width <= MOST_NUMBERS, f"{where}: {rows:,} items of {width:,} features are too many")
+        x = np.zeros((rows, width), np.float32)
+        x[np.repeat(np.arange(rows), widths), at - 1] = np.frombuffer(self.values, np.float32)
+        return Lines(x, *(np.array(each, np.int64) for each in (self.grades, self.queries, self.files)))
+
+
+def read_letor(paths: Sequence[Path]) -> Lines:
+    """All items of these files; one line for the first that is wrong."""
+    found = _Columns()
+    for number, path in enumerate(paths):
+        try:
+            with path.open("rb") as file, progress(f"reading {path.name}", path.stat().st_size, bytes=True) as done:
+                count = unseen = 0
+                while line := file.readline(LONGEST + 1):
+                    count, unseen = count + 1, unseen + len(line)
+                    where = f"{path}, line {count:,}"
+                    require(len(line) <= LONGEST, f"{where} has more than {LONGEST:,} bytes")
+                    item = _item(line, where)
+                    if item is not None:
+                        found.add(item, number)
+                    if unseen > LONGEST:
+                        done(unseen)
+                        unseen = 0
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    return found.lines(str(paths[0]))
+
+
+def _item(line: bytes, where: str) -> tuple[int, int, list[int], list[float]] | None:
+    """Grade, query, and features with their numbers; None for an empty line or a comment."""
+    try:
+        words = line.partition(b"#")[0].decode("ascii").split()
+    except UnicodeDecodeError:
+        raise UserError(f"{where} is not plain ASCII; a line reads '2 qid:10 1:0.5 2:0.1'") from None
+    if not words:
+        return None
+    grade = _whole(words[0], HIGHEST_GRADE, f"{where}: the grade")
+    mark, colon, query = words[1].partition(":") if len(words) > 1 else ("", "", "")
+    require(mark == "qid" and bool(colon), f"{where} names no query; a line reads '2 qid:10 1:0.5 2:0.1'")
+    numbers, features, last = [], [], 0
+    for word in words[2:]:
+        number, colon, value = word.partition(":")
+        place = _whole(number, MOST_FEATURES, f"{where}: the number of a feature")
+        require(place > last, f"{where}: features are numbered from 1 upwards, found {place} after {last}")
+        try:
+            feature = float(value)
+        except ValueError:
+            feature = math.nan
+        right = bool(colon) and "_" not in value and abs(feature) <= 3e38
+        require(right, f"{where}: feature {place} is '{printable(value, 40)}', which is no number")
+        numbers.append(place)
+        features.append(feature)
+        last = place
+    return grade, _whole(query, MOST_QUERY, f"{where}: qid"), numbers, features
+
+
+def _whole(text: str, most: int, what: str) -> int:
+    right = text.isascii() and text.isdecimal() and len(text) <= 20
+    number = int(text) if right else -1
+    require(0 <= number <= most, f"{what} must be a whole number up to {most:,}, found '{printable(text, 40)}'")
+    return number
+
+
+def _draw(queries: Indices, seed: int, shares: dict[int, float]) -> npt.NDArray[np.int8]:
+    """The split of each item; a query is in one split as a whole."""
+    known, which = np.unique(queries, return_inverse=True)
+    order = sampling.generator(seed, Purpose.DATA, 0, Stream.TABLE).permutation(len(known))
+    split = np.full(len(known), TRAIN, np.int8)
+    start = 0
+    for of, share in shares.items():
+        count = round(share * len(known))
+        require(not share or count > 0, f"{len(known)} queries are too few to draw {SPLITS[of]} queries of them")
+        split[order[start : start + count]] = of
+        start += count
+    require(start < len(known), "no query is left to train on; lower validation or test")
+    return split[which]
+
+
+def _chosen(lines: Lines, which: npt.NDArray[np.bool_]) -> Lines:
+    return Lines(lines.x[which], lines.grades[which], lines.queries[which], lines.files[which])
+
+
+def _scaling(x: npt.NDArray[np.float32], width: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean and scale of each feature; 1 for one that is always the same."""
+    shift, scale = np.zeros(width), np.ones(width)
+    shift[: x.shape[1]], spread = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+    scale[: x.shape[1]] = np.where(spread > 0, spread, 1.0)
+    return shift, scale
+
+
+def _parts(train: Lines, options: LetorOptions, files: Sequence[Path]) -> tuple[list[Indices], list[str]]:
+    """The items of each client, and the clients' names."""
+    if not options.clients:
+        parts = [np.flatnonzero(train.files == number) for number in range(len(files))]
+        names = names_of(files)
+    else:
+        rng = sampling.generator(options.seed, Purpose.DATA, 1, Stream.TABLE)
+        known, which = np.unique(train.queries, return_inverse=True)
+        if options.scatter == "queries":
+            of = rng.permutation(np.arange(len(known)) % options.clients)[which]
+        else:  # dealt out query by query, in a random order, on from where the last query ended
+            dealt = np.lexsort((rng.permutation(len(which)), which))
+            of = np.empty(len(which), np.int64)
+            of[dealt] = np.arange(len(which)) % options.clients
+        parts = [np.flatnonzero(of == client) for client in range(options.clients)]
+        names = [str(client) for client in range(options.clients)]
+    without = [name for name, part in zip(names, parts, strict=True) if not len(part)]
+    told = f"no item of client '{printable(''.join(without[:1]))}' is trained on"
+    require(not without, f"{told}; take fewer clients, or hold back less")
+    return parts, names
