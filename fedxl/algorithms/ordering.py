@@ -15,6 +15,8 @@ from torch import Tensor
 # drawn: as the steps read the examples. sorted: in ascending order.
 Order = Literal["drawn", "sorted"]
 
+STEPS = 2.0**20  # in a unit of the score; far above rounding, far below what scores differ by
+
 
 def sort_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Rows [n, ...] of tensors that belong together, sorted by all that they hold: the first column counts most.
@@ -22,7 +24,10 @@ def sort_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
     >>> sort_rows(torch.tensor([2.0, 1.0, 2.0]), torch.tensor([5, 4, 3]))
     (tensor([1., 2., 2.]), tensor([4, 3, 5]))
     """
-    rows = sorting([column for tensor in tensors for column in columns(tensor)])
+    exact = [column for tensor in tensors for column in columns(tensor)]
+    # Executors differ in the last bits. Where scores are equal but for these, what belongs to them decides first.
+    rounded = [torch.round(column * STEPS) if column.is_floating_point() else column for column in exact]
+    rows = sorting([*rounded, *exact])
     return tuple(tensor[rows] for tensor in tensors)
 
 

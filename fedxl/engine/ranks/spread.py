@@ -102,7 +102,7 @@ class Spread(Tensor):
     ) -> Any:
         options = dict(kwargs or {})
         if func in ABOUT:
-            return super().__torch_function__(func, types, args, options)
+            return super().__torch_function__(func, types, args, options)  # type: ignore[no-untyped-call]
         if func is Tensor.data_ptr:
             return id(args[0])  # the rows lie in several places; this tells one leaf from another
         if func is torch.tensordot and _weighs(*args, **options):
