@@ -94,6 +94,8 @@ def serve(
     secret = kept_seed(server.out / SEED) if settings.private_draws else 0
     kind = SecureEngine if settings.secure else GridEngine
     engine = kind(directory, problem, head, secret)
+    if isinstance(engine, SecureEngine):
+        engine.remember_in(server.out)
     _begin(known, run_id, directory.facts)
     task = _task(engine, config, shape, GridBook(server.out / "grids.json", settings.bins), made)
     resuming = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
