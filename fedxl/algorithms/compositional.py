@@ -120,6 +120,10 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
             raise unknown("level", self.level, get_args(Level))
         if self.guard not in get_args(Guard):
             raise unknown("guard", self.guard, get_args(Guard))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """One line for settings that do not go together."""
         if self.risk.labels:
             require(self.level != "balanced", 'level = "balanced" is for one label; with several use "even"')
             plain = self.estimator == "average" and not self.worst_site
@@ -130,6 +134,17 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
         require(
             not (self.worst_site and self.fixed_point),
             "worst_site weighs each client's change by its own risk, and fixed_point knows their sum alone",
+        )
+        if self.worst_site:
+            two_way = self.risk.thresholds and self.risk.emphasises
+            require(not two_way, "worst_site needs a risk that is a mean over S1, which that of cvar_tpauc is not")
+            told = "clip_change would cut what the worst site is given by worst_site; set clip_change = 0"
+            require(not self.clip_change, told)
+        on = self.guard == "on" and self.level == "free"
+        require(not on, "guard = 'on' needs a level that guards: set level = 'bounded', 'even' or 'balanced'")
+        still = self.level == "balanced" and self.descent == "adam"
+        require(
+            not still, "adam's steps move the level that level = 'balanced' keeps; use 'even', or descent = 'sgd'"
         )
         require(self.worst_site >= 0, f"worst_site must not be negative (0: off), got {self.worst_site}")
         require(not (self.worst_site and self.centralized), "worst_site needs sites; here all data are in one place")
@@ -172,7 +187,9 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
         sizes = super().check_update(server, update, assignment)
         if self.worst_site:
             check_reported(self.risk, cast(Any, update).risk)
-        ahead = self.ahead(server, assignment.steps) * tree.norm(update.G)
+        # Adam's steps do not depend on the length of G.
+        reach = 0.0 if self.descent == "adam" else self.ahead(server, assignment.steps)
+        ahead = reach * tree.norm(update.G)
         return sizes | {WEIGHTS_AND_G: sizes.pop(WEIGHTS) + ahead}
 
     def ahead(self, server: S, steps: int) -> Tensor | float:

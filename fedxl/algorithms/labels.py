@@ -87,11 +87,15 @@ def forces(risk: XRisk, factors: Tensor, level: str, lend: bool, a: Tensor, pass
 
 
 def largest_factor(risk: XRisk, factors: Tensor, level: str) -> Tensor:
-    """By how much a client's gradient is multiplied at most, its labels together; at least 1."""
+    """By how much a client's gradient is multiplied at most, its labels together; at least 1.
+
+    factors: [2, L], or of several clients [C, 2, L].
+    """
     assert isinstance(risk, Several)
+    factors = factors.movedim(-2, 0)
     factors = torch.where(held_both(factors), even(factors), factors) if level == "even" else factors
     weights = torch.tensor(risk.label_weights, dtype=factors.dtype, device=factors.device)
-    return (weights * factors.amax(0)).sum().clamp(min=1).double()
+    return (weights * factors.amax(0)).sum(-1).clamp(min=1).double()
 
 
 def own_pairs(risk: XRisk, factors: Tensor, a: Tensor) -> Tensor:

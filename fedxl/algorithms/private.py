@@ -142,6 +142,8 @@ def check_method(algorithm: Any) -> None:
 
 
 def _check_risk(risk: XRisk) -> None:
+    require(not risk.labels, "dp_clip is for one label, not for several")
+    require(not risk.queries, "dp_clip is not for risks of queries")
     require(
         not risk.thresholds,
         f"with dp_clip, an example must not change the gradients of others, and ties of {risk!r} do; use partial_auc",

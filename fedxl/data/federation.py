@@ -90,7 +90,7 @@ class Federation:
     def weights(self) -> Floats | None:
         """How often each example of the source is read, relative to others of its class and client; None: alike."""
         found = getattr(self.source, "weights", None)
-        return None if found is None else found.cpu().double().numpy()
+        return None if found is None else found.cpu().double().numpy().copy()
 
     @property
     def labels(self) -> int:

@@ -33,8 +33,10 @@ def with_labels(share: Share, first: Counts, second: Counts, seconds: Sequence[i
     """
     part = share.part.numpy()
     mass = (first > 0).astype(np.float64) if weighting == "clients" else first.astype(np.float64)
+    mass = mass * (part > 0)[:, None]  # who is never there counts for nothing
     drawn = (part * share.second.numpy())[:, None] * second / np.maximum(1, np.array(seconds))[:, None]
-    factors = [each / np.maximum(each.sum(0), 1e-300) / np.maximum(part, 1e-300)[:, None] for each in (mass, drawn)]
+    of = np.where(part > 0, part, 1.0)[:, None]
+    factors = [each / np.maximum(each.sum(0), 1e-300) / of for each in (mass, drawn)]
     return share._replace(labels=torch.from_numpy(np.stack(factors, 1)))  # [N, 2, L]
 
 

@@ -18,7 +18,7 @@ from fedxl.algorithms.protocol import PoolWeights, Reading
 from fedxl.data.federation import Federation
 from fedxl.engine.group import Draws
 from fedxl.errors import require
-from fedxl.sampling import Indices, Purpose
+from fedxl.sampling import Floats, Indices, Purpose
 
 
 class Schedule(NamedTuple):
@@ -122,7 +122,7 @@ class Drawing:
     def __post_init__(self) -> None:
         self.first = self.federation.side(self.reading.first)
         self.second = self.federation.side(self.reading.second)
-        self.weights = self.federation.weights()
+        self.weights = self._weights()
         self.labels = self.federation.labels
         told = "examples with several labels take turns by label, and weights would not count; leave them out"
         require(self.weights is None or not self.labels, told)
@@ -150,6 +150,15 @@ class Drawing:
         likely = pool if pool is not None and pool.even else None
         lags = {(client, round): self._lags(client, round, likely) for client in visits} if likely else {}
         self._ahead = _Ahead(own, likely, lags)
+
+    def _weights(self) -> Floats | None:
+        """Weights of examples, of mean 1 in each class of each client: they do not say how classes are mixed."""
+        weights = self.federation.weights()
+        if weights is None or self.federation.labels:
+            return weights
+        for part in (*self.federation.side("positive"), *self.federation.side("negative")):
+            weights[part] /= weights[part].mean() if len(part) else 1.0
+        return weights
 
     def num_rows(self, client: int) -> int:
         """How many rows of S1 a client has: its examples, or couples of an example and a label."""

@@ -104,6 +104,7 @@ def several(risk: XRisk, labels: int | Sequence[str], weights: Sequence[float] =
     """
     require(isinstance(risk, XRisk), f"several needs a risk first, such as several(auroc(), 14), not {risk!r:.60}")
     names = _names(labels)
+    require(not risk.queries, "several labels are not for risks of queries, whose labels are grades")
     require(not risk.thresholds, "several labels are not for CVaR risks; use partial_auc, for example")
     require(not risk.score_shape, "several labels need a risk of one score an example")
     require(

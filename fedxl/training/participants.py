@@ -16,6 +16,7 @@ from fedxl.data.participation import PLANS, Plan, Trace
 from fedxl.errors import require
 from fedxl.sampling import Floats
 from fedxl.training.problem import Problem
+from fedxl.training.settings import Settings
 
 
 class Participants(NamedTuple):
@@ -34,6 +35,7 @@ def participants(problem: Problem, first: Sequence[int], second: Sequence[int], 
     frequency = plan.frequency
     _require_present(first, second, frequency)
     share = weigh_by(first, second, run.weighting, frequency)
+    _require_trained(problem, share, frequency)
     if run.cohort_weights == "normalised":
         return Participants(share, plan)
     plain = getattr(problem.algorithm, "server_update", "mean") == "mean"
@@ -82,6 +84,17 @@ def _weights(problem: Problem, share: Share, frequency: Floats) -> Floats:
     told = "needs an algorithm based on fedxl's Descent; set cohort_weights = 'normalised'"
     require(right, f"participation = '{problem.settings.participation}' {told} for {kind}")
     each: Floats = algorithm.trained(share).numpy()
-    total = float((frequency * each).sum())
-    require(total > 0, "no client that trains is ever available; the trace must name one that holds both classes")
-    return each / total
+    return each / float((frequency * each).sum())
+
+
+def _require_trained(problem: Problem, share: Share, frequency: Floats) -> None:
+    trained = getattr(problem.algorithm, "trained", lambda share: share.model)  # of one's own algorithm: all train
+    some = float((frequency * trained(share).numpy()).sum()) > 0
+    require(some, "no client that trains is ever available; the trace must name one that holds both classes")
+
+
+def present(run: Settings, names: Sequence[str]) -> list[int]:
+    """Which clients take part at all."""
+    if not run.trace:
+        return [*range(len(names))]
+    return np.flatnonzero(read_trace(Path(run.trace), names).any(0)).tolist()

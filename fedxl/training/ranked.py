@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from fedxl.data.preparation import Preparation
+from fedxl.data.queries import queries_of
 from fedxl.engine.ranks.place import costs, operations
 from fedxl.engine.ranks.ranked import Ranked
 from fedxl.engine.ranks.spread import as_bytes, row_bytes
 from fedxl.engine.ranks.team import Team
 from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights
 from fedxl.training.checkpoint import Checkpoint
@@ -91,9 +93,13 @@ class SplitUp:
         parts = team.gather(as_bytes(own), [row_bytes(own) * (end - begin) for begin, end in pairwise(ends)])
         scores = torch.cat(parts).view(own.dtype).view(count, *own.shape[1:])
         # A metric may be the user's own, and another machine may round it in another way: one rank decides for all.
-        judged = self.inside.evaluator.metrics_of(scores, source.labels) if team.leads else None
-        origin = self.inside.origins.get(split, Origin())
-        return Findings(team.tell(judged), scores, source.labels, origin=origin)
+        origin, evaluator = self.inside.origins.get(split, Origin()), self.inside.evaluator
+        if team.leads:
+            found = evaluator.findings(scores, source.labels, split, origin, queries_of(source))
+            team.tell((found.metrics, found.remarks))
+            return found
+        metrics, remarks = team.tell(None)
+        return Findings(metrics, scores, source.labels, remarks, origin)
 
 
 def hooks_on(team: Team, hooks: Hooks) -> Hooks:
@@ -170,6 +176,9 @@ class Following(RunDir):
         pass
 
     def save_curves(self, splits: Mapping[str, Curves]) -> None:
+        pass
+
+    def save_label_scores(self, splits: Mapping[str, LabelScores]) -> None:
         pass
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:

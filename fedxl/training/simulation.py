@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm
-from fedxl.data.federation import Federation, Split
+from fedxl.data.federation import Federation, Split, facts_about
 from fedxl.data.label_shares import check_labels, label_counts, with_labels
 from fedxl.data.participation import Plan, Trace
 from fedxl.data.preparation import Preparation
@@ -28,7 +28,7 @@ from fedxl.errors import require
 from fedxl.models import check_output, weights_of
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
 from fedxl.training.members import Form, members, numbered
-from fedxl.training.participants import never_there, participants
+from fedxl.training.participants import never_there, participants, present
 from fedxl.training.problem import Problem, assemble, check_data
 from fedxl.training.queries import check_queries, weigh_queries
 from fedxl.training.settings import Settings
@@ -65,7 +65,9 @@ class Simulation:
         self.members = members(self.names, federation.holdings())
         centralized = bool(getattr(algorithm, "centralized", False))
         self.federation = federation.pooled() if centralized else federation
-        facts = self.federation.facts(settings.weighting)
+        held = self.federation.holdings()
+        there = range(len(held)) if centralized else present(settings, self.names)
+        facts = facts_about([held[client] for client in there], settings.weighting)
         self.problem = assemble(model, algorithm, settings, facts)
         check_data(self.problem, self.federation.holdings())
         self._check_labels()
@@ -90,7 +92,9 @@ class Simulation:
             f"examples have {many or 1} label(s), and the risk is for {risk.labels or 1}: give {told}",
         )
         if many:
-            first, second = (label_counts(self.federation, side) for side in risk.sides)
+            # Who never takes part trains no label.
+            there = present(self.problem.settings, self.names) if len(self.federation.parts) > 1 else [0]
+            first, second = (label_counts(self.federation, side)[there] for side in risk.sides)
             check_labels(first, second, self.problem.label_names, self.problem.needs_both_sides)
 
     def _probe(self) -> Tensor:

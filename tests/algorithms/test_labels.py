@@ -219,3 +219,12 @@ def test_what_does_not_work_with_several_labels_is_one_line():
     for name in ("local_sgd", "codasca"):
         with pytest.raises(UserError, match="one score an example"):
             ALGORITHMS[name](risk)
+
+
+def test_the_largest_factor_of_each_client_is_its_own():
+    """Stacked shares, as the server clips by them, give what each share gives alone."""
+    algorithm = FeDXL2(several(auroc(), L))
+    factors = torch.rand(4, 2, L, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 4
+    stacked = labels.largest_factor(algorithm.risk, factors, "even")
+    alone = [labels.largest_factor(algorithm.risk, each, "even") for each in factors]
+    torch.testing.assert_close(stacked, torch.stack(alone))

@@ -218,7 +218,7 @@ def test_combinations_that_cannot_work_are_one_line(build, message):
 
 def test_a_run_goes_on_from_its_risks(network, tmp_path):
     options = {
-        "worst_site": 0.2, "clip_change": 2.0, "cohort": 4, "local_steps": 2, "batch1": 3, "batch2": 4,
+        "worst_site": 0.2, "cohort": 4, "local_steps": 2, "batch1": 3, "batch2": 4,
         "executor": "loop", "dtype": "float64", "device": "cpu", "checkpoint_every": 1,
         "hooks": Hooks(say=lambda line: None),
     }  # fmt: skip

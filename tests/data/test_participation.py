@@ -256,8 +256,10 @@ def test_a_trace_without_anyone_who_trains_is_one_line(network, tmp_path):
     options = {"participation": "trace", "rounds": 1, "dtype": "float64", "device": "cpu"}
     with pytest.raises(UserError, match="no client that holds examples of S2 is ever available"):
         fit_named(network(), make_clients(RAGGED), partial_auc(), trace=trace_file(tmp_path, [[1]]), **options)
-    with pytest.raises(UserError, match="no client that trains is ever available"):
-        fit_named(network(), make_clients(RAGGED), partial_auc(), trace=trace_file(tmp_path, [[1, 2]]), **options)
+    lending = {"one_class": "lend", "trace": trace_file(tmp_path, [[1, 2]])}
+    for weights in ("unbiased", "normalised"):
+        with pytest.raises(UserError, match="no client that trains is ever available"):
+            fit_named(network(), make_clients(RAGGED), partial_auc(), cohort_weights=weights, **lending, **options)
 
 
 @pytest.mark.parametrize("participation", ["cyclic", "trace"])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from fedxl import sampling
 from fedxl.algorithms.protocol import Reading
-from fedxl.data.federation import Federation
+from fedxl.data.federation import Federation, from_arrays
 from fedxl.engine.drawing import NO_SECRETS, Drawing, PoolDraws, Schedule, Secrets
 from fedxl.sampling import Purpose
+from tests.conftest import make_clients
 
 READING, SCHEDULE = Reading("positive", "negative", 4, 5, True), Schedule(3, 4, 5, seed=1)
 POOL = PoolDraws(40, np.linspace(1.0, 2.0, 50))
@@ -58,3 +62,14 @@ def test_streams_of_a_secret_are_its_hashes_and_those_of_other_seeds_what_they_w
     found = sampling.generator(MINE, Purpose.POOL, 7, 8).integers(2**62)
     assert found != plain.integers(2**62), "from its state nobody calculates back to the seed"
     assert found == sampling.generator(MINE, Purpose.POOL, np.int64(7), np.int64(8)).integers(2**62)
+
+
+def test_weights_do_not_change_how_classes_are_mixed():
+    """A method that reads all examples sees positives as often as before, whatever they weigh."""
+    data = from_arrays(make_clients([(6, 18), (10, 10)]))
+    heavy = torch.where(data.source.labels > 0, 9.0, 1.0)
+    weighted = replace(data, source=replace(data.source, weights=heavy))
+    reading = Reading("all", "none", 24, 0)
+    for each in (data, weighted):
+        drawn = Drawing(each, reading, Schedule(4, 24, 0, seed=1)).draw(0, 0, 0, None)
+        assert float(data.source.labels[drawn.examples].float().mean()) == 0.25

@@ -99,7 +99,8 @@ def _completed(config: Config, sites: int) -> Config:
         config = replace(config, data={"seed": config.run.get("seed", 0), **config.data})
     if known := ALGORITHMS.get(str(config.algorithm.get("name"))):
         taken = {name: value for name, value in SAFE.items() if name in accepted(known)}
-        if config.algorithm.get("fixed_point"):  # whoever sees only the sum of all changes cannot clip one
+        # Whoever sees only the sum of all changes cannot clip one; and the worst site is to move the model further.
+        if config.algorithm.get("fixed_point") or config.algorithm.get("worst_site"):
             taken.pop("clip_change", None)
         config = replace(config, algorithm={**taken, **config.algorithm})
     return config
