@@ -139,6 +139,7 @@ def description(
         **run.form._asdict(),
         "weights_dtype": run.dtype,
         "labels": labels,
+        "label_names": run.form.labels,
         "preparation": None if prepared is None else prepared.to_json(),
         "decision": None if decision is None else decision.to_json(),
         "undecided": why_undecided(run.deciding),
