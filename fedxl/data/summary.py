@@ -25,6 +25,7 @@ MOST_CATEGORIES = 256  # of one column
 COUNT = 2**53
 MOST_TEXT = 4_000_000  # characters of a summary as JSON
 ABOUT = ("label", "positive", "negative", "site", "id", "delimiter")
+LABELS = "labels"  # beside them, if there are several: a list of their columns
 
 
 class Numbers(NamedTuple):
@@ -56,7 +57,7 @@ class Summary:
 
     rows: int
     columns: Mapping[str, Told]
-    about: Mapping[str, str] = field(default_factory=dict)  # of `ABOUT`: the label's column and its values, and so on
+    about: Mapping[str, Any] = field(default_factory=dict)  # of `ABOUT`: the label's column and its values, and so on
 
     def to_json(self) -> str:
         columns = {name: [KINDS[type(told)], *told] for name, told in self.columns.items()}
@@ -82,7 +83,7 @@ def summarize(
     names: Sequence[str],
     texts: Sequence[Sequence[str] | None],
     rare: int,
-    about: Mapping[str, str] = MappingProxyType({}),
+    about: Mapping[str, Any] = MappingProxyType({}),
 ) -> Summary:
     """The summary of one site's training rows, which come in blocks [columns, rows] of `ROWS` rows.
 
@@ -151,12 +152,19 @@ def merge(summaries: Mapping[str, Summary]) -> Summary:
 
 def _require_one_label(summaries: Mapping[str, Summary]) -> None:
     """That all sites predict the same."""
-    told = {site: tuple(each.about.get(name, "") for name in ABOUT[:3]) for site, each in summaries.items()}
+    told = {site: predicted(each.about) for site, each in summaries.items()}
     (first, ours), *others = told.items()
     for site, theirs in others:
         if theirs != ours:
-            labels = (f"'{printable(l)}' ('{printable(p)}' or '{printable(n)}')" for l, p, n in (ours, theirs))
+            shown = ((", ".join(l) if isinstance(l, list) else l, p, n) for l, p, n in (ours, theirs))
+            labels = (f"'{printable(l)}' ('{printable(p)}' or '{printable(n)}')" for l, p, n in shown)
             raise UserError(f"{first} predicts {next(labels)}, but {site} {next(labels)}")
+
+
+def predicted(about: Mapping[str, Any]) -> list[Any]:
+    """The label's column, or a list of those of several, and the values that are positive and negative, as JSON."""
+    columns = list(about.get(LABELS, ())) or about.get("label", "")
+    return [columns, about.get("positive", ""), about.get("negative", "")]
 
 
 def _require_same(ours: list[str], theirs: list[str], first: str, site: str) -> None:
@@ -214,10 +222,14 @@ def _check(summary: Summary, examples: int) -> None:
     """Refuse numbers that no honest site can have; all sites' data would be scaled by them."""
     if not _whole(summary.rows) or summary.rows != examples:
         raise RefusedError(f"its summary is of {printable(summary.rows)} rows, but it has {examples} examples")
-    texts = all(isinstance(text, str) and len(text) <= LONGEST for text in summary.about.values())
-    if not texts or not {*summary.about} <= {*ABOUT}:
+    about = {**summary.about}
+    labels = about.pop(LABELS, [])
+    several = isinstance(labels, list) and len(labels) <= MOST_COLUMNS
+    texts = [*about.values(), *(labels if several else ())]
+    right = several and all(isinstance(text, str) and len(text) <= LONGEST for text in texts)
+    if not right or not {*about} <= {*ABOUT}:
         raise RefusedError("what its summary says of its label cannot be read")
-    taken = [summary.about.get(role) for role in ("label", "site", "id")]
+    taken = [*labels, *(about.get(role) for role in ("label", "site", "id"))]
     if any(name in taken for name in summary.columns):
         raise RefusedError("its summary has a column that is its label, its site or its id, too")
     if not 0 < len(summary.columns) <= MOST_COLUMNS:

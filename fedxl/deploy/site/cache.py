@@ -110,6 +110,10 @@ def prepare(site: SiteFile) -> int:
     if raw is not None:
         return tables.write(site.cache, raw, _own_site(site, raw.order.names), _about(site), site.settings.name)
     splits = load_data(config)
+    named = splits.preparation is not None and bool(splits.preparation.labels)
+    require(
+        not named, "several labels of images in a table cannot be deployed; put images and labels in an .npz file"
+    )
     own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
     assert isinstance(source, TensorSource)
