@@ -220,7 +220,9 @@ def _told(entry: Any) -> Told:
 
 def _check(summary: Summary, examples: int) -> None:
     """Refuse numbers that no honest site can have; all sites' data would be scaled by them."""
-    if not _whole(summary.rows) or summary.rows != examples:
+    # Of several labels, a row may have none that is known: then it is no example, and scales columns all the same.
+    more = LABELS in summary.about and _whole(summary.rows) and summary.rows > examples
+    if not _whole(summary.rows) or (summary.rows != examples and not more):
         raise RefusedError(f"its summary is of {printable(summary.rows)} rows, but it has {examples} examples")
     about = {**summary.about}
     labels = about.pop(LABELS, [])
