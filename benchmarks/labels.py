@@ -176,8 +176,8 @@ def text(args: argparse.Namespace, tuned: Tuned, runs: dict[str, list[Run]]) -> 
     lines += [
         "",
         f"For the {len(alone)} labels with runs of their own, the AUROC of a run of 14 labels differs from theirs by",
-        f"{gaps[0]} with the same steps, by {gaps[1]} with {LONGER} times the rounds, and by {gaps[2]} with the same steps",
-        "if each site knows half of the labels.",
+        f"{gaps[0]} with the same steps, by {gaps[1]} with {LONGER} times the rounds, and by {gaps[2]} with the same",
+        "steps if each site knows half of the labels.",
     ]
     return "\n".join([*lines, *_costs(runs, alone), *_tuning(tuned), "", "![AUROC by label](labels.png)", ""])
 

@@ -90,8 +90,8 @@ def test_several_label_columns_are_trained_on_alike_at_sites_and_in_the_simulato
     other = SiteFile(
         sites.sites[100].settings, {**sites.sites[100].data, "label": ["nodule", "mass"]}, tmp_path / "o"
     )
+    cache.prepare(other)
     with pytest.raises(UserError, match="the server's preparation is for the label"):
-        cache.prepare(other)
         cache.training_data(other, found.preparation)
     turned = replace(told, data={}, risk={**told.risk, "labels": ["nodule", "mass"]})
     with pytest.raises(UserError, match="name the labels as the table does"):
