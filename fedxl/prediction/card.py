@@ -40,7 +40,7 @@ def card(about: Mapping[str, Any], judgement: Judgement | None) -> str:
         "## Data",
         _sites(about["training"].get("members", []), bool(about.get("label_names"))),
         "## How good it is",
-        *_metrics(judgement, bool(about.get("label_names"))),
+        *(_by_label(about.get("by_label")) if about.get("label_names") else _metrics(judgement)),
         "## What its scores mean",
         *_decision(about, judgement),
         "## Training",
@@ -123,9 +123,21 @@ def _sites(members: Sequence[Mapping[str, Any]], several: bool) -> str:
     return table(["site", "training rows", "positives"], rows) if rows else "Who held the data is not recorded."
 
 
-def _metrics(judgement: Judgement | None, several: bool) -> list[str]:
-    if several:
-        return ["`fedxl report` has the AUROC of each label with its interval, if the run kept scores."]
+def _by_label(found: Mapping[str, Any] | None) -> list[str]:
+    if found is None:
+        return ["The run kept no scores of held-back data."]
+    rows = [
+        [text(row["name"]), f"{row['positives']:,}", f"{row['negatives']:,}", interval(row["auroc"])]
+        for row in found["rows"]
+    ]
+    return [
+        f"Measured on {found['split']} data, with intervals of 95%. The intervals are of the examples, not of "
+        "another training.",
+        table(["label", "positives", "negatives", "auroc"], rows),
+    ]
+
+
+def _metrics(judgement: Judgement | None) -> list[str]:
     if judgement is None:
         return ["The run kept no scores of held-back data. `fedxl report` has what its sites disclosed, if they did."]
     parts = {"all together": judgement.pooled} | {text(name): judged for name, judged in judgement.sites.items()}

@@ -11,8 +11,10 @@ from torch import nn
 
 from fedxl import __version__
 from fedxl.errors import UserError, require
+from fedxl.evaluation import labelled
 from fedxl.evaluation.decision import Decision, Wish
 from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judgement, judge
+from fedxl.evaluation.label_table import label_table
 from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically, write_json
 from fedxl.prediction import card
@@ -22,7 +24,7 @@ from fedxl.prediction.network import WEIGHTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
 from fedxl.prediction.run import FinishedRun, read_run
 from fedxl.training.predict import decision_for
-from fedxl.training.rundir import is_run
+from fedxl.training.rundir import LABEL_SCORES, is_run
 
 NOT_REBUILT = (
     "the network is code of your own, which is not exported: predictions use model.onnx, and loading "
@@ -149,8 +151,19 @@ def description(
         "onnx": checked,
         "training": {**_without_paths(run.about), "best_round": run.best_round},
         "judgement": None if judgement is None else _shortened(judgement),
+        **({"by_label": _by_label(run.path / LABEL_SCORES)} if run.form.labels else {}),
     }
     return plain(content)  # type: ignore[no-any-return]
+
+
+def _by_label(path: Path) -> dict[str, Any] | None:
+    """AUROC of several labels on test data, or on validation data if there are no others."""
+    found = labelled.load(path)
+    split = next((name for name in ("test", "validation") if name in found), None)
+    if split is None:
+        return None
+    rows = [{**row._asdict(), "auroc": row.auroc._asdict()} for row in label_table(found[split])]
+    return {"split": split, "rows": rows}
 
 
 def _without_paths(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,6 +93,9 @@ def test_several_label_columns_are_trained_on_alike_at_sites_and_in_the_simulato
     cache.prepare(other)
     with pytest.raises(UserError, match="the server's preparation is for the label"):
         cache.training_data(other, found.preparation)
+    kept = tmp_path / "server" / "run" / "preparation.json"
+    with pytest.raises(UserError, match="deployed without image and preparation"):
+        cache.prepare(SiteFile(other.settings, {**sites.sites[100].data, "preparation": str(kept)}, tmp_path / "p"))
     turned = replace(told, data={}, risk={**told.risk, "labels": ["nodule", "mass"]})
     with pytest.raises(UserError, match="name the labels as the table does"):
         deployed(tmp_path / "again", turned, sites, evaluate="sites")

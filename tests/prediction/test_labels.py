@@ -85,6 +85,10 @@ def test_an_export_gives_the_same_scores(folder, tmp_path):
     card = (tmp_path / "model" / "README.md").read_text()
     assert card.startswith("# Model card: sick, old")
     assert "a score for each of 2 labels" in card
+    kept = labelled.load(folder / "run" / "label_scores.npz")["test"].label(0)
+    auroc = delong(kept.scores, kept.labels)
+    counts = f"{kept.labels.sum()} | {len(kept) - kept.labels.sum()}"
+    assert f"| sick | {counts} | {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}) |" in card
     about = json.loads((tmp_path / "model" / "model.json").read_text())
     for names in (["sick"], ["sick", "sick"], ["sick", 1], "so"):
         (tmp_path / "model" / "model.json").write_text(json.dumps({**about, "label_names": names}))

@@ -111,9 +111,8 @@ def prepare(site: SiteFile) -> int:
         return tables.write(site.cache, raw, _own_site(site, raw.order.names), _about(site), site.settings.name)
     splits = load_data(config)
     named = splits.preparation is not None and bool(splits.preparation.labels)
-    require(
-        not named, "several labels of images in a table cannot be deployed; put images and labels in an .npz file"
-    )
+    told = "a table with several labels is deployed without image and preparation in [data]; or give an .npz file"
+    require(not named, told)
     own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
     assert isinstance(source, TensorSource)
