@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fedxl.data.columns import LONGEST, MOST_COLUMNS
 from fedxl.errors import RefusedError, UserError, printable
+from fedxl.risks.several import checked_names
 
 Block = npt.NDArray[np.float64]
 ROWS = 4096  # summed at a time: a site comes to the same bits wherever it sums, and squares take little memory
@@ -226,10 +227,8 @@ def _check(summary: Summary, examples: int) -> None:
         raise RefusedError(f"its summary is of {printable(summary.rows)} rows, but it has {examples} examples")
     about = {**summary.about}
     labels = about.pop(LABELS, [])
-    several = isinstance(labels, list) and len(labels) <= MOST_COLUMNS
-    texts = [*about.values(), *(labels if several else ())]
-    right = several and all(isinstance(text, str) and len(text) <= LONGEST for text in texts)
-    if not right or not {*about} <= {*ABOUT}:
+    texts = all(isinstance(text, str) and len(text) <= LONGEST for text in about.values())
+    if not texts or not {*about} <= {*ABOUT} or not _named(labels):
         raise RefusedError("what its summary says of its label cannot be read")
     taken = [*labels, *(about.get(role) for role in ("label", "site", "id"))]
     if any(name in taken for name in summary.columns):
@@ -250,6 +249,14 @@ def _check(summary: Summary, examples: int) -> None:
             right = right and sum(told.counts.values()) <= summary.rows
         if not right:
             raise RefusedError(f"its summary of column '{printable(name, 60)}' cannot be that of its data")
+
+
+def _named(labels: Any) -> bool:
+    """Whether this is a list of labels' names; it may be empty."""
+    try:
+        return isinstance(labels, list) and bool(checked_names(labels or ["label"]))
+    except UserError:
+        return False
 
 
 def _whole(value: Any) -> bool:

@@ -110,8 +110,7 @@ def read_form(content: Mapping[str, Any], path: Path) -> Form:
     labels = content.get("labels", [])
     right = isinstance(labels, list) and all(isinstance(name, str) for name in labels)
     require(right and (not labels or (len(labels),) == form.score_shape), f"{path}: labels must name each score")
-    checked_names(labels or ["label"])
-    return form._replace(columns=tuple(columns), labels=tuple(labels))
+    return form._replace(columns=tuple(columns), labels=checked_names(labels) if labels else ())
 
 
 def read_preparation(path: Path) -> Preparation | None:

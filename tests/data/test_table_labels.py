@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from fedxl.config.experiment import Config, build_model, build_risk, execute, lo
 from fedxl.data.check import check
 from fedxl.data.inspect_files import inspect_table
 from fedxl.data.preparation import Preparation
+from fedxl.data.summary import Summary
 from fedxl.data.table import TableOptions, load_preparation, table
+from fedxl.errors import RefusedError
 from fedxl.training.hooks import Hooks
 from tests.data.tables import SITES, frame
 
@@ -175,3 +178,21 @@ def test_a_hostile_preparation_is_refused():
             Preparation.from_json({**made, "labels": labels})
     with pytest.raises(UserError, match="one label or several"):
         Preparation.from_json({**made, "label": "sick", "labels": ["mass"]})
+
+
+def test_a_hostile_summary_is_refused():
+    """Of several labels a row may have none, so that there are more rows than examples; never fewer."""
+
+    def told(labels: Any, rows: int = 10) -> str:
+        about = {"label": "", "positive": "1", "negative": "0", "labels": labels}
+        return json.dumps({"rows": rows, "columns": {"age": ["numbers", 10, 0, 1.0, 1.0]}, "about": about})
+
+    assert Summary.from_json(told(["mass", "nodule"]), 10).about["labels"] == ["mass", "nodule"]
+    assert Summary.from_json(told(["mass", "nodule"], 12), 10).rows == 12
+    with pytest.raises(RefusedError, match="its summary is of 10 rows"):
+        Summary.from_json(told(["mass"]), 11)
+    for labels in ("mass", [1], ["x" * 1000], ["x"] * 2, list(map(str, range(5000))), {"mass": 1}, None):
+        with pytest.raises(RefusedError, match="says of its label cannot be read"):
+            Summary.from_json(told(labels), 10)
+    with pytest.raises(RefusedError, match="a column that is its label"):
+        Summary.from_json(told(["mass", "age"]), 10)
