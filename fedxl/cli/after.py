@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from fedxl.evaluation.scored import Floats, Ints
 if TYPE_CHECKING:  # they load scipy, for which other commands need not wait
     from fedxl.evaluation.decision import Decision
     from fedxl.prediction.predictor import Predictor
+    from fedxl.training.predict import Prediction
 
 err = Console(stderr=True)
 
@@ -48,7 +50,10 @@ def predict(
     allow_code: Allow = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, ..., or auto.")] = "auto",
 ) -> None:
-    """Score new data: the identity of each row, its score, its calibrated probability and its class."""
+    """Score new data: the identity of each row, its score, its calibrated probability and its class.
+
+    Of several labels: a score for each.
+    """
     from fedxl.prediction import inputs, predictor, table
 
     require(
@@ -66,7 +71,7 @@ def predict(
         device=device,
     )
     found = found if threshold is None else found.with_threshold(threshold)
-    rows = inputs.read_rows(data, found.preparation)
+    rows = inputs.read_rows(data, found.preparation, len(found.form.labels))
     predicted = found.predict(rows.x, str(data))
     changed = table.write(target, rows.rows, predicted)
     if found.decision is None:
@@ -75,8 +80,8 @@ def predict(
         _say(_meaning(found.decision, _positive(found)))
         if found.decision.calibration.note:
             _say(f"probabilities: {found.decision.calibration.note}")
-    if rows.labels is not None and 0 < rows.labels.sum() < len(rows.labels):
-        _say(f"{data} has labels: {_auroc(predicted.scores, rows.labels)}")
+    for line in _judged(predicted, rows.labels):
+        _say(f"{data} has labels: {line}")
     if changed:
         _say(f"{changed} identities begin like a formula and got an apostrophe; .parquet keeps them as they are")
     _say(f"{len(rows.rows):,} predictions in {target}")
@@ -133,6 +138,23 @@ def _positive(found: Predictor) -> str:
 def _meaning(decision: Decision, positive: str) -> str:
     where = " on validation data" if decision.measured else ""
     return f"class 1 ({positive}) from score {decision.threshold:.6g} on: {decision.rule}{where}"
+
+
+def _judged(predicted: Prediction, labels: Ints | None) -> Iterator[str]:
+    """A line on each label of which the data hold both classes."""
+    if labels is None:
+        return
+    if not predicted.labels:
+        if 0 < labels.sum() < len(labels):
+            yield _auroc(predicted.scores, labels)
+        return
+    from fedxl.evaluation.labelled import LabelScores
+
+    several = LabelScores(predicted.scores, labels, predicted.labels)
+    for number, name in enumerate(several.names):
+        one = several.label(number)
+        if 0 < one.labels.sum() < len(one):
+            yield f"{name}: {_auroc(one.scores, one.labels)}"
 
 
 def _auroc(scores: Floats, labels: Ints) -> str:

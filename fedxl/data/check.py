@@ -99,7 +99,7 @@ class _Data:
     def by_site(self, split: Split) -> list[Count]:
         assert split.sites is not None
         sites, count = np.asarray(split.sites), len(self.names)
-        both = np.bincount(sites, minlength=count), np.bincount(sites[split.y.numpy() == 1], minlength=count)
+        both = np.bincount(sites, minlength=count), np.bincount(sites[_positive(split.y).numpy()], minlength=count)
         return [Count(int(n), int(positive)) for n, positive in zip(*both, strict=True)]
 
     def one_sided(self) -> list[str]:

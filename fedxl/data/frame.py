@@ -13,6 +13,7 @@ from fedxl.data.label_forms import Label
 from fedxl.data.preparation import Preparation, Rows
 from fedxl.data.table import TableOptions, table
 from fedxl.errors import UserError, first_line, kind_of, printable, require
+from fedxl.risks.several import checked_names
 
 R = TypeVar("R")
 SITE = "site"  # the column that names the sites of several data frames
@@ -21,7 +22,7 @@ SITE = "site"  # the column that names the sites of several data frames
 def from_frame(
     frame: Any,
     *,
-    label: str,
+    label: str | Sequence[str],
     positive: Label | None = None,
     site: str = "",
     split: str = "",
@@ -43,7 +44,8 @@ def from_frame(
 
     Args:
         frame: A data frame of pandas or polars, an arrow table, or a dict of them by the sites' names.
-        label: The column to predict, which has two values.
+        label: The column to predict, which has two values; or several columns, with the same two values in all, and
+            nothing where a label is not known.
         positive: The value that counts as positive; not needed for 0 and 1, or booleans.
         site: The column that names the site, unless there is one data frame a site.
         split: The column that says train, validation or test; without it, they are drawn.
@@ -64,11 +66,12 @@ def from_frame(
         right = isinstance(given, (list, tuple)) and all(isinstance(one, str) for one in given)
         require(right, f"{name} must be a list of columns' names, such as ['age'], not {kind_of(given)}")
     rows, site = _one_table(frame, site)
+    named = label if isinstance(label, str) else checked_names(label)
     options = TableOptions(
         positive=positive, site=site, split=split, group=group, query=query, id=id, columns=tuple(columns),
         drop=tuple(drop), categorical=tuple(categorical), rare=rare, validation=validation, test=test, seed=seed,
     )  # fmt: skip
-    return _through_a_file(rows, lambda path: table(str(path), label, options))
+    return _through_a_file(rows, lambda path: table(str(path), named, options))
 
 
 def prepared(frame: Any, preparation: Preparation) -> Rows:

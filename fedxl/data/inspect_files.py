@@ -14,7 +14,7 @@ from fedxl.data.folder import FolderOptions, images_in
 from fedxl.data.keys import Keys
 from fedxl.data.rawtable import Chunks
 from fedxl.data.resized import unreadable
-from fedxl.data.table import TableOptions, feature_names, image_paths, open_files, read_rows
+from fedxl.data.table import Label, TableOptions, feature_names, image_paths, open_files, read_rows
 from fedxl.errors import printable
 
 FEW = 5  # columns that a line lists
@@ -29,7 +29,7 @@ class Inspected(NamedTuple):
 
 def inspect_table(
     path: str | tuple[str, ...],
-    label: str,
+    label: Label,
     options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
 ) -> Inspected:
     """The settings are those of the data set `table`."""

@@ -11,6 +11,7 @@ import numpy as np
 from fedxl.data.columns import LONGEST, File
 from fedxl.data.holdout import SPLITS, WORDS, Codes, Whole
 from fedxl.data.labels import Value, canonical, two_values
+from fedxl.data.table_labels import label_cells
 from fedxl.errors import UserError, printable, require
 from fedxl.risks.queries import HIGHEST_GRADE
 from fedxl.sampling import Floats
@@ -21,7 +22,7 @@ HEAVIEST = 1e12  # of weights: far beyond any use, and sums of them are still ex
 class Keys(NamedTuple):
     """What the rows of some files are, in their order."""
 
-    labels: Codes  # 0 or 1; with queries, grades
+    labels: Codes  # 0 or 1; with queries, grades; of several labels [n, L], with -1 where one is not known
     positive: str
     negative: str
     sites: Whole  # an index into `names`
@@ -37,7 +38,7 @@ class Keys(NamedTuple):
 class Roles(NamedTuple):
     """Which column is what; "": none is."""
 
-    label: str
+    label: str | tuple[str, ...]  # several labels have a column each
     site: str = ""
     split: str = ""
     group: str = ""
@@ -45,6 +46,11 @@ class Roles(NamedTuple):
     image: str = ""
     weight: str = ""
     query: str = ""
+
+    def names(self) -> list[str]:
+        """All columns that are something."""
+        label, *others = self
+        return [name for name in (*((label,) if isinstance(label, str) else label), *others) if name]
 
 
 def keys_of(
@@ -66,16 +72,20 @@ def keys_of(
     def coded(name: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Whole, list[str]]:
         return encode(texts[name], f"{where}: column '{printable(name)}'", wanted, tidy)
 
-    labels, found = coded(roles.label, "a label")
-    column = f"{where}: column '{printable(roles.label)}'"
-    one, other = ("", "") if roles.query else two_values(found, positive, column)
+    if isinstance(roles.label, str):
+        codes, found = coded(roles.label, "a label")
+        column = f"{where}: column '{printable(roles.label)}'"
+        one, other = ("", "") if roles.query else two_values(found, positive, column)
+        labels = _grades(found, column)[codes] if roles.query else (codes == found.index(one)).astype(np.int8)
+    else:
+        labels, one, other = label_cells(texts, roles.label, positive, where)
     if roles.site:
         sites, names = coded(roles.site, "a site")
     else:
         sites, names = np.repeat(np.arange(len(files), dtype=np.int32), counts), list(file_sites)
     sites, names = in_order(sites, names)
     return Keys(
-        labels=_grades(found, column)[labels] if roles.query else (labels == found.index(one)).astype(np.int8),
+        labels=labels,
         positive=one,
         negative=other,
         sites=sites,

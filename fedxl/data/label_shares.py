@@ -10,7 +10,7 @@ import torch
 
 from fedxl.algorithms.protocol import Share
 from fedxl.data.federation import Federation, Weighting
-from fedxl.errors import require
+from fedxl.errors import printable, require
 from fedxl.risks import Side
 
 Counts = npt.NDArray[np.int64]
@@ -54,3 +54,10 @@ def check_labels(first: Counts, second: Counts, names: Sequence[str], needs_both
             f"no client holds both classes of the label '{name}', so nobody would train it; leave it out, or set "
             "one_class = 'train'",
         )
+
+
+def check_label_names(of_risk: Sequence[str], of_data: Sequence[str]) -> None:
+    """One line if the risk calls the labels of a table otherwise than the table does, or in another order."""
+    same = not of_data or list(of_risk) == list(of_data)
+    wanted = ", ".join(f'"{printable(name, 40)}"' for name in of_data)
+    require(same, f"the risk must name the labels as the table does, in the same order: labels = [{wanted:.500}]")

@@ -15,9 +15,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fedxl.data.columns import LONGEST, MOST_COLUMNS
-from fedxl.data.summary import LARGEST, MOST_CATEGORIES, Categories, Numbers, Summary
+from fedxl.data.summary import LABELS, LARGEST, MOST_CATEGORIES, Categories, Numbers, Summary
 from fedxl.errors import UserError, printable, require
 from fedxl.options import call
+from fedxl.risks.several import checked_names
 
 Block = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -92,7 +93,7 @@ class Rows(NamedTuple):
 
     x: Tensor
     rows: list[str]  # what identifies each
-    labels: npt.NDArray[np.int64] | None  # 0 or 1, if the file has the label
+    labels: npt.NDArray[np.int64] | None  # 0 or 1, if the file has the label; of several [n, L], -1: not known
     sites: list[str] | None
 
 
@@ -119,12 +120,15 @@ class Preparation:
     id: str = ""
     delimiter: str = ""
     source: Literal["table", "folder"] = "table"
+    labels: tuple[str, ...] = ()  # the columns of several labels; then `label` is empty
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         require(len(names) <= MOST_COLUMNS, f"a preparation has at most {MOST_COLUMNS} columns, not {len(names)}")
         require(len(set(names)) == len(names), "a preparation has a column twice")
-        roles = {self.label, self.site, self.id}
+        require(not (self.label and self.labels), "a preparation has one label or several, not both")
+        checked_names(self.labels or ("label",))
+        roles = {self.label, *self.labels, self.site, self.id}
         taken = next((name for name in names if name in roles), None)
         require(
             taken is None, f"a preparation learns from the column '{printable(taken)}', which has another meaning"
@@ -196,6 +200,8 @@ class Preparation:
     def to_json(self) -> dict[str, Any]:
         columns = [{"kind": type(column).__name__.lower(), **asdict(column)} for column in self.columns]
         rest = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.labels:  # as files of one label always were
+            del rest["labels"]
         return {"form": FORM, **rest, "columns": columns, "image": self.image and asdict(self.image)}
 
     def to_text(self) -> str:
@@ -238,7 +244,8 @@ def _column(content: Mapping[str, Any]) -> Number | Category:
 def fit(summary: Summary) -> Preparation:
     """The preparation that follows from the training data of all sites."""
     columns = tuple(_fitted(name, told) for name, told in summary.columns.items())
-    return Preparation(columns=columns, **summary.about)  # type: ignore[arg-type]
+    about = {**summary.about, LABELS: tuple(summary.about.get(LABELS, ()))}
+    return Preparation(columns=columns, **about)
 
 
 def _fitted(name: str, told: Any) -> Number | Category:

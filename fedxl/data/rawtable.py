@@ -18,8 +18,8 @@ from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.holdout import SPLITS, TEST, TRAIN, VALIDATION, Codes, Whole
 from fedxl.data.preparation import Category, Preparation, fit
 from fedxl.data.source import TensorSource
+from fedxl.data.summary import LABELS, Summary, merge, summarize
 from fedxl.data.summary import ROWS as BLOCK
-from fedxl.data.summary import Summary, merge, summarize
 from fedxl.errors import printable, require
 from fedxl.sampling import Floats, Indices
 
@@ -151,7 +151,7 @@ class RawTable:
     texts: list[list[str] | None]  # by column: the text of each index; None for numbers, empty if it has no value
     labels: Codes
     ids: Callable[[Whole], list[str]]
-    about: dict[str, str]  # the other fields of a preparation
+    about: dict[str, Any]  # the other fields of a preparation
     rare: int
     weights: Floats | None = None
     queries: Whole | None = None  # of the file's rows
@@ -183,6 +183,9 @@ class RawTable:
         )
 
     def _inputs(self, made: Preparation) -> Tensor:
+        both = (made.labels, tuple(self.about.get(LABELS, ())))
+        named = [f"the labels {_some(names)}" if names else "one label" for names in both]
+        require(both[0] == both[1], f"the preparation is for {named[0]}, and the table has {named[1]}")
         recode = recoding(made, self.columns, self.texts)
         x = torch.empty(self.chunks.count, made.width)
         inputs = x.numpy()

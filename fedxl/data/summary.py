@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fedxl.data.columns import LONGEST, MOST_COLUMNS
 from fedxl.errors import RefusedError, UserError, printable
+from fedxl.risks.several import checked_names
 
 Block = npt.NDArray[np.float64]
 ROWS = 4096  # summed at a time: a site comes to the same bits wherever it sums, and squares take little memory
@@ -25,6 +26,7 @@ MOST_CATEGORIES = 256  # of one column
 COUNT = 2**53
 MOST_TEXT = 4_000_000  # characters of a summary as JSON
 ABOUT = ("label", "positive", "negative", "site", "id", "delimiter")
+LABELS = "labels"  # beside them, if there are several: a list of their columns
 
 
 class Numbers(NamedTuple):
@@ -56,7 +58,7 @@ class Summary:
 
     rows: int
     columns: Mapping[str, Told]
-    about: Mapping[str, str] = field(default_factory=dict)  # of `ABOUT`: the label's column and its values, and so on
+    about: Mapping[str, Any] = field(default_factory=dict)  # of `ABOUT`: the label's column and its values, and so on
 
     def to_json(self) -> str:
         columns = {name: [KINDS[type(told)], *told] for name, told in self.columns.items()}
@@ -82,7 +84,7 @@ def summarize(
     names: Sequence[str],
     texts: Sequence[Sequence[str] | None],
     rare: int,
-    about: Mapping[str, str] = MappingProxyType({}),
+    about: Mapping[str, Any] = MappingProxyType({}),
 ) -> Summary:
     """The summary of one site's training rows, which come in blocks [columns, rows] of `ROWS` rows.
 
@@ -151,12 +153,19 @@ def merge(summaries: Mapping[str, Summary]) -> Summary:
 
 def _require_one_label(summaries: Mapping[str, Summary]) -> None:
     """That all sites predict the same."""
-    told = {site: tuple(each.about.get(name, "") for name in ABOUT[:3]) for site, each in summaries.items()}
+    told = {site: predicted(each.about) for site, each in summaries.items()}
     (first, ours), *others = told.items()
     for site, theirs in others:
         if theirs != ours:
-            labels = (f"'{printable(l)}' ('{printable(p)}' or '{printable(n)}')" for l, p, n in (ours, theirs))
+            shown = ((", ".join(l) if isinstance(l, list) else l, p, n) for l, p, n in (ours, theirs))
+            labels = (f"'{printable(l)}' ('{printable(p)}' or '{printable(n)}')" for l, p, n in shown)
             raise UserError(f"{first} predicts {next(labels)}, but {site} {next(labels)}")
+
+
+def predicted(about: Mapping[str, Any]) -> list[Any]:
+    """The label's column, or a list of those of several, and the values that are positive and negative, as JSON."""
+    columns = list(about.get(LABELS, ())) or about.get("label", "")
+    return [columns, about.get("positive", ""), about.get("negative", "")]
 
 
 def _require_same(ours: list[str], theirs: list[str], first: str, site: str) -> None:
@@ -212,12 +221,16 @@ def _told(entry: Any) -> Told:
 
 def _check(summary: Summary, examples: int) -> None:
     """Refuse numbers that no honest site can have; all sites' data would be scaled by them."""
-    if not _whole(summary.rows) or summary.rows != examples:
+    # Of several labels, a row may have none that is known: then it is no example, and scales columns all the same.
+    more = LABELS in summary.about and _whole(summary.rows) and summary.rows > examples
+    if not _whole(summary.rows) or (summary.rows != examples and not more):
         raise RefusedError(f"its summary is of {printable(summary.rows)} rows, but it has {examples} examples")
-    texts = all(isinstance(text, str) and len(text) <= LONGEST for text in summary.about.values())
-    if not texts or not {*summary.about} <= {*ABOUT}:
+    about = {**summary.about}
+    labels = about.pop(LABELS, [])
+    texts = all(isinstance(text, str) and len(text) <= LONGEST for text in about.values())
+    if not texts or not {*about} <= {*ABOUT} or not _named(labels):
         raise RefusedError("what its summary says of its label cannot be read")
-    taken = [summary.about.get(role) for role in ("label", "site", "id")]
+    taken = [*labels, *(about.get(role) for role in ("label", "site", "id"))]
     if any(name in taken for name in summary.columns):
         raise RefusedError("its summary has a column that is its label, its site or its id, too")
     if not 0 < len(summary.columns) <= MOST_COLUMNS:
@@ -236,6 +249,14 @@ def _check(summary: Summary, examples: int) -> None:
             right = right and sum(told.counts.values()) <= summary.rows
         if not right:
             raise RefusedError(f"its summary of column '{printable(name, 60)}' cannot be that of its data")
+
+
+def _named(labels: Any) -> bool:
+    """Whether this is a list of labels' names; it may be empty."""
+    try:
+        return isinstance(labels, list) and bool(checked_names(labels or ["label"]))
+    except UserError:
+        return False
 
 
 def _whole(value: Any) -> bool:

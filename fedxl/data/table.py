@@ -21,8 +21,12 @@ from fedxl.data.labels import Value
 from fedxl.data.preparation import Image, Preparation
 from fedxl.data.rawtable import Chunks, Order, RawTable, assemble
 from fedxl.data.resized import within
+from fedxl.data.table_labels import listed, positive_rows
 from fedxl.errors import UserError, printable, require
 from fedxl.files import read_bytes
+from fedxl.risks.several import checked_names
+
+Label = str | tuple[str, ...]  # the column of the label, or those of several
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,13 @@ class TableOptions:
 
 def table(
     path: str | tuple[str, ...],
-    label: str,
+    label: str | tuple[str, ...],
     options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
 ) -> Splits:
     """Your own CSV or Parquet files, with a label; numbers and categories, or images whose paths a column holds.
 
     path: a file, a list of files, or a pattern ("hospitals/*.csv"); label: the column to predict; it has two values.
+    A list of columns: several labels, with the same two values in all, and empty cells where a label is not known.
     Numbers are standardised, and missing ones replaced by the mean, with a column that says so; each category that is
     not rare gets a column. Both are fitted on the training data alone.
     """
@@ -83,7 +88,7 @@ def table(
     return raw.splits(made)
 
 
-def unfitted(path: str | tuple[str, ...], label: str, options: TableOptions = TableOptions()) -> RawTable:  # noqa: B008
+def unfitted(path: str | tuple[str, ...], label: Label, options: TableOptions = TableOptions()) -> RawTable:  # noqa: B008
     """The same table before it is scaled, for sites that fit a preparation together."""
     require(not options.image, "images need no preparation of all sites")
     require(not options.query, "items of queries cannot be ranked across real sites yet; simulate it (fedxl train)")
@@ -98,11 +103,13 @@ def load_preparation(path: Path) -> Preparation:
         raise UserError(f"there is no file {path}; preparation must name a preparation.json") from None
 
 
-def open_files(path: str | tuple[str, ...], label: str, options: TableOptions) -> list[File]:
+def open_files(path: str | tuple[str, ...], label: Label, options: TableOptions) -> list[File]:
     """The files, checked for the columns that settings name; all must have the same columns."""
+    several = () if isinstance(label, str) else checked_names(label)
+    require(not (several and options.query), "with query, a label is one column of grades; name one")
     files = [open_table(file, options.delimiter) for file in find(path)]
     named = [
-        ("label", label),
+        *(("label", name) for name in several or (label,)),
         *((role, getattr(options, role)) for role in ("site", "split", "group", "query", "id", "image", "weight")),
     ]
     named += [(many, name) for many in ("columns", "drop", "categorical") for name in getattr(options, many)]
@@ -155,20 +162,23 @@ def _stem(path: Path) -> str:
     return path.name.partition(".")[0] or path.name
 
 
-def feature_names(file: File, label: str, options: TableOptions) -> list[str]:
+def feature_names(file: File, label: Label, options: TableOptions) -> list[str]:
     """The columns to learn from."""
-    roles = {label, options.site, options.split, options.group, options.query, options.id, options.weight}
+    roles = {"", *_roles(label, options).names()}
     if options.columns:
         doubled = [name for name in options.columns if name in roles or options.columns.count(name) > 1]
         require(
             not doubled, f"columns names '{doubled[0] if doubled else ''}', which is taken; name each column once"
         )
     names = [n for n in options.columns or file.columns if n not in roles and n not in options.drop]
-    require(bool(names), f"{file.path} has no column to learn from besides '{printable(label)}'")
+    require(
+        bool(names),
+        f"{file.path} has no column to learn from besides {listed([label] if isinstance(label, str) else label)}",
+    )
     return names
 
 
-def read_raw(files: Sequence[File], label: str, options: TableOptions) -> RawTable:
+def read_raw(files: Sequence[File], label: Label, options: TableOptions) -> RawTable:
     """All rows of a table of features."""
     features = Features(files, feature_names(files[0], label, options), options.categorical, None)
     keys, order, chunks = read_rows(features, label, options)
@@ -177,13 +187,17 @@ def read_raw(files: Sequence[File], label: str, options: TableOptions) -> RawTab
     return RawTable(order, chunks, *named, keys.labels, ids, about, options.rare, keys.weights, keys.queries)
 
 
-def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Keys, Order, Chunks]:
+def _roles(label: Label, options: TableOptions) -> Roles:
+    return Roles(label, **{role: getattr(options, role) for role in Roles._fields[1:]})
+
+
+def read_rows(features: Features, label: Label, options: TableOptions) -> tuple[Keys, Order, Chunks]:
     """One pass over all files: features as numbers, other columns as texts, which decide the order of rows."""
     import pyarrow as pa
 
     files, chunks = features.files, Chunks(len(features.names))
-    roles = Roles(label, **{role: getattr(options, role) for role in Roles._fields[1:]})
-    found: dict[str, list[Any]] = {name: [] for name in roles if name}
+    roles = _roles(label, options)
+    found: dict[str, list[Any]] = {name: [] for name in roles.names()}
     counts = [0] * len(files)
     for number, block, texts in features.blocks(list(found)):
         chunks.append(block)
@@ -197,13 +211,14 @@ def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Ke
     if splits is None:
         shares = (options.validation, options.test)
         groups = keys.groups if keys.queries is None else keys.queries
-        splits = draw(keys.sites, np.minimum(keys.labels, 1), groups, keys.names, shares, options.seed)
+        splits = draw(keys.sites, positive_rows(keys.labels), groups, keys.names, shares, options.seed)
     return keys, Order(splits, keys.sites, keys.names), chunks
 
 
-def _about(keys: Keys, label: str, options: TableOptions) -> dict[str, Any]:
+def _about(keys: Keys, label: Label, options: TableOptions) -> dict[str, Any]:
     taken = {"site": options.site, "id": options.id, "delimiter": options.delimiter}
-    return {"label": label, "positive": keys.positive, "negative": keys.negative, **taken}
+    named = {"label": label} if isinstance(label, str) else {"label": "", "labels": label}
+    return {**named, "positive": keys.positive, "negative": keys.negative, **taken}
 
 
 def identities(files: Sequence[File], keys: Keys, id: str) -> Callable[[Whole], list[str]]:
@@ -223,7 +238,7 @@ def identities(files: Sequence[File], keys: Keys, id: str) -> Callable[[Whole], 
     return numbered
 
 
-def _images(files: Sequence[File], label: str, options: TableOptions) -> Splits:
+def _images(files: Sequence[File], label: Label, options: TableOptions) -> Splits:
     """Images in the order of splits and sites, mapped into memory from the cache."""
     from fedxl.data.resized import resized
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,11 @@ import torch
 
 from fedxl.data.columns import File, open_table, require_column
 from fedxl.data.features import Features
+from fedxl.data.label_columns import UNKNOWN
 from fedxl.data.labels import canonical
 from fedxl.data.preparation import Category, Preparation, Rows
 from fedxl.data.resized import decoded, within
+from fedxl.data.table_labels import cells_of
 from fedxl.errors import UserError, printable, require
 from fedxl.sampling import Indices
 
@@ -29,12 +31,12 @@ def read(made: Preparation, path: Path) -> Rows:
     names = [column.name for column in made.columns]
     for name in (*names, *image):
         require_column(file, name, "which the model reads")
-    others = [name for name in dict.fromkeys((made.label, made.site, made.id)) if name in file.columns]
+    others = [name for name in dict.fromkeys((made.label, *made.labels, made.site, made.id)) if name in file.columns]
     blocks, texts = _content(made, file, list(dict.fromkeys((*others, *image))))
     x = torch.from_numpy(np.concatenate(blocks)) if made.columns else _pixels(made, file, texts[image[0]])
     ids = texts[made.id] if made.id in texts else [str(number) for number in range(1, len(x) + 1)]
     sites = [_text(site) for site in texts[made.site]] if made.site in texts else None
-    labels = _labels(made, texts[made.label], path) if made.label in texts else None
+    labels = _several(made, texts, path) if made.labels else _one(made, texts, path)
     return Rows(x, [_text(row) for row in ids], labels, sites)
 
 
@@ -83,8 +85,21 @@ def _squares(made: Preparation, folder: Path, paths: Sequence[str]) -> torch.Ten
     return torch.from_numpy(x.reshape(len(x), made.image.channels, made.image.size, made.image.size))
 
 
-def _labels(made: Preparation, texts: Sequence[str | None], path: Path) -> Indices | None:
-    """0 and 1; None if the column is there, but empty, as in data whose outcome is not known yet."""
+def _several(made: Preparation, columns: Mapping[str, Sequence[str | None]], path: Path) -> Indices | None:
+    """Labels [n, L], -1 where one is not known; None if none is."""
+    here = [name for name in made.labels if name in columns]
+    if not here:
+        return None
+    found = np.full((len(columns[here[0]]), len(made.labels)), UNKNOWN, np.int64)
+    for name in here:
+        where = f"{path}: column '{printable(name)}'"
+        found[:, made.labels.index(name)] = cells_of(columns[name], made.positive, made.negative, where)
+    return found if (found != UNKNOWN).any() else None
+
+
+def _one(made: Preparation, columns: Mapping[str, Sequence[str | None]], path: Path) -> Indices | None:
+    """0 and 1; None if the column is not there, or empty, as in data whose outcome is not known yet."""
+    texts = columns.get(made.label, ())
     if all(text is None for text in texts):
         return None
     values = {made.positive: 1, made.negative: 0}

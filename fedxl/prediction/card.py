@@ -13,6 +13,7 @@ from fedxl.errors import printable
 from fedxl.evaluation.judgement import Judgement
 from fedxl.training.privacy import promise
 
+MOST_TITLE = 200  # characters of labels' names
 COUNTS = "counts in bins"  # what chose the threshold, if sites disclosed no scores
 NOT_FOR = (
     "Decisions about people without a person who is responsible for them, and who knows what is below.",
@@ -37,9 +38,9 @@ def card(about: Mapping[str, Any], judgement: Judgement | None) -> str:
         "## What it is not for",
         "\n".join(f"- {line}" for line in NOT_FOR),
         "## Data",
-        _sites(about["training"].get("members", [])),
+        _sites(about["training"].get("members", []), bool(about.get("label_names"))),
         "## How good it is",
-        *_metrics(judgement),
+        *(_by_label(about.get("by_label")) if about.get("label_names") else _metrics(judgement)),
         "## What its scores mean",
         *_decision(about, judgement),
         "## Training",
@@ -67,6 +68,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _title(about: Mapping[str, Any]) -> str:
     labels = about.get("labels") or {}
+    if about.get("label_names"):
+        return f"Model card: {text(', '.join(about['label_names'])[:MOST_TITLE])}"
     if not labels.get("1"):
         return "Model card"
     column = f"{text(labels['column'])} = " if labels.get("column") else ""  # images by class have no column
@@ -79,9 +82,12 @@ def _summary(about: Mapping[str, Any]) -> str:
     rows = sum(member["positives"] + member["negatives"] for member in members)
     risk = settings.get("risk.name") or settings.get("task.risk_name") or "an X-risk"
     network = (about.get("model") or {}).get("name", "a network of the user's own")
+    several = len(about.get("label_names") or ())
+    kind = f"A classifier with a score for each of {several} labels" if several else "A binary classifier"
+    on = "rows" if several else f"{rows:,} rows"  # of several labels, a row may be both positive and negative
     return (
-        f"A binary classifier, {text(network)} for examples of shape {list(about['shape'])}, trained on {rows:,} "
-        f"rows of {len(members)} sites that did not pool them. It was trained to rank positives above negatives "
+        f"{kind}, {text(network)} for examples of shape {list(about['shape'])}, trained on {on} "
+        f"of {len(members)} sites that did not pool them. It was trained to rank positives above negatives "
         f"({text(risk)}, by {text(settings.get('algorithm.name', 'fedxl'))})."
     )
 
@@ -106,12 +112,29 @@ def _use(about: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _sites(members: Sequence[Mapping[str, Any]]) -> str:
+def _sites(members: Sequence[Mapping[str, Any]], several: bool) -> str:
+    if several:
+        counts = [[text(each["name"]), f"{each['positives']:,}", f"{each['negatives']:,}"] for each in members]
+        return table(["site", "training rows with a positive label", "with a negative one"], counts)
     rows = [
         [text(member["name"]), f"{member['positives'] + member['negatives']:,}", f"{member['positives']:,}"]
         for member in members
     ]
     return table(["site", "training rows", "positives"], rows) if rows else "Who held the data is not recorded."
+
+
+def _by_label(found: Mapping[str, Any] | None) -> list[str]:
+    if found is None:
+        return ["The run kept no scores of held-back data."]
+    rows = [
+        [text(row["name"]), f"{row['positives']:,}", f"{row['negatives']:,}", interval(row["auroc"])]
+        for row in found["rows"]
+    ]
+    return [
+        f"Measured on {found['split']} data, with intervals of 95%. The intervals are of the examples, not of "
+        "another training.",
+        table(["label", "positives", "negatives", "auroc"], rows),
+    ]
 
 
 def _metrics(judgement: Judgement | None) -> list[str]:

@@ -11,8 +11,10 @@ from torch import nn
 
 from fedxl import __version__
 from fedxl.errors import UserError, require
-from fedxl.evaluation.decision import Decision, Wish, why_undecided
+from fedxl.evaluation import labelled
+from fedxl.evaluation.decision import Decision, Wish
 from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judgement, judge
+from fedxl.evaluation.label_table import label_table
 from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically, write_json
 from fedxl.prediction import card
@@ -22,12 +24,13 @@ from fedxl.prediction.network import WEIGHTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
 from fedxl.prediction.run import FinishedRun, read_run
 from fedxl.training.predict import decision_for
-from fedxl.training.rundir import is_run
+from fedxl.training.rundir import LABEL_SCORES, is_run
 
 NOT_REBUILT = (
     "the network is code of your own, which is not exported: predictions use model.onnx, and loading "
     "model.safetensors needs that code"
 )
+Decided = tuple[Decision | None, str]
 ONLY_WEIGHTS = "the network is code of your own, which is not exported: without it, model.safetensors cannot be used"
 
 
@@ -63,14 +66,14 @@ def export(
     require(free, f"{target} holds something else; choose another folder")
     named = found.model is not None
     network = _network(found, model, allow_code, onnx)
-    decision, why = decision_for(found.deciding, wish), why_undecided(found.deciding)
+    decision, why = decision_for(found.form, found.deciding, wish)
     checked = to_onnx(network, found.form) if onnx and network is not None else None
     if not named:
         say(NOT_REBUILT if checked else ONLY_WEIGHTS)
     if decision is None:
         say(f"no calibration and no threshold: {why}")
     judgement = _judged(found.scored, wish)
-    _write(target, found, decision, checked, judgement)
+    _write(target, found, (decision, why), checked, judgement)
     return read_exported(target)
 
 
@@ -103,13 +106,13 @@ def _shortened(judgement: Judgement) -> dict[str, Any]:
 
 
 def _write(
-    target: Path, run: FinishedRun, decision: Decision | None, onnx: Checked | None, judgement: Judgement | None
+    target: Path, run: FinishedRun, decided: Decided, onnx: Checked | None, judgement: Judgement | None
 ) -> None:
     """All files, model.json last: a folder without it is no export, so a half-written one is never used."""
     contents = {WEIGHTS: read_bytes(run.path / WEIGHTS)}
     if onnx is not None:
         contents[ONNX] = onnx.content
-    about = description(run, decision, onnx, judgement)
+    about = description(run, decided, onnx, judgement)
     contents[CARD] = card.card(about, judgement).encode()
     digests = {name: digest(content) for name, content in contents.items()}
     try:
@@ -124,9 +127,10 @@ def _write(
 
 
 def description(
-    run: FinishedRun, decision: Decision | None, onnx: Checked | None, judgement: Judgement | None
+    run: FinishedRun, decided: Decided, onnx: Checked | None, judgement: Judgement | None
 ) -> dict[str, Any]:
-    """What model.json says, without the digests."""
+    """What model.json says, without the digests. decided: the decision, and why there is none."""
+    decision, undecided = decided
     model = None if run.model is None else {key: value for key, value in run.model.items() if key != "weights"}
     prepared = run.preparation
     labels = {"column": prepared.label, "1": prepared.positive, "0": prepared.negative} if prepared else {}
@@ -139,15 +143,27 @@ def description(
         **run.form._asdict(),
         "weights_dtype": run.dtype,
         "labels": labels,
+        "label_names": run.form.labels,
         "preparation": None if prepared is None else prepared.to_json(),
         "decision": None if decision is None else decision.to_json(),
-        "undecided": why_undecided(run.deciding),
+        "undecided": undecided,
         "decided_by": "scores" if "validation" in run.scored else COUNTS,
         "onnx": checked,
         "training": {**_without_paths(run.about), "best_round": run.best_round},
         "judgement": None if judgement is None else _shortened(judgement),
+        **({"by_label": _by_label(run.path / LABEL_SCORES)} if run.form.labels else {}),
     }
     return plain(content)  # type: ignore[no-any-return]
+
+
+def _by_label(path: Path) -> dict[str, Any] | None:
+    """AUROC of several labels on test data, or on validation data if there are no others."""
+    found = labelled.load(path)
+    split = next((name for name in ("test", "validation") if name in found), None)
+    if split is None:
+        return None
+    rows = [{**row._asdict(), "auroc": row.auroc._asdict()} for row in label_table(found[split])]
+    return {"split": split, "rows": rows}
 
 
 def _without_paths(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> Exported:
         require(isinstance(value, str) and len(value) == 64, f"files: the digest of {name} must be 64 hex digits")
     return Exported(
         path,
-        read_form(content, file),
+        read_form({**content, "labels": content.get("label_names", [])}, file),  # its "labels" are what 1 and 0 mean
         str(dtype),
         model,
         None if preparation is None else Preparation.from_json(preparation),

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedxl.data.preparation import Preparation
 from fedxl.errors import UserError, require
-from fedxl.evaluation.decision import Decision, Wish, why_undecided
+from fedxl.evaluation.decision import Decision, Wish
 from fedxl.prediction import onnx_file
 from fedxl.prediction.exported import Exported, is_exported, read_exported
 from fedxl.prediction.network import WEIGHTS, rebuilt, with_weights
@@ -34,7 +34,7 @@ class Predictor:
     undecided: str = ""  # why there is no decision
 
     def predict(self, x: Any, where: str = "x") -> Prediction:
-        """Scores of examples; probabilities and classes where there is a decision.
+        """Scores of examples; probabilities and classes where there is a decision; of several labels scores alone.
 
         x: what the network takes, as a tensor, an array or a data frame; or a table, if there is a preparation.
         """
@@ -86,9 +86,9 @@ def of_run(
     run: FinishedRun, wish: Wish, model: nn.Module | None, allow_code: bool, device: torch.device
 ) -> Predictor:
     network = run.network(model, allow_code)
-    found = run.deciding
-    decision = decision_for(found, wish)
-    return Predictor(scorer_of(network, device), run.form, run.preparation, decision, why_undecided(found))
+    return Predictor(
+        scorer_of(network, device), run.form, run.preparation, *decision_for(run.form, run.deciding, wish)
+    )
 
 
 def _exported(found: Exported, model: nn.Module | None, allow_code: bool, device: torch.device) -> Predictor:

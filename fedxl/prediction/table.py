@@ -34,6 +34,9 @@ def write(path: Path, rows: Sequence[str], prediction: Prediction) -> int:
 
 def columns(rows: Sequence[str], prediction: Prediction) -> dict[str, list[Any]]:
     """What a file of predictions holds, by column."""
+    if prediction.labels:
+        scores = zip(prediction.labels, prediction.scores.T.tolist(), strict=True)
+        return {"row": list(rows), **{f"score_{name}": found for name, found in scores}}
     table: dict[str, list[Any]] = {"row": list(rows), "score": prediction.scores.tolist()}
     if prediction.probabilities is not None:
         table["probability"] = prediction.probabilities.tolist()

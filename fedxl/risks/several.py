@@ -103,7 +103,7 @@ def several(risk: XRisk, labels: int | Sequence[str], weights: Sequence[float] =
     (several(auroc(), labels=['mass', 'nodule'], weights=[3, 1]), (0.75, 0.25))
     """
     require(isinstance(risk, XRisk), f"several needs a risk first, such as several(auroc(), 14), not {risk!r:.60}")
-    names = _names(labels)
+    names = checked_names(labels)
     require(not risk.queries, "several labels are not for risks of queries, whose labels are grades")
     require(not risk.thresholds, "several labels are not for CVaR risks; use partial_auc, for example")
     require(not risk.score_shape, "several labels need a risk of one score an example")
@@ -122,7 +122,8 @@ def several(risk: XRisk, labels: int | Sequence[str], weights: Sequence[float] =
     return Several(**parts, base=risk, label_names=names, label_weights=each)
 
 
-def _names(labels: int | Sequence[str]) -> tuple[str, ...]:
+def checked_names(labels: int | Sequence[str]) -> tuple[str, ...]:
+    """The names of labels, or numbers as names; one line if that is none."""
     if isinstance(labels, int) and not isinstance(labels, bool):
         require(1 <= labels <= MOST_LABELS, f"labels must lie between 1 and {MOST_LABELS}, got {labels}")
         return tuple(map(str, range(labels)))

@@ -27,15 +27,17 @@ if TYPE_CHECKING:  # it loads scipy, which training does not need
     from fedxl.evaluation.decision import Decision, Wish
 
 BLOCK = 4096  # examples scored at a time
-Scorer = Callable[[Tensor], Tensor]  # [B, ...] -> [B]
+Scorer = Callable[[Tensor], Tensor]  # [B, ...] -> [B], of several labels [B, L]
+SEVERAL = "it has several labels, and calibration and thresholds are for one"
 
 
 class Prediction(NamedTuple):
     """For each example its raw score, and where validation scores were kept, its probability and its class."""
 
-    scores: Floats
+    scores: Floats  # [n], or [n, L] of several labels
     probabilities: Floats | None  # of the positive class, calibrated
     classes: Ints | None  # 1 at or above the threshold
+    labels: tuple[str, ...] = ()  # of several labels, the name of each column of scores
 
 
 def scorer_of(network: nn.Module, device: torch.device) -> Scorer:
@@ -77,22 +79,24 @@ def examples(x: Any, form: Form, preparation: Preparation | None = None, where: 
 
 def predict(score: Scorer, source: TensorSource, form: Form, decision: Decision | None) -> Prediction:
     """Score a block of examples at a time."""
-    require(not form.labels, "this model has several labels: score with the run's network itself (result.model)")
-    require(not form.score_shape, "this model gives vectors, not scores: there is nothing to decide by")
-    found = np.empty(len(source), np.float64)
+    require(
+        bool(form.labels) or not form.score_shape,
+        "this model gives vectors, not scores: there is nothing to decide by",
+    )
+    found = np.empty((len(source), *form.score_shape), np.float64)
     with progress("scoring", len(source)) as advance:
         for indices in torch.arange(len(source)).split(BLOCK):
             x = source.fetch(indices).to(getattr(torch, form.dtype))
-            found[indices.numpy()] = _scored(score, x)
+            found[indices.numpy()] = _scored(score, x, form.score_shape)
             advance(len(indices))
-    bad = np.flatnonzero(~np.isfinite(found))
+    bad = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))
     require(not len(bad), f"{len(bad)} examples have no finite score, the first of them is number {bad[:1]}")
     if decision is None:
-        return Prediction(found, None, None)
+        return Prediction(found, None, None, form.labels)
     return Prediction(found, decision.probabilities(found), decision.classes(found))
 
 
-def _scored(score: Scorer, x: Tensor) -> Floats:
+def _scored(score: Scorer, x: Tensor, shape: tuple[int, ...]) -> Floats:
     try:
         h = score(x)
     except UserError:
@@ -101,14 +105,15 @@ def _scored(score: Scorer, x: Tensor) -> Floats:
         raise UserError(
             f"the model cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}"
         ) from error
-    require(h.shape == (len(x),), f"the model gave scores of shape {list(h.shape)} for {len(x)} examples")
+    h = h[:, None] if shape == (1,) and h.ndim == 1 else h  # one of several labels
+    require(h.shape == (len(x), *shape), f"the model gave scores of shape {list(h.shape)} for {len(x)} examples")
     return h.double().numpy()
 
 
-def decision_for(scored: Mapping[str, Scored], wish: Wish) -> Decision | None:
-    """What scores mean by the validation scores; None if there are none and no threshold was wished for."""
+def decision_for(form: Form, scored: Mapping[str, Scored], wish: Wish) -> tuple[Decision | None, str]:
+    """What scores mean by the validation scores; None, and why, if there are none or several labels."""
     from fedxl.evaluation.decision import decide, why_undecided
 
-    why = why_undecided(scored)
+    why = SEVERAL if form.labels else why_undecided(scored)
     require(not (why and wish.asks), f"there is no threshold of {wish.rule}: {why}")
-    return None if why else decide(scored, wish)
+    return (None if why else decide(scored, wish)), why

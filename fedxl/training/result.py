@@ -71,6 +71,8 @@ class Result:
     ) -> Prediction:
         """Scores of new examples; with validation data, calibrated probabilities and classes, too.
 
+        Of several labels there are scores alone, a column for each label.
+
         Args:
             x: Examples as the clients of `fit` hold them: a tensor, an array, a data frame or a torch Dataset. With
                 data from tables, a new table or its path, too.
@@ -84,5 +86,5 @@ class Result:
 
         wish = Wish(calibration, specificity, sensitivity)
         score = scorer_of(self.model, next(self.model.parameters()).device)
-        decision = decision_for(deciding(self.scored, self.curves), wish)
+        decision, _ = decision_for(self.form, deciding(self.scored, self.curves), wish)
         return predict(score, examples(x, self.form, self.preparation), self.form, decision)

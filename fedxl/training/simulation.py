@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.data.federation import Federation, Split, facts_about
-from fedxl.data.label_shares import check_labels, label_counts, with_labels
+from fedxl.data.label_shares import check_label_names, check_labels, label_counts, with_labels
 from fedxl.data.participation import Plan, Trace
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import Source, fingerprint, floats_as
@@ -96,6 +96,7 @@ class Simulation:
             there = present(self.problem.settings, self.names) if len(self.federation.parts) > 1 else [0]
             first, second = (label_counts(self.federation, side)[there] for side in risk.sides)
             check_labels(first, second, self.problem.label_names, self.problem.needs_both_sides)
+            check_label_names(self.problem.label_names, self.preparation.labels if self.preparation else ())
 
     def _probe(self) -> Tensor:
         x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))

@@ -71,6 +71,36 @@ def test_rows_with_weights_are_drawn_alike_at_sites_and_in_the_simulator(tmp_pat
     assert not tree_equal(found.server.weights.params, alike.server.weights.params)
 
 
+def test_several_label_columns_are_trained_on_alike_at_sites_and_in_the_simulator(tmp_path):
+    data = frame().rename(columns={"sick": "mass"})
+    data["nodule"] = np.where(data.smoker, "yes", "no")
+    data.loc[data.site == "b", "nodule"] = np.nan
+    data.loc[:9, ["mass", "nodule"]] = np.nan  # rows without any label
+    paths = write_sites(tmp_path / "data", data)
+    table = {**TABLE, "label": ["mass", "nodule"]}
+    told = replace(experiment(paths), data={**table, "path": paths, "seed": 0})
+    told = replace(told, risk={**told.risk, "labels": ["mass", "nodule"]})
+    sites = carrier(tmp_path, paths)
+    for node, own in sites.sites.items():
+        sites.sites[node] = SiteFile(own.settings, {**own.data, **table}, own.folder)
+    found, wanted = deployed(tmp_path, replace(told, data={}), sites, evaluate="sites"), simulated(told)
+    assert_same(found, wanted)
+    assert found.metrics["test"]["auroc"] == pytest.approx(wanted.metrics["test"]["auroc"], abs=1e-12)
+    assert found.preparation.labels == ("mass", "nodule")
+    other = SiteFile(
+        sites.sites[100].settings, {**sites.sites[100].data, "label": ["nodule", "mass"]}, tmp_path / "o"
+    )
+    cache.prepare(other)
+    with pytest.raises(UserError, match="the server's preparation is for the label"):
+        cache.training_data(other, found.preparation)
+    kept = tmp_path / "server" / "run" / "preparation.json"
+    with pytest.raises(UserError, match="deployed without image and preparation"):
+        cache.prepare(SiteFile(other.settings, {**sites.sites[100].data, "preparation": str(kept)}, tmp_path / "p"))
+    turned = replace(told, data={}, risk={**told.risk, "labels": ["nodule", "mass"]})
+    with pytest.raises(UserError, match="name the labels as the table does"):
+        deployed(tmp_path / "again", turned, sites, evaluate="sites")
+
+
 def tree_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(map(torch.equal, one.values(), other.values()))
 

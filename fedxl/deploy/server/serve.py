@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedxl.config.experiment import Config, build_problem, load_data, load_unfitted
-from fedxl.data.label_shares import check_labels
+from fedxl.data.label_shares import check_label_names, check_labels
 from fedxl.data.participation import Plan
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
@@ -90,6 +90,7 @@ def serve(
     needed = facts_of_all._asdict() if problem.uses_facts else {}
     prepared = made.to_text() if made is not None else ""
     _check_labels(problem, directory)
+    check_label_names(problem.label_names, made.labels if made is not None else ())
     head = RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared)
     secret = kept_seed(server.out / SEED) if settings.private_draws else 0
     kind = SecureEngine if settings.secure else GridEngine

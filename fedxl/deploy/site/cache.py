@@ -110,6 +110,9 @@ def prepare(site: SiteFile) -> int:
     if raw is not None:
         return tables.write(site.cache, raw, _own_site(site, raw.order.names), _about(site), site.settings.name)
     splits = load_data(config)
+    named = splits.preparation is not None and bool(splits.preparation.labels)
+    told = "a table with several labels is deployed without image and preparation in [data]; or give an .npz file"
+    require(not named, told)
     own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
     assert isinstance(source, TensorSource)

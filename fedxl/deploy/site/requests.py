@@ -16,6 +16,7 @@ from fedxl.algorithms.protocol import AnyPhase, DataFacts, Reading, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
+from fedxl.data.source import TensorSource
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.protocol.label_counts import LabelCounts
 from fedxl.deploy.provision.settings import SiteFile
@@ -63,7 +64,7 @@ def hello(site: SiteFile) -> Envelope:
         "summary": summary,
     }
     if labels.ndim == 2:
-        federation = cache.training_data(site)
+        federation = Federation(TensorSource(labels, labels), [np.arange(len(labels))])  # only labels are counted
         positives, negatives, both = federation.holdings()[0]
         facts |= {"positives": positives, "negatives": negatives, "both": both}
         facts["labels"] = LabelCounts.of(federation).to_text()

@@ -17,6 +17,7 @@ from fedxl.data.augment import NOTHING
 from fedxl.data.holdout import SPLITS
 from fedxl.data.preparation import Preparation
 from fedxl.data.rawtable import RawTable, recoding
+from fedxl.data.summary import predicted
 from fedxl.deploy.site.arrays import write_array
 from fedxl.errors import UserError, printable, require
 from fedxl.files import private_folder, write_atomically
@@ -37,7 +38,7 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
     table = {
         "columns": raw.columns,
         "texts": raw.texts,
-        "label": [raw.about[name] for name in ("label", "positive", "negative")],
+        "label": predicted(raw.about),
         "summary": raw.summary(site).to_json(),
     }
     facts = {**about, "means": False, "weights": raw.weights is not None, "augment": asdict(NOTHING), "table": table}
@@ -86,7 +87,7 @@ def examples(cache: Path, table: Mapping[str, Any], prefix: str, made: Preparati
 
 def _require_fitting(table: Mapping[str, Any], made: Preparation) -> None:
     """That a server's preparation is one of tables like this one."""
-    label = [made.label, made.positive, made.negative]
+    label = predicted(made.to_json())
     require(made.image is None, "this site has a table of numbers and categories, not of images")
     told = "the server's preparation is for the label {}, this site's is {}"
     require(label == table["label"], told.format(printable(label), printable(table["label"])))
