@@ -15,6 +15,7 @@ from fedxl.data.preparation import Preparation, fit
 from fedxl.data.summary import Summary, merge
 from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
 from fedxl.deploy.protocol.label_counts import LabelCounts
+from fedxl.deploy.protocol.query_lists import relevant_queries
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import first_line, printable, require
 from fedxl.risks import Side
@@ -33,6 +34,7 @@ class SiteFacts(NamedTuple):
     summary: str = ""  # of its table, as JSON
     labels: str = ""  # of several labels, how many examples of each are positive and negative, as JSON
     both: int = 0  # of several labels, examples that have a positive and a negative one
+    queries: int | None = None  # how many of its queries hold a relevant item; None: its data know no queries
 
     def count(self, side: Side) -> int:
         return Holding(self.positives, self.negatives, self.both).count(side)
@@ -120,6 +122,8 @@ class Directory:
         counts = whole(facts["positives"], "positives"), whole(facts["negatives"], "negatives")
         both = whole(facts.get("both", 0), "both")
         found = SiteFacts(*counts, shape, str(facts.get("summary", "")), str(facts.get("labels", "")), both)
+        if "queries" in facts:
+            found = found._replace(queries=relevant_queries(facts["queries"], found.positives))
         if min(found[:2]) < both or both < 0 or found.count("all") < 1:
             raise RefusedError(f"{name} reports {found.positives} positives and {found.negatives} negatives")
         self.require_within_limit(name, found.count("all"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState, Share
 from fedxl.data.label_shares import with_labels
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, PassivePart, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
+from fedxl.deploy.server.queries import weigh_sites
 from fedxl.engine.drawing import PoolDraws, draw_lags
 from fedxl.errors import DivergedError, RefusedError, UserError, printable
 from fedxl.evaluation.grid import Spread
@@ -81,6 +82,9 @@ class GridEngine:
         first, second = ([facts.count(side) for facts in each] for side in self.reading[:2])
         counted, self.plan = participants(self.problem, first, second, sites)
         self.chances = self.plan.chances
+        if self.reading.queries:
+            counted, self.chances = weigh_sites(self.problem, each)
+            self.plan = replace(self.plan, chances=self.chances)
         if self.problem.risk.labels:
             some, every = (np.stack([facts.by_label(side) for facts in each]) for side in self.reading[:2])
             counted = with_labels(counted, some, every, second, self.problem.settings.weighting)

@@ -24,7 +24,7 @@ from fedxl import __version__
 from fedxl.config.experiment import Config, load_data, load_unfitted
 from fedxl.data import NAMED
 from fedxl.data.augment import Augment
-from fedxl.data.federation import Federation, Splits
+from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import TensorSource
 from fedxl.deploy.provision.settings import SiteFile
@@ -35,8 +35,9 @@ from fedxl.files import private_folder, read_bytes, write_atomically
 from fedxl.progress import progress
 
 SPLITS = ("validation", "test")
+EACH = ("x", "y", "queries")  # what there is of training data and of each split
 FACTS = "data.json"  # written last: a cache without it is incomplete
-FILES = {FACTS, *(f"{name}.npy" for name in ("x", "y", "means", *(f"{s}_{k}" for s in SPLITS for k in "xy")))}
+FILES = {FACTS, *(f"{name}.npy" for name in (*EACH, "means", "weights", *(f"{s}_{k}" for s in SPLITS for k in EACH)))}
 CHUNK = 1024  # examples written at a time
 MOST_NAMED = 10  # sites of a table in an error
 
@@ -66,7 +67,8 @@ def training_data(site: SiteFile, made: Preparation | None = None) -> Federation
     means = _mapped(site.cache / "means.npy") if facts["means"] else None
     augment = Augment(**{**facts["augment"], "site_means": tuple(facts["augment"]["site_means"])})
     weights = _mapped(site.cache / "weights.npy") if facts.get("weights") else None
-    return Federation(TensorSource(x, y, augment, means, weights=weights), [np.arange(len(y))])
+    queries = _queries(site, facts, "")
+    return Federation(TensorSource(x, y, augment, means, weights=weights, queries=queries), [np.arange(len(y))])
 
 
 def held_back(site: SiteFile, split: str, made: Preparation | None = None) -> TensorSource | None:
@@ -74,13 +76,19 @@ def held_back(site: SiteFile, split: str, made: Preparation | None = None) -> Te
     facts = _ready(site)
     if split not in facts["splits"]:
         return None
-    return TensorSource(_examples(site, facts, f"{split}_", made), _mapped(site.cache / f"{split}_y.npy"))
+    x, y = _examples(site, facts, f"{split}_", made), _mapped(site.cache / f"{split}_y.npy")
+    return TensorSource(x, y, queries=_queries(site, facts, f"{split}_"))
 
 
 def labels(site: SiteFile) -> Tensor:
     """Of the training data."""
     _ready(site)
     return _mapped(site.cache / "y.npy")
+
+
+def queries(site: SiteFile) -> Tensor | None:
+    """Of the training data: the query of each example; None: they have none."""
+    return _queries(site, _ready(site), "")
 
 
 def summary(site: SiteFile) -> str:
@@ -118,13 +126,18 @@ def prepare(site: SiteFile) -> int:
         arrays["means"] = (source.means, own)
     if source.weights is not None:
         arrays["weights"] = (source.weights, own)
+    if source.queries is not None:
+        arrays["queries"] = (source.queries, own)
     held = own_held_back(site, splits)
-    for split, (x, y, rows) in held.items():
-        arrays |= {f"{split}_x": (x, rows), f"{split}_y": (y, rows)}
+    for name, (split, rows) in held.items():
+        arrays |= {f"{name}_x": (split.x, rows), f"{name}_y": (split.y, rows)}
+        if split.queries is not None:
+            arrays[f"{name}_queries"] = (split.queries, rows)
     facts = {
         **_about(site),
         "means": source.means is not None,
         "weights": source.weights is not None,
+        "queries": source.queries is not None,
         "augment": asdict(source.augment),
         "splits": list(held),
         "table": None,
@@ -155,6 +168,10 @@ def _examples(site: SiteFile, facts: Mapping[str, Any], prefix: str, made: Prepa
     require(made is not None, "this site has a table, and the server sent no preparation of its columns")
     assert made is not None
     return _mapped(tables.examples(site.cache, facts["table"], prefix, made))
+
+
+def _queries(site: SiteFile, facts: Mapping[str, Any], prefix: str) -> Tensor | None:
+    return _mapped(site.cache / f"{prefix}queries.npy") if facts.get("queries") else None
 
 
 def key(site: SiteFile) -> str:
@@ -194,16 +211,24 @@ def _own_site(site: SiteFile, names: Sequence[str]) -> int:
     return list(names).index(own) if own in names else 0
 
 
-def own_held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """By split: examples, labels, and this site's rows: of files its own, of other data sets an even share."""
+def own_held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Split, Tensor]]:
+    """By split: all of it, and this site's rows: of files its own, of other data sets an even share."""
     found = {}
     for name, pair in zip(SPLITS, (splits.validation, splits.test), strict=True):
         if pair is not None:
-            rows = torch.arange(site.settings.part, len(pair.y), len(splits.train.parts))
+            rows = _even_share(pair, site.settings.part, len(splits.train.parts))
             if splits.preparation is not None and pair.sites is not None:
                 rows = torch.from_numpy(np.flatnonzero(pair.sites == _own_part(site, _names(splits))))
-            found[name] = (pair.x, pair.y, rows)
-    return {name: split for name, split in found.items() if len(split[2])}
+            found[name] = (pair, rows)
+    return {name: (pair, rows) for name, (pair, rows) in found.items() if len(rows)}
+
+
+def _even_share(split: Split, part: int, parts: int) -> Tensor:
+    """Every so many-th example; of items of queries, every so many-th query as a whole."""
+    if split.queries is None:
+        return torch.arange(part, len(split.y), parts)
+    number = torch.unique(split.queries, return_inverse=True)[1]
+    return torch.nonzero(number % parts == part).flatten()
 
 
 def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:

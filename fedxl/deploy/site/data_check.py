@@ -25,8 +25,9 @@ def own(site: SiteFile, splits: Splits) -> Splits:
     def taken(name: str) -> Split | None:
         if name not in held:
             return None
-        x, y, rows = held[name]
-        return Split(x[rows], y[rows], np.zeros(len(rows), np.int64))
+        split, rows = held[name]
+        queries = None if split.queries is None else split.queries[rows]
+        return Split(split.x[rows], split.y[rows], np.zeros(len(rows), np.int64), queries=queries)
 
     train = Federation(splits.train.source, [part])
     return splits._replace(

@@ -37,6 +37,7 @@ from fedxl.errors import DivergedError, RefusedError, UserError, printable, requ
 from fedxl.models import weights_of
 from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedxl.training.problem import Problem
+from fedxl.training.queries import check_queries
 from fedxl.training.rounds import passive_like
 from fedxl.training.settings import pick_device
 from fedxl.training.suited import suited
@@ -67,6 +68,9 @@ def hello(site: SiteFile) -> Envelope:
         positives, negatives, both = federation.holdings()[0]
         facts |= {"positives": positives, "negatives": negatives, "both": both}
         facts["labels"] = LabelCounts.of(federation).to_text()
+    queries = cache.queries(site)
+    if queries is not None:
+        facts["queries"] = len(torch.unique(queries[labels > 0]))
     return Envelope(facts, {})
 
 
@@ -80,6 +84,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     federation = cache.training_data(site, _preparation(request))
     problem = _problem(site, experiment, request, federation)
     require_order(site, problem.algorithm)
+    check_queries(problem, federation.source, {})
     federation = Federation(suited(problem, federation.source), federation.parts)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)

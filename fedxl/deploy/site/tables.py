@@ -41,6 +41,7 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
         "summary": raw.summary(site).to_json(),
     }
     facts = {**about, "means": False, "weights": raw.weights is not None, "augment": asdict(NOTHING), "table": table}
+    facts["queries"] = raw.queries is not None
     facts["splits"] = [split for split, size in zip(SPLITS[1:], sizes[1:], strict=True) if size]
     try:
         private_folder(cache)
@@ -53,6 +54,9 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
                     write_array(cache / f"{prefix}raw.npy", (size, len(raw.columns)), blocks, done)
                     labels = raw.labels[raw.order.rows[part]].astype(np.int64)
                     write_array(cache / f"{prefix}y.npy", labels.shape, [labels], lambda count: None)
+                    if raw.queries is not None:
+                        of = raw.queries[raw.order.rows[part]].astype(np.int64)
+                        write_array(cache / f"{prefix}queries.npy", of.shape, [of], lambda count: None)
             if raw.weights is not None:
                 own = raw.weights[raw.order.rows[parts[0]]]
                 write_array(cache / "weights.npy", own.shape, [own], lambda count: None)

@@ -1,0 +1,118 @@
+"""Queries at sites: the same bits as in the simulator, and counts of queries that cannot be true are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedxl.config.experiment import Config
+from fedxl.deploy.protocol.query_lists import relevant_queries
+from fedxl.deploy.provision.settings import SiteFile, SiteSettings
+from fedxl.errors import RefusedError, UserError
+from tests.deploy.federated import SITES, InProcess, assert_same, deployed, simulated
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+def items(queries: int, seed: int) -> tuple[Any, Any, Any, Any]:
+    """Features, grades, queries and sites; every query is at two sites, some without a relevant item."""
+    rng = np.random.default_rng(seed)
+    query = np.repeat(np.arange(queries), 8)
+    x = rng.normal(size=(len(query), 3))
+    grade = np.digitize(x[:, 0] + 0.3 * rng.normal(size=len(query)), [0.8, 1.5])
+    grade[query % 5 == 4] = 0
+    return x, grade, query + 10 * seed, (query + np.arange(len(query)) % 2) % 4
+
+
+def letor(folder: Path) -> dict[str, Any]:
+    """One file a site, and files to evaluate on."""
+    for name, data in {"train": items(24, 1), "validation": items(9, 7), "test": items(9, 17)}.items():
+        lines = [
+            f"{grade} qid:{query} " + " ".join(f"{at + 1}:{value:.4f}" for at, value in enumerate(row))
+            for row, grade, query, _ in zip(*data, strict=True)
+        ]
+        if name != "train":
+            (folder / f"{name}.letor").write_text("\n".join(lines))
+            continue
+        for site in range(4):
+            mine = [line for line, of in zip(lines, data[3], strict=True) if of == site]
+            (folder / f"site{site}.txt").write_text("\n".join(mine))
+    held = {f"{name}_path": str(folder / f"{name}.letor") for name in ("validation", "test")}
+    return {"name": "letor", "path": str(folder / "site*.txt"), **held}
+
+
+def table(folder: Path) -> dict[str, Any]:
+    """One table of all sites, with names of queries."""
+    x, grade, query, site = items(40, 3)
+    rows = [
+        ",".join([*map(str, row.round(4)), str(g), f"query {q}", SITES[s]])
+        for row, g, q, s in zip(x, grade, query, site, strict=True)
+    ]
+    path = folder / "items.csv"
+    path.write_text("\n".join(["one,two,three,grade,query,site", *rows]))
+    return {"name": "table", "path": str(path), "label": "grade", "query": "query", "site": "site", "seed": 0}
+
+
+DATA = {"letor": letor, "table": table}
+LOCAL = {"name": "local_pair", "lr": 0.2}
+
+
+def experiment(data: dict[str, Any], algorithm: dict[str, Any], risk: str = "listwise", **run: Any) -> Config:
+    return Config(
+        data=data,
+        model={"name": "mlp", "hidden": [8]},
+        risk={"name": risk, "queries": 2},
+        algorithm=algorithm,
+        run={
+            "rounds": 4, "local_steps": 3, "batch1": 4, "batch2": 6, "cohort": 3, "eval_every": 2, "dtype": "float64",
+            "checkpoint_every": 1, "executor": "loop", "device": "cpu", "seed": 5, **run,
+        },
+    )  # fmt: skip
+
+
+def carrier(folder: Path, data: dict[str, Any], **settings: Any) -> InProcess:
+    sites = InProcess(folder)
+    allowed = {
+        "models": ("mlp",), "risks": ("listwise", "ndcg", "auroc"), "algorithms": ("local_pair", "local_sgd", "fedxl2"),
+    }  # fmt: skip
+    for number, name in enumerate(SITES):
+        known = SiteSettings(name=name, part=number, device="cpu", summary=True, **{**allowed, **settings})
+        sites.sites[100 + number] = SiteFile(known, data, folder / name)
+    return sites
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "weighting"),
+    [
+        ("letor", LOCAL, "samples"),
+        ("table", LOCAL, "clients"),
+        ("letor", {"name": "local_sgd", "loss": "squared", "lr": 0.1}, "samples"),
+    ],
+)
+def test_sites_and_simulator_come_to_the_same_bits(tmp_path, kind, algorithm, weighting):
+    data = DATA[kind](tmp_path)
+    wanted = experiment(data, algorithm, weighting=weighting)
+    found, expected = deployed(tmp_path, wanted, carrier(tmp_path, data)), simulated(wanted)
+    assert_same(found, expected)
+    assert found.metrics["test"] == expected.metrics["test"]
+    assert 0 < found.metrics["test"]["ndcg@10"] < 1
+
+
+def test_risk_and_data_must_agree_on_queries(tmp_path):
+    data = letor(tmp_path)
+    plain = replace(experiment(data, LOCAL), risk={"name": "auroc"})
+    with pytest.raises(UserError, match="the data of a are items of queries"):
+        deployed(tmp_path, plain, carrier(tmp_path, data))
+    digits = {"name": "digits", "clients": 4, "seed": 3}
+    with pytest.raises(UserError, match="the data of a name none"):
+        deployed(tmp_path / "plain", experiment(digits, LOCAL), carrier(tmp_path / "plain", digits))
+
+
+@pytest.mark.parametrize(("told", "positives"), [(0, 3), (4, 3), (-1, 0), (1, 0), (1.0, 3), (True, 3), ("1", 3)])
+def test_counts_that_cannot_be_true_are_refused(told, positives):
+    with pytest.raises(RefusedError):
+        relevant_queries(told, positives)
