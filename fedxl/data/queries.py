@@ -99,6 +99,11 @@ def queries_of(source: Source) -> Tensor | None:
     return getattr(source, "queries", None)
 
 
+def count_relevant(grades: Tensor, queries: Tensor) -> int:
+    """How many queries hold a relevant item."""
+    return len(torch.unique(queries[grades > 0]))
+
+
 def item_table(risk: QueryRisk, federation: Federation, own_lists: bool) -> Items:
     """What is known of every example of the source. Examples that nobody holds have parts of 0.
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedxl.config.experiment import Config
+from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.protocol.query_lists import relevant_queries
 from fedxl.deploy.provision.settings import SiteFile, SiteSettings
 from fedxl.errors import RefusedError, UserError
@@ -100,6 +101,42 @@ def test_sites_and_simulator_come_to_the_same_bits(tmp_path, kind, algorithm, we
     assert_same(found, expected)
     assert found.metrics["test"] == expected.metrics["test"]
     assert 0 < found.metrics["test"]["ndcg@10"] < 1
+
+
+def test_sites_evaluate_and_their_metrics_are_weighted_by_queries(tmp_path):
+    data = letor(tmp_path)
+    wanted = experiment(data, LOCAL, cohort=0)
+    found = deployed(tmp_path, wanted, carrier(tmp_path, data, evaluate="metrics"), evaluate="sites")
+    # Held-back queries are dealt out whole, so the mean over queries is that of all data in one place.
+    expected = simulated(wanted).metrics["test"]
+    for name in ("ndcg@5", "ndcg@10", "risk"):
+        assert found.metrics["test"][name] == pytest.approx(expected[name], abs=1e-12)
+    assert found.metrics["test"]["positives"] == expected["positives"]
+
+
+def test_sites_keep_scores_without_queries_to_themselves(tmp_path):
+    data = letor(tmp_path)
+    sites = carrier(tmp_path, data, evaluate="scores")
+    sites.sites[100] = replace(sites.sites[100], settings=replace(sites.sites[100].settings, evaluate="metrics"))
+    found = deployed(tmp_path, experiment(data, LOCAL), sites, evaluate="sites")
+    by_site = found.history[-1]["validation_by_site"]
+    assert set(by_site["a"]) >= {"ndcg@10", "risk"}
+    assert "give no metric of queries" in by_site["b"]
+
+
+def test_an_evaluation_of_more_queries_than_relevant_items_is_not_believed(tmp_path):
+    data = letor(tmp_path)
+    sites = carrier(tmp_path, data, evaluate="metrics")
+    handle = sites._handle
+
+    def lying(node: int, kind: Any, request: Envelope) -> Any:
+        reply = handle(node, kind, request)
+        lie = kind == "evaluate" and node == 100
+        return reply._replace(facts={**reply.facts, "queries": 10**6}) if lie else reply
+
+    sites._handle = lying
+    found = deployed(tmp_path, experiment(data, LOCAL), sites, evaluate="sites")
+    assert "1000000 queries" in found.history[-1]["validation_by_site"]["a"]
 
 
 def test_risk_and_data_must_agree_on_queries(tmp_path):

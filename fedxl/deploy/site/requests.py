@@ -16,6 +16,7 @@ from fedxl.algorithms.protocol import AnyPhase, DataFacts, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
+from fedxl.data.queries import count_relevant
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.protocol.label_counts import LabelCounts
 from fedxl.deploy.provision.settings import SiteFile
@@ -70,7 +71,7 @@ def hello(site: SiteFile) -> Envelope:
         facts["labels"] = LabelCounts.of(federation).to_text()
     queries = cache.queries(site)
     if queries is not None:
-        facts["queries"] = len(torch.unique(queries[labels > 0]))
+        facts["queries"] = count_relevant(labels, queries)
     return Envelope(facts, {})
 
 
@@ -132,6 +133,9 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), request.tensors)
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
     require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
+    check_queries(problem, held, {})
+    told = "this site discloses scores, and scores without their queries give no metric of queries"
+    require(kind != "scores" or not problem.risk.queries, f'{told}; its site.toml may say evaluate = "metrics"')
     judge, device = problem.evaluator, problem.device
     grant = curve.granted(site, request.facts, problem.risk.score_shape) if kind == "curve" else None
     scores = judge.scores(tree.to(weights, device), suited(problem, held).to(device)).cpu()
@@ -143,7 +147,9 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     # Enough limits are the whole curve, and with it every rank.
     limits = len({metric.limit for metric in judge.metrics} - {None})
     require(limits <= MOST_LIMITS, f"metrics at {limits} false positive rates are more than this site discloses")
-    return Envelope({**header, "kind": kind, "metrics": json.dumps(judge.metrics_of(scores, held.labels))}, {})
+    values = judge.metrics_of(scores, held.labels, held.queries)
+    counted = {} if held.queries is None else {"queries": count_relevant(held.labels, held.queries)}
+    return Envelope({**header, "kind": kind, "metrics": json.dumps(values), **counted}, {})
 
 
 def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
