@@ -155,6 +155,7 @@ class RawTable:
     rare: int
     weights: Floats | None = None
     queries: Whole | None = None  # of the file's rows
+    query_names: Callable[[Whole], list[str]] | None = None  # the texts that these numbers stand for, of some rows
 
     def summary(self, site: int) -> Summary:
         """What a site tells of its training rows."""

@@ -173,7 +173,9 @@ def read_raw(files: Sequence[File], label: str, options: TableOptions) -> RawTab
     keys, order, chunks = read_rows(features, label, options)
     ids, about = identities(files, keys, options.id), _about(keys, label, options)
     named = (features.names, features.texts)
-    return RawTable(order, chunks, *named, keys.labels, ids, about, options.rare, keys.weights, keys.queries)
+    texts = keys.texts.get(options.query)
+    of = None if texts is None else lambda rows: [str(text) for text in texts.take(rows).to_pylist()]
+    return RawTable(order, chunks, *named, keys.labels, ids, about, options.rare, keys.weights, keys.queries, of)
 
 
 def read_rows(features: Features, label: str, options: TableOptions) -> tuple[Keys, Order, Chunks]:

@@ -67,3 +67,8 @@ def weigh_counts(problem: Problem, first: Sequence[int], second: Sequence[int], 
     several = sum(second) / max(1, distinct)
     share = weighted.shares
     return weighted._replace(shares=share._replace(first=share.first * several, second=share.second * several))
+
+
+def pooled(problem: Problem) -> bool:
+    """Whether scores of one query meet across clients."""
+    return bool(problem.reading.queries) and not problem.algorithm.local_pairs

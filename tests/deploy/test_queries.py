@@ -60,6 +60,7 @@ def table(folder: Path) -> dict[str, Any]:
 
 DATA = {"letor": letor, "table": table}
 LOCAL = {"name": "local_pair", "lr": 0.2}
+POOLED = {"name": "fedxl2", "lr": 0.2}
 
 
 def experiment(data: dict[str, Any], algorithm: dict[str, Any], risk: str = "listwise", **run: Any) -> Config:
@@ -77,9 +78,8 @@ def experiment(data: dict[str, Any], algorithm: dict[str, Any], risk: str = "lis
 
 def carrier(folder: Path, data: dict[str, Any], **settings: Any) -> InProcess:
     sites = InProcess(folder)
-    allowed = {
-        "models": ("mlp",), "risks": ("listwise", "ndcg", "auroc"), "algorithms": ("local_pair", "local_sgd", "fedxl2"),
-    }  # fmt: skip
+    algorithms = ("local_pair", "local_sgd", "fedxl2")
+    allowed = {"models": ("mlp",), "risks": ("listwise", "ndcg", "auroc"), "algorithms": algorithms}
     for number, name in enumerate(SITES):
         known = SiteSettings(name=name, part=number, device="cpu", summary=True, **{**allowed, **settings})
         sites.sites[100 + number] = SiteFile(known, data, folder / name)
@@ -92,12 +92,15 @@ def carrier(folder: Path, data: dict[str, Any], **settings: Any) -> InProcess:
         ("letor", LOCAL, "samples"),
         ("table", LOCAL, "clients"),
         ("letor", {"name": "local_sgd", "loss": "squared", "lr": 0.1}, "samples"),
+        ("letor", POOLED, "samples"),
+        ("letor", {**POOLED, "pool_u": "server"}, "clients"),
     ],
 )
 def test_sites_and_simulator_come_to_the_same_bits(tmp_path, kind, algorithm, weighting):
     data = DATA[kind](tmp_path)
-    wanted = experiment(data, algorithm, weighting=weighting)
-    found, expected = deployed(tmp_path, wanted, carrier(tmp_path, data)), simulated(wanted)
+    wanted = experiment(data, algorithm, "ndcg" if "pool_u" in algorithm else "listwise", weighting=weighting)
+    sites = carrier(tmp_path, data, queries=algorithm["name"] == "fedxl2")
+    found, expected = deployed(tmp_path, wanted, sites), simulated(wanted)
     assert_same(found, expected)
     assert found.metrics["test"] == expected.metrics["test"]
     assert 0 < found.metrics["test"]["ndcg@10"] < 1

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from fedxl import __version__, tree, wire
 from fedxl.algorithms.ordering import columns, sorting
-from fedxl.algorithms.protocol import AnyPhase, DataFacts, Share
+from fedxl.algorithms.protocol import AnyPhase, DataFacts, Items, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
 from fedxl.data.queries import count_relevant
+from fedxl.data.source import Source
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.protocol.label_counts import LabelCounts
+from fedxl.deploy.protocol.query_lists import QueryLists
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache, curve, secure
 from fedxl.deploy.site.answered import question, require_same_question
@@ -30,6 +32,7 @@ from fedxl.deploy.site.permission import (
     require_metrics_allowed,
     require_order,
 )
+from fedxl.deploy.site.queries import known_items, require_queries, totals_like
 from fedxl.deploy.site.secret import private_seed
 from fedxl.engine.choose import executor
 from fedxl.engine.drawing import NO_SECRETS, Secrets
@@ -72,6 +75,8 @@ def hello(site: SiteFile) -> Envelope:
     queries = cache.queries(site)
     if queries is not None:
         facts["queries"] = count_relevant(labels, queries)
+        if site.settings.queries:
+            facts["lists"] = QueryLists.of(labels, queries, cache.query_names(site)).to_text()
     return Envelope(facts, {})
 
 
@@ -86,13 +91,16 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     problem = _problem(site, experiment, request, federation)
     require_order(site, problem.algorithm)
     check_queries(problem, federation.source, {})
+    require_queries(site, problem)
     federation = Federation(suited(problem, federation.source), federation.parts)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
-    received = tree.to(_received(problem, phase, request), problem.device)
+    received = _received(problem, phase, request, federation.source)
+    items = known_items(site, problem, federation.source, received.totals)
+    received = tree.to(received, problem.device)
     data, private = cache.identity(site), bool(getattr(problem.algorithm, "private", False))
     secrets = _secrets(site, str(facts["run"]), number, private)
-    engine = _engine(problem, federation, number, received.share, secrets)
+    engine = _engine(problem, federation, number, received.share, secrets, items)
     with locked(site.state / str(facts["run"])) as folder:
         if private:
             require(
@@ -186,12 +194,13 @@ def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: 
     return problem
 
 
-def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequest:
+def _received(problem: Problem, phase: AnyPhase, request: Envelope, source: Source) -> TrainRequest:
     """The tensors of a request, if they are what this phase needs."""
     server = tree.to(problem.algorithm.init(weights_of(problem.model)), "cpu")  # where requests arrive
     one = torch.zeros((), dtype=problem.dtype)
     passive = passive_like(phase, server, problem.reading, problem.settings.local_steps)
     like = TrainRequest(phase.downlink(server), Share(one, one, one, one, one, _label_share(problem)), passive)
+    like = like._replace(totals=totals_like(problem, source))
     return wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
 
 
@@ -212,7 +221,9 @@ def _label_share(problem: Problem) -> Tensor | tuple[()]:
     return torch.zeros(2, labels, dtype=problem.dtype) if labels else ()
 
 
-def _engine(problem: Problem, federation: Federation, number: int, share: Share, secrets: Secrets) -> Simulator:
+def _engine(
+    problem: Problem, federation: Federation, number: int, share: Share, secrets: Secrets, items: Items | None
+) -> Simulator:
     """The simulator, with this site as its only client: it draws and does what it would among all the others."""
     return Simulator(
         algorithm=problem.algorithm,
@@ -224,6 +235,7 @@ def _engine(problem: Problem, federation: Federation, number: int, share: Share,
         placement=problem.placement,
         first_number=number,
         secrets=secrets,
+        known=items,
     )
 
 
