@@ -106,7 +106,7 @@ def query_names(site: SiteFile) -> Tensor:
         return _mapped(site.cache / tables.QUERY_NAMES)
     told = "queries of a table with images, or with a preparation of its own, have no names that all sites know"
     require(site.data.get("name") not in NAMED, f"{told}; set queries = false in [site]")
-    return torch.unique(own)
+    return torch.unique(own, sorted=True, return_inverse=True)[0]
 
 
 def summary(site: SiteFile) -> str:
@@ -138,6 +138,9 @@ def prepare(site: SiteFile) -> int:
     splits = load_data(config)
     own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
+    chosen = site.data.get("name") != "letor" or "standardise" in site.data or len(splits.train.parts) > 1
+    told = "features would be scaled by this site's files alone, and those of other sites by theirs"
+    require(chosen, f"{told}; say standardise = false in [data] to leave them as they are, or true")
     assert isinstance(source, TensorSource)
     arrays = {"x": (source.x, own), "y": (source.labels, own)}
     if source.means is not None:

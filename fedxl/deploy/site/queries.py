@@ -36,11 +36,11 @@ def known_items(site: SiteFile, problem: Problem, source: Source, totals: Tensor
     if not isinstance(totals, Tensor) or queries is None:
         return None
     names = cache.query_names(site)
-    _check(totals, QueryLists.of(source.labels, queries, names))
+    check_totals(totals, QueryLists.of(source.labels, queries, names))
     return items_among(source.labels, queries, names, totals)
 
 
-def _check(totals: Tensor, own: QueryLists) -> None:
+def check_totals(totals: Tensor, own: QueryLists) -> None:
     """RefusedError for totals that this site's own items contradict."""
     counts = torch.from_numpy(own.table())
     relevant, size, ideal = totals.unbind(-1)
