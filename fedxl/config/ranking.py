@@ -11,5 +11,6 @@ from fedxl.risks import KNOWN_RISKS
 def pools_queries(config: Config) -> bool:
     """Whether scores of one query meet across sites. Of risks and algorithms outside fedxl nothing is known."""
     algorithm = ALGORITHMS.get(str(config.algorithm.get("name")))
-    known = algorithm is not None and str(config.risk.get("name")) in KNOWN_RISKS
-    return known and "pool_rounds" in accepted(algorithm) and bool(build_risk(config).queries)
+    if algorithm is None or str(config.risk.get("name")) not in KNOWN_RISKS:
+        return False
+    return "pool_rounds" in accepted(algorithm) and bool(build_risk(config).queries)

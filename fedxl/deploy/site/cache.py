@@ -106,7 +106,8 @@ def query_names(site: SiteFile) -> Tensor:
         return _mapped(site.cache / tables.QUERY_NAMES)
     told = "queries of a table with images, or with a preparation of its own, have no names that all sites know"
     require(site.data.get("name") not in NAMED, f"{told}; set queries = false in [site]")
-    return torch.unique(own, sorted=True, return_inverse=True)[0]
+    found: Tensor = torch.unique(own)
+    return found
 
 
 def summary(site: SiteFile) -> str:
