@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,17 +24,17 @@ from fedxl import __version__
 from fedxl.config.experiment import Config, load_data, load_unfitted
 from fedxl.data import NAMED
 from fedxl.data.augment import Augment
-from fedxl.data.federation import Federation, Split, Splits
+from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import TensorSource
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import tables
 from fedxl.deploy.site.arrays import write_array
-from fedxl.errors import UserError, printable, require
+from fedxl.deploy.site.own_part import SPLITS, own_held_back, own_rows, own_site
+from fedxl.errors import UserError, require
 from fedxl.files import private_folder, read_bytes, write_atomically
 from fedxl.progress import progress
 
-SPLITS = ("validation", "test")
 EACH = ("x", "y", "queries")  # what there is of training data and of each split
 FACTS = "data.json"  # written last: a cache without it is incomplete
 FILES = {
@@ -43,7 +43,6 @@ FILES = {
     tables.QUERY_NAMES,
 }
 CHUNK = 1024  # examples written at a time
-MOST_NAMED = 10  # sites of a table in an error
 
 
 def refresh(site: SiteFile) -> None:
@@ -135,7 +134,7 @@ def prepare(site: SiteFile) -> int:
     config = config_of(site)
     raw = load_unfitted(config)
     if raw is not None:
-        return tables.write(site.cache, raw, _own_site(site, raw.order.names), _about(site), site.settings.name)
+        return tables.write(site.cache, raw, own_site(site, raw.order.names), _about(site), site.settings.name)
     splits = load_data(config)
     own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
@@ -200,57 +199,6 @@ def key(site: SiteFile) -> str:
     """A hash of everything that the cache depends on, except for the data's files."""
     text = json.dumps([__version__, site.data, site.settings.part], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def own_rows(site: SiteFile, splits: Splits) -> Tensor:
-    """Which training examples of the data are this site's."""
-    return torch.as_tensor(splits.train.parts[_own_part(site, _names(splits))])
-
-
-def _names(splits: Splits) -> Sequence[str]:
-    """Of a file's sites; "" for clients that are numbered alone."""
-    return splits.names if splits.preparation is not None else [""] * len(splits.train.parts)
-
-
-def _own_part(site: SiteFile, names: Sequence[str]) -> int:
-    """Which client of its data a site is: the one with its name, or the one with the number that it says."""
-    part, count = site.settings.part, len(names)
-    if site.settings.name in names:
-        return list(names).index(site.settings.name)
-    require(part < count, f"part is {part}, but the data have {count} client(s), 0 to {count - 1}")
-    return part
-
-
-def _own_site(site: SiteFile, names: Sequence[str]) -> int:
-    """Which site of a table this is: the one with its name, or the only one. A number might be another's."""
-    own = site.settings.name
-    listed = ", ".join(printable(name, 40) for name in names[:MOST_NAMED])
-    listed += ", ..." if len(names) > MOST_NAMED else ""
-    require(
-        own in names or len(names) == 1,
-        f"this site is called '{own}', and its table holds the sites {listed}; name it like one of them",
-    )
-    return list(names).index(own) if own in names else 0
-
-
-def own_held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Split, Tensor]]:
-    """By split: all of it, and this site's rows: of files its own, of other data sets an even share."""
-    found = {}
-    for name, pair in zip(SPLITS, (splits.validation, splits.test), strict=True):
-        if pair is not None:
-            rows = _even_share(pair, site.settings.part, len(splits.train.parts))
-            if splits.preparation is not None and pair.sites is not None:
-                rows = torch.from_numpy(np.flatnonzero(pair.sites == _own_part(site, _names(splits))))
-            found[name] = (pair, rows)
-    return {name: (pair, rows) for name, (pair, rows) in found.items() if len(rows)}
-
-
-def _even_share(split: Split, part: int, parts: int) -> Tensor:
-    """Every so many-th example; of items of queries, every so many-th query as a whole."""
-    if split.queries is None:
-        return torch.arange(part, len(split.y), parts)
-    number = torch.unique(split.queries, return_inverse=True)[1]
-    return torch.nonzero(number % parts == part).flatten()
 
 
 def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:

@@ -9,6 +9,7 @@ from fedxl.data.check import Findings
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache
+from fedxl.deploy.site.own_part import own_held_back, own_rows
 
 
 def check_site(site: SiteFile) -> Findings:
@@ -19,8 +20,8 @@ def check_site(site: SiteFile) -> Findings:
 
 def own(site: SiteFile, splits: Splits) -> Splits:
     """The site's share of the data that its file names."""
-    part = cache.own_rows(site, splits).numpy()
-    held = cache.own_held_back(site, splits)
+    part = own_rows(site, splits).numpy()
+    held = own_held_back(site, splits)
 
     def taken(name: str) -> Split | None:
         if name not in held:
