@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.config.experiment import Config, build_algorithm
+from fedxl.config.experiment import Config, build_algorithm, load_unfitted
 from fedxl.deploy.protocol.envelope import Envelope, RunHeader
 from fedxl.deploy.protocol.query_lists import QueryLists, relevant_queries
 from fedxl.deploy.provision.folders import init
@@ -169,6 +169,17 @@ def test_queries_of_tables_meet_by_their_names(tmp_path):
             assert len(pairs) == len(leaf.unique()) == len(mine[name].unique()), "one hash a query"
         else:
             torch.testing.assert_close(mine[name], leaf, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+def test_a_table_with_a_preparation_of_its_own_has_no_common_names(tmp_path):
+    raw = load_unfitted(Config(data=table(tmp_path), risk={}, algorithm={}, run={}))
+    assert raw is not None
+    path = tmp_path / "preparation.json"
+    path.write_text(raw.fitted().to_text())
+    data = {**table(tmp_path), "preparation": str(path)}
+    assert requests.hello(carrier(tmp_path, data).sites[100]).facts["queries"] > 0
+    with pytest.raises(UserError, match="have no names that all sites know"):
+        requests.hello(carrier(tmp_path, data, queries=True).sites[100])
 
 
 def test_draws_in_secret_are_the_servers_alone(tmp_path):
