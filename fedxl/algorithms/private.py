@@ -133,6 +133,7 @@ def check_method(algorithm: Any) -> None:
         "mix": (not algorithm.mix, "set mix = 0: it pairs a client's examples with each other"),
         "worst_site": (not algorithm.worst_site, "set worst_site = 0: a client's own risk is sent without noise"),
         "estimator": (algorithm.estimator == "average", "set estimator = 'average': msvr scores a batch twice"),
+        "fresh": (not algorithm.fresh, "set fresh = false: fresh scores are read in an order of their own"),
         "pool_u": (algorithm.pool_u == "server", "set pool_u = 'server': clients' u have no noise"),
     }
     for fine, why in wanted.values():
@@ -141,6 +142,10 @@ def check_method(algorithm: Any) -> None:
 
 
 def _check_risk(risk: XRisk) -> None:
+    require(
+        not risk.thresholds,
+        f"with dp_clip, an example must not change the gradients of others, and ties of {risk!r} do; use partial_auc",
+    )
     require(
         risk.score_range.bounded and not risk.score_shape,
         "with dp_clip, scores must have a range: set scores = 'sigmoid' in [risk]",

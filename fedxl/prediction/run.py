@@ -106,7 +106,9 @@ def read_form(content: Mapping[str, Any], path: Path) -> Form:
     columns = content.get("columns", [])
     named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
     require(named and len(columns) in (0, form.shape[0]), f"{path}: columns must name each number of an example")
-    labels = content.get("labels", [])
+    # A run names several labels here. An exported model of one label says what its two values are called.
+    found = content.get("labels", [])
+    labels = [] if isinstance(found, dict) else found
     right = isinstance(labels, list) and all(isinstance(name, str) for name in labels)
     require(right and (not labels or (len(labels),) == form.score_shape), f"{path}: labels must name each score")
     return form._replace(columns=tuple(columns), labels=tuple(labels))

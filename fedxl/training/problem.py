@@ -105,6 +105,13 @@ def assemble(
     check_risk(algorithm.risk)
     device = device or pick_device(settings.device)
     model = copy.deepcopy(model).to(device, DTYPES[settings.dtype])
+    if getattr(algorithm, "private", False):
+        told = "with dp_clip, {}: set {}"
+        require(
+            not settings.train_metrics, told.format("metrics of training data have no noise", "train_metrics = false")
+        )
+        exact = settings.precision == "fp32"
+        require(exact, told.format("lengths of gradients must be exact", 'precision = "fp32"'))
     suited = algorithm.with_network(norms_scores(model))
     informed = suited.with_facts(facts)
     return Problem(model, informed, settings, device, algorithm, uses_facts=informed is not suited)

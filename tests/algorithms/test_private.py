@@ -21,7 +21,7 @@ from fedxl.data.federation import from_arrays
 from fedxl.engine.executors import loop
 from fedxl.errors import UserError
 from fedxl.models import scorer, weights_of
-from fedxl.risks import auroc, average_precision, p_norm_push, partial_auc, two_way_partial_auc
+from fedxl.risks import auroc, average_precision, cvar_partial_auc, p_norm_push, partial_auc, two_way_partial_auc
 from tests.conftest import EXECUTORS, RAGGED, make_clients
 from tests.running import engine_for, fit_named, play
 
@@ -51,7 +51,7 @@ def after_rounds(algorithm: FeDXL2, network: nn.Module, executor: Any = loop, ro
     return tree.pack({"server": server, "population": engine.population})
 
 
-LENDING = {"fresh": True, "uploads": 3, "one_class": "lend"}
+LENDING = {"uploads": 3, "one_class": "lend"}
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,8 @@ REFUSED = {
     "reach": ({"reach": 0.1}, "set reach = 0"),
     "mix": ({"mix": 0.1}, "set mix = 0"),
     "pool_u": ({"pool_u": "clients"}, "set pool_u = 'server'"),
+    "fresh": ({"fresh": True}, "set fresh = false"),
+    "cvar": ({"risk": cvar_partial_auc()}, "must not change the gradients of others"),
     "worst site": ({"worst_site": 0.3}, "set worst_site = 0"),
     "msvr": ({"estimator": "msvr"}, "set estimator = 'average'"),
     "raw": ({"risk": partial_auc(scores="raw")}, "set scores = 'sigmoid'"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedxl import UserError, tree
 from fedxl.algorithms import SOX, FeDXL1, FeDXL2, LocalPair
 from fedxl.algorithms.compositional import ClientEstimates
-from fedxl.algorithms.fedxl import FeDXLServer
+from fedxl.algorithms.fedxl_state import FeDXLServer
 from fedxl.algorithms.pool import Passive, empty
 from fedxl.algorithms.protocol import Batch, Share
 from fedxl.algorithms.worst_site import RiskLevel, check_reported, emphasis, level_after, tilted

@@ -166,7 +166,7 @@ def test_who_is_never_available_counts_for_nothing_and_the_others_make_up_for_it
     of_five = engine_for(
         FeDXL2(partial_auc()), network(), from_arrays(make_clients(RAGGED)), vectorised, 2, 3, 4, **options
     )
-    assert [float(leaf[5]) for leaf in engine.shares] == [0, 0, 0, 0, 5]
+    assert [float(leaf[5]) for leaf in tree.leaves(engine.shares)] == [0, 0, 0, 0, 5]
     first, second = ([size[side] for size in RAGGED[:5]] for side in (0, 1))
     expected = shares(first, second, weighting)
     for name in ("part", "first", "second"):

@@ -13,6 +13,7 @@ from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.site import requests
 from fedxl.deploy.site.secret import private_seed
 from fedxl.engine.drawing import Secrets
+from fedxl.training.checkpoint import load_checkpoint
 from tests.deploy.federated import SITES, InProcess, assert_same, config, copied, deployed, simulated
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -68,3 +69,49 @@ def test_a_site_gives_one_answer_under_one_noise(tmp_path):
     (mine.state / asked.facts["run"] / "answered.json").write_text("[")
     with pytest.raises(UserError, match=r"answered\.json"):
         requests.train(mine, asked)
+
+
+def test_a_site_reads_on_whatever_the_server_says_and_takes_or_does_not_take(tmp_path):
+    """Epsilon counts on every example being read in its turn. Visits that the server forges change nothing."""
+    carrier = Keeping(tmp_path)
+    deployed(tmp_path, experiment(cohort=0, rounds=3), carrier)
+    mine = carrier.sites[100]
+    read = []
+    for asked in carrier.asked[-3:]:
+        forged = Envelope({**asked.facts, "visits": 0, "run": "f" * 16}, asked.tensors)
+        requests.train(mine, forged)
+        found = load_checkpoint(mine.state / ("f" * 16), asked.facts["round"])
+        read.append(int(found.tensors["rounds.0"]))
+    assert read == [1, 2, 3]
+
+
+def test_an_answer_from_another_state_is_refused(tmp_path):
+    """The same request, but what the site knew is gone: two answers under one noise."""
+    carrier = Keeping(tmp_path)
+    deployed(tmp_path, experiment(cohort=0, rounds=3), carrier)
+    mine, asked = carrier.sites[100], carrier.asked[-2]
+    for file in (mine.state / asked.facts["run"]).glob("checkpoints/*"):
+        file.unlink()
+    with pytest.raises(UserError, match="has been answered to another request"):
+        requests.train(mine, asked)
+
+
+def test_a_site_believes_no_share_in_a_class_that_it_lacks(tmp_path):
+    """It would score and train on stand-ins, which nothing accounts for."""
+    carrier = InProcess(tmp_path)
+    asked = []
+    carrier.faults = {(3, 1): lambda reply: asked.append(reply) or reply}
+    sent = []
+    send = carrier.send
+
+    def kept(envelopes, kind, seconds):
+        if kind == "train" and 103 in envelopes:
+            sent.append(copied(envelopes[103]))
+        return send(envelopes, kind, seconds)
+
+    carrier.send = kept
+    deployed(tmp_path, config("fedxl2", cohort=0, rounds=1), carrier)
+    forged = sent[-1]
+    forged.tensors["share.first"] = torch.ones_like(forged.tensors["share.first"])
+    with pytest.raises(UserError, match="counts examples of S1, of which this site has none"):
+        requests.train(carrier.sites[103], forged)

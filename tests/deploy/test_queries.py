@@ -228,6 +228,9 @@ def test_a_site_that_does_not_tell_its_queries(tmp_path):
     data = letor(tmp_path)
     with pytest.raises(UserError, match="a does not tell which queries it holds"):
         deployed(tmp_path, experiment(data, POOLED), carrier(tmp_path, data))
+    exact = experiment(data, {**POOLED, "fixed_point": 64})
+    with pytest.raises(UserError, match="use local_pair, or set secure = false"):
+        deployed(tmp_path / "secure", exact, carrier(tmp_path, data, queries=True), secure=True)
     site = carrier(tmp_path, data).sites[100]
     assert "lists" not in requests.hello(site).facts
     tables = {name: table for name, table in experiment(data, POOLED).tables().items() if name != "data"}

@@ -18,7 +18,9 @@ from fedxl import tree
 from fedxl.deploy.protocol.envelope import Failure
 from fedxl.deploy.provision.folders import SAFE
 from fedxl.deploy.provision.settings import ServerFile, ServerSettings
+from fedxl.deploy.secret import kept_seed
 from fedxl.deploy.server.serve import serve
+from fedxl.deploy.site import requests
 from tests.deploy.deployment import Deployment
 from tests.deploy.federated import DATA, QUIET, SITES, InProcess, config
 
@@ -93,17 +95,9 @@ sys.meta_path.insert(0, Spoil())
 """
 
 
-def drawn_alike(federation: Deployment) -> None:
-    """Draws from the run's seed, as the reference has them."""
-    for file in federation.folder.glob("sites/*/site.toml"):
-        text = file.read_text()
-        assert "private_draws = true" in text
-        file.write_text(text.replace("private_draws = true", "private_draws = false"))
-
-
 def plain(folder: Path, experiment: Any, dropped: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """The same rounds without masks, and without the sites that were lost."""
-    carrier = InProcess(folder)
+    carrier = InProcess(folder, private_draws=True)
     carrier.sites = {100 + n: replace(carrier.sites[100 + n], data=experiment.data) for n in range(len(NAMES))}
     carrier.faults = {(NAMES.index(entry["site"]), entry["round"]): Failure("lost") for entry in dropped}
     experiment = replace(experiment, algorithm={**SAFE, "clip_change": 0.0, **experiment.algorithm})
@@ -121,11 +115,15 @@ def test_a_site_is_killed_and_the_sum_is_exact_and_nothing_else_is_seen(tmp_path
     given = config("fedxl2", rounds=2, cohort=0, eval_every=1)
     experiment = replace(given, data={**DATA, "one_class": 0}, algorithm={**given.algorithm, "fixed_point": 64})
     with Deployment(tmp_path / "f", NAMES, experiment, minimum=2, secure="true", private_draws="false") as federation:
-        drawn_alike(federation)
         for name in ("server", *NAMES):
             federation.start(name, PYTHONPATH=path, SEEN=str(seen), SITE=name)
         found = federation.finished()
         dropped = federation.dropped()
+    # The reference draws what the sites drew, from the seeds that they kept to themselves.
+    kept = [*(tmp_path / "f" / "sites").glob("*/state/*/private.seed")]
+    seeds = {path.parents[2].name: kept_seed(path) for path in kept}
+    assert seeds.keys() == set(NAMES)
+    monkeypatch.setattr(requests, "private_seed", lambda state, run: seeds[state.parent.name])
     assert ("c", 1) in {(entry["site"], entry["round"]) for entry in dropped}
     assert (seen / "dead").exists()
     for name, tensor in plain(tmp_path / "plain", experiment, dropped).items():

@@ -20,7 +20,7 @@ from fedxl.deploy.provision import keys
 from fedxl.deploy.server.secure import SecureEngine
 from fedxl.deploy.site import requests, secure
 from fedxl.training.hooks import Hooks
-from tests.deploy.federated import SITES, InProcess, assert_same, config, deployed, simulated, site_file
+from tests.deploy.federated import SITES, InProcess, assert_same, config, deployed, simulated
 
 pytestmark = pytest.mark.usefixtures("impatient", "forgetful")
 AUTHORITY = keys.authority()
@@ -46,12 +46,17 @@ def certify(folder: Path, name: str, key: keys.Key, authority: Any = AUTHORITY) 
     (folder / "ca.crt").write_bytes(keys.certificate_pem(AUTHORITY[1]))
 
 
+@pytest.fixture(autouse=True)
+def _known_seed(monkeypatch):
+    """Secure sums need draws that the server does not know. Here they are those of the run, to be compared."""
+    monkeypatch.setattr(requests, "private_seed", lambda state, run: config("fedxl2").run["seed"])
+
+
 class Secure(InProcess):
     """Sites with keys. `lost` are steps that a site does not come to: (step, site, round)."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        super().__init__(folder)
-        self.sites = {100 + number: site_file(folder, number, **settings) for number in range(len(SITES))}
+        super().__init__(folder, **{"private_draws": True, **settings})
         for name, key in zip(SITES, KEYS, strict=True):
             certify(folder / name, name, key)
         self.lost: set[tuple[str, int, int]] = set()
@@ -119,6 +124,67 @@ def test_with_too_few_left_the_round_is_repeated_with_new_masks(tmp_path):
     assert (sent[0] != sent[1]).all()
     told = [json.loads(reply.facts["keys"])["mask"] for reply in mine if "keys" in reply.facts]
     assert len(set(told)) == len(told) == 6
+
+
+def test_a_round_under_another_number_is_not_added_again(tmp_path, monkeypatch):
+    """Examples follow from the visits. A server that forgets to count them would get the same updates twice."""
+    carrier, lines, usable = Secure(tmp_path), list[str](), SecureEngine._usable
+
+    def forgetful(self: SecureEngine, phase: Any, server: Any, round: int, updates: Any) -> bool:
+        if round == 1:
+            self.visits = {name: count - 1 for name, count in self.visits.items()}
+        return usable(self, phase, server, round, updates)
+
+    monkeypatch.setattr(SecureEngine, "_usable", forgetful)
+    with pytest.raises(UserError, match="fewer than"):
+        deployed(
+            tmp_path,
+            exact("local_sgd", cohort=0, rounds=2),
+            carrier,
+            Hooks(say=lines.append),
+            secure=True,
+            patience=1,
+        )
+    assert sum("has added the same examples in another round than 2" in line for line in lines) == 4
+
+
+def test_a_server_that_died_after_the_sum_asks_for_the_same_sites_again(tmp_path, monkeypatch):
+    """d was lost in round 1 and is back. The others answer for the sum without it, and for no other."""
+    carrier, lines, merged = Secure(tmp_path), list[str](), SecureEngine._merged
+    carrier.lost = {("train", 3, 1)}
+    experiment = exact("local_sgd", cohort=0, rounds=2)
+
+    def dies(self: SecureEngine, *rest: Any) -> Any:
+        monkeypatch.setattr(SecureEngine, "_merged", merged)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SecureEngine, "_merged", dies)
+    with pytest.raises(KeyboardInterrupt):
+        deployed(tmp_path, experiment, carrier, secure=True)
+    found = deployed(tmp_path, experiment, carrier, Hooks(say=lines.append), secure=True)
+    assert found.history[-1]["round"] == 2
+    assert not any("discarded" in line or "be added in round" in line for line in lines)
+
+
+def test_sites_without_draws_of_their_own_add_nothing(tmp_path):
+    """Two runs of one experiment would have the same updates, and another sum if a site is missing in one."""
+    carrier, lines = Secure(tmp_path, private_draws=False), list[str]()
+    with pytest.raises(UserError, match="fewer than"):
+        deployed(
+            tmp_path,
+            exact("local_sgd", cohort=0, rounds=1),
+            carrier,
+            Hooks(say=lines.append),
+            secure=True,
+            patience=1,
+        )
+    assert any("secure sums need private_draws = true" in line for line in lines)
+
+
+def test_a_cohort_with_one_site_that_counts_is_told_before_the_first_round(tmp_path):
+    with pytest.raises(UserError, match=r"only one site of round .* counts in the average"):
+        deployed(tmp_path, exact("fedxl2", cohort=2, rounds=12), Secure(tmp_path), secure=True)
+    assert not (tmp_path / "server" / "run" / "checkpoints").exists()
 
 
 def test_sites_let_the_server_have_one_sum_of_a_round(tmp_path, monkeypatch):

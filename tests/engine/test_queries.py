@@ -11,7 +11,7 @@ import fedxl
 from fedxl import UserError, tree
 from fedxl.algorithms import ALGORITHMS, FeDXL2, LocalSGD
 from fedxl.algorithms.compositional import ClientEstimates
-from fedxl.algorithms.fedxl import FeDXLServer
+from fedxl.algorithms.fedxl_state import FeDXLServer
 from fedxl.algorithms.queries import empty_pool
 from fedxl.data.queries import from_queries, holders
 from fedxl.engine.drawing import PoolDraws

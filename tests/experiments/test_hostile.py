@@ -12,7 +12,7 @@ import torch
 
 from fedxl import UserError, tree
 from fedxl.algorithms.compositional import Weights
-from fedxl.algorithms.fedxl import FeDXLServer, FeDXLUpdate
+from fedxl.algorithms.fedxl_state import FeDXLServer, FeDXLUpdate
 from fedxl.algorithms.pool import S1Scores, S2Scores, empty
 from fedxl.algorithms.protocol import Share
 from fedxl.data.federation import from_arrays

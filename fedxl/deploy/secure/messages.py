@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedxl import tree
+from fedxl.algorithms.protocol import Share
 from fedxl.deploy.protocol.envelope import whole
 from fedxl.deploy.secure import masks, sealed, shamir
 from fedxl.digest import add_tensor
@@ -17,7 +18,7 @@ from fedxl.errors import RefusedError
 
 SESSION = re.compile(r"[0-9a-f]{32}")
 MOST_SITES = 10_000
-ALIKE = ("run", "version", "config", "facts_of_all", "preparation", "round")  # facts of a request to train
+ALIKE = ("run", "version", "config", "facts_of_all", "preparation", "round", "shares")  # facts of a request to train
 MOST_TEXT = 10_000  # characters of a certificate or a signature
 SEALED = 2 * shamir.BYTES + sealed.OVERHEAD  # bytes of two shares
 
@@ -87,8 +88,22 @@ def sum_weights(text: Any) -> dict[int, float]:
     return found
 
 
+def share_numbers(share: Share) -> list[float]:
+    """A share as plain numbers, in the order of its parts."""
+    return [float(number) for leaf in tree.leaves(share) for number in leaf.flatten()]
+
+
+def sum_shares(text: Any) -> dict[int, list[float]]:
+    """The shares of all sites of a sum."""
+    found = by_number(text)
+    right = all(isinstance(each, list) and all(type(number) is float for number in each) for each in found.values())
+    if not right:
+        raise RefusedError("the shares of a secure sum cannot be read")
+    return found
+
+
 def told(facts: Mapping[str, Any], weights: Mapping[int, float], server: Any) -> str:
-    """A digest of all that a server must tell every site of a sum alike: the experiment, the weights, the state.
+    """A digest of all that a server must tell every site of a sum alike: the experiment, shares, the state.
 
     A server that sent all sites but one a model that learns nothing would find that one's update in the sum.
     """

@@ -22,8 +22,13 @@ from fedxl.training.problem import Problem
 from fedxl.training.queries import check_ranked, pooled, weigh_counts
 
 
-def check_queries(problem: Problem, facts: Mapping[str, SiteFacts]) -> None:
-    """One line unless all sites have queries if the risk ranks within them, or none has any."""
+def check_queries(problem: Problem, facts: Mapping[str, SiteFacts], secure: bool = False) -> None:
+    """One line unless all sites have queries if the risk ranks within them, or none has any.
+
+    secure: whether the server sees sums of updates only.
+    """
+    told = "secure sums need draws that the server cannot know, and scores of one query meet by draws that it knows"
+    require(not (secure and pooled(problem)), f"{told}; use local_pair, or set secure = false")
     for name, each in facts.items():
         check_ranked(problem, each.queries is not None, f"the data of {name}")
         told = f"{name} does not tell which queries it holds, so scores of one query cannot meet"

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +22,14 @@ from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState
 from fedxl.deploy.protocol.envelope import Envelope, Failure, exchange
 from fedxl.deploy.secure.collector import Collector
 from fedxl.deploy.secure.member import FEWEST
-from fedxl.deploy.secure.messages import Advert, hexed, open_shares, sealed_shares, told
+from fedxl.deploy.secure.messages import Advert, hexed, open_shares, sealed_shares, share_numbers, told
 from fedxl.deploy.server.engine import GridEngine, Replies
 from fedxl.errors import RefusedError, first_line, printable, require
+from fedxl.files import read_json, write_json
 
 PROMPT = 120.0  # seconds that a site has for a step without training, at most
 MASKED = "masked"
+TRIED = "tried.json"
 
 
 class SecureEngine(GridEngine):
@@ -40,12 +44,15 @@ class SecureEngine(GridEngine):
         require(bool(getattr(algorithm, "fixed_point", 0)), f"{named}: set fixed_point = 64 (or 32) in [algorithm]")
         counted = int((algorithm.trained(self.shares) > 0).sum())
         require(counted >= FEWEST, f"secure = true needs two sites whose model counts, and there are {counted}")
+        for round in range(algorithm.first_round, self.problem.settings.rounds + 1):
+            self._require_secret(algorithm.phase(round), round, self.plan.cohort(round).tolist())
         self.hidden = summed_parts(algorithm)
         self.form = FORMS[algorithm.fixed_point]
         self.nodes: dict[int, int] = {}  # by number, of the sites in the sum
         self.session = ""
         self.weights: dict[int, float] = {}  # by number, how much each of them counts
         self.tried = (-1, frozenset[int]())  # a round, and the sites whose sum was asked for in it
+        self.folder: Path | None = None
         self.sum: Collector | None = None  # of this attempt; None: there is nothing to add
         self.total = torch.zeros(0, dtype=torch.int64)  # of the codes of all sites in the sum
 
@@ -55,7 +62,8 @@ class SecureEngine(GridEngine):
         self.total = torch.zeros(len(flat(parts(self.hidden, server))), dtype=torch.int64)
         replies = super()._attempt(phase, server, round, cohort)
         if self.sum is not None:
-            self.sum.told = told({**self.head.facts, "round": round}, self.weights, phase.downlink(server))
+            alike = {**self.head.facts, "round": round, "shares": self._shares_told()}
+            self.sum.told = told(alike, self.weights, phase.downlink(server))
         if self.sum is None or len(replies.rows.filled) < min(self.settings.minimum, len(cohort)):
             return replies
         try:
@@ -98,6 +106,10 @@ class SecureEngine(GridEngine):
             "a larger cohort would help",
         )
 
+    def _shares_told(self) -> str:
+        """Every site sees that all were told the same shares, and finds its own among them."""
+        return json.dumps({str(number): share_numbers(self._share(number)) for number in sorted(self.nodes)})
+
     def _counts(self, number: int) -> bool:
         """Whether a site's model is averaged with the others'."""
         return bool(self._weight(number) > 0)
@@ -107,6 +119,19 @@ class SecureEngine(GridEngine):
         algorithm: Any = self.problem.algorithm
         weight: Tensor = algorithm.trained(self._share(number))
         return weight
+
+    def _try(self, round: int, members: Iterable[int]) -> None:
+        """Note whose sum is asked for, before it is: after a crash sites answer for the same ones only."""
+        self.tried = (round, frozenset(members))
+        if self.folder is not None:
+            write_json(self.folder / TRIED, {"round": round, "sites": sorted(self.tried[1])})
+
+    def remember_in(self, folder: Path) -> None:
+        """Where this run is kept; what was asked for before the server was stopped."""
+        self.folder = folder
+        with suppress(FileNotFoundError):
+            found = read_json(folder / TRIED)
+            self.tried = (int(found["round"]), frozenset(map(int, found["sites"])))
 
     def _exchange_keys(self, found: Collector, round: int, members: Mapping[int, int]) -> None:
         def take(number: int, reply: Envelope) -> None:
@@ -129,7 +154,8 @@ class SecureEngine(GridEngine):
         """The sum of the codes of these sites, or of those among them that count."""
         found.masked = {number: found.masked[number] for number in sorted(accepted) if number in found.masked}
         self._require_left(found.masked, found.needed, "their updates")
-        survivors, self.tried = json.dumps(sorted(found.masked)), (round, frozenset(found.masked))
+        survivors = json.dumps(sorted(found.masked))
+        self._try(round, found.masked)
 
         def take(number: int, reply: Envelope) -> None:
             found.take_answer(number, open_shares(reply.facts.get("shares")))
@@ -178,7 +204,7 @@ class SecureEngine(GridEngine):
         inbox = hexed(self.sum.inbox(number)) if self.sum is not None and inside else ""
         facts = {**request.facts, "secure": inbox, "session": self.session if inside else ""}
         if inside:
-            facts["weights"] = json.dumps(self.weights)
+            facts |= {"weights": json.dumps(self.weights), "shares": self._shares_told()}
         return request._replace(facts=facts)
 
     def _restored(self, phase: AnyPhase, server: ServerState, number: int, like: Any, reply: Envelope) -> Any:

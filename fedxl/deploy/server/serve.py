@@ -92,11 +92,13 @@ def serve(
     needed = facts_of_all._asdict() if problem.uses_facts else {}
     prepared = made.to_text() if made is not None else ""
     _check_labels(problem, directory)
-    check_queries(problem, {name: directory.facts[name] for name in settings.sites})
+    check_queries(problem, {name: directory.facts[name] for name in settings.sites}, settings.secure)
     head = RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared)
     secret = kept_seed(server.out / SEED) if settings.private_draws else 0
     kind = SecureEngine if settings.secure else GridEngine
     engine = kind(directory, problem, head, secret)
+    if isinstance(engine, SecureEngine):
+        engine.remember_in(server.out)
     _begin(known, run_id, directory.facts)
     task = _task(engine, config, shape, GridBook(server.out / "grids.json", settings.bins), made)
     resuming = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))

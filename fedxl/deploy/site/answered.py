@@ -25,11 +25,16 @@ ASKED = ("round", "number", "base", "visits", "config", "facts_of_all", "prepara
 
 
 def question(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], data: str) -> str:
-    """A digest of all that an answer depends on, besides what the site remembers of its examples."""
+    """A digest of all that an answer depends on; tensors: those of the request, and of the state it starts from."""
     content = hashlib.sha256(json.dumps([data, *(str(facts.get(name, "")) for name in ASKED)]).encode())
     for name in sorted(tensors):
         add_tensor(content, name, tensors[name])
     return content.hexdigest()
+
+
+def answers_before(folder: Path, round: int) -> int:
+    """In how many rounds before this one the site has given an answer, whether the server took it or not."""
+    return sum(int(known) < round for known in _read(folder / FILE))
 
 
 def require_same_question(folder: Path, round: int, asked: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedxl import __version__, tree, wire
 from fedxl.algorithms.ordering import columns, sorting
-from fedxl.algorithms.protocol import AnyPhase, DataFacts, Items, Share
+from fedxl.algorithms.protocol import AnyPhase, DataFacts, Items, Reading, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
@@ -23,7 +23,7 @@ from fedxl.deploy.protocol.label_counts import LabelCounts
 from fedxl.deploy.protocol.query_lists import QueryLists
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache, curve, secure
-from fedxl.deploy.site.answered import question, require_same_question
+from fedxl.deploy.site.answered import answers_before, question, require_same_question
 from fedxl.deploy.site.locks import locked
 from fedxl.deploy.site.permission import (
     count,
@@ -98,6 +98,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     received = _received(problem, phase, request, federation.source)
     items = known_items(site, problem, federation.source, received.totals)
     received = tree.to(received, problem.device)
+    _require_own_share(received.share, federation, problem.reading)
     data, private = cache.identity(site), bool(getattr(problem.algorithm, "private", False))
     secrets = _secrets(site, str(facts["run"]), number, private)
     engine = _engine(problem, federation, number, received.share, secrets, items)
@@ -106,8 +107,12 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
             require(
                 round <= problem.settings.rounds, f"round {round} is beyond the rounds that epsilon was stated for"
             )
-            require_same_question(folder, round, question(facts, request.tensors, data))
-        note = _recall(folder, engine, received.server, base, visits, data)
+            # Its own count, not the server's: each answer must read on where the last one ended.
+            visits = answers_before(folder, round)
+        note = _recall(folder, engine, received.server, base, visits, data, exact=not private)
+        if private:
+            asked = question(facts, {**request.tensors, **tree.pack(engine.population, "state")}, data)
+            require_same_question(folder, round, asked)
         passive = tree.map(lambda leaf: leaf[None], received.passive)
         update: Any = engine.run_round(received.server, round, np.zeros(1, np.int64), passive)
         update = tree.map(lambda leaf: leaf[0], update)
@@ -164,6 +169,15 @@ def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
     """Sorted by all there is, so that what leaves is a set: nothing tells which example is which."""
     rows = sorting([*reversed(columns(scores)), *reversed(columns(labels))])
     return ScoreReply(scores[rows], labels[rows].to(torch.uint8 if labels.ndim == 1 else torch.int8))
+
+
+def _require_own_share(share: Share, federation: Federation, reading: Reading) -> None:
+    """A server that says a site holds a class that it lacks would have others' stand-ins scored and trained on."""
+    for name, side, counted in (("S1", reading.first, share.first), ("S2", reading.second, share.second)):
+        held = len(federation.side(side)[0]) if side != "none" else 0
+        require(
+            bool(held) or not bool(counted > 0), f"the request counts examples of {name}, of which this site has none"
+        )
 
 
 def _numbers(request: Envelope) -> tuple[int, int, int, int]:
@@ -239,8 +253,14 @@ def _engine(
     )
 
 
-def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int, data: str) -> str:
-    """Take up the state after round `base`. A site that has lost it begins anew, in the right place of its data."""
+def _recall(
+    folder: Path, engine: Simulator, server: Any, base: int, visits: int, data: str, exact: bool = True
+) -> str:
+    """Take up the state after round `base`. A site that has lost it begins anew, in the right place of its data.
+
+    exact: whether that state must be after as many visits. In a private run, answers that the server did not take
+    count as visits, too.
+    """
     algorithm, note = engine.algorithm, ""
     state = (algorithm.rejoin if visits else algorithm.init_client)(server, engine.drawing.num_rows(0))
     tensors = {"rounds.0": torch.tensor(visits), **tree.pack(state, "states.0")}
@@ -248,8 +268,8 @@ def _recall(folder: Path, engine: Simulator, server: Any, base: int, visits: int
         found = load_checkpoint(folder, base)
         if found and found.info.get("data") != data:
             note = f"its data have changed since round {base}; it discards what it knew of them"
-        elif found and _visits(found) == visits:
-            tensors = found.tensors
+        elif found and (known := _visits(found)) is not None and (known == visits if exact else known <= visits):
+            tensors = {**found.tensors, "rounds.0": torch.tensor(visits)}
         else:
             note = f"its state after round {base} is lost; it continues without it"
     try:

@@ -24,6 +24,8 @@ from fedxl.deploy.secure.messages import (
     numbers,
     sealed_shares,
     session_of,
+    share_numbers,
+    sum_shares,
     sum_weights,
     told,
 )
@@ -84,7 +86,7 @@ def _unmask(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]
         _require_small_part(site, state, survivors)
     answered = _require_same_sum(folder, state, survivors)
     state, shares = member.unmask(state, survivors)
-    _store(folder, state, seen, answered)
+    _store(folder, state, seen, answered, visits=_content(folder).get("visits", 0))
     return {"shares": hexed({number: share.to_bytes(BYTES) for number, share in shares.items()})}
 
 
@@ -103,6 +105,11 @@ def require_allowed(site: SiteFile, request: Envelope, precision: str) -> bool:
         "this site takes part only in secure sums (secure = true in its site.toml); set secure = true in server.toml",
     )
     require(not secure or precision != wire.HALF, "a secure sum cannot be sent in half precision")
+    require(
+        not secure or site.settings.private_draws,
+        "secure sums need private_draws = true in this site's site.toml: otherwise two runs of one experiment give "
+        "the same updates, and their sums differ by who was there",
+    )
     return secure
 
 
@@ -137,10 +144,14 @@ def disclosed(
     weights = sum_weights(facts.get("weights"))
     if weights.get(state.number) != float(algorithm.trained(update.share)):
         raise RefusedError("the weight of this site in the sum is not its share")
+    if sum_shares(facts.get("shares")).get(state.number) != share_numbers(update.share):
+        raise RefusedError("the share of this site is another one in what all sites are told")
+    visits = whole(facts.get("visits"), "visits")
+    _require_new_draws(folder, whole(facts.get("round"), "round"), visits)
     same = told(facts, weights, server)
     state, masked = member.mask(state, sealed_shares(facts.get("secure")), ring, same, weights)
     _require_small_part(site, state, list(weights))
-    _store(folder, state, seen)
+    _store(folder, state, seen, visits=visits)
     return {**visible, "masked": torch.from_numpy(masked.view(SIGNED[algorithm.fixed_point]))}
 
 
@@ -155,6 +166,21 @@ def _require_small_part(site: SiteFile, state: MemberState, members: list[int]) 
     require(
         part <= most, f"this site's update would be {part:.0%} of the sum; its site.toml allows {most:.0%} (own_part)"
     )
+
+
+def _require_new_draws(folder: Path, round: int, visits: int) -> None:
+    """Refuse to make the same update in two rounds: its examples follow from the visits, not from the round.
+
+    Sums over different sites of what are the same updates would differ by single ones.
+    """
+    before: dict[str, int] = _content(folder).get("added", {})
+    if str(round) in before:
+        require(visits == before[str(round)], f"this site has added other examples in round {round}")
+    else:
+        fresh = all(visits > used for used in before.values())
+        require(
+            fresh, f"this site has added the same examples in another round than {round}; two sums would tell more"
+        )
 
 
 def _require_same_sum(folder: Path, state: MemberState, survivors: list[int]) -> dict[str, list[int]]:
@@ -197,7 +223,21 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 def _store(
-    folder: Path, state: MemberState, seen: list[str], answered: Mapping[str, list[int]] | None = None
+    folder: Path,
+    state: MemberState,
+    seen: list[str],
+    answered: Mapping[str, list[int]] | None = None,
+    visits: int = 0,
 ) -> None:
-    answered = _content(folder).get("answered", {}) if answered is None else answered
-    remember(folder / FILE, {"state": json.loads(state.to_json()), "seen": seen, "answered": answered})
+    """visits: after how many this site draws the examples of this sum."""
+    before = _content(folder)
+    added = dict(before.get("added", {}))
+    if answered is None:
+        answered = before.get("answered", {})
+    else:
+        added[state.context.split()[1]] = visits
+        # Of rounds that are forgotten the latest visits are all that counts.
+        latest = max(added.values())
+        added = {round: used for round, used in added.items() if round in answered or used == latest}
+    content = {"state": json.loads(state.to_json()), "seen": seen, "answered": answered}
+    remember(folder / FILE, {**content, "visits": visits, "added": added})

@@ -123,7 +123,7 @@ def _survey(study: Study, chosen: Plan, task: Task) -> Sites:
     counts, unfit = [], dict[str, str]()
     for seed in (SEED, *range(study.seeds)):
         federation = load_data(_any_run(study, task, METHODS[0], seed)).train
-        counts.append(sum(0 in holding for holding in federation.holdings()))
+        counts.append(sum(0 in holding[:2] for holding in federation.holdings()))
         for method in chosen.federated:
             if reason := _unfit(_any_run(study, task, method, seed), federation):
                 unfit.setdefault(method.label, reason)
