@@ -203,8 +203,6 @@ def build_problem(
     """What server and sites build alike: a network for examples of this shape, and the algorithm that trains it."""
     settings = call(Settings, config.run, "run")  # first: the network is built with the run's seed
     algorithm = build_algorithm(config)
-    told = f"the risk {algorithm.risk} ranks items within queries, which real sites cannot do yet"
-    require(not algorithm.risk.queries, f"{told}: simulate it (fedxl train)")
     model = build_model(config, shape, algorithm.risk)
     return assemble(model, algorithm, settings, facts, device)
 

@@ -30,7 +30,7 @@ class Keys(NamedTuple):
     splits: Codes | None  # if a column says so
     groups: Whole | None  # numbered in the order of their first rows
     counts: list[int]  # rows of each file
-    texts: dict[str, Any]  # arrow's, of the columns for ids and images
+    texts: dict[str, Any]  # arrow's, of the columns for ids, images and queries
     weights: Floats | None = None  # how often each row is read, if a column says so
     queries: Whole | None = None  # numbered in the order of their first rows
 
@@ -93,7 +93,7 @@ def keys_of(
         splits=_splits(*coded(roles.split, "a split"), where, roles.split) if roles.split else None,
         groups=coded(roles.group, "a group", str)[0] if roles.group else None,
         counts=counts,
-        texts={name: texts[name] for name in (roles.id, roles.image) if name},
+        texts={name: texts[name] for name in (roles.id, roles.image, roles.query) if name},
         weights=_weights(texts[roles.weight], where, roles.weight) if roles.weight else None,
         queries=coded(roles.query, "a query", str)[0] if roles.query else None,
     )

@@ -20,7 +20,7 @@ from fedxl.data.label_forms import as_array
 from fedxl.data.source import Source, TensorSource, checked_tensors
 from fedxl.errors import kind_of, require
 from fedxl.risks import QueryRisk
-from fedxl.risks.queries import HIGHEST_GRADE
+from fedxl.risks.queries import HIGHEST_GRADE, gains
 from fedxl.sampling import Indices
 
 Ranked = tuple[Any, Any, Any]  # examples, grades, queries
@@ -99,6 +99,11 @@ def queries_of(source: Source) -> Tensor | None:
     return getattr(source, "queries", None)
 
 
+def count_relevant(grades: Tensor, queries: Tensor) -> int:
+    """How many queries hold a relevant item."""
+    return len(torch.unique(queries[grades > 0]))
+
+
 def item_table(risk: QueryRisk, federation: Federation, own_lists: bool) -> Items:
     """What is known of every example of the source. Examples that nobody holds have parts of 0.
 
@@ -120,6 +125,20 @@ def item_table(risk: QueryRisk, federation: Federation, own_lists: bool) -> Item
     part1 = ours1 / whole1.clamp(min=1)
     part2 = torch.where((whole1 > 0) & held, ours2 / whole2.clamp(min=1), 0.0)
     return Items(query, items.weight, items.size, torch.where(held, part1, 0.0), part2)
+
+
+def items_among(grades: Tensor, query: Tensor, names: Tensor, totals: Tensor) -> Items:
+    """The same for one client, where others hold items of its queries, too.
+
+    names, totals: of the client's queries in ascending order, the number that all clients know each by [Q], and
+    relevant, size and ideal of all its items [Q, 3] (`QueryTotals`).
+    """
+    which = torch.unique(query, return_inverse=True)[1]
+    relevant, size, ideal = totals[which].unbind(-1)
+    weight = torch.where(relevant > 0, relevant * gains(grades) / ideal, 0.0)
+    ours1, ours2 = (_counted(which, some) for some in (grades > 0, torch.ones_like(grades)))
+    part2 = torch.where(relevant > 0, ours2 / size, 0.0)
+    return Items(names[which], weight, size, ours1 / relevant.clamp(min=1), part2)
 
 
 def _counted(keys: Tensor, which: Tensor) -> Tensor:

@@ -155,6 +155,7 @@ class RawTable:
     rare: int
     weights: Floats | None = None
     queries: Whole | None = None  # of the file's rows
+    query_names: Callable[[Whole], list[str]] | None = None  # the texts that these numbers stand for, of some rows
 
     def summary(self, site: int) -> Summary:
         """What a site tells of its training rows."""
@@ -178,9 +179,11 @@ class RawTable:
 
     def held_back(self, made: Preparation) -> tuple[Split | None, Split | None]:
         """Validation and test data alone, of a table that need not have others. It is empty afterwards."""
-        return held_back(
-            self.order, self._inputs(made), torch.from_numpy(self.labels[self.order.rows].astype(np.int64)), self.ids
-        )
+        y = torch.from_numpy(self.labels[self.order.rows].astype(np.int64))
+        return held_back(self.order, self._inputs(made), y, self.ids, self._in_order(self.queries))
+
+    def _in_order(self, column: Whole | None) -> Tensor | None:
+        return None if column is None else torch.from_numpy(column[self.order.rows].astype(np.int64))
 
     def _inputs(self, made: Preparation) -> Tensor:
         both = (made.labels, tuple(self.about.get(LABELS, ())))

@@ -91,7 +91,6 @@ def table(
 def unfitted(path: str | tuple[str, ...], label: Label, options: TableOptions = TableOptions()) -> RawTable:  # noqa: B008
     """The same table before it is scaled, for sites that fit a preparation together."""
     require(not options.image, "images need no preparation of all sites")
-    require(not options.query, "items of queries cannot be ranked across real sites yet; simulate it (fedxl train)")
     return read_raw(open_files(path, label, options), label, options)
 
 
@@ -184,7 +183,9 @@ def read_raw(files: Sequence[File], label: Label, options: TableOptions) -> RawT
     keys, order, chunks = read_rows(features, label, options)
     ids, about = identities(files, keys, options.id), _about(keys, label, options)
     named = (features.names, features.texts)
-    return RawTable(order, chunks, *named, keys.labels, ids, about, options.rare, keys.weights, keys.queries)
+    texts = keys.texts.get(options.query)
+    of = None if texts is None else lambda rows: [str(text) for text in texts.take(rows).to_pylist()]
+    return RawTable(order, chunks, *named, keys.labels, ids, about, options.rare, keys.weights, keys.queries, of)
 
 
 def _roles(label: Label, options: TableOptions) -> Roles:

@@ -69,6 +69,7 @@ class Simulator:
     secrets: Secrets = NO_SECRETS  # seeds that take the place of the run's
     here: Callable[[Indices], Indices] = lambda cohort: cohort  # which clients of a cohort run in this process
     plan: Plan | None = None  # who takes part in which round; None: uniform cohorts, as large as the last one
+    known: Items | None = None  # what is known of items of queries, if others hold some; None: all are here
 
     def __post_init__(self) -> None:
         device, dtype = self.placement[:2]
@@ -95,7 +96,9 @@ class Simulator:
             return (), Drawing(*drawn)
         risk, (device, dtype) = self.algorithm.risk, self.placement[:2]
         assert isinstance(risk, QueryRisk)
-        items = item_table(risk, self.federation, own_lists=self.algorithm.local_pairs)
+        items = self.known
+        if items is None:
+            items = item_table(risk, self.federation, own_lists=self.algorithm.local_pairs)
         floats = Items(items.query, *(leaf.to(dtype) for leaf in items[1:]))
         return tree.map(lambda leaf: leaf.to(device), floats), QueryDrawing(*drawn, items)
 

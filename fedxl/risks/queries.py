@@ -37,6 +37,14 @@ class ItemConstants(NamedTuple):
     size: Tensor  # [n] items of its query
 
 
+class QueryTotals(NamedTuple):
+    """What the constants of a query's items follow from, besides their own grades; each is one number."""
+
+    relevant: Tensor  # |S1_q|
+    size: Tensor  # |S_q|
+    ideal: Tensor  # what divides gains; 0 if no item is relevant
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class QueryRisk(XRisk):
     """An X-risk whose pairs lie within queries. `outer` and `slope` are those of the sum s, not of the mean."""
@@ -78,11 +86,16 @@ class QueryRisk(XRisk):
         """Of all items of all queries."""
         weight, size = (torch.zeros(len(grades), dtype=torch.float64, device=grades.device) for _ in range(2))
         for members in in_queries(query):
-            gain = gains(grades[members])
-            size[members] = float(len(members))
-            if bool(gain.any()):
-                weight[members] = (gain > 0).sum() * gain / self.ideal(gain.sort(descending=True).values)
+            relevant, size[members], ideal = self.totals(grades[members])
+            if bool(relevant):
+                weight[members] = relevant * gains(grades[members]) / ideal
         return ItemConstants(weight, size)
+
+    def totals(self, grades: Tensor) -> QueryTotals:
+        """Of the items of one query, in any order."""
+        gain = gains(grades)
+        ideal = self.ideal(gain.sort(descending=True).values)
+        return QueryTotals((gain > 0).sum().double(), gain.new_tensor(len(gain)), ideal)
 
     def value(self, h: Tensor, labels: Tensor, query: Tensor | None = None) -> Tensor:
         """The exact risk: the mean over queries with a relevant item; NaN if there is none. labels are grades."""

@@ -11,8 +11,7 @@ from torch import nn
 
 import fedxl
 from fedxl import UserError
-from fedxl.algorithms.protocol import DataFacts
-from fedxl.config.experiment import Config, build_problem, execute, load_data, read
+from fedxl.config.experiment import execute, load_data, read
 from fedxl.data.letor import LetorOptions, letor
 from fedxl.data.table import TableOptions, table, unfitted
 from fedxl.experiments.retrieval import digits
@@ -89,18 +88,6 @@ def test_a_config_trains_on_it(tmp_path):
     )
     result = execute(read(config))
     assert result.metrics["test"]["ndcg@5"] > 0.9, "one feature is the grade"
-
-
-def test_real_sites_refuse_it(tmp_path):
-    config = Config(
-        data={"name": "letor"},
-        risk={"name": "ndcg"},
-        algorithm={"name": "local_pair"},
-        model={"name": "linear"},
-        run={},
-    )
-    with pytest.raises(UserError, match="real sites cannot do yet: simulate it"):
-        build_problem(config, (5,), DataFacts())
 
 
 def test_the_example_makes_files_that_its_config_reads(tmp_path, monkeypatch):
@@ -193,5 +180,7 @@ def test_a_table_names_the_query_of_each_row(tmp_path):
     for label, told in (("city", "a label is a grade from 0 to 30"), ("size", "a label is a grade")):
         with pytest.raises(UserError, match=told):
             table(str(path), label, TableOptions(query="query"))
-    with pytest.raises(UserError, match="cannot be ranked across real sites yet"):
-        unfitted(str(path), "grade", TableOptions(query="query"))
+    raw = unfitted(str(path), "grade", TableOptions(site="city", query="query"))
+    validation, _ = raw.held_back(raw.fitted())
+    assert validation is not None
+    assert validation.queries.tolist() == splits.validation.queries.tolist(), "a server's own table keeps them"

@@ -48,6 +48,7 @@ class TrainRequest(NamedTuple):
     server: Any  # the server's state, without the score pool
     share: Share  # the weight of this site
     passive: Any  # what this site reads of the score pool
+    totals: Tensor | tuple[()] = ()  # [Q, 3] of its queries, what all sites hold of each, if scores of one meet
 
 
 class PassivePart(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 from fedxl import registry
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config.experiment import Config, dump
+from fedxl.config.ranking import pools_queries
 from fedxl.data import DATASETS
 from fedxl.deploy.provision import approval, folder_texts, keys
 from fedxl.deploy.provision.settings import ServerSettings
@@ -102,6 +103,8 @@ def _completed(config: Config, sites: int) -> Config:
         # Whoever sees only the sum of all changes cannot clip one; and the worst site is to move the model further.
         if config.algorithm.get("fixed_point") or config.algorithm.get("worst_site"):
             taken.pop("clip_change", None)
+        if pools_queries(config):  # scores of queries are pooled with their queries, in the order of draws
+            taken.pop("order", None)
         config = replace(config, algorithm={**taken, **config.algorithm})
     return config
 

@@ -15,6 +15,7 @@ from fedxl.data.preparation import Preparation, fit
 from fedxl.data.summary import Summary, merge
 from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
 from fedxl.deploy.protocol.label_counts import LabelCounts
+from fedxl.deploy.protocol.query_lists import QueryLists, relevant_queries
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import first_line, printable, require
 from fedxl.risks import Side
@@ -33,6 +34,8 @@ class SiteFacts(NamedTuple):
     summary: str = ""  # of its table, as JSON
     labels: str = ""  # of several labels, how many examples of each are positive and negative, as JSON
     both: int = 0  # of several labels, examples that have a positive and a negative one
+    queries: int | None = None  # how many of its queries hold a relevant item; None: its data know no queries
+    lists: str = ""  # of each of its queries how many items have which grade, as JSON; "": it does not tell
 
     def count(self, side: Side) -> int:
         return Holding(self.positives, self.negatives, self.both).count(side)
@@ -40,6 +43,10 @@ class SiteFacts(NamedTuple):
     def by_label(self, side: Side) -> Counts:
         """Of several labels: examples of this side, [L]."""
         return LabelCounts.from_text(self.labels, self.count("all")).side(side)
+
+    def query_lists(self) -> QueryLists:
+        """RefusedError if what it tells of its queries is not of as many examples as it has."""
+        return QueryLists.from_text(self.lists, self.positives, self.negatives, self.queries or 0)
 
 
 @dataclass
@@ -120,6 +127,11 @@ class Directory:
         counts = whole(facts["positives"], "positives"), whole(facts["negatives"], "negatives")
         both = whole(facts.get("both", 0), "both")
         found = SiteFacts(*counts, shape, str(facts.get("summary", "")), str(facts.get("labels", "")), both)
+        if "queries" in facts:
+            many, lists = relevant_queries(facts["queries"], found.positives), str(facts.get("lists", ""))
+            found = found._replace(queries=many, lists=lists)
+        if found.lists:
+            found.query_lists()
         if min(found[:2]) < both or both < 0 or found.count("all") < 1:
             raise RefusedError(f"{name} reports {found.positives} positives and {found.negatives} negatives")
         self.require_within_limit(name, found.count("all"))
@@ -132,7 +144,8 @@ class Directory:
         before = self.facts.get(name, found)
         if found != before:
             told = f"{name} had other data when this run started"
-            raise RefusedError(f"{told}: {before._replace(summary='')}, now {found._replace(summary='')}")
+            was, now = (each._replace(summary="", lists="") for each in (before, found))
+            raise RefusedError(f"{told}: {was}, now {now}")
         return name, found
 
     def preparation(self) -> Preparation | None:

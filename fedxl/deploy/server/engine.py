@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState, Share
 from fedxl.data.label_shares import with_labels
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, PassivePart, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
+from fedxl.deploy.server.queries import QueryBook, weigh_sites
 from fedxl.engine.drawing import PoolDraws, draw_lags
 from fedxl.errors import DivergedError, RefusedError, UserError, printable
 from fedxl.evaluation.grid import Spread
@@ -80,7 +81,11 @@ class GridEngine:
         each = [self.directory.facts[name] for name in sites]
         first, second = ([facts.count(side) for facts in each] for side in self.reading[:2])
         counted, self.plan = participants(self.problem, first, second, sites)
-        self.chances = self.plan.chances
+        self.chances, self.book = self.plan.chances, None
+        if self.reading.queries:
+            self.book = None if self.problem.algorithm.local_pairs else QueryBook(self.problem, each, self.secret)
+            counted, self.chances = weigh_sites(self.problem, each) if self.book is None else self.book.weigh()
+            self.plan = replace(self.plan, chances=self.chances)
         if self.problem.risk.labels:
             some, every = (np.stack([facts.by_label(side) for facts in each]) for side in self.reading[:2])
             counted = with_labels(counted, some, every, second, self.problem.settings.weighting)
@@ -126,7 +131,9 @@ class GridEngine:
         weights = phase.pool_weights(server)
         pool = None if weights is None else PoolDraws.of(weights)
         requests = {
-            node: self._request({**state, **self._passive(phase, server, round, number, pool)}, round, number)
+            node: self._request(
+                {**state, **self._passive(phase, server, round, number, pool), **self._totals(number)}, round, number
+            )
             for node, number in numbers.items()
         }
         rows, sizes, diverged = UpdateStack(len(cohort)), dict[int, Sizes](), 0
@@ -194,9 +201,16 @@ class GridEngine:
         """
         if pool is None:
             return {}
-        lags = draw_lags(self.problem.schedule, self.reading, number, round, pool, self.secret)
+        if self.book is not None:
+            lags = self.book.lags(number, round, self.visits[self.settings.sites[number]], pool)
+        else:
+            lags = draw_lags(self.problem.schedule, self.reading, number, round, pool, self.secret)
         passive = phase.passive(server, *map(torch.from_numpy, lags))
         return wire.flatten(PassivePart(passive))
+
+    def _totals(self, number: int) -> Mapping[str, Tensor]:
+        """What this site must know of its queries, if scores of one meet in the pool."""
+        return {} if self.book is None else {"totals": self.book.totals[number]}
 
     def _checked(
         self, phase: AnyPhase, server: ServerState, round: int, number: int, reply: Envelope | Failure
@@ -208,7 +222,7 @@ class GridEngine:
             raise RefusedError("it replies to another request")
         if note := reply.facts.get("note"):
             self.say(f"round {round}, {self.settings.sites[number]}: {printable(note)}")
-        share, steps = self._share(number), self.problem.settings.local_steps
+        name, share, steps = self.settings.sites[number], self._share(number), self.problem.settings.local_steps
         like = phase.update_like(server, self.problem.assignment(share))
         update = self._restored(phase, server, number, like, reply)
         if self.settings.wire == wire.HALF:
@@ -218,6 +232,8 @@ class GridEngine:
         more = update.share.model > share.model * (1 + 1e-6) or update.share.model < 0
         if more or any(not torch.equal(found, given) for found, given in counted):
             raise RefusedError("its share is not the one that it was given")
+        if self.book is not None:
+            self.book.check(number, self.visits[name], update)
         if not 0 <= int(update.steps) <= steps:
             raise RefusedError(f"it reports {int(update.steps)} steps of {steps}")
         return update

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from fedxl import wire
 from fedxl.deploy.protocol.envelope import Envelope, Failure, RunHeader, ScoreReply, exchange
+from fedxl.deploy.protocol.query_lists import relevant_queries
 from fedxl.deploy.server.curves import MOST_COUNTED, GridBook, read_curve
 from fedxl.deploy.server.directory import Directory
 from fedxl.errors import first_line, printable
@@ -26,6 +27,7 @@ from fedxl.wire import RefusedError
 
 SiteFinding = Findings | str  # or why there is none
 EPSILON = "epsilon"  # in remarks: what differential privacy a curve has cost its site
+QUERIES = "queries"  # in remarks: how many queries with a relevant item a site's metrics rest on
 ROUNDING = 1e-9  # an area of 1 may come out a last bit above it
 MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server must not be kept busy for ever
 
@@ -38,6 +40,7 @@ class SiteExaminer:
     in one place. If some disclose curves instead, counts in bins, the metrics are those of all counts together, with
     bounds. Otherwise they are means of the sites' own metrics, each weighted by its pairs of a positive and a
     negative. Such means leave out pairs across sites, so they do not say how scores of different sites compare.
+    Metrics of queries are weighted by each site's queries; a query at two sites counts as two.
     """
 
     directory: Directory
@@ -78,10 +81,14 @@ class SiteExaminer:
             values = self._metrics(json.loads(str(facts["metrics"])))
             counted = sum(values.get(key, 0.0) for key in COUNTS)  # of several labels: of all of them together
             self.directory.require_within_limit(name, counted / max(1, self.evaluator.risk.labels))
-            return Findings(values)
+            ranked = self.evaluator.risk.queries
+            counted_queries = relevant_queries(facts.get("queries"), int(values["positives"])) if ranked else 0
+            return Findings(values, remarks={QUERIES: counted_queries} if ranked else {})
         if facts["kind"] == "curve":
             return self._curve(name, split, grid, reply)
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
+        if risk.queries:
+            raise RefusedError("it sends scores, and the risk ranks items within queries")
         kind = torch.int8 if risk.labels else torch.uint8
         like = ScoreReply(
             torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, *risk.label_shape, dtype=kind)
@@ -173,18 +180,31 @@ class SiteExaminer:
 
     def _mean(self, reported: Mapping[str, Findings]) -> Findings | None:
         """Of those who have the metric that is asked for: with one class at a site there is none."""
-        each = [found.metrics for found in reported.values() if not math.isnan(value_of(found.metrics, self.select))]
-        total = sum(map(pairs_in, each))
-        if not total:
+        some = [found for found in reported.values() if not math.isnan(value_of(found.metrics, self.select))]
+        each = [found.metrics for found in some]
+        pairs, queries = (
+            [pairs_in(values) for values in each],
+            [float(found.remarks.get(QUERIES, 0)) for found in some],
+        )
+        of_queries = {metric.name for metric in self.evaluator.metrics if metric.metric.by_query}
+        of_queries |= {"risk"} if self.evaluator.risk.queries else set()
+        if not sum(queries if key(self.select) in of_queries else pairs):
             return None
         common = [name for name in each[0] if all(name in values for values in each)]  # a curve gives no risk
         counts = [name for name in COUNTS if name in common]
         means = {
-            name: sum(pairs_in(values) * values[name] for values in each) / total
+            name: _weighted([values[name] for values in each], queries if name in of_queries else pairs)
             for name in common
             if name not in counts
         }
         return Findings(means | {name: sum(values[name] for values in each) for name in counts})
+
+
+def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Their mean. One that counts for nothing may be undefined."""
+    total = sum(weights)
+    counted = [weight * value for weight, value in zip(weights, values, strict=True) if weight]
+    return sum(counted) / total if total else math.nan
 
 
 def _binned(grid: Grid, found: Findings) -> Binned:

@@ -23,6 +23,7 @@ from fedxl.deploy.server.curves import GridBook
 from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import GridEngine
 from fedxl.deploy.server.examiner import SiteExaminer
+from fedxl.deploy.server.queries import check_queries
 from fedxl.deploy.server.secure import SecureEngine
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
@@ -30,6 +31,7 @@ from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_ba
 from fedxl.training.hooks import Hooks
 from fedxl.training.members import Form, Member
 from fedxl.training.problem import Problem, check_data
+from fedxl.training.queries import check_held_back
 from fedxl.training.result import Result
 from fedxl.training.simulation import flattened
 from fedxl.training.trainer import train
@@ -91,6 +93,7 @@ def serve(
     prepared = made.to_text() if made is not None else ""
     _check_labels(problem, directory)
     check_label_names(problem.label_names, made.labels if made is not None else ())
+    check_queries(problem, {name: directory.facts[name] for name in settings.sites}, settings.secure)
     head = RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared)
     secret = kept_seed(server.out / SEED) if settings.private_draws else 0
     kind = SecureEngine if settings.secure else GridEngine
@@ -158,6 +161,7 @@ def _examiner(
     else:
         _, validation, test, *_ = load_data(config)
     pairs = {"validation": validation, "test": test}
+    check_held_back(problem, pairs)
     sources = held_back(pairs, torch.zeros(1, *shape, dtype=problem.dtype), problem.risk.labels)
     if "validation" in sources:
         check_selection(select, found, sources["validation"])

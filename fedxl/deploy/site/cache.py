@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,21 +24,25 @@ from fedxl import __version__
 from fedxl.config.experiment import Config, load_data, load_unfitted
 from fedxl.data import NAMED
 from fedxl.data.augment import Augment
-from fedxl.data.federation import Federation, Splits
+from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import TensorSource
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import tables
 from fedxl.deploy.site.arrays import write_array
-from fedxl.errors import UserError, printable, require
+from fedxl.deploy.site.own_part import SPLITS, own_held_back, own_rows, own_site
+from fedxl.errors import UserError, require
 from fedxl.files import private_folder, read_bytes, write_atomically
 from fedxl.progress import progress
 
-SPLITS = ("validation", "test")
+EACH = ("x", "y", "queries")  # what there is of training data and of each split
 FACTS = "data.json"  # written last: a cache without it is incomplete
-FILES = {FACTS, *(f"{name}.npy" for name in ("x", "y", "means", *(f"{s}_{k}" for s in SPLITS for k in "xy")))}
+FILES = {
+    FACTS,
+    *(f"{name}.npy" for name in (*EACH, "means", "weights", *(f"{s}_{k}" for s in SPLITS for k in EACH))),
+    tables.QUERY_NAMES,
+}
 CHUNK = 1024  # examples written at a time
-MOST_NAMED = 10  # sites of a table in an error
 
 
 def refresh(site: SiteFile) -> None:
@@ -66,7 +70,8 @@ def training_data(site: SiteFile, made: Preparation | None = None) -> Federation
     means = _mapped(site.cache / "means.npy") if facts["means"] else None
     augment = Augment(**{**facts["augment"], "site_means": tuple(facts["augment"]["site_means"])})
     weights = _mapped(site.cache / "weights.npy") if facts.get("weights") else None
-    return Federation(TensorSource(x, y, augment, means, weights=weights), [np.arange(len(y))])
+    queries = _queries(site, facts, "")
+    return Federation(TensorSource(x, y, augment, means, weights=weights, queries=queries), [np.arange(len(y))])
 
 
 def held_back(site: SiteFile, split: str, made: Preparation | None = None) -> TensorSource | None:
@@ -74,13 +79,34 @@ def held_back(site: SiteFile, split: str, made: Preparation | None = None) -> Te
     facts = _ready(site)
     if split not in facts["splits"]:
         return None
-    return TensorSource(_examples(site, facts, f"{split}_", made), _mapped(site.cache / f"{split}_y.npy"))
+    x, y = _examples(site, facts, f"{split}_", made), _mapped(site.cache / f"{split}_y.npy")
+    return TensorSource(x, y, queries=_queries(site, facts, f"{split}_"))
 
 
 def labels(site: SiteFile) -> Tensor:
     """Of the training data."""
     _ready(site)
     return _mapped(site.cache / "y.npy")
+
+
+def queries(site: SiteFile) -> Tensor | None:
+    """Of the training data: the query of each example; None: they have none."""
+    return _queries(site, _ready(site), "")
+
+
+def query_names(site: SiteFile) -> Tensor:
+    """The numbers by which all sites know this site's queries, in ascending order of its own numbers.
+
+    Numbers in files of queries are the same everywhere. A table's are its own, and stand for texts.
+    """
+    facts, own = _ready(site), queries(site)
+    assert own is not None
+    if facts.get("query_names"):
+        return _mapped(site.cache / tables.QUERY_NAMES)
+    told = "queries of a table with images, or with a preparation of its own, have no names that all sites know"
+    require(site.data.get("name") not in NAMED, f"{told}; set queries = false in [site]")
+    found: Tensor = torch.unique(own)
+    return found
 
 
 def summary(site: SiteFile) -> str:
@@ -108,26 +134,34 @@ def prepare(site: SiteFile) -> int:
     config = config_of(site)
     raw = load_unfitted(config)
     if raw is not None:
-        return tables.write(site.cache, raw, _own_site(site, raw.order.names), _about(site), site.settings.name)
+        return tables.write(site.cache, raw, own_site(site, raw.order.names), _about(site), site.settings.name)
     splits = load_data(config)
     named = splits.preparation is not None and bool(splits.preparation.labels)
     told = "a table with several labels is deployed without image and preparation in [data]; or give an .npz file"
     require(not named, told)
     own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
+    chosen = site.data.get("name") != "letor" or "standardise" in site.data or len(splits.train.parts) > 1
+    told = "features would be scaled by this site's files alone, and those of other sites by theirs"
+    require(chosen, f"{told}; say standardise = false in [data] to leave them as they are, or true")
     assert isinstance(source, TensorSource)
     arrays = {"x": (source.x, own), "y": (source.labels, own)}
     if source.means is not None:
         arrays["means"] = (source.means, own)
     if source.weights is not None:
         arrays["weights"] = (source.weights, own)
+    if source.queries is not None:
+        arrays["queries"] = (source.queries, own)
     held = own_held_back(site, splits)
-    for split, (x, y, rows) in held.items():
-        arrays |= {f"{split}_x": (x, rows), f"{split}_y": (y, rows)}
+    for name, (split, rows) in held.items():
+        arrays |= {f"{name}_x": (split.x, rows), f"{name}_y": (split.y, rows)}
+        if split.queries is not None:
+            arrays[f"{name}_queries"] = (split.queries, rows)
     facts = {
         **_about(site),
         "means": source.means is not None,
         "weights": source.weights is not None,
+        "queries": source.queries is not None,
         "augment": asdict(source.augment),
         "splits": list(held),
         "table": None,
@@ -160,53 +194,14 @@ def _examples(site: SiteFile, facts: Mapping[str, Any], prefix: str, made: Prepa
     return _mapped(tables.examples(site.cache, facts["table"], prefix, made))
 
 
+def _queries(site: SiteFile, facts: Mapping[str, Any], prefix: str) -> Tensor | None:
+    return _mapped(site.cache / f"{prefix}queries.npy") if facts.get("queries") else None
+
+
 def key(site: SiteFile) -> str:
     """A hash of everything that the cache depends on, except for the data's files."""
     text = json.dumps([__version__, site.data, site.settings.part], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def own_rows(site: SiteFile, splits: Splits) -> Tensor:
-    """Which training examples of the data are this site's."""
-    return torch.as_tensor(splits.train.parts[_own_part(site, _names(splits))])
-
-
-def _names(splits: Splits) -> Sequence[str]:
-    """Of a file's sites; "" for clients that are numbered alone."""
-    return splits.names if splits.preparation is not None else [""] * len(splits.train.parts)
-
-
-def _own_part(site: SiteFile, names: Sequence[str]) -> int:
-    """Which client of its data a site is: the one with its name, or the one with the number that it says."""
-    part, count = site.settings.part, len(names)
-    if site.settings.name in names:
-        return list(names).index(site.settings.name)
-    require(part < count, f"part is {part}, but the data have {count} client(s), 0 to {count - 1}")
-    return part
-
-
-def _own_site(site: SiteFile, names: Sequence[str]) -> int:
-    """Which site of a table this is: the one with its name, or the only one. A number might be another's."""
-    own = site.settings.name
-    listed = ", ".join(printable(name, 40) for name in names[:MOST_NAMED])
-    listed += ", ..." if len(names) > MOST_NAMED else ""
-    require(
-        own in names or len(names) == 1,
-        f"this site is called '{own}', and its table holds the sites {listed}; name it like one of them",
-    )
-    return list(names).index(own) if own in names else 0
-
-
-def own_held_back(site: SiteFile, splits: Splits) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """By split: examples, labels, and this site's rows: of files its own, of other data sets an even share."""
-    found = {}
-    for name, pair in zip(SPLITS, (splits.validation, splits.test), strict=True):
-        if pair is not None:
-            rows = torch.arange(site.settings.part, len(pair.y), len(splits.train.parts))
-            if splits.preparation is not None and pair.sites is not None:
-                rows = torch.from_numpy(np.flatnonzero(pair.sites == _own_part(site, _names(splits))))
-            found[name] = (pair.x, pair.y, rows)
-    return {name: split for name, split in found.items() if len(split[2])}
 
 
 def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:

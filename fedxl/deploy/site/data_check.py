@@ -9,6 +9,7 @@ from fedxl.data.check import Findings
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache
+from fedxl.deploy.site.own_part import own_held_back, own_rows
 
 
 def check_site(site: SiteFile) -> Findings:
@@ -19,14 +20,15 @@ def check_site(site: SiteFile) -> Findings:
 
 def own(site: SiteFile, splits: Splits) -> Splits:
     """The site's share of the data that its file names."""
-    part = cache.own_rows(site, splits).numpy()
-    held = cache.own_held_back(site, splits)
+    part = own_rows(site, splits).numpy()
+    held = own_held_back(site, splits)
 
     def taken(name: str) -> Split | None:
         if name not in held:
             return None
-        x, y, rows = held[name]
-        return Split(x[rows], y[rows], np.zeros(len(rows), np.int64))
+        split, rows = held[name]
+        queries = None if split.queries is None else split.queries[rows]
+        return Split(split.x[rows], split.y[rows], np.zeros(len(rows), np.int64), queries=queries)
 
     train = Federation(splits.train.source, [part])
     return splits._replace(

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from fedxl import __version__, tree, wire
 from fedxl.algorithms.ordering import columns, sorting
-from fedxl.algorithms.protocol import AnyPhase, DataFacts, Reading, Share
+from fedxl.algorithms.protocol import AnyPhase, DataFacts, Items, Reading, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
-from fedxl.data.source import TensorSource
+from fedxl.data.queries import count_relevant
+from fedxl.data.source import Source, TensorSource
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.protocol.label_counts import LabelCounts
+from fedxl.deploy.protocol.query_lists import QueryLists
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache, curve, secure
 from fedxl.deploy.site.answered import answers_before, question, require_same_question
@@ -30,6 +32,7 @@ from fedxl.deploy.site.permission import (
     require_metrics_allowed,
     require_order,
 )
+from fedxl.deploy.site.queries import known_items, require_queries, totals_like
 from fedxl.deploy.site.secret import private_seed
 from fedxl.engine.choose import executor
 from fedxl.engine.drawing import NO_SECRETS, Secrets
@@ -38,6 +41,7 @@ from fedxl.errors import DivergedError, RefusedError, UserError, printable, requ
 from fedxl.models import weights_of
 from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedxl.training.problem import Problem
+from fedxl.training.queries import check_queries
 from fedxl.training.rounds import passive_like
 from fedxl.training.settings import pick_device
 from fedxl.training.suited import suited
@@ -68,6 +72,11 @@ def hello(site: SiteFile) -> Envelope:
         positives, negatives, both = federation.holdings()[0]
         facts |= {"positives": positives, "negatives": negatives, "both": both}
         facts["labels"] = LabelCounts.of(federation).to_text()
+    queries = cache.queries(site)
+    if queries is not None:
+        facts["queries"] = count_relevant(labels, queries)
+        if site.settings.queries:
+            facts["lists"] = QueryLists.of(labels, queries, cache.query_names(site)).to_text()
     return Envelope(facts, {})
 
 
@@ -81,14 +90,18 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     federation = cache.training_data(site, _preparation(request))
     problem = _problem(site, experiment, request, federation)
     require_order(site, problem.algorithm)
+    check_queries(problem, federation.source, {})
+    require_queries(site, problem)
     federation = Federation(suited(problem, federation.source), federation.parts)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
-    received = tree.to(_received(problem, phase, request), problem.device)
+    received = _received(problem, phase, request, federation.source)
+    items = known_items(site, problem, federation.source, received.totals)
+    received = tree.to(received, problem.device)
     _require_own_share(received.share, federation, problem.reading)
     data, private = cache.identity(site), bool(getattr(problem.algorithm, "private", False))
     secrets = _secrets(site, str(facts["run"]), number, private)
-    engine = _engine(problem, federation, number, received.share, secrets)
+    engine = _engine(problem, federation, number, received.share, secrets, items)
     with locked(site.state / str(facts["run"])) as folder:
         if private:
             require(
@@ -133,6 +146,9 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), request.tensors)
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
     require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
+    check_queries(problem, held, {})
+    told = "this site discloses scores, and scores without their queries give no metric of queries"
+    require(kind != "scores" or not problem.risk.queries, f'{told}; its site.toml may say evaluate = "metrics"')
     judge, device = problem.evaluator, problem.device
     grant = curve.granted(site, request.facts, problem.risk.score_shape) if kind == "curve" else None
     scores = judge.scores(tree.to(weights, device), suited(problem, held).to(device)).cpu()
@@ -144,7 +160,9 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     # Enough limits are the whole curve, and with it every rank.
     limits = len({metric.limit for metric in judge.metrics} - {None})
     require(limits <= MOST_LIMITS, f"metrics at {limits} false positive rates are more than this site discloses")
-    return Envelope({**header, "kind": kind, "metrics": json.dumps(judge.metrics_of(scores, held.labels))}, {})
+    values = judge.metrics_of(scores, held.labels, held.queries)
+    counted = {} if held.queries is None else {"queries": count_relevant(held.labels, held.queries)}
+    return Envelope({**header, "kind": kind, "metrics": json.dumps(values), **counted}, {})
 
 
 def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
@@ -190,12 +208,13 @@ def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: 
     return problem
 
 
-def _received(problem: Problem, phase: AnyPhase, request: Envelope) -> TrainRequest:
+def _received(problem: Problem, phase: AnyPhase, request: Envelope, source: Source) -> TrainRequest:
     """The tensors of a request, if they are what this phase needs."""
     server = tree.to(problem.algorithm.init(weights_of(problem.model)), "cpu")  # where requests arrive
     one = torch.zeros((), dtype=problem.dtype)
     passive = passive_like(phase, server, problem.reading, problem.settings.local_steps)
     like = TrainRequest(phase.downlink(server), Share(one, one, one, one, one, _label_share(problem)), passive)
+    like = like._replace(totals=totals_like(problem, source))
     return wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
 
 
@@ -216,7 +235,9 @@ def _label_share(problem: Problem) -> Tensor | tuple[()]:
     return torch.zeros(2, labels, dtype=problem.dtype) if labels else ()
 
 
-def _engine(problem: Problem, federation: Federation, number: int, share: Share, secrets: Secrets) -> Simulator:
+def _engine(
+    problem: Problem, federation: Federation, number: int, share: Share, secrets: Secrets, items: Items | None
+) -> Simulator:
     """The simulator, with this site as its only client: it draws and does what it would among all the others."""
     return Simulator(
         algorithm=problem.algorithm,
@@ -228,6 +249,7 @@ def _engine(problem: Problem, federation: Federation, number: int, share: Share,
         placement=problem.placement,
         first_number=number,
         secrets=secrets,
+        known=items,
     )
 
 

@@ -1,0 +1,279 @@
+"""Queries at sites: the same bits as in the simulator, and counts of queries that cannot be true are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedxl import tree
+from fedxl.config.experiment import Config, build_algorithm, load_unfitted
+from fedxl.deploy.protocol.envelope import Envelope, RunHeader
+from fedxl.deploy.protocol.query_lists import QueryLists, relevant_queries
+from fedxl.deploy.provision.folders import init
+from fedxl.deploy.provision.settings import SiteFile, SiteSettings, read_server, read_site
+from fedxl.deploy.site import requests
+from fedxl.deploy.site.queries import check_totals
+from fedxl.errors import RefusedError, UserError
+from tests.deploy.federated import SITES, InProcess, assert_same, deployed, secrets_of, simulated
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+def items(queries: int, seed: int) -> tuple[Any, Any, Any, Any]:
+    """Features, grades, queries and sites; every query is at two sites, some without a relevant item."""
+    rng = np.random.default_rng(seed)
+    query = np.repeat(np.arange(queries), 8)
+    x = rng.normal(size=(len(query), 3))
+    grade = np.digitize(x[:, 0] + 0.3 * rng.normal(size=len(query)), [0.8, 1.5])
+    grade[query % 5 == 4] = 0
+    return x, grade, query + 10 * seed, (query + np.arange(len(query)) % 2) % 4
+
+
+def letor(folder: Path) -> dict[str, Any]:
+    """One file a site, and files to evaluate on."""
+    for name, data in {"train": items(24, 1), "validation": items(9, 7), "test": items(9, 17)}.items():
+        lines = [
+            f"{grade} qid:{query} " + " ".join(f"{at + 1}:{value:.4f}" for at, value in enumerate(row))
+            for row, grade, query, _ in zip(*data, strict=True)
+        ]
+        if name != "train":
+            (folder / f"{name}.letor").write_text("\n".join(lines))
+            continue
+        for site in range(4):
+            mine = [line for line, of in zip(lines, data[3], strict=True) if of == site]
+            (folder / f"site{site}.txt").write_text("\n".join(mine))
+    held = {f"{name}_path": str(folder / f"{name}.letor") for name in ("validation", "test")}
+    return {"name": "letor", "path": str(folder / "site*.txt"), **held}
+
+
+def table(folder: Path) -> dict[str, Any]:
+    """One table of all sites, with names of queries."""
+    x, grade, query, site = items(40, 3)
+    rows = [
+        ",".join([*map(str, row.round(4)), str(g), f"query {q}", SITES[s]])
+        for row, g, q, s in zip(x, grade, query, site, strict=True)
+    ]
+    path = folder / "items.csv"
+    path.write_text("\n".join(["one,two,three,grade,query,site", *rows]))
+    return {"name": "table", "path": str(path), "label": "grade", "query": "query", "site": "site", "seed": 0}
+
+
+DATA = {"letor": letor, "table": table}
+LOCAL = {"name": "local_pair", "lr": 0.2}
+POOLED = {"name": "fedxl2", "lr": 0.2}
+
+
+def experiment(data: dict[str, Any], algorithm: dict[str, Any], risk: str = "listwise", **run: Any) -> Config:
+    return Config(
+        data=data,
+        model={"name": "mlp", "hidden": [8]},
+        risk={"name": risk, "queries": 2},
+        algorithm=algorithm,
+        run={
+            "rounds": 3, "local_steps": 2, "batch1": 4, "batch2": 6, "cohort": 3, "eval_every": 2, "dtype": "float64",
+            "checkpoint_every": 1, "executor": "loop", "device": "cpu", "seed": 5, **run,
+        },
+    )  # fmt: skip
+
+
+def carrier(folder: Path, data: dict[str, Any], **settings: Any) -> InProcess:
+    sites = InProcess(folder)
+    algorithms = ("local_pair", "local_sgd", "fedxl2")
+    allowed = {"models": ("mlp",), "risks": ("listwise", "ndcg", "auroc"), "algorithms": algorithms}
+    for number, name in enumerate(SITES):
+        known = SiteSettings(name=name, part=number, device="cpu", summary=True, **{**allowed, **settings})
+        sites.sites[100 + number] = SiteFile(known, data, folder / name)
+    return sites
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "weighting"),
+    [
+        ("letor", LOCAL, "samples"),
+        ("table", LOCAL, "clients"),
+        ("letor", {"name": "local_sgd", "loss": "squared", "lr": 0.1}, "samples"),
+        ("letor", POOLED, "samples"),
+    ],
+)
+def test_sites_and_simulator_come_to_the_same_bits(tmp_path, kind, algorithm, weighting):
+    data = DATA[kind](tmp_path)
+    wanted = experiment(data, algorithm, weighting=weighting)
+    sites = carrier(tmp_path, data, queries=algorithm["name"] == "fedxl2")
+    found, expected = deployed(tmp_path, wanted, sites), simulated(wanted)
+    assert_same(found, expected)
+    assert found.metrics["test"] == expected.metrics["test"]
+    assert 0 < found.metrics["test"]["ndcg@10"] < 1
+
+
+def test_sites_evaluate_and_their_metrics_are_weighted_by_queries(tmp_path):
+    data = letor(tmp_path)
+    wanted = experiment(data, LOCAL, cohort=0)
+    found = deployed(tmp_path, wanted, carrier(tmp_path, data, evaluate="metrics"), evaluate="sites")
+    # Held-back queries are dealt out whole, so the mean over queries is that of all data in one place.
+    expected = simulated(wanted).metrics["test"]
+    for name in ("ndcg@5", "ndcg@10", "risk"):
+        assert found.metrics["test"][name] == pytest.approx(expected[name], abs=1e-12)
+    assert found.metrics["test"]["positives"] == expected["positives"]
+
+
+def test_what_sites_may_not_say_of_an_evaluation(tmp_path):
+    """One lies about its queries, one would send scores without any."""
+    data = letor(tmp_path)
+    sites = carrier(tmp_path, data, evaluate="metrics")
+    with_scores = replace(sites.sites[101].settings, evaluate="scores")
+    sites.sites[101] = replace(sites.sites[101], settings=with_scores)
+    handle = sites._handle
+
+    def lying(node: int, kind: Any, request: Envelope) -> Any:
+        reply = handle(node, kind, request)
+        lie = kind == "evaluate" and node == 100
+        return reply._replace(facts={**reply.facts, "queries": 10**6}) if lie else reply
+
+    sites._handle = lying  # type: ignore[method-assign]
+    found = deployed(tmp_path, experiment(data, LOCAL, rounds=1, eval_every=1), sites, evaluate="sites")
+    by_site = found.history[-1]["validation_by_site"]
+    assert "1000000 queries" in by_site["a"]
+    assert "give no metric of queries" in by_site["b"]
+    assert set(by_site["c"]) >= {"ndcg@10", "risk"}
+
+
+def test_risk_and_data_must_agree_on_queries(tmp_path):
+    data = letor(tmp_path)
+    plain = replace(experiment(data, LOCAL), risk={"name": "auroc"})
+    with pytest.raises(UserError, match="the data of a are items of queries"):
+        deployed(tmp_path, plain, carrier(tmp_path, data))
+    digits = {"name": "digits", "clients": 4, "seed": 3}
+    with pytest.raises(UserError, match="the data of a name none"):
+        deployed(tmp_path / "plain", experiment(digits, LOCAL), carrier(tmp_path / "plain", digits))
+    with pytest.raises(UserError, match="validation must name the query of each item"):
+        deployed(tmp_path / "own", experiment(digits, LOCAL), carrier(tmp_path / "own", data))
+
+
+def test_queries_of_tables_meet_by_their_names(tmp_path):
+    """Each table numbers its queries by itself, so the pool holds hashes of their names."""
+    data = table(tmp_path)
+    wanted = experiment(data, POOLED)
+    found, expected = deployed(tmp_path, wanted, carrier(tmp_path, data, queries=True)), simulated(wanted)
+    mine, theirs = tree.pack(found.server), tree.pack(expected.server)
+    for name, leaf in theirs.items():
+        if name.endswith(".query"):
+            pairs = set(zip(mine[name].tolist(), leaf.tolist(), strict=True))
+            assert len(pairs) == len(leaf.unique()) == len(mine[name].unique()), "one hash a query"
+        else:
+            torch.testing.assert_close(mine[name], leaf, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+def test_a_table_with_a_preparation_of_its_own_has_no_common_names(tmp_path):
+    raw = load_unfitted(Config(data=table(tmp_path), risk={}, algorithm={}, run={}))
+    assert raw is not None
+    path = tmp_path / "preparation.json"
+    path.write_text(raw.fitted().to_text())
+    data = {**table(tmp_path), "preparation": str(path)}
+    assert requests.hello(carrier(tmp_path, data).sites[100]).facts["queries"] > 0
+    with pytest.raises(UserError, match="have no names that all sites know"):
+        requests.hello(carrier(tmp_path, data, queries=True).sites[100])
+
+
+def test_draws_in_secret_are_the_servers_alone(tmp_path):
+    data = letor(tmp_path)
+    wanted = experiment(data, {**POOLED, "pool_u": "server"}, "ndcg", weighting="clients")
+    found = deployed(tmp_path, wanted, carrier(tmp_path, data, queries=True), private_draws=True)
+    assert_same(found, simulated(wanted, secrets_of(tmp_path / "server" / "run", tmp_path)))
+    with pytest.raises(UserError, match="set private_draws = false, or queries = false"):
+        SiteSettings(name="a", queries=True, private_draws=True)
+
+
+LIES: list[tuple[str, Callable[[Tensor], Tensor], str]] = [
+    ("first.query", lambda leaf: leaf + 1, "of other queries than those that it reads"),
+    ("second.query", lambda leaf: leaf.flip(0), "of other queries than those that it reads"),
+    ("second.weight", torch.ones_like, "do not weigh what its part of their queries does"),
+    ("first.weight", lambda leaf: leaf / 2, "do not weigh what its part of their queries does"),
+    ("first.constants", lambda leaf: leaf * 1.01, "those of no item that it holds"),
+]
+
+
+def test_scores_of_other_queries_are_refused(tmp_path):
+    """A site lies in every round, in another way each time."""
+    data = letor(tmp_path)
+    sites = carrier(tmp_path, data, queries=True)
+    for round, (name, change, _) in enumerate(LIES):
+        sites.faults[0, round] = lambda reply, name=name, change=change: reply._replace(
+            tensors={**reply.tensors, name: change(reply.tensors[name])}
+        )
+    found = deployed(tmp_path, experiment(data, POOLED, rounds=len(LIES), cohort=0), sites)
+    dropped = [line for row in found.history for line in row.get("dropped", ())]
+    assert [(line["site"], line["round"]) for line in dropped] == [("a", round) for round in range(len(LIES))]
+    for line, (_, _, told) in zip(dropped, LIES, strict=True):
+        assert told in line["reason"]
+
+
+@pytest.mark.parametrize("wrong", [(1, 4, 1.0), (2, 3, 1.0), (4, 3, 1.0), (2, 4, 0.0)])
+def test_a_site_checks_what_it_is_told_of_its_queries(wrong):
+    own = QueryLists((7,), ((2, 1, 1),))
+    check_totals(torch.tensor([[2.0, 4.0, 1.0]]), own)
+    with pytest.raises(RefusedError):
+        check_totals(torch.tensor([wrong]), own)
+
+
+def test_a_site_that_does_not_tell_its_queries(tmp_path):
+    """It is asked for no such run, and would refuse it."""
+    data = letor(tmp_path)
+    with pytest.raises(UserError, match="a does not tell which queries it holds"):
+        deployed(tmp_path, experiment(data, POOLED), carrier(tmp_path, data))
+    exact = experiment(data, {**POOLED, "fixed_point": 64})
+    with pytest.raises(UserError, match="use local_pair, or set secure = false"):
+        deployed(tmp_path / "secure", exact, carrier(tmp_path, data, queries=True), secure=True)
+    site = carrier(tmp_path, data).sites[100]
+    assert "lists" not in requests.hello(site).facts
+    tables = {name: table for name, table in experiment(data, POOLED).tables().items() if name != "data"}
+    facts = {**RunHeader("0" * 8, json.dumps(tables), "{}").facts, "wire": "float32", "round": 1}
+    with pytest.raises(UserError, match="does not tell which queries it holds, and this run pools"):
+        requests.train(site, Envelope(facts, {}))
+    with pytest.raises(UserError, match="say standardise = false"):
+        requests.hello(replace(site, data={"name": "letor", "path": str(tmp_path / "site0.txt")}))
+
+
+GOOD = {"names": [7, 2**63 - 1], "grades": [[2, 0, 1], [1]]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", "[" * 10**5, json.dumps({**GOOD, "more": 1}), json.dumps({**GOOD, "names": [7]}),
+        json.dumps({**GOOD, "names": [7, 7]}), json.dumps({**GOOD, "names": [7, 2**63]}),
+        json.dumps({**GOOD, "names": [7, -1]}), json.dumps({**GOOD, "names": [7, True]}),
+        json.dumps({**GOOD, "grades": [[2, 0, 1], []]}), json.dumps({**GOOD, "grades": [[2, 0, 1], [0]]}),
+        json.dumps({**GOOD, "grades": [[2, 0, 1], [1, -1]]}), json.dumps({**GOOD, "grades": [[2, 0, 1], [1.0]]}),
+        json.dumps({**GOOD, "grades": [[2, 0, 2], [1]]}), json.dumps({**GOOD, "grades": [[2, 0, 1], [2]]}),
+        json.dumps({**GOOD, "grades": [[1, 0, 1], [2, 0]]}), json.dumps({**GOOD, "grades": [[2] + 31 * [1], [1]]}),
+        json.dumps(GOOD) + " " * 2**20,
+    ],
+)  # fmt: skip
+def test_lists_that_cannot_be_true_are_refused(text):
+    assert QueryLists.from_text(json.dumps(GOOD), 1, 3, 1).to_text() == json.dumps(GOOD, separators=(",", ":"))
+    with pytest.raises(RefusedError):
+        QueryLists.from_text(text, 1, 3, 1)
+
+
+def test_new_folders_allow_what_the_experiment_needs(tmp_path):
+    data = letor(tmp_path)
+    for algorithm, told in ((POOLED, True), (LOCAL, False)):
+        out = tmp_path / str(algorithm["name"])
+        init(["a", "b"], out, config=experiment(data, algorithm))
+        build_algorithm(read_server(out / "server" / "server.toml").config)
+        settings = read_site(out / "sites" / "a" / "site.toml").settings
+        assert (settings.queries, settings.private_draws) == (told, not told)
+
+
+@pytest.mark.parametrize(("told", "positives"), [(0, 3), (4, 3), (-1, 0), (1, 0), (1.0, 3), (True, 3), ("1", 3)])
+def test_counts_that_cannot_be_true_are_refused(told, positives):
+    with pytest.raises(RefusedError):
+        relevant_queries(told, positives)
