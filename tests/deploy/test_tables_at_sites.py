@@ -270,3 +270,39 @@ def test_a_site_that_its_table_does_not_name_gets_nobodys_rows(tmp_path, paths):
         cache.prepare(lost)
     alone = SiteFile(replace(own.settings, name="Hospital C"), {**TABLE, "path": paths[0]}, own.folder)
     assert cache.prepare(alone) == cache.prepare(own)
+
+
+def write_images(folder: Path, seed: int = 0) -> list[str]:
+    """Four sites, each with a table of its own and small pictures beside it; the sick ones are brighter."""
+    from PIL import Image
+
+    rng, paths = np.random.default_rng(seed), []
+    for site in ("a", "b", "c", "d"):
+        place = folder / site
+        place.mkdir(parents=True)
+        rows = ["file,sick"]
+        for number in range(40):
+            sick = number % 4 == 0
+            pixels = rng.integers(0, 156, (8, 8)) + 100 * sick
+            Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number}.png")
+            rows.append(f"{number}.png,{'yes' if sick else 'no'}")
+        (place / f"{site}.csv").write_text("\n".join(rows) + "\n")
+        paths.append(str(place / f"{site}.csv"))
+    return paths
+
+
+def test_sites_with_images_come_to_the_simulators_bits(tmp_path):
+    """Each site has a table of paths and its own pictures; nobody needs a common preparation."""
+    pytest.importorskip("PIL", reason="needs fedxl[images]")
+    paths = write_images(tmp_path / "data")
+    table = {"name": "table", "label": "sick", "positive": "yes", "image": "file", "size": 8}
+    told = replace(config("fedxl2"), model={"name": "cnn"}, data={**table, "path": paths, "seed": 0})
+    sites = InProcess(tmp_path)
+    for number, path in enumerate(paths):
+        own = site_file(tmp_path, number)
+        settings = replace(own.settings, part=0, evaluate="scores")
+        sites.sites[100 + number] = SiteFile(settings, {**table, "path": path}, own.folder)
+    wanted = simulated(told)
+    found = deployed(tmp_path, replace(told, data={}), sites, evaluate="sites")
+    assert_same(found, wanted)
+    assert found.metrics["test"]["auroc"] == pytest.approx(wanted.metrics["test"]["auroc"], abs=1e-12)
