@@ -11,9 +11,9 @@ demo: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not deploy"
 
-# Real processes that are killed, starved, lied to and attacked, two federations at a time.
+# Real processes that are killed, starved, lied to and attacked, four federations at a time: they mostly wait.
 test-deploy: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m deploy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m deploy
 
 # The gateway, the attacks and a deployment with another version of Flower, which is installed beside the usual one.
 FLWR ?= 1.42.0
