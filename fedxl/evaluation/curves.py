@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.errors import UserError, require
+from fedxl.errors import require
+from fedxl.evaluation.array_file import load_splits, save_arrays
 from fedxl.evaluation.binned import Binned
 from fedxl.evaluation.scored import Scored
-from fedxl.files import DAMAGED, read_bytes, write_atomically
 
 Curves = Mapping[str, Binned]  # by site; all in the same bins
 
@@ -29,21 +28,12 @@ def save(path: Path, splits: Mapping[str, Curves]) -> None:
             f"{split}_negatives": np.stack([found.negatives for found in each]),
             f"{split}_noise": np.array([found.noise for found in each]),
         }
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    write_atomically(path, buffer.getvalue())
+    save_arrays(path, arrays)
 
 
 def load(path: Path) -> dict[str, dict[str, Binned]]:
     """What `save` wrote; nothing if there is no such file."""
-    try:
-        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as arrays:
-            splits = [name.removesuffix("_edges") for name in arrays.files if name.endswith("_edges")]
-            return {split: _curves(arrays, split) for split in splits}
-    except FileNotFoundError:
-        return {}
-    except DAMAGED as error:
-        raise UserError(f"cannot read {path}: {error}; remove it to do without its curves") from None
+    return load_splits(path, "edges", _curves, "curves")
 
 
 def as_scored(curves: Curves) -> Scored:

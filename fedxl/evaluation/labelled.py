@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedxl import metrics
-from fedxl.errors import UserError, require
+from fedxl.errors import require
+from fedxl.evaluation.array_file import load_splits, save_arrays
 from fedxl.evaluation.scored import Floats, Ints, Scored
-from fedxl.files import DAMAGED, read_bytes, write_atomically
 from fedxl.metrics import COUNTS, NamedMetric
 
 
@@ -62,22 +61,12 @@ def save(path: Path, splits: Mapping[str, LabelScores]) -> None:
     for split, found in splits.items():
         arrays |= {f"{split}_scores": found.scores, f"{split}_labels": found.labels}
         arrays[f"{split}_names"] = np.array(found.names, dtype=np.str_)
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    write_atomically(path, buffer.getvalue())
+    save_arrays(path, arrays)
 
 
 def load(path: Path) -> dict[str, LabelScores]:
     """What `save` wrote; nothing if there is no such file."""
-    try:
-        # From memory: of a damaged file, np.load would leave the handle open.
-        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as arrays:
-            splits = [name.removesuffix("_scores") for name in arrays.files if name.endswith("_scores")]
-            return {split: _loaded(arrays, split) for split in splits}
-    except FileNotFoundError:
-        return {}
-    except DAMAGED as error:
-        raise UserError(f"cannot read {path}: {error}; remove it to do without its scores") from None
+    return load_splits(path, "scores", _loaded, "scores")
 
 
 def _loaded(arrays: np.lib.npyio.NpzFile, split: str) -> LabelScores:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.errors import UserError, require
-from fedxl.files import DAMAGED, read_bytes, write_atomically
+from fedxl.errors import require
+from fedxl.evaluation.array_file import load_splits, save_arrays
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -59,25 +58,12 @@ def save(path: Path, splits: dict[str, Scored]) -> None:
             arrays |= {f"{split}_sites": found.sites, f"{split}_names": _texts(found.names)}
         if found.rows:
             arrays[f"{split}_rows"] = _texts(found.rows)
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    write_atomically(path, buffer.getvalue())
+    save_arrays(path, arrays)
 
 
 def load(path: Path) -> dict[str, Scored]:
     """What `save` wrote; nothing if there is no such file."""
-    try:
-        # From memory: of a damaged file, np.load would leave the handle open.
-        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as arrays:
-            return {
-                name.removesuffix("_scores"): _scored(arrays, name.removesuffix("_scores"))
-                for name in arrays.files
-                if name.endswith("_scores")
-            }
-    except FileNotFoundError:
-        return {}
-    except DAMAGED as error:
-        raise UserError(f"cannot read {path}: {error}; remove it to do without its scores") from None
+    return load_splits(path, "scores", _scored, "scores")
 
 
 def _scored(arrays: np.lib.npyio.NpzFile, split: str) -> Scored:

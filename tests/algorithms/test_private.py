@@ -225,6 +225,16 @@ def test_a_network_with_statistics_of_batches_is_refused():
         fit_named(model, make_clients([(5, 5), (4, 6)]), partial_auc(scores="sigmoid"), rounds=1, **PRIVATE)
 
 
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [({"train_metrics": True}, "train_metrics = false"), ({"precision": "bf16"}, 'precision = "fp32"')],
+)
+def test_runs_that_would_tell_more_than_epsilon_says_are_refused(run, line):
+    model = nn.Linear(5, 1)
+    with pytest.raises(UserError, match=line):
+        fit_named(model, make_clients([(5, 5), (4, 6)]), partial_auc(scores="sigmoid"), rounds=1, **run, **PRIVATE)
+
+
 def test_weights_of_examples_are_refused():
     """They would be read more often than epsilon accounts for."""
     data = from_arrays(make_clients([(5, 5), (4, 6)]))
