@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+from fedxl.algorithms import FeDXL2
+from fedxl.algorithms.protocol import DataFacts
 from fedxl.config.experiment import Config, execute
 from fedxl.config.ranked import execute_on
+from fedxl.data.source import TensorSource
 from fedxl.engine.ranks.team import Team
 from fedxl.errors import UserError
+from fedxl.models import weights_of
+from fedxl.risks import auroc, listwise, several
 from fedxl.training.checkpoint import load_latest
+from fedxl.training.evaluate import HeldBack
 from fedxl.training.hooks import Hooks
+from fedxl.training.problem import assemble
+from fedxl.training.ranked import SplitUp
+from fedxl.training.settings import Settings
 from tests.ranks import on_ranks
 
 ROUNDS = 6
@@ -103,3 +114,36 @@ def taken(out: Path, team: Team) -> None:
 def test_a_folder_that_is_taken_ends_all_ranks(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     assert on_ranks(2, partial(taken, tmp_path)) == [0] * 2
+
+
+class Alone:
+    """A team of one, which needs no other process."""
+
+    rank, size, leads = 0, 1, True
+
+    def gather(self, own: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
+        assert [len(own)] == sizes
+        return [own]
+
+    def tell(self, what: Any) -> Any:
+        return what
+
+
+@pytest.mark.parametrize("risk", [several(auroc(), 3), listwise(queries=2)], ids=["several labels", "queries"])
+def test_an_evaluation_that_is_split_finds_what_a_whole_one_does(risk):
+    """With metrics by label, and of items within their queries."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 5, generator=rng)
+    labels = torch.randint(2, (24, 3) if risk.labels else (24,), generator=rng).float()
+    labels[:2] = torch.tensor([[0.0], [1.0]]) if risk.labels else torch.tensor([0.0, 1.0])
+    queries = torch.arange(24) // 6 if risk.queries else None
+    source = TensorSource(x, labels, queries=queries)
+    model = nn.Linear(5, 3 if risk.labels else 1)
+    problem = assemble(model, FeDXL2(risk, level="free"), Settings(batch1=4, batch2=4), DataFacts())
+    whole = HeldBack(problem.evaluator, {"validation": source})
+    weights = weights_of(problem.model)
+    found, expected = (each.examine(weights, "validation") for each in (SplitUp(whole, Alone()), whole))
+    assert found.metrics == expected.metrics
+    assert found.remarks == expected.remarks
+    assert ("validation_by_label" in found.remarks) == bool(risk.labels)
+    assert (found.by_label is not None) == bool(risk.labels)
