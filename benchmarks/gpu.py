@@ -29,6 +29,7 @@ from fedxl.reporting.plots import require_matplotlib
 Begin = Callable[[], None]
 COLOUR = (3, 32, 32)
 STEMS = ("7x7", "3x3")
+COHORTS = (1, 4, 7, 13, 25, 100, 200, 400)  # what a card has of a cohort of 50 or 400 on several
 NOT_COMPILED = Setting(compile=False)
 
 
@@ -75,8 +76,8 @@ def joint(begin: Begin, stem: str) -> dict[str, Any]:
     return asdict(bench.joint_batch(network("resnet18", stem=stem), Setting(), begin))
 
 
-def fedavg(begin: Begin, run: str, precision: str) -> dict[str, Any]:
-    """1,000 clients with 50 images of ten classes, 50 of them a round, one epoch in batches of 10."""
+def fedavg(begin: Begin, run: str, precision: str, cohort: int = 50) -> dict[str, Any]:
+    """1,000 clients with 50 images of ten classes, so many of them a round, one epoch in batches of 10."""
     rng, total = np.random.default_rng(0), 50_000
     x = torch.from_numpy(rng.integers(0, 256, (total, *COLOUR), np.uint8))
     federation = Federation(
@@ -84,13 +85,13 @@ def fedavg(begin: Begin, run: str, precision: str) -> dict[str, Any]:
     )
     notes = [""]
     how = executor(run, say=notes.append)
-    job = bench.Job(network("simple_cnn", outputs=10), federation, "local_sgd", how, 5, 5, 50, "cuda", precision)
+    job = bench.Job(network("simple_cnn", outputs=10), federation, "local_sgd", how, 5, 5, cohort, "cuda", precision)
     if run == "loop":
         begin()
     job.round()  # of a graph, what it compiles
     begin()
     rounds = 3 if run == "loop" else 200
-    return {"ms_per_round": 1000 * bench.timed(job, rounds, warm_up=2), "note": notes[-1]}
+    return {"ms_per_round": 1000 * bench.timed(job, rounds, warm_up=2), "clients": cohort, "note": notes[-1]}
 
 
 def cases() -> dict[str, Callable[[Begin], dict[str, Any]]]:
@@ -106,6 +107,10 @@ def cases() -> dict[str, Callable[[Begin], dict[str, Any]]]:
         found[f"resnet18 {stem}, joint batch"] = lambda begin, stem=stem: joint(begin, stem)
     for precision in ("bf16", "tf32"):
         found[f"fedavg, graph, {precision}"] = lambda begin, precision=precision: fedavg(begin, "graph", precision)
+    for cohort in COHORTS:
+        found[f"fedavg, graph, bf16, cohort {cohort}"] = lambda begin, cohort=cohort: fedavg(
+            begin, "graph", "bf16", cohort
+        )
     found["fedavg, loop, bf16"] = lambda begin: fedavg(begin, "loop", "bf16")
     for run in ("graph", "loop"):
         found[f"densenet121, fedxl2, {run}"] = lambda begin, run=run: step(

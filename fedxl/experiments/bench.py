@@ -93,7 +93,9 @@ class Job:
         precision: str = "fp32",
     ) -> None:
         self.cohort, self.clients = cohort, len(federation.parts)
-        settings = Settings(local_steps=local_steps, batch1=batch, batch2=batch, device=device, precision=precision)
+        settings = Settings(
+            local_steps=local_steps, batch1=batch, batch2=batch, cohort=cohort, device=device, precision=precision
+        )
         facts = federation.facts(settings.weighting)
         problem = assemble(model, ALGORITHMS[algorithm](risk=partial_auc(), lr=0.01), settings, facts)
         self.algorithm = problem.algorithm

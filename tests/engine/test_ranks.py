@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -22,11 +24,12 @@ from fedxl.engine.executors import loop, vectorised
 from fedxl.engine.ranks.place import costs, longest_first, operations, round_robin
 from fedxl.engine.ranks.ranked import Ranked
 from fedxl.engine.ranks.team import NAMES, Team, place_of, seat
+from fedxl.engine.ranks.watch import Watch
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import UserError
 from fedxl.models import weights_of
 from fedxl.risks import auroc, partial_auc
-from tests.conftest import RAGGED, make_clients
+from tests.conftest import PATIENCE, RAGGED, make_clients
 from tests.ranks import on_ranks
 from tests.running import engine_for, play
 
@@ -225,3 +228,24 @@ def test_a_rank_has_a_card_of_its_own(monkeypatch):
         place_of("auto", own._replace(beside=3))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert place_of("auto", own) == ("cpu", False)
+
+
+def dies_or_ends(folder: Path, dies: bool, team: Team) -> None:
+    given_up = threading.Event()
+    watch = Watch(team.rank, team.size, given_up.set)
+    if dies and team.rank == 1:
+        os._exit(9)
+    if dies:
+        assert given_up.wait(PATIENCE)
+    else:
+        watch.end()
+    (folder / f"{team.rank}").write_text(str(watch.lost.is_set()))
+    if dies:
+        os._exit(0)  # there is nobody to leave together with
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_watch_notices_a_rank_that_dies_and_none_that_ends(dies, tmp_path):
+    """Ranks 1 and 2 are not connected with each other: rank 2 hears of it when rank 0 goes."""
+    assert on_ranks(3, partial(dies_or_ends, tmp_path, dies)) == [0, 9 if dies else 0, 0]
+    assert [(tmp_path / f"{rank}").read_text() for rank in ((0, 2) if dies else range(3))] == [str(dies)] * (3 - dies)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from fedxl.engine.ranks.watch import Watch
 from fedxl.errors import UserError, first_line, require
 
 T = TypeVar("T")
@@ -104,6 +105,7 @@ class Team:
     local: int = 0
     wire: torch.device = CPU  # where tensors lie that are sent
     spent: Spent = field(default_factory=Spent)
+    watch: Watch | None = None  # where a lost rank is not noticed otherwise
 
     @classmethod
     @contextmanager
@@ -114,10 +116,13 @@ class Team:
         """
         if place.own:
             torch.cuda.set_device(place.device)
-            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # so that a lost rank is an error, not an abort
+            # So that a lost rank is an error here, and not the end of the process.
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         team = cls(seat.rank, seat.size, seat.local, torch.device(place.device) if place.own else CPU)
         with team._talking(0):
             dist.init_process_group("nccl" if place.own else "gloo", timeout=timedelta(seconds=limit))
+            team.watch = Watch(seat.rank, seat.size, team._give_up) if place.own else None
         try:
             yield team
         except LostRankError:
@@ -127,6 +132,8 @@ class Team:
             raise
         else:
             team.heard(None)  # nobody leaves before all are done: the others would take it for lost
+            if team.watch:
+                team.watch.end()
             dist.destroy_process_group()
 
     @property
@@ -214,9 +221,15 @@ class Team:
             yield
         except (RuntimeError, ValueError) as error:  # torch has no type of its own for what gloo raises
             raise LostRankError(self._reason(error)) from error
+        if self.watch and self.watch.lost.is_set():  # what was given up returns, with nothing in it
+            raise LostRankError(self._reason(RuntimeError("closed")))
         self.spent.bytes += sent
         self.spent.seconds += time.monotonic() - began
         self.spent.calls += 1
+
+    def _give_up(self) -> None:
+        """Make the collective that this rank waits in return."""
+        dist.distributed_c10d._get_default_group()._get_backend(self.wire).abort()
 
     def _confess(self, error: BaseException) -> None:
         """Say why this rank ends, for those that will miss it."""
