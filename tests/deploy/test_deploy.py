@@ -62,7 +62,7 @@ def run(folder, algorithm: str) -> None:
         assert federation.dropped() == []
 
 
-@pytest.mark.slow
+@pytest.mark.deploy
 def test_four_sites_over_tls_come_to_what_the_simulator_does(tmp_path):
     run(tmp_path / "federation", "fedxl2")
 
@@ -94,7 +94,7 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_opened():
         records.from_records(content, 0.001)
 
 
-@pytest.mark.slow
+@pytest.mark.deploy
 def test_the_servers_process_dies_mid_round_and_nothing_is_lost(tmp_path):
     experiment = config("fedxl2", rounds=3)
     with Deployment(tmp_path / "federation", SITES, experiment) as federation:

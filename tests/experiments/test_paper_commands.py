@@ -381,9 +381,8 @@ def test_interrupted_it_keeps_what_is_done_and_goes_on(tmp_path):
         (["--data", "cifar10", "--root", "/nowhere"], "there is no cifar-10-batches-py in /nowhere"),
     ],
 )
-def test_mistakes_are_one_line(options, message, tmp_path):
-    command = [sys.executable, "-m", "fedxl", "paper", "table1", "--out", str(tmp_path), *options]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert found.returncode == 2
-    assert message in found.stderr
-    assert found.stderr.count("\n") == 1
+def test_mistakes_are_one_line(options, message, tmp_path, monkeypatch, capsys):
+    code, _, err = command(monkeypatch, capsys, "paper", "table1", "--out", str(tmp_path), *options)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1

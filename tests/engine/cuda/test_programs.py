@@ -31,70 +31,54 @@ def compiled(monkeypatch) -> list[Any]:
     return given
 
 
+TUNED = {
+    "fedxl2": {"lr": (0.1, 1.0), "beta": (0.2, 0.9), "gamma": (0.3, 0.8), "weight_decay": (0.02, 0.05)},
+    "local_sgd": {"lr": (0.1, 0.3), "weight_decay": (0.02, 0.01)},
+    "codasca": {"lr": (0.1, 0.3), "proximal": (50.0, 100.0), "stage_steps": (3, 8)},
+}
+
+
+@pytest.mark.parametrize("milestones", [None, ((2,), (7,))], ids=["one rate", "milestones"])
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
-@pytest.mark.parametrize("method", ["fedxl2", "local_sgd", "codasca"])
-def test_runs_that_differ_in_what_is_tuned_share_one_program(compiled, network, layout, method):
-    def run(executor, lam: float, **rates: Any) -> dict:
-        return Run(executor, network(), method=method, options=rates, lam=lam).state(0, 0, 0)
-
-    settings = ((1.0, 0.1, 2), (3.0, 0.3, 4), (2.0, 1.0, 7))
-    for lam, lr, step in settings:
-        stages = {"stage_steps": step + 1} if method == "codasca" else {}
-        tuned = {"lam": lam, "lr": lr, "milestones": (step,), **stages}
-        assert_agree(run(GraphExecutor(capture=again, layout=layout), **tuned), run(loop, **tuned))
-    assert len(compiled) == 1
-
-
-@pytest.mark.parametrize("layout", ["streams", "vectorised"])
-@pytest.mark.parametrize(
-    ("method", "others"),
-    [
-        ("fedxl2", {"lr": 1.0, "beta": 0.9, "gamma": 0.8, "weight_decay": 0.05}),
-        ("local_sgd", {"lr": 0.3, "weight_decay": 0.01}),
-        ("codasca", {"lr": 0.3, "proximal": 100.0}),
-    ],
-)
-def test_what_a_search_changes_is_compiled_once(compiled, network, layout, method, others):
-    """Each number of these alone, and all together, without milestones: one program, and the numbers of the loop."""
-    first = {
-        "fedxl2": {"lr": 0.1, "beta": 0.2, "gamma": 0.3, "weight_decay": 0.02},
-        "local_sgd": {"lr": 0.1, "weight_decay": 0.02},
-        "codasca": {"lr": 0.1},
-    }[method]
-    for options in (first, *({**first, name: value} for name, value in others.items()), {**first, **others}):
-        executor = GraphExecutor(capture=again, layout=layout)
-        found = Run(executor, network(), method=method, options=options).state(0, 0)
-        assert_agree(Run(loop, network(), method=method, options=options).state(0, 0), found)
+@pytest.mark.parametrize("method", list(TUNED))
+def test_what_a_search_changes_is_compiled_once(compiled, network, method, layout, milestones):
+    """Two runs that differ in all that is tuned: one program, and each has the numbers of its loop."""
+    for lam, at in ((1.0, 0), (3.0, 1)):
+        options = {name: values[at] for name, values in TUNED[method].items()}
+        options |= {"milestones": milestones[at]} if milestones else {}
+        found, expected = (
+            Run(executor, network(), method=method, options=options, lam=lam).state(0, 0, 0)
+            for executor in (GraphExecutor(capture=again, layout=layout), loop)
+        )
+        assert_agree(expected, found)
     assert len(compiled) == 1
 
 
 @compiles
-def test_what_was_compiled_once_is_found_on_disk_by_a_run_tuned_otherwise(monkeypatch, tmp_path, network):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    counters["inductor"].clear()
-    for lr, lam in ((0.1, 2.0), (0.3, 1.0)):
-        monkeypatch.setattr("fedxl.engine.cuda.trace._compiled", {})  # as in another process
-        Run(GraphExecutor(capture=again), network(), options={"lr": lr, "milestones": (4,)}, lam=lam).state(0, 0)
-    assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (1, 1)
-
-
-@compiles
-def test_a_program_that_was_kept_serves_the_next_run_and_keeps_no_data(monkeypatch, tmp_path, network):
+def test_a_program_serves_the_next_run_and_keeps_no_data_and_another_process_finds_it_on_disk(
+    monkeypatch, tmp_path, network
+):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("fedxl.engine.cuda.trace._compiled", {})
     counters["inductor"].clear()
     data = []
-    for seed, lr in ((0, 0.1), (1, 1.0)):
+
+    def run(executor, seed: int, lr: float) -> dict:
         options = {"clients": make_clients(RAGGED, seed=seed), "options": {"lr": lr, "milestones": (4,)}}
+        return Run(executor, network(), **options, lam=1 + lr).state(0, 0, 0)
+
+    def run_both(seed: int, lr: float) -> tuple[int, int]:
         executor = GraphExecutor(capture=again)
-        assert_agree(
-            Run(executor, network(), **options).state(0, 0, 0), Run(loop, network(), **options).state(0, 0, 0)
-        )
+        assert_agree(run(executor, seed, lr), run(loop, seed, lr))
         data.append(weakref.ref(max(executor.captured.plan.traced.constants, key=torch.Tensor.numel)))
-    assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (1, 0)
-    del executor, options
+        return counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]
+
+    assert run_both(0, 0.1) == (1, 0)
+    assert run_both(1, 1.0) == (1, 0), "the compiler is not asked again"
     gc.collect()
     assert [found() for found in data] == [None, None]
+    monkeypatch.setattr("fedxl.engine.cuda.trace._compiled", {})  # as in another process
+    assert run_both(0, 0.3) == (1, 1)
 
 
 def test_programs_of_other_precision_are_not_taken(monkeypatch):
