@@ -1,4 +1,7 @@
-"""Three hospitals with tables and images, from files to a decision by commands alone: simulated and deployed."""
+"""Three hospitals with tables and images, from files to a decision by commands alone: simulated and deployed.
+
+Their images at real sites: tests/docs/test_deployments.py, by the commands of the guide.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +81,10 @@ def test_simulated(folder, name):
     assert "nothing here would make training wrong" in told
     assert ("values are missing: mean_area" in told) == (name == "patients")
     fedxl(folder, "train", config, "--out", "run")
+    about = json.loads((folder / "run" / "run.json").read_text())
+    assert [member["name"] for member in about["members"]] == list(HOSPITALS)
+    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test"]["auroc"] > 0.85, "it has learnt something"
     kept = scored.load(folder / "run" / "scores.npz")["test"]
     assert set(kept.by_site()) == set(HOSPITALS)
     decided(folder, "run", f"hospitals/east/{name}.csv")
@@ -102,8 +109,7 @@ def test_deployed_to_three_sites(folder):
     server.write_text(text[: text.index("\n[data]\n")] + text[text.index("\n[model]\n") :])
     for hospital, told in zip(HOSPITALS, ("scores", "curve", "scores"), strict=True):
         site = folder / "federation" / "sites" / hospital / "site.toml"
-        own = str(folder / "hospitals" / hospital / "patients.csv")
-        changed = with_the_runs_seed(site.read_text()).replace("hospitals/*/patients.csv", own)
+        changed = with_the_runs_seed(site.read_text()).replace("hospitals/*/", f"hospitals/{hospital}/")
         site.write_text(changed.replace('evaluate = "none"', f'evaluate = "{told}"'))
         assert "nothing here would make training wrong" in fedxl(folder, "data", "check", str(site))
     fedxl(folder, "deploy", "local", "federation")
