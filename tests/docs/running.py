@@ -26,6 +26,12 @@ def found_in(table: dict[str, str], line: str) -> str | None:
     return next((value for pattern, value in table.items() if re.fullmatch(pattern, line)), None)
 
 
+def entry_of(block: Block, entry: str) -> bool:
+    """Whether an entry, `page: words`, means this block."""
+    page, _, words = entry.partition(": ")
+    return page == block.page and words in block.text
+
+
 class Reader:
     """Somebody who follows a page, line by line."""
 
@@ -37,7 +43,7 @@ class Reader:
 
     def follow(self, block: Block) -> None:
         """Run a block, unless the accounts say who else does."""
-        if any(f"{block.page}: " in entry and entry.partition(": ")[2] in block.text for entry in BLOCKS_ELSEWHERE):
+        if any(entry_of(block, entry) for entry in BLOCKS_ELSEWHERE):
             return
         kinds = {"bash": self.shell, "python": self.python, "toml": self.toml, "text": self.text, "json": self.json}
         if block.language in kinds:

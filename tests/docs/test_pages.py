@@ -31,6 +31,8 @@ SEEN = {
     "docs/guides/check.md": r"nothing here would make training wrong",
     "docs/guides/tuning.md": r"local_sgd",
 }
+for needed in ("flwr", "pandas", "pyarrow", "PIL", "onnxruntime", "jinja2", "matplotlib"):
+    pytest.importorskip(needed, reason="pages use all that fedxl[dev] brings")
 RUN = [page for page in pages() if blocks(page)]
 table = trained  # a fixture: a run on patients.csv, beside it
 
