@@ -19,7 +19,7 @@ from fedxl import wire
 from fedxl.algorithms import FeDXL2
 from fedxl.algorithms.protocol import Share
 from fedxl.config.experiment import Config
-from fedxl.deploy.protocol.envelope import Envelope, Order
+from fedxl.deploy.protocol.envelope import Envelope, TrainRequest
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import SiteFile, SiteSettings
 from fedxl.deploy.site import cache
@@ -27,23 +27,19 @@ from fedxl.deploy.supervise.children import descendants
 from fedxl.deploy.supervise.processes import free_port, local
 from fedxl.models import resnet18, weights_of
 from fedxl.risks import partial_auc
+from fedxl.training.rounds import passive_like
 from fedxl.training.rundir import read_metrics
 
 
-def letters(clients: int, steps: int, batch: int, precision: str) -> dict[str, float]:
-    """MB of a letter to a site, and how much of it are pooled scores."""
-    model = resnet18((3, 32, 32))
-    server = FeDXL2(partial_auc()).init(weights_of(model))
-    entries = clients * steps * batch
-
-    def full(side):  # type: ignore[no-untyped-def]
-        return type(side)(*(leaf.expand(entries, *leaf.shape[1:]) for leaf in side))
-
-    server = server._replace(pool=type(server.pool)(*(full(side) for side in server.pool)))
+def request(steps: int, batch: int, precision: str) -> dict[str, float]:
+    """MB of a request to a site, and how much of it are the pooled scores that the site reads."""
+    algorithm = FeDXL2(partial_auc())
+    server, phase = algorithm.init(weights_of(resnet18((3, 32, 32)))), algorithm.phase(1)
     one = torch.zeros(())
-    sent = wire.flatten(Order(server, Share(one, one, one, one, one)), precision)
+    passive = passive_like(phase, server, algorithm.reading(batch, batch), steps)
+    sent = wire.flatten(TrainRequest(phase.downlink(server), Share(one, one, one, one, one), passive), precision)
     whole = Envelope({}, sent).size
-    pool = sum(t.numel() * t.element_size() for name, t in sent.items() if ".pool." in name)
+    pool = sum(t.numel() * t.element_size() for name, t in sent.items() if name.startswith("passive"))
     return {"MB": whole / 1e6, "pool MB": pool / 1e6, "pool share": pool / whole}
 
 
@@ -55,7 +51,8 @@ def opening(examples: int = 24_000) -> dict[str, float]:
         np.savez(place / "data.npz", x=x, y=rng.integers(0, 2, examples), client=np.zeros(examples, int))
         site = SiteFile(SiteSettings(name="a"), {"name": "npz", "path": str(place / "data.npz")}, place)
         seconds = {}
-        for name, work in {"prepare": cache.prepare, "open": cache.opened, "open again": cache.opened}.items():
+        opens = cache.training_data
+        for name, work in {"prepare": cache.prepare, "open": opens, "open again": opens}.items():
             began = time.perf_counter()
             work(site)
             seconds[name] = round(time.perf_counter() - began, 4)
@@ -109,7 +106,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     for precision in wire.PRECISIONS:
-        print(f"a letter, ResNet18, N = 16, K = 32, B = 32, {precision}:", letters(16, 32, 32, precision))
+        print(f"a request, ResNet18, K = 32, B = 32, {precision}:", request(32, 32, precision))
     print("24,000 images at a site, seconds:", opening())
     print(rounds(arguments.sites, arguments.rounds, steps=1))
 

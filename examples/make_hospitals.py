@@ -29,11 +29,12 @@ def patients(rng: np.random.Generator) -> pd.DataFrame:
 def main() -> None:
     rng = np.random.default_rng(0)
     rows, digits = patients(rng), load_digits()
-    # All rows of a patient are at one hospital.
+    # All rows of a patient are at one hospital, and so are all images.
     homes = dict(
         zip(sorted(set(rows.patient)), rng.choice(list(HOSPITALS), 400, p=list(HOSPITALS.values())), strict=False)
     )
-    seen_at = rng.choice(list(HOSPITALS), len(digits.images), p=list(HOSPITALS.values()))
+    owners = np.arange(len(digits.images)) // 2  # a patient has two images
+    seen_at = rng.choice(list(HOSPITALS), len(digits.images), p=list(HOSPITALS.values()))[owners]
     for hospital in HOSPITALS:
         folder = Path("hospitals") / hospital
         (folder / "images").mkdir(parents=True, exist_ok=True)
@@ -43,7 +44,7 @@ def main() -> None:
             file = f"images/{number:04}.png"
             Image.fromarray((digits.images[number] * 15).astype(np.uint8)).save(folder / file)
             finding = "yes" if digits.target[number] in (3, 8, 9) else "no"
-            listed.append({"image": file, "patient": f"D{number // 2:04}", "finding": finding})
+            listed.append({"image": file, "patient": f"D{owners[number]:04}", "finding": finding})
         pd.DataFrame(listed).to_csv(folder / "images.csv", index=False)
 
 

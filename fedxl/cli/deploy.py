@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import typer
 from rich.console import Console
 
 from fedxl.config.experiment import read
+from fedxl.deploy.provision.settings import files_below
 from fedxl.errors import UserError, require
 from fedxl.reporting.report import in_words
 from fedxl.training.rundir import read_metrics
@@ -37,6 +39,8 @@ def init(
     """Create a folder for each party: certificates, settings, a start script and a README."""
     folders = _needing_flower("provision.folders")
     experiment = read(config) if config else folders.DEMO
+    if config and not keys_at_sites:  # all parties run on this machine, in folders of their own
+        experiment = replace(experiment, data=files_below(Path.cwd(), experiment.data))
     names = [name.strip() for name in sites.split(",") if name.strip()]
     folders.init(names, folder, host, port, experiment, keys_at_sites)
     _print(f"created in {folder}: server/, sites/ and authority/ (keep authority/ offline)")

@@ -86,6 +86,11 @@ class Image:
     def __post_init__(self) -> None:
         require(8 <= self.size <= 4096, f"size must lie between 8 and 4096 pixels, got {self.size}")
         require(self.channels in (1, 3), f"channels must be 1 (grey) or 3 (colour), got {self.channels}")
+        require(len(self.column) <= LONGEST, f"a name has more than {LONGEST} characters")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.channels, self.size, self.size
 
 
 class Rows(NamedTuple):

@@ -147,13 +147,13 @@ def merge(summaries: Mapping[str, Summary]) -> Summary:
     for site, summary in summaries.items():
         _require_same(names, list(summary.columns), first, site)
     columns = {name: _merge_column(name, {s: each.columns[name] for s, each in summaries.items()}) for name in names}
-    _require_one_label(summaries)
+    require_one_label({site: each.about for site, each in summaries.items()})
     return Summary(sum(summary.rows for summary in summaries.values()), columns, summaries[first].about)
 
 
-def _require_one_label(summaries: Mapping[str, Summary]) -> None:
+def require_one_label(about: Mapping[str, Mapping[str, Any]]) -> None:
     """That all sites predict the same."""
-    told = {site: predicted(each.about) for site, each in summaries.items()}
+    told = {site: predicted(each) for site, each in about.items()}
     (first, ours), *others = told.items()
     for site, theirs in others:
         if theirs != ours:

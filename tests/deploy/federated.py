@@ -128,10 +128,10 @@ def simulated(experiment: Config, secrets: Secrets = NO_SECRETS) -> Result:
     return train(simulation, QUIET, None, False)
 
 
-def secrets_of(run: Path, sites: Path) -> Secrets:
+def secrets_of(run: Path, sites: Path, names: Sequence[str] = SITES) -> Secrets:
     """What server and sites keep to themselves: the seeds in a run's folder, and in the folders of its sites."""
     known = json.loads((run / "sites.json").read_text())
-    own = {number: sites / name / "state" / known["run"] / FILE for number, name in enumerate(SITES)}
+    own = {number: sites / name / "state" / known["run"] / FILE for number, name in enumerate(names)}
     pool = run / server.SEED
     return Secrets(
         {number: kept_seed(path) for number, path in own.items() if path.exists()},

@@ -16,11 +16,12 @@ from fedxl.config.experiment import Config, load_data
 from fedxl.data.preparation import Preparation
 from fedxl.data.summary import Summary
 from fedxl.deploy.protocol.envelope import Envelope
-from fedxl.deploy.provision.settings import SiteFile
+from fedxl.deploy.provision.settings import ServerSettings, SiteFile
+from fedxl.deploy.server.directory import Directory
 from fedxl.deploy.site import cache, requests
 from fedxl.errors import RefusedError
 from tests.data.tables import frame, write_sites
-from tests.deploy.federated import InProcess, assert_same, config, deployed, simulated, site_file
+from tests.deploy.federated import SITES, InProcess, assert_same, config, deployed, simulated, site_file
 
 pytestmark = pytest.mark.usefixtures("impatient")
 TABLE = {"name": "table", "label": "sick", "positive": "yes", "group": "patient", "rare": 2}
@@ -291,18 +292,69 @@ def write_images(folder: Path, seed: int = 0) -> list[str]:
     return paths
 
 
+IMAGES = {"name": "table", "label": "sick", "positive": "yes", "image": "file", "size": 8}
+
+
+def with_images(folder: Path) -> tuple[Config, InProcess]:
+    """An experiment, and four sites each of which names its own table."""
+    pytest.importorskip("PIL", reason="needs fedxl[images]")
+    paths = write_images(folder / "data")
+    sites = InProcess(folder)
+    for number, path in enumerate(paths):
+        own = site_file(folder, number)
+        settings = replace(own.settings, part=0, evaluate="scores", summary=True)
+        sites.sites[100 + number] = SiteFile(settings, {**IMAGES, "path": path}, own.folder)
+    return replace(config("fedxl2"), model={"name": "cnn"}, data={**IMAGES, "path": paths, "seed": 0}), sites
+
+
 def test_sites_with_images_come_to_the_simulators_bits(tmp_path):
     """Each site has a table of paths and its own pictures; nobody needs a common preparation."""
-    pytest.importorskip("PIL", reason="needs fedxl[images]")
-    paths = write_images(tmp_path / "data")
-    table = {"name": "table", "label": "sick", "positive": "yes", "image": "file", "size": 8}
-    told = replace(config("fedxl2"), model={"name": "cnn"}, data={**table, "path": paths, "seed": 0})
-    sites = InProcess(tmp_path)
-    for number, path in enumerate(paths):
-        own = site_file(tmp_path, number)
-        settings = replace(own.settings, part=0, evaluate="scores")
-        sites.sites[100 + number] = SiteFile(settings, {**table, "path": path}, own.folder)
+    told, sites = with_images(tmp_path)
     wanted = simulated(told)
     found = deployed(tmp_path, replace(told, data={}), sites, evaluate="sites")
     assert_same(found, wanted)
     assert found.metrics["test"]["auroc"] == pytest.approx(wanted.metrics["test"]["auroc"], abs=1e-12)
+    kept = Preparation.from_text((tmp_path / "server" / "run" / "preparation.json").read_text())
+    assert kept == found.preparation == wanted.preparation, "new files are read as the simulator reads them"
+
+
+def test_a_site_that_allows_no_summary_tells_nothing_of_its_images(tmp_path):
+    told, sites = with_images(tmp_path)
+    quiet = sites.sites[103]
+    sites.sites[103] = SiteFile(replace(quiet.settings, summary=False), quiet.data, quiet.folder)
+    assert "images" in requests.hello(sites.sites[100]).facts
+    assert "images" not in requests.hello(sites.sites[103]).facts
+    short = replace(told, data={}, run={**told.run, "rounds": 1})
+    assert deployed(tmp_path, short, sites, evaluate="sites").preparation is None
+
+
+def test_sites_whose_images_show_something_else_are_told(tmp_path):
+    told, sites = with_images(tmp_path)
+    other = sites.sites[101]
+    sites.sites[101] = SiteFile(other.settings, {**other.data, "positive": "no"}, other.folder)
+    with pytest.raises(UserError, match=r"a predicts 'sick' \('yes' or 'no'\), but b 'sick' \('no' or 'yes'\)"):
+        deployed(tmp_path, replace(told, data={}), sites)
+
+
+COLUMN = {"kind": "number", "name": "age", "mean": 0.0, "scale": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda c: c["image"].update(size=16), "another shape"),
+        (lambda c: c["image"].update(column="x" * 1000), "more than"),
+        (lambda c: c.update(image=None, columns=[COLUMN]), "columns"),
+        (lambda c: c.update(label="x" * 1000), "more than"),
+        (lambda c: c.clear(), "malformed"),
+    ],
+)  # fmt: skip
+def test_what_a_site_tells_of_its_images_is_checked_by_the_server(tmp_path, change, line):
+    _, sites = with_images(tmp_path)
+    content = json.loads(requests.hello(sites.sites[103]).facts["images"])
+    change(content)
+    directory = Directory(sites, ServerSettings(sites=SITES), lambda said: None)
+    hello = requests.hello(sites.sites[103]).facts
+    with pytest.raises((RefusedError, UserError), match=line):
+        directory._read(103, Envelope({**hello, "images": json.dumps(content)}, {}))
+    assert directory._read(103, Envelope(hello, {}))[0] == SITES[3]

@@ -72,16 +72,3 @@ def test_ones_own_metric_chooses_the_model_and_is_reported(folder):
 @pytest.mark.parametrize("name", OWN)
 def test_from_python(folder, name):
     assert run(folder, f"{name}.py").strip()
-
-
-@pytest.mark.parametrize("name", ["table", "images"])
-def test_tables_and_images_of_three_hospitals(folder, name):
-    pytest.importorskip("pyarrow", reason="needs fedxl[table]")
-    pytest.importorskip("PIL", reason="needs fedxl[images]")
-    run(folder, "make_hospitals.py")
-    run(folder, "-m", "fedxl", "train", f"{name}.toml", "--out", "run")
-    about = json.loads((folder / "run" / "run.json").read_text())
-    assert [member["name"] for member in about["members"]] == ["east", "north", "south"]
-    assert (folder / "run" / "preparation.json").is_file()
-    records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert records[-1]["test"]["auroc"] > 0.85, "it has learnt something"

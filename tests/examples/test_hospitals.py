@@ -1,10 +1,15 @@
-"""Three hospitals with tables and images, from files to a decision by commands alone: simulated and deployed."""
+"""Three hospitals with tables and images, from files to a decision by commands alone: simulated and deployed.
+
+Their images at real sites: tests/docs/test_deployments.py, by the commands of the guide.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -12,9 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="needs fedxl[flower]")
 
+from fedxl.cli.main import app
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.supervise import children
 from fedxl.deploy.supervise.processes import free_port
@@ -28,19 +35,25 @@ pytestmark = pytest.mark.deploy
 @pytest.fixture
 def folder(tmp_path) -> Path:
     place = Path(shutil.copytree(EXAMPLES, tmp_path / "examples"))
-    python(place, "make_hospitals.py")
+    with contextlib.chdir(place):
+        runpy.run_path("make_hospitals.py", run_name="__main__")
     return place
 
 
-def python(place: Path, *command: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], cwd=place, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def fedxl(place: Path, *command: str) -> str:
-    return python(place, "-m", "fedxl", *command)
+    """What a command prints. It runs in this process: to import torch takes seconds each time."""
+    with contextlib.chdir(place):
+        done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def deploy(place: Path) -> None:
+    """`fedxl deploy local`, which watches over processes of its own."""
+    command = [sys.executable, "-m", "fedxl", "deploy", "local", "federation"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def predictions(path: Path) -> list[dict[str, str]]:
@@ -78,6 +91,10 @@ def test_simulated(folder, name):
     assert "nothing here would make training wrong" in told
     assert ("values are missing: mean_area" in told) == (name == "patients")
     fedxl(folder, "train", config, "--out", "run")
+    about = json.loads((folder / "run" / "run.json").read_text())
+    assert [member["name"] for member in about["members"]] == list(HOSPITALS)
+    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test"]["auroc"] > 0.85, "it has learnt something"
     kept = scored.load(folder / "run" / "scores.npz")["test"]
     assert set(kept.by_site()) == set(HOSPITALS)
     decided(folder, "run", f"hospitals/east/{name}.csv")
@@ -102,11 +119,10 @@ def test_deployed_to_three_sites(folder):
     server.write_text(text[: text.index("\n[data]\n")] + text[text.index("\n[model]\n") :])
     for hospital, told in zip(HOSPITALS, ("scores", "curve", "scores"), strict=True):
         site = folder / "federation" / "sites" / hospital / "site.toml"
-        own = str(folder / "hospitals" / hospital / "patients.csv")
-        changed = with_the_runs_seed(site.read_text()).replace("hospitals/*/patients.csv", own)
+        changed = with_the_runs_seed(site.read_text()).replace("hospitals/*/", f"hospitals/{hospital}/")
         site.write_text(changed.replace('evaluate = "none"', f'evaluate = "{told}"'))
         assert "nothing here would make training wrong" in fedxl(folder, "data", "check", str(site))
-    fedxl(folder, "deploy", "local", "federation")
+    deploy(folder)
     parties = [folder / "federation" / place / "flower" for place in ("server", *(f"sites/{n}" for n in HOSPITALS))]
     assert not children.processes_of(parties), "nobody is left"
     run = folder / "federation" / "server" / "run"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedxl import metrics
 from fedxl.config.experiment import Config
 from fedxl.config.ranking import pools_queries
-from fedxl.data import UNFITTED
+from fedxl.data import NAMED
 from fedxl.deploy.provision.settings import ServerSettings
 
 SERVER_START = """#!/bin/sh
@@ -68,8 +68,9 @@ def site_toml(name: str, part: int, config: Config) -> str:
             "epsilon = 0.0  # differential privacy of each curve; 0: no noise",
             "epsilon_total = 0.0  # of all curves together, over all runs",
             f"evaluations = {4 * rounds + 20}  # requests to evaluate that this site accepts, over all runs",
-            f"summary = {json.dumps(config.data.get('name') in UNFITTED)}  # whether counts, means and squares of a "
-            "table's columns may leave this site, so that all sites scale them alike",
+            f"summary = {json.dumps(config.data.get('name') in NAMED)}  # whether counts, means and squares of a "
+            "table's columns may leave this site, so that all sites scale them alike; of images: their size, "
+            "and the names of label and columns",
             'digest = ""  # allow only the experiment with this digest (`fedxl deploy digest`); "": any',
             "",
             "[data]",
@@ -134,7 +135,8 @@ Logs are in `flower/`. `connection.toml` holds the server's address.
 What leaves this machine: the numbers of positive and negative examples, their shape, and in each round the trained
 weights and the scores of the examples that were used. docs/privacy.md describes what they reveal. Of a table, the
 names, counts, means and squared deviations of its columns leave, and its frequent categories, if `summary` in
-`site.toml` allows it. Results on your validation and test data leave only if `evaluate` in `site.toml` allows it.
+`site.toml` allows it; of images, their size and the names of label and columns. Results on your validation and test
+data leave only if `evaluate` in `site.toml` allows it.
 `state/` holds what training remembers about your examples, and the seed from which it draws them; it never leaves.
 `site.key` is secret: the server recognises you by it.
 The certificate `site.crt` is valid for a year. In its last 30 days `./start.sh` warns

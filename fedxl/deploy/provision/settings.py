@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedxl.config.experiment import SECTIONS, Config, Table, read_tables
 from fedxl.errors import require, unknown
@@ -13,6 +16,7 @@ from fedxl.evaluation.noise import exactly, written
 from fedxl.options import call
 from fedxl.wire import PRECISIONS
 
+FILES = ("path", "validation_path", "test_path", "root", "cache", "preparation")  # settings of [data] that name files
 EVALUATORS = ("server", "sites")  # who evaluates: the server on its own [data], or each site on its own
 DISCLOSURES = ("none", "metrics", "curve", "scores")  # which results of an evaluation a site may disclose
 
@@ -83,7 +87,7 @@ class SiteSettings:
     evaluations: int = 1000  # requests to evaluate that it accepts, over all runs
     private_draws: bool = False  # which examples it reads in which round: from a seed that only this site knows
     sorted_scores: bool = False  # refuse runs that pool scores in the order of their draws (order = "drawn")
-    summary: bool = False  # whether counts, means and squares of its table's columns may leave, to scale all alike
+    summary: bool = False  # whether a summary of its columns may leave, to scale all alike; of images: size, names
     queries: bool = False  # whether it may tell which queries it holds, and of each how many items have which grade
     secure: bool = False  # whether it takes part only in runs whose server adds all sites' updates under masks
     sum_of: int = 2  # the fewest sites, this one included, whose masked updates it lets the server add
@@ -140,6 +144,21 @@ class SiteFile:
         return self.folder / self.settings.cache
 
 
+def files_below(folder: Path, data: Table) -> Table:
+    """[data] of one of our data sets, with the files that it names relative to a folder as whole paths."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [whole(one) for one in value]
+        if not isinstance(value, str) or not value:
+            return value
+        pattern = glob.has_magic(value) and not (folder / value).exists()
+        return os.path.join(glob.escape(str(folder)) if pattern else str(folder), value)
+
+    ours = ":" not in str(data.get("name", ""))  # what a setting of somebody else's means is not ours to say
+    return {key: whole(value) if ours and key in FILES else value for key, value in data.items()}
+
+
 def read_server(path: Path) -> ServerFile:
     """An experiment whose clients are sites. Its [data], if any, are the server's own, for validation and test."""
     tables = read_tables(path, (*SECTIONS, "server"))
@@ -153,4 +172,5 @@ def read_site(path: Path) -> SiteFile:
     tables = read_tables(path, ("site", "data"))
     for name in ("site", "data"):
         require(name in tables, f"{path} needs a section [{name}]")
-    return SiteFile(call(SiteSettings, tables["site"], "site"), tables["data"], path.resolve().parent)
+    folder = path.resolve().parent  # in which the site's processes run, wherever this file is read
+    return SiteFile(call(SiteSettings, tables["site"], "site"), files_below(folder, tables["data"]), folder)

@@ -11,8 +11,8 @@ from fedxl import __version__
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.data.federation import Holding, Weighting, facts_about
 from fedxl.data.label_shares import Counts
-from fedxl.data.preparation import Preparation, fit
-from fedxl.data.summary import Summary, merge
+from fedxl.data.preparation import Image, Preparation, fit
+from fedxl.data.summary import Summary, merge, require_one_label
 from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
 from fedxl.deploy.protocol.label_counts import LabelCounts
 from fedxl.deploy.protocol.query_lists import QueryLists, relevant_queries
@@ -36,6 +36,7 @@ class SiteFacts(NamedTuple):
     both: int = 0  # of several labels, examples that have a positive and a negative one
     queries: int | None = None  # how many of its queries hold a relevant item; None: its data know no queries
     lists: str = ""  # of each of its queries how many items have which grade, as JSON; "": it does not tell
+    images: str = ""  # how its files of images become examples, as JSON; "": it has none, or does not tell
 
     def count(self, side: Side) -> int:
         return Holding(self.positives, self.negatives, self.both).count(side)
@@ -137,6 +138,10 @@ class Directory:
         self.require_within_limit(name, found.count("all"))
         if found.summary:
             Summary.from_json(found.summary, found.count("all"))
+        if told := str(facts.get("images", "")):
+            found = found._replace(images=told)
+            if _of_images(told).shape != shape:
+                raise RefusedError(f"{name} says that its images become examples of another shape than {shape}")
         if found.labels:
             found.by_label("all")
         elif both:
@@ -144,7 +149,7 @@ class Directory:
         before = self.facts.get(name, found)
         if found != before:
             told = f"{name} had other data when this run started"
-            was, now = (each._replace(summary="", lists="") for each in (before, found))
+            was, now = (each._replace(summary="", lists="", images="") for each in (before, found))
             raise RefusedError(f"{told}: {was}, now {now}")
         return name, found
 
@@ -159,6 +164,18 @@ class Directory:
         require(not others, some)
         return fit(merge(tables))
 
+    def images(self) -> Preparation | None:
+        """How all sites make examples of files of images, for predictions on new ones; None unless all tell it.
+
+        Names of columns may differ between sites: new files are like those of the first.
+        """
+        told = {name: self.facts[name].images for name in self.settings.sites}
+        if not all(told.values()):
+            return None
+        found = {name: Preparation.from_text(text) for name, text in told.items()}
+        require_one_label({name: each.to_json() for name, each in found.items()})
+        return next(iter(found.values()))
+
     def require_within_limit(self, name: str, examples: float) -> None:
         """A site's weight follows from its number of examples, so it may not claim more than were approved."""
         limit = self.limits.get(name, examples)
@@ -167,3 +184,11 @@ class Directory:
 
     def facts_of_all(self, weighting: Weighting) -> DataFacts:
         return facts_about([self.facts[name] for name in self.settings.sites], weighting)
+
+
+def _of_images(text: str) -> Image:
+    """What a site tells of its images; RefusedError if it tells of something else."""
+    image = Preparation.from_text(text).image
+    if image is None:
+        raise RefusedError("what it tells of its images is of a table's columns")
+    return image

@@ -125,7 +125,7 @@ def _task(
         members=[_member(name, engine.directory.facts[name]) for name in sites],
         form=Form(shape, problem.settings.dtype, problem.risk.score_shape, labels=problem.label_names),
         description=_described(config, engine),
-        preparation=made,
+        preparation=made or engine.directory.images(),
     )
 
 

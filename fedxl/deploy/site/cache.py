@@ -115,6 +115,11 @@ def summary(site: SiteFile) -> str:
     return "" if table is None else str(table["summary"])
 
 
+def images(site: SiteFile) -> str:
+    """How its files of images become examples, as JSON; "" if its data are something else."""
+    return str(_ready(site).get("images", ""))
+
+
 def count(site: SiteFile) -> int:
     """Prepare the data if needed; the number of training examples."""
     refresh(site)
@@ -165,6 +170,7 @@ def prepare(site: SiteFile) -> int:
         "augment": asdict(source.augment),
         "splits": list(held),
         "table": None,
+        "images": splits.preparation.to_text() if splits.preparation and splits.preparation.image else "",
     }
     try:
         private_folder(site.cache)

@@ -67,6 +67,8 @@ def hello(site: SiteFile) -> Envelope:
         "shape": list(shape),
         "summary": summary,
     }
+    if site.settings.summary and (images := cache.images(site)):
+        facts["images"] = images
     if labels.ndim == 2:
         federation = Federation(TensorSource(labels, labels), [np.arange(len(labels))])  # only labels are counted
         positives, negatives, both = federation.holdings()[0]
