@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
+from fedxl.algorithms.optional import fixed_point, summed_parts
 from fedxl.errors import DivergedError, RefusedError
 
 U = TypeVar("U")
@@ -45,11 +46,6 @@ class FixedPoint(NamedTuple):
 
 
 FORMS = {32: FixedPoint(32, 24), 64: FixedPoint(64, 40)}  # the values of an algorithm's setting `fixed_point`
-
-
-def summed_parts(phase: Any) -> tuple[str, ...]:
-    """The fields of an update that the server needs in sum only, as its phase names them."""
-    return tuple(getattr(phase, "summed", ()))
 
 
 def parts(names: tuple[str, ...], state: Any) -> dict[str, Any]:
@@ -95,7 +91,7 @@ def with_mean(algorithm: Any, server: Any, updates: U, total: dict[str, Any]) ->
 
 def summed(phase: Any, server: Any, updates: U) -> U:
     """Updates as a server that knows only their sum would have them; as they are unless `fixed_point` is set."""
-    if not getattr(phase, "fixed_point", 0):
+    if not fixed_point(phase):
         return updates
     total = tree.map(lambda each: each.sum(0), codes(phase, server, updates))
     return with_mean(phase, server, updates, total)

@@ -200,9 +200,8 @@ class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
       `aggregate` copies what it keeps.
     - A NaN means "unknown" in leaves named in `may_be_nan`, and a mistake everywhere else.
 
-    `Descent` is a base class with defaults for all but the maths. It also has `health(server, h, labels) -> Health`,
-    which a run asks at each evaluation, with the raw scores of data that were held back where they are known (else
-    None). An algorithm may do without it.
+    `Descent` is a base class with defaults for all but the maths. `algorithms/optional.py` lists what an algorithm may
+    have besides.
     """
 
     @property

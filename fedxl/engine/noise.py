@@ -9,17 +9,10 @@ import numpy as np
 import torch
 
 from fedxl import tree
-from fedxl.algorithms.protocol import AnyPhase, Reading, ServerState
 from fedxl.errors import require
 from fedxl.gaussian import normals
 
 MOST = 2**32  # numbers of noise that a group of clients draws in a round: 16 GB in single precision
-
-
-def noise_like(phase: AnyPhase, server: ServerState, reading: Reading) -> Any:
-    """The noise of one step, with the right names, types and shapes; nothing for a phase that wants none."""
-    wanted = getattr(phase, "noise_like", None)  # a phase of the user's own may not know of noise
-    return () if wanted is None else wanted(server, reading)
 
 
 def drawn(like: Any, seeds: Sequence[int], numbers: Sequence[int], round: int, steps: int) -> Any:

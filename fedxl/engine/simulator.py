@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedxl import sampling, tree
+from fedxl.algorithms.optional import is_private, noise_like
 from fedxl.algorithms.protocol import (
     AnyAlgorithm,
     AnyPhase,
@@ -57,6 +58,7 @@ ON_CPU = Placement()
 class Simulator:
     """Runs rounds of a federation in this process."""
 
+    sums: ClassVar[bool] = False
     algorithm: AnyAlgorithm
     score: Score
     federation: Federation
@@ -76,7 +78,7 @@ class Simulator:
         self.reading: Reading = self.algorithm.reading(self.schedule.batch1, self.schedule.batch2)
         self.items, self.drawing = self._drawing()
         require(
-            self.drawing.weights is None or not getattr(self.algorithm, "private", False),
+            self.drawing.weights is None or not is_private(self.algorithm),
             "differential privacy limits how often an example is read, and weights read some more often; "
             "leave them out",
         )
@@ -177,7 +179,7 @@ class Simulator:
     def _noise(self, phase: AnyPhase, server: ServerState, round: int, members: list[int]) -> Any:
         numbers = [self.first_number + client for client in members]
         seeds = noise.seeds_of(numbers, self.secrets.noise, self.schedule.seed)
-        like = noise.noise_like(phase, server, self.reading)
+        like = noise_like(phase, server, self.reading)
         return noise.drawn(like, seeds, numbers, round, self.schedule.local_steps)
 
     def _upload(self, arrays: list[Indices]) -> Draws[Tensor]:

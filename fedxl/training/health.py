@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedxl.algorithms.protocol import AnyAlgorithm, Health, ServerState
+from fedxl.algorithms import optional
+from fedxl.algorithms.protocol import AnyAlgorithm, ServerState
 
 COLLAPSED = "collapsed"  # in a metrics row
 
@@ -22,10 +23,7 @@ class Watch:
 
     def __call__(self, server: ServerState, round: int, h: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
         """What to add to the metrics row. h: raw scores of data held back, where they are known here."""
-        examine = getattr(self.algorithm, "health", None)  # an algorithm may do without
-        if examine is None:
-            return {}
-        health: Health = examine(server, h, labels)
+        health = optional.health(self.algorithm, server, h, labels)
         self._tell_ages(health.stale)
         if not health.collapsed:
             return {}
@@ -39,7 +37,7 @@ class Watch:
 
     def _remedies(self) -> str:
         remedies = ["a smaller lr", "fewer local_steps"]
-        if getattr(self.algorithm, "level", "") == "free":
+        if optional.has_free_level(self.algorithm):
             remedies.append("level = 'bounded'" if self.algorithm.local_pairs else "level = 'even'")
         return f"{', '.join(remedies)}, or a network that norms its scores (score_norm = true)"
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedxl.algorithms import optional
 from fedxl.algorithms.protocol import Share
 from fedxl.data.availability import read_trace
 from fedxl.data.federation import shares, weigh, weigh_by
@@ -38,7 +39,7 @@ def participants(problem: Problem, first: Sequence[int], second: Sequence[int], 
     _require_trained(problem, share, frequency)
     if run.cohort_weights == "normalised":
         return Participants(share, plan)
-    plain = getattr(problem.algorithm, "server_update", "mean") == "mean"
+    plain = optional.plain_average(problem.algorithm)
     require(
         plain,
         "unbiased cohorts make the server's steps of different lengths, which momentum and adam would undo; "
@@ -78,18 +79,17 @@ def _weights(problem: Problem, share: Share, frequency: Floats) -> Floats:
 
     A client that does not train, for example one that only lends its scores, adds nothing.
     """
-    algorithm: Any = problem.algorithm
-    right = hasattr(algorithm, "scaled") and hasattr(algorithm, "trained")
-    kind = type(algorithm).__name__
+    kind = type(problem.algorithm).__name__
     told = "needs an algorithm based on fedxl's Descent; set cohort_weights = 'normalised'"
-    require(right, f"participation = '{problem.settings.participation}' {told} for {kind}")
-    each: Floats = algorithm.trained(share).numpy()
+    require(
+        optional.can_scale(problem.algorithm), f"participation = '{problem.settings.participation}' {told} for {kind}"
+    )
+    each: Floats = optional.trained(problem.algorithm, share).numpy()
     return each / float((frequency * each).sum())
 
 
 def _require_trained(problem: Problem, share: Share, frequency: Floats) -> None:
-    trained = getattr(problem.algorithm, "trained", lambda share: share.model)  # of one's own algorithm: all train
-    some = float((frequency * trained(share).numpy()).sum()) > 0
+    some = float((frequency * optional.trained(problem.algorithm, share).numpy()).sum()) > 0
     require(some, "no client that trains is ever available; the trace must name one that holds both classes")
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from fedxl.algorithms.optional import is_private
 from fedxl.algorithms.private import PrivacySettings
 from fedxl.algorithms.protocol import Reading
 from fedxl.data.participation import Plan
@@ -135,7 +136,7 @@ class Accountable(Protocol):
 def ledger(task: Accountable) -> Ledger | None:
     """The account of a run; None if its algorithm makes no promise."""
     problem = task.problem
-    if not getattr(problem.algorithm, "private", False):
+    if not is_private(problem.algorithm):
         return None
     run = problem.settings
     return Ledger(problem.algorithm, problem.reading, run, task.members, task.plan)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedxl.algorithms import optional
 from fedxl.algorithms.protocol import AnyAlgorithm, Assignment, DataFacts, Reading, Share
 from fedxl.data.federation import Counted
 from fedxl.engine.drawing import Schedule
@@ -84,7 +85,7 @@ class Problem:
         # Never in half precision, in which many scores would be tied.
         exact = "fp32" if self.settings.precision == "fp32" else "tf32"
         metrics = asked_for(self.risk, self.select, self.settings.fpr, self.settings.metrics)
-        shown = getattr(self.algorithm, "shown", None)  # an algorithm may optimise the risk of other scores
+        shown = optional.shown(self.algorithm)
         score = scorer(self.model, False, score_shape=self.risk.score_shape)
         return Evaluator(score, self.risk, metrics, self.dtype, exact, shown)
 
@@ -105,7 +106,7 @@ def assemble(
     check_risk(algorithm.risk)
     device = device or pick_device(settings.device)
     model = copy.deepcopy(model).to(device, DTYPES[settings.dtype])
-    if getattr(algorithm, "private", False):
+    if optional.is_private(algorithm):
         told = "with dp_clip, {}: set {}"
         require(
             not settings.train_metrics, told.format("metrics of training data have no noise", "train_metrics = false")

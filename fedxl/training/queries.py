@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedxl.algorithms.optional import regresses_grades
 from fedxl.data.federation import Federation, Split, Weighted, weigh
 from fedxl.data.queries import item_table, queries_of, query_counts, usable_queries
 from fedxl.data.source import Source
@@ -37,7 +38,7 @@ def check_ranked(problem: Problem, known: bool, whose: str = "the data") -> None
         return
     told = f"the risk {risk} ranks items within queries, and {whose} name none"
     require(known, f"{told}: give the query of each item (fedxl.from_queries, or query in [data])")
-    some = bool((problem.reading.queries > 0) | (getattr(problem.algorithm, "loss", "") == "squared"))
+    some = bool(problem.reading.queries > 0 or regresses_grades(problem.algorithm))
     told = f"{type(problem.algorithm).__name__} does not rank items within queries"
     require(some, f"{told}: use FeDXL2 (fedxl2), LocalPair, SOX, or LocalSGD with loss = 'squared' for grades")
 

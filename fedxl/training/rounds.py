@@ -17,6 +17,10 @@ class Engine(Protocol):
     """Where rounds run. `population` is what it remembers of its clients, and goes into checkpoints."""
 
     @property
+    def sums(self) -> bool:
+        """Whether an update's parts that the server needs in sum only arrive as their mean: those of a secure sum."""
+
+    @property
     def chances(self) -> Floats | None:
         """The probability of each client to be in a cohort; None: all are alike."""
 
@@ -51,7 +55,7 @@ def play_round(
 ) -> Played:
     """One round of a cohort, whose step is as long as it weighs. Round 0 is the warm-up, if there is one."""
     updates, phase = engine.run_round(server, round, cohort), algorithm.phase(round)
-    if not getattr(engine, "sums", False):  # a secure sum arrives as one
+    if not engine.sums:
         updates = summed(phase, server, updates)
     after = phase.aggregate(server, updates)
     if weight != 1:

@@ -81,6 +81,8 @@ class Simulation:
         self.engine, self.plan = _engine(self.problem, self.federation, self._executor(), self.names)
         if line := never_there(self.plan, self.names):
             announce(line)
+        if centralized and settings.participation != "uniform":
+            announce(f"participation = '{settings.participation}' does not apply: all data are in one place")
         self.examiner = self._examiner(pairs)
 
     def _check_labels(self) -> None:

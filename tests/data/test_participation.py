@@ -282,3 +282,10 @@ def test_a_run_goes_on_with_the_cohorts_that_it_would_have_had(participation, ne
         trace_file(tmp_path, ROWS[::-1])
         with pytest.raises(UserError, match=r"task\.trace was"):
             fit_named(*through, rounds=5, out=out, resume=True, **options)
+
+
+def test_where_all_data_are_in_one_place_a_line_says_that_nobody_takes_turns(network):
+    lines: list[str] = []
+    settings = {"rounds": 1, **SMALL, "cohort": 2, "participation": "cyclic", "hooks": Hooks(say=lines.append)}
+    fit_named(network(), make_clients(RAGGED), partial_auc(), "sox", dtype="float64", **settings)
+    assert "participation = 'cyclic' does not apply: all data are in one place" in lines

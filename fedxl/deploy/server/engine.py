@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedxl import tree, wire
+from fedxl.algorithms import optional
 from fedxl.algorithms.influence import Influence, Sizes
 from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState, Share
 from fedxl.data.label_shares import with_labels
@@ -70,6 +71,7 @@ class SiteHistory(NamedTuple):
 class GridEngine:
     """Runs rounds at sites. Valid replies that arrive in time are aggregated; private states stay at the sites."""
 
+    sums: ClassVar[bool] = False
     directory: Directory
     problem: Problem
     head: RunHeader
@@ -166,7 +168,7 @@ class GridEngine:
 
     def _look_at_pool(self, state: ServerState) -> None:
         """For those who count scores in bins. An algorithm may do without a pool."""
-        outputs = getattr(self.problem.algorithm, "pooled_outputs", lambda state: None)(state)
+        outputs = optional.pooled_outputs(self.problem.algorithm, state)
         if outputs is not None and len(outputs):
             self.pooled = Spread.of(outputs.numpy())
 

@@ -11,13 +11,14 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedxl import tree, wire
-from fedxl.algorithms.fixed_point import FORMS, flat, parts, summed_parts, unflat, with_mean
+from fedxl.algorithms.fixed_point import FORMS, flat, parts, unflat, with_mean
+from fedxl.algorithms.optional import fixed_point, summed_parts
 from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState
 from fedxl.deploy.protocol.envelope import Envelope, Failure, exchange
 from fedxl.deploy.secure.collector import Collector
@@ -35,13 +36,13 @@ TRIED = "tried.json"
 class SecureEngine(GridEngine):
     """An engine that holds sites' weights and G under masks only, until they are a sum."""
 
-    sums = True  # its updates hold the mean that the sum stands for
+    sums: ClassVar[bool] = True  # its updates hold the mean that the sum stands for
 
     def __post_init__(self) -> None:
         super().__post_init__()
         algorithm: Any = self.problem.algorithm
         named = "secure = true adds weights and G as whole numbers"
-        require(bool(getattr(algorithm, "fixed_point", 0)), f"{named}: set fixed_point = 64 (or 32) in [algorithm]")
+        require(bool(fixed_point(algorithm)), f"{named}: set fixed_point = 64 (or 32) in [algorithm]")
         counted = int((algorithm.trained(self.shares) > 0).sum())
         require(counted >= FEWEST, f"secure = true needs two sites whose model counts, and there are {counted}")
         for round in range(algorithm.first_round, self.problem.settings.rounds + 1):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedxl import __version__, metrics
+from fedxl.algorithms.optional import order_of_scores
 from fedxl.algorithms.ordering import Order
 from fedxl.algorithms.protocol import AnyAlgorithm
 from fedxl.config.experiment import Config
@@ -72,7 +73,7 @@ def require_metrics_allowed(site: SiteFile, names: Iterable[str]) -> None:
 
 def require_order(site: SiteFile, algorithm: AnyAlgorithm) -> None:
     """Refuse a run whose uploads would show the order of the site's draws. Not every algorithm uploads scores."""
-    order = getattr(algorithm, "order", SORTED)
+    order = order_of_scores(algorithm)
     told = (
         f"this site uploads scores in no order but the sorted one (sorted_scores), and the run has order = '{order}'"
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__, tree, wire
+from fedxl.algorithms.optional import is_private
 from fedxl.algorithms.ordering import columns, sorting
 from fedxl.algorithms.protocol import AnyPhase, DataFacts, Items, Reading, Share
 from fedxl.config.experiment import Config, build_problem
@@ -101,7 +102,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     items = known_items(site, problem, federation.source, received.totals)
     received = tree.to(received, problem.device)
     _require_own_share(received.share, federation, problem.reading)
-    data, private = cache.identity(site), bool(getattr(problem.algorithm, "private", False))
+    data, private = cache.identity(site), is_private(problem.algorithm)
     secrets = _secrets(site, str(facts["run"]), number, private)
     engine = _engine(problem, federation, number, received.share, secrets, items)
     with locked(site.state / str(facts["run"])) as folder:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fedxl import tree, wire
-from fedxl.algorithms.fixed_point import codes, flat, summed_parts
+from fedxl.algorithms.fixed_point import codes, flat
+from fedxl.algorithms.optional import summed_parts
 from fedxl.algorithms.protocol import AnyPhase, ServerState
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, whole
 from fedxl.deploy.provision.settings import SiteFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ class Ranked:
     A client's private state lies on the rank that ran it last, and moves to the one that runs it next.
     """
 
+    sums: ClassVar[bool] = False
     simulator: Simulator
     team: Team
     costs: Floats  # [clients] of a round
