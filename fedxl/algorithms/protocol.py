@@ -200,8 +200,8 @@ class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
       `aggregate` copies what it keeps.
     - A NaN means "unknown" in leaves named in `may_be_nan`, and a mistake everywhere else.
 
-    `Descent` is a base class with defaults for all but the maths. `algorithms/optional.py` lists what an algorithm may
-    have besides.
+    `Descent` is a base class with defaults for all but the maths. What an algorithm may have besides is listed in
+    `algorithms/optional.py`.
     """
 
     @property

@@ -174,7 +174,7 @@ def bench(
     batch: Annotated[int, typer.Option(help="Examples a step of S1, and of S2.")] = 32,
     size: Annotated[int, typer.Option(help="Pixels of an image's side.")] = 32,
     channels: Annotated[int, typer.Option(help="Colours of an image.")] = 3,
-    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "bf16",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16; auto: bf16 on a GPU, else fp32.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "auto",
     rounds: Annotated[int, typer.Option(help="How many are timed.")] = 3,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Whether graph fuses the step.")] = True,
@@ -183,13 +183,15 @@ def bench(
     """How fast a step of all clients is here: FeDXL2 and Local SGD against the eager loop and the joint batch."""
     from fedxl.experiments import bench as benches
 
+    chosen = str(pick_device(device))
+    usual = "bf16" if chosen.startswith("cuda") else "fp32"
     setting = benches.Setting(
         clients=clients,
         local_steps=steps,
         batch=batch,
         shape=(channels, size, size),
-        precision=precision,
-        device=str(pick_device(device)),
+        precision=usual if precision == "auto" else precision,
+        device=chosen,
         compile=compiled,
     )
     require(rounds >= 1, f"rounds must be at least 1, got {rounds}")

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import vjp, vmap
 
 from fedxl import tree
 from fedxl.engine.executors import loop, seeded, vectorised
 from fedxl.engine.group import Executor
 from fedxl.errors import first_line
-from fedxl.models import Score, weights_of
+from fedxl.models import Score, Weights, weights_of
 
 EXECUTORS = ("loop", "vmap", "graph")
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -43,12 +43,25 @@ def choose(model: nn.Module, score: Score, probe: Tensor, clients_at_once: int) 
         return "loop", "one client at a time"
     if any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
         return "loop", "grouped convolutions gain nothing on a CPU"
+    if why := not_for_vmap(model, score, probe):
+        return "loop", why
+    return "vmap", f"{clients_at_once} clients as one program"
+
+
+def not_for_vmap(model: nn.Module, score: Score, probe: Tensor) -> str:
+    """Why clients with this model cannot run as one program; empty if they can."""
+
+    def gradient(weights: Weights, x: Tensor) -> Any:
+        found: Any = vjp(lambda params: score(weights._replace(params=params), x)[0], weights.params)
+        h, backward = found
+        return backward(h)
+
     try:
         with seeded(0, probe.device):
-            vmap(score, randomness="different")(tree.stack([weights_of(model)] * 2), torch.stack([probe] * 2))
-    except Exception as error:  # whatever a model of the user's may raise: then it is not for vmap
-        return "loop", f"the model cannot be vectorised: {first_line(error)}"
-    return "vmap", f"{clients_at_once} clients as one program"
+            vmap(gradient, randomness="different")(tree.stack([weights_of(model)] * 2), torch.stack([probe] * 2))
+    except Exception as error:  # whatever a model of the user's may raise
+        return f"the model cannot be vectorised: {first_line(error)}"
+    return ""
 
 
 def possible(name: str, device: torch.device) -> tuple[str, str]:

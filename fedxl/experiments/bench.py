@@ -61,6 +61,8 @@ class Setting:
         require(min(self.shape) >= 1, f"images must have at least one pixel and one colour, got {list(self.shape)}")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
+        half = self.precision == "bf16" and not self.device.startswith("cuda")
+        require(not half, "bf16 is for GPUs; on a CPU set --precision fp32")
 
 
 @dataclass(frozen=True)

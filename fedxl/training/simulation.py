@@ -21,7 +21,7 @@ from fedxl.data.participation import Plan, Trace
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import Source, fingerprint, floats_as
 from fedxl.digest import add_tensor
-from fedxl.engine.choose import choose, executor, possible
+from fedxl.engine.choose import choose, executor, not_for_vmap, possible
 from fedxl.engine.group import Executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import require
@@ -118,6 +118,8 @@ class Simulation:
             name, why = choose(self.problem.model, self.problem.score, self.probe, at_once)
         else:
             name, why = possible(run.executor, self.problem.device)
+            unfit = not_for_vmap(self.problem.model, self.problem.score, self.probe) if name == "vmap" else ""
+            require(not unfit, f"{unfit}; leave executor = 'vmap' out, or set executor = 'loop'")
         if why:
             self.announce(f"executor: {name} ({why})")
         return executor(name, run.compile, self.announce)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import sampling, tree
+from fedxl import UserError, fit, sampling, tree
 from fedxl.algorithms import ALGORITHMS, FeDXL2
 from fedxl.data.federation import from_arrays
 from fedxl.engine.choose import choose
@@ -213,6 +213,16 @@ def test_auto_chooses_by_model_and_device():
     name, why = chosen(Branches(), (5,), 16)
     assert name == "loop"
     assert "cannot be vectorised" in why
+
+
+def test_a_model_that_cannot_be_vectorised_is_one_line_where_vmap_was_asked_for():
+    settings = {"rounds": 1, "local_steps": 1, "batch_size": 2, "device": "cpu", "executor": "vmap"}
+    clients = [(x.float(), y) for x, y in make_clients([(4, 4)] * 2)]
+    norms = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    cases = [(Branches(), {}), (norms, {"precision": "bf16"})]  # of which torch has no gradient on CPUs
+    for model, more in cases:
+        with pytest.raises(UserError, match=r"the model cannot be vectorised: .*; leave executor = 'vmap' out"):
+            fit(model, clients, FeDXL2(auroc()), **settings, **more)
 
 
 def test_a_whole_gradient_from_one_class_clients(network):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fedxl import UserError
 from fedxl.experiments import bench
 from fedxl.models import cnn
 from tests.cli.test_errors import command
@@ -65,3 +66,8 @@ def test_rounds_are_timed_whole():
     assert bench.timed(job, 2, warm_up=1) > 0
     assert job.number == 4, "round 0, one to warm up, two timed"
     assert any((before[name] - after).abs().max() > 0 for name, after in job.server.weights.params.items())
+
+
+def test_half_precision_is_for_gpus():
+    with pytest.raises(UserError, match="bf16 is for GPUs"):
+        bench.Setting(precision="bf16", device="cpu")
