@@ -26,6 +26,7 @@ from fedxl.errors import UserError, require
 from fedxl.evaluation.binned import Binned, count
 from fedxl.evaluation.grid import Grid
 from fedxl.evaluation.noise import exactly, noise, written
+from fedxl.risks import XRisk
 
 GRIDS = "grids.json"  # of a run, by split
 SPENT = "epsilon.json"  # of all runs
@@ -39,9 +40,11 @@ class Grant(NamedTuple):
     spent: Fraction  # with this one, over all runs
 
 
-def granted(site: SiteFile, facts: Mapping[str, Any], score_shape: tuple[int, ...]) -> Grant:
+def granted(site: SiteFile, facts: Mapping[str, Any], risk: XRisk) -> Grant:
     """The curve that a request asks for, if it may have one. Its epsilon is spent now, whatever happens next."""
-    require(not score_shape, "a curve needs one score an example, and the risk pairs vectors")
+    told = 'this site discloses a curve, which is of one label; site.toml may say evaluate = "metrics" or "scores"'
+    require(not risk.labels, told)
+    require(not risk.score_shape, "a curve needs one score an example, and the risk pairs vectors")
     grid = _grid(facts.get("grid"))
     most = site.settings.bins
     require(grid.bins <= most, f"this site counts its scores in at most {most} bins, not {grid.bins}")
