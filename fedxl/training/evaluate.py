@@ -66,10 +66,12 @@ class Evaluator:
         of = (queries,) if isinstance(self.risk, QueryRisk) else ()
         return {"risk": float(self.risk.value(seen, labels, *of))}
 
-    def label_scores(self, h: Tensor, labels: Tensor) -> LabelScores:
+    def label_scores(self, h: Tensor, labels: Tensor, origin: Origin | None = None) -> LabelScores:
         """Outputs [n, L] of several labels for reports."""
         assert isinstance(self.risk, Several)
-        return LabelScores(h.double().cpu().numpy(), labels.to(torch.int64).cpu().numpy(), self.risk.label_names)
+        sites, names, _ = origin or Origin()
+        scores, y = h.double().cpu().numpy(), labels.to(torch.int64).cpu().numpy()
+        return LabelScores(scores, y, self.risk.label_names, sites, tuple(names))
 
     def findings(
         self, h: Tensor, labels: Tensor, split: str, origin: Origin, queries: Tensor | None = None
@@ -77,7 +79,7 @@ class Evaluator:
         """Metrics of outputs; of several labels their means, and each label's own as a remark."""
         if not self.risk.labels:
             return Findings(self.metrics_of(h, labels, queries), h, labels, origin=origin)
-        found = self.label_scores(h, labels)
+        found = self.label_scores(h, labels, origin)
         values, each = labelled.judge(self.metrics, found)
         values |= self.risk_of(h, labels)
         return Findings(values, h, labels, {f"{split}_by_label": each}, origin, by_label=found)

@@ -71,7 +71,8 @@ class Result:
     ) -> Prediction:
         """Scores of new examples; with validation data, calibrated probabilities and classes, too.
 
-        Of several labels there are scores alone, a column for each label.
+        Of several labels there is a column for each, and a calibration and a threshold for each label that has enough
+        validation data; `undecided` says which has not.
 
         Args:
             x: Examples as the clients of `fit` hold them: a tensor, an array, a data frame or a torch Dataset. With
@@ -86,5 +87,7 @@ class Result:
 
         wish = Wish(calibration, specificity, sensitivity)
         score = scorer_of(self.model, next(self.model.parameters()).device)
-        decision, _ = decision_for(self.form, deciding(self.scored, self.curves), wish)
+        held = self.by_label.get("validation")
+        by_label = {} if held is None else held.by_label()
+        decision, _ = decision_for(self.form, deciding(self.scored, self.curves), by_label, wish)
         return predict(score, examples(x, self.form, self.preparation), self.form, decision)
