@@ -85,6 +85,13 @@ class Run:
         return (source or {}).get(self.split) or {}
 
     @property
+    def several(self) -> bool:
+        """Whether it has several labels."""
+        rows = [*self.rows, *([self.done] if self.done else [])]
+        named = self.settings.get("risk.labels") or self.risk.startswith("several(")
+        return bool(self.by_label or named or any(f"{self.split}_by_label" in row for row in rows))
+
+    @property
     def algorithm(self) -> str:
         return str(self.settings.get("algorithm.name", "?"))
 
