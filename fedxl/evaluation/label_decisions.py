@@ -11,6 +11,8 @@ import numpy as np
 
 from fedxl.errors import require
 from fedxl.evaluation.decision import Decision, Wish, decide
+from fedxl.evaluation.label_counts import LabelCurves, as_scored
+from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Floats, Ints, Scored
 
 # Validation examples of each class. Of one label a user sees how many there are; of many labels nobody looks at each,
@@ -92,6 +94,12 @@ def why_undecided(found: Scored | None) -> str:
         if count < FEWEST:
             return f"{count} of its {len(found):,} validation examples are {name}, and {FEWEST} are the fewest"
     return ""
+
+
+def deciding_labels(scored: Mapping[str, LabelScores], counts: Mapping[str, LabelCurves]) -> dict[str, Scored]:
+    """The validation scores of each label; where nobody told them, those that sites' counts in bins stand for."""
+    held = scored.get("validation")
+    return as_scored(counts.get("validation", {})) if held is None else held.by_label()
 
 
 def decide_labels(found: Mapping[str, Scored], wish: Wish) -> tuple[LabelDecisions | None, str]:

@@ -10,6 +10,7 @@ from typing import Any
 from fedxl.errors import require
 from fedxl.evaluation.intervals import DRAWS, LEVEL, Interval, delong
 from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judged, Judgement, affordable, judge
+from fedxl.evaluation.label_counts import LabelCurves, as_scored
 from fedxl.evaluation.label_decisions import why_undecided
 from fedxl.evaluation.label_means import means
 from fedxl.evaluation.labelled import LabelScores, mean
@@ -99,9 +100,10 @@ def judged_split(parts: Mapping[str, Any]) -> str:
     return next((split for split in ("test", "validation") if parts.get(split)), "")
 
 
-def parts_of(splits: Mapping[str, LabelScores]) -> dict[str, dict[str, Scored]]:
-    """The scores of each label by split."""
-    return {split: found.by_label() for split, found in splits.items()}
+def parts_of(splits: Mapping[str, LabelScores], counts: Mapping[str, LabelCurves]) -> dict[str, dict[str, Scored]]:
+    """The scores of each label by split; where only counts in bins are known, scores that they stand for."""
+    known = {split: found.by_label() for split, found in splits.items()}
+    return {split: as_scored(found) for split, found in counts.items()} | known
 
 
 def _label(found: Scored, held: Scored | None, split: str, options: Mapping[str, Any]) -> Judgement:

@@ -96,8 +96,9 @@ def _judged(scored: Mapping[str, Scored], wish: Wish) -> Judgement | None:
 def _judged_labels(run: FinishedRun, wish: Wish) -> LabelJudgement | None:
     """The same of several labels."""
     found = run.by_label
-    split = judged_split(found)
-    return judge_labels(parts_of(found), found[split], **_options(wish)) if split else None
+    parts = parts_of(found, run.label_curves)
+    split = judged_split(parts)
+    return judge_labels(parts, found.get(split), **_options(wish)) if split else None
 
 
 def _options(wish: Wish) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from torch import nn
 from fedxl.data.preparation import NAME as PREPARATION
 from fedxl.data.preparation import Preparation
 from fedxl.errors import UserError, require
-from fedxl.evaluation import curves, labelled, scored
+from fedxl.evaluation import curves, label_counts, labelled, scored
 from fedxl.evaluation.decision import Wish, deciding
-from fedxl.evaluation.label_decisions import Meaning
+from fedxl.evaluation.label_counts import LabelCurves
+from fedxl.evaluation.label_decisions import Meaning, deciding_labels
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.files import read_json
@@ -23,7 +24,7 @@ from fedxl.prediction.network import WEIGHTS, read_weights, rebuilt, with_weight
 from fedxl.risks.several import checked_names
 from fedxl.training.members import ABOUT, Form
 from fedxl.training.predict import decision_for
-from fedxl.training.rundir import CURVES, LABEL_SCORES, SCORES, read_metrics
+from fedxl.training.rundir import CURVES, LABEL_CURVES, LABEL_SCORES, SCORES, read_metrics
 from fedxl.training.settings import DTYPES
 
 OWN = (
@@ -58,14 +59,18 @@ class FinishedRun:
         """The scores of several labels, by split."""
         return labelled.load(self.path / LABEL_SCORES)
 
+    @property
+    def label_curves(self) -> Mapping[str, LabelCurves]:
+        """Or sites' counts in bins, by split."""
+        return label_counts.load(self.path / LABEL_CURVES)
+
     def decided(self, wish: Wish) -> tuple[Meaning | None, str]:
         """Calibration and threshold by the run's validation scores, or by what sites' counts in bins say of them.
 
         None, and why, if there are none.
         """
-        held = self.by_label.get("validation")
-        scores = deciding(self.scored, curves.load(self.path / CURVES))
-        return decision_for(self.form, scores, {} if held is None else held.by_label(), wish)
+        by_label = deciding_labels(self.by_label, self.label_curves)
+        return decision_for(self.form, deciding(self.scored, curves.load(self.path / CURVES)), by_label, wish)
 
     @property
     def best_round(self) -> int | None:

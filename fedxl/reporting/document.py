@@ -60,7 +60,7 @@ def build(runs: Sequence[Run], reference: str = "") -> Page:
     measured |= {group.letter: mean for group in groups if (mean := _means(group, focus, several, fpr))}
     if several is not None:
         told = label_summary.answer(summary.called(groups, focus), focus, several, names[0])
-        facts = label_summary.facts(several, len(focus.shown.by_label[several.split].scores))
+        facts = label_summary.facts(several, focus.shown)
         of_focus = labels.sections(focus, key, several)
     else:
         told = summary.answer(groups, focus, mine, compared, names[0], preferred=not reference)

@@ -19,6 +19,7 @@ from fedxl.data.source import Source, checked, floats_as
 from fedxl.errors import require, unknown
 from fedxl.evaluation import labelled
 from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.metrics import METRICS, Item, NamedMetric
@@ -109,6 +110,7 @@ class Findings:
     origin: Origin = field(default_factory=Origin)
     curves: Curves = field(default_factory=dict, repr=False)  # by site, where these are all that is known
     by_label: LabelScores | None = field(default=None, repr=False)  # its scores of several labels
+    label_curves: LabelCurves = field(default_factory=dict, repr=False)  # or counts, by label and site
 
     def scored(self) -> Scored | None:
         """Its scores for reports; None where they are not known here, or are vectors."""

@@ -140,7 +140,7 @@ def _why_unpaired(run: Run, focus: Run) -> str:
 
 def why_no_scores(run: Run) -> str:
     """Why a run has no scores to compute from."""
-    if run.by_label:
+    if run.by_label or run.label_curves:
         return "it has several labels, and this is for one"
     if judged_on(run):
         return "its data do not hold both classes"

@@ -26,13 +26,14 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 
 def judged(run: Run, fpr: float) -> LabelJudgement | None:
     """What the scores of a run's labels say; None if it has none."""
-    split = judged_split(run.by_label)
-    return judge_labels(parts_of(run.by_label), run.by_label[split], fpr=fpr) if split else None
+    parts = parts_of(run.by_label, run.label_curves)
+    split = judged_split(parts)
+    return judge_labels(parts, run.by_label.get(split), fpr=fpr) if split else None
 
 
 def sections(focus: Group, key: Key, found: LabelJudgement) -> list[Section]:
     """Without what no label has."""
-    scored = focus.shown.by_label[found.split].by_label()
+    scored = parts_of(focus.shown.by_label, focus.shown.label_curves)[found.split]
     return [_metrics(key, found), _curves(key, found, scored), _calibration(key, found), *_sites(focus, found)]
 
 

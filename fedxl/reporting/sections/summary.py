@@ -78,7 +78,8 @@ def question(groups: Sequence[Group], focus: Group, judged_on: str) -> str:
 
 def _goal(run: Run) -> str:
     if run.several:
-        labels = next((len(found.names) for found in run.by_label.values()), 0)
+        known = [*(found.names for found in run.by_label.values()), *run.label_curves.values()]
+        labels = len(known[0]) if known else 0
         return f"{_one_goal(run)} of {labels or 'several'} labels"
     return _one_goal(run)
 
