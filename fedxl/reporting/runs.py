@@ -186,6 +186,8 @@ def from_result(name: str, label: str, config: Config, result: Result, members: 
         rows=result.history,
         done=None if result.interrupted else {"round": last, **done},
         scored=result.scored,
+        by_label=result.by_label,
+        label_curves=result.label_curves,
         members=members,
         environment=environment(),
         config=dump(config),

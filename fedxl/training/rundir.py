@@ -1,7 +1,7 @@
 """A run's folder: settings, metrics, checkpoints and the model.
 
-It holds config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz or curves.npz, preparation.json and
-model.safetensors. Only one process writes to it.
+It holds config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz or curves.npz (of several labels
+label_scores.npz or label_curves.npz), preparation.json and model.safetensors. Only one process writes to it.
 """
 
 from __future__ import annotations

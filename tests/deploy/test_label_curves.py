@@ -187,10 +187,15 @@ def test_noise_of_the_mean_is_that_of_independent_labels():
 
 def test_labels_of_few_examples_are_withheld_and_the_others_are_not(tmp_path):
     said: list[str] = []
-    found, _, _ = judged(tmp_path, fewest=3, say=said.append)
+    found, _, kept = judged(tmp_path, fewest=3, say=said.append)
     withheld = found.history[-1]["validation_withheld"]
     assert "c" in withheld["a"]
     assert "fewer than 3 positives" in withheld["a"]["c"]
+    assert all(
+        int(reply.tensors["negatives"][int(number)].sum()) == 0
+        for reply in kept["replies"]
+        for number in json.loads(reply.facts["withheld"])
+    ), "nothing of a label that is withheld leaves"
     assert "a" not in {label for site in withheld.values() for label in site}
     assert "a" not in found.label_curves["test"].get("c", {})
     assert list(found.label_curves["test"]["a"]) == list(SITES)

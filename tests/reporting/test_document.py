@@ -97,6 +97,10 @@ def test_several_labels_as_scikit_learn_has_them():
         aurocs = [roc_auc_score(o.labels, o.scores) for o in part.by_label().values() if len(set(o.labels)) > 1]
         assert f"{name}{len(part.scores)}{np.mean(aurocs):.3f}" in text
     assert "finding 4 has no calibration and no threshold: 3 of its" in text
+    (section,) = [one for one in document.build([run]).sections if one.id == "calibration"]
+    decided = [f"finding {number}" for number in range(4)]
+    assert [figure.title for figure in section.small] == decided
+    assert all([row.cells[0].text for row in table.rows] == decided for table in section.tables)
     assert "finding 5 has one class in the test data: no metric" in text
     assert "reaches a mean partial AUC (FPR ≤ 0.3) of" in text
 
