@@ -102,13 +102,22 @@ def deciding_labels(scored: Mapping[str, LabelScores], counts: Mapping[str, Labe
     return as_scored(counts.get("validation", {})) if held is None else held.by_label()
 
 
-def decide_labels(found: Mapping[str, Scored], wish: Wish) -> tuple[LabelDecisions | None, str]:
-    """Calibration and threshold for each label on its validation scores; None, and why, if no label can have them."""
+def decide_labels(names: Sequence[str], found: Mapping[str, Scored], wish: Wish) -> tuple[LabelDecisions | None, str]:
+    """Calibration and threshold for each label on its validation scores; None, and why, if no label can have them.
+
+    names: of the scores' columns, in their order. Of some labels nobody may have told anything.
+    """
     if not found:
         return None, "the run kept no validation scores"
-    each = {name: why_undecided(one) or decide({"validation": one}, wish) for name, one in found.items()}
-    decisions = LabelDecisions(each)
+    decisions = LabelDecisions({name: _decided(found.get(name), wish) for name in names})
     return (decisions, "") if decisions.decided else (None, f"no label has enough: {reasons(decisions.undecided)}")
+
+
+def _decided(found: Scored | None, wish: Wish) -> Decision | str:
+    why = why_undecided(found)
+    if why or found is None:
+        return why
+    return decide({"validation": found}, wish)
 
 
 def reasons(undecided: Mapping[str, str]) -> str:

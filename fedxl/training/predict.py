@@ -129,7 +129,7 @@ def decision_for(
 
     found: Meaning | None
     if form.labels:
-        found, why = decide_labels(by_label, wish)
+        found, why = decide_labels(form.labels, by_label, wish)
     else:
         why = why_undecided(scored)
         found = None if why else decide(scored, wish)

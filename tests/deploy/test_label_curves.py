@@ -199,6 +199,8 @@ def test_labels_of_few_examples_are_withheld_and_the_others_are_not(tmp_path):
     assert "a" not in {label for site in withheld.values() for label in site}
     assert "a" not in found.label_curves["test"].get("c", {})
     assert list(found.label_curves["test"]["a"]) == list(SITES)
+    known = list(found.label_curves["test"])
+    assert known == sorted(known), "in the order of the outputs"
     assert any(
         "withholds its counts of some labels: c: this site has fewer than 3 positives" in line for line in said
     )

@@ -18,7 +18,10 @@ from fedxl import UserError
 from fedxl.cli.main import app
 from fedxl.config.experiment import Config, execute
 from fedxl.evaluation import labelled
+from fedxl.evaluation.decision import Wish, decide
 from fedxl.evaluation.intervals import delong
+from fedxl.evaluation.label_decisions import decide_labels
+from fedxl.evaluation.scored import Scored
 from fedxl.prediction import predictor
 from fedxl.prediction.export import export
 from tests.prediction.conftest import QUIET, patients
@@ -200,6 +203,21 @@ def test_a_result_decides_for_the_labels_that_can_be(tmp_path):
     np.testing.assert_array_equal(again.classes, found.classes)
     with pytest.raises(UserError, match="is for one label; of several, give a specificity or a sensitivity"):
         predictor.load(tmp_path / "model").with_threshold(0.0)
+
+
+def test_decisions_follow_the_columns_whatever_the_order_of_the_validation_scores():
+    """Of a label that all sites withhold nothing is known, and counts may name labels in any order."""
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    known = {name: Scored(rng.normal(size=60) + shift + 2 * y, y) for name, shift in (("c", 5.0), ("a", 0.0))}
+    found, why = decide_labels(("a", "b", "c"), known, Wish())
+    assert (list(found.labels), why) == (["a", "b", "c"], "")
+    assert found.undecided == {"b": "it is known of no validation example"}
+    each = decide({"validation": known["a"]}), decide({"validation": known["c"]})
+    np.testing.assert_array_equal(
+        found.probabilities(np.full((1, 3), 2.0))[0, [0, 2]], [one.probabilities(2.0) for one in each]
+    )
+    np.testing.assert_array_equal(found.classes(np.full((1, 3), 4.0))[0], [1, -1, 0])
 
 
 @pytest.mark.parametrize(

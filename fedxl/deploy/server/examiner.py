@@ -210,11 +210,14 @@ class SiteExaminer:
 
     def _added_labels(self, split: str, grids: tuple[Grid, ...], reported: Mapping[str, Findings]) -> Findings | None:
         """The same of several labels: means over them, and what each comes to."""
+        risk = self.evaluator.risk
+        assert isinstance(risk, Several)
         each = [
             found.label_curves or _label_counts(grids, name, self.evaluator, found)
             for name, found in reported.items()
         ]
-        labels = dict.fromkeys(label for found in each for label in found)
+        # In the order of the outputs. A label that every site withholds is not there.
+        labels = [name for name in risk.label_names if any(name in found for found in each)]
         parts = {label: {site: b for found in each for site, b in found.get(label, {}).items()} for label in labels}
         self.grids.latest_labels = {label: binned.pooled(sites.values()) for label, sites in parts.items()}
         counted = label_counts.judge(self.evaluator.metrics, parts)
