@@ -52,7 +52,7 @@ def predict(
 ) -> None:
     """Score new data: the identity of each row, its score, its calibrated probability and its class.
 
-    Of several labels: a score for each.
+    Of several labels: these three for each.
     """
     from fedxl.prediction import inputs, predictor, table
 
@@ -77,9 +77,8 @@ def predict(
     if found.decision is None:
         _say(f"scores only, without probabilities and classes: {found.undecided}")
     else:
-        _say(_meaning(found.decision, _positive(found)))
-        if found.decision.calibration.note:
-            _say(f"probabilities: {found.decision.calibration.note}")
+        for line in _meanings(found):
+            _say(line)
     for line in _judged(predicted, rows.labels):
         _say(f"{data} has labels: {line}")
     if changed:
@@ -135,9 +134,24 @@ def _positive(found: Predictor) -> str:
     return f"{prepared.label} = {prepared.positive}" if prepared.label else prepared.positive
 
 
-def _meaning(decision: Decision, positive: str) -> str:
+def _meanings(found: Predictor) -> Iterator[str]:
+    """What classes and probabilities rest on: a line for each label that has them, and one for the others."""
+    from fedxl.evaluation.label_decisions import LabelDecisions, reasons
+
+    if isinstance(found.decision, LabelDecisions):
+        for name, decision in found.decision.decided.items():
+            yield from _meaning(decision, name, f"probabilities of {name}")
+        if found.decision.undecided:
+            yield f"scores only, without probabilities and classes: {reasons(found.decision.undecided)}"
+    elif found.decision is not None:
+        yield from _meaning(found.decision, _positive(found), "probabilities")
+
+
+def _meaning(decision: Decision, positive: str, probabilities: str) -> Iterator[str]:
     where = " on validation data" if decision.measured else ""
-    return f"class 1 ({positive}) from score {decision.threshold:.6g} on: {decision.rule}{where}"
+    yield f"class 1 ({positive}) from score {decision.threshold:.6g} on: {decision.rule}{where}"
+    if decision.calibration.note:
+        yield f"{probabilities}: {decision.calibration.note}"
 
 
 def _judged(predicted: Prediction, labels: Ints | None) -> Iterator[str]:

@@ -80,6 +80,24 @@ class Grid:
         return cls(**content)
 
 
+Bins = Grid | tuple[Grid, ...]  # of one label; of several, of each, all with as many bins
+
+
+def bins_to_json(bins: Bins) -> Any:
+    return bins.to_json() if isinstance(bins, Grid) else [grid.to_json() for grid in bins]
+
+
+def bins_from_json(content: Any, labels: int = 0) -> Bins:
+    """What `bins_to_json` gave, of so many labels; 0: of one. It may be another party's: everything is checked."""
+    if not labels:
+        return Grid.from_json(content)
+    right = isinstance(content, list) and len(content) == labels
+    require(right, f"bins of {labels} labels are a list of as many")
+    grids = tuple(Grid.from_json(grid) for grid in content)
+    require(len({grid.bins for grid in grids}) == 1, "all labels must have as many bins")
+    return grids
+
+
 def _near(number: float) -> bool:
     """False for NaN, and for a whole number too large for a float."""
     return abs(number) <= FARTHEST

@@ -129,11 +129,16 @@ def judge(
         notes.append("there are no validation data: no threshold and no calibration was chosen")
     fitted = _calibration(held, calibration, notes)
     thresholds = {} if held is None else _thresholds(held, specificities, sensitivities, notes)
-    draws = int(min(draws, max(FEWEST, MOST_WORK // len(known[split]))))
+    draws = affordable(draws, len(known[split]))
     choice = _Choice(thresholds, fitted, split == "validation", fpr, level, draws, seed)
     chosen_on = "validation" if thresholds or fitted is not None else None
     parts = {name: _judged(part, choice) for name, part in known[split].by_site().items()}
     return Judgement(split, chosen_on, level, fpr, fitted, _judged(known[split], choice), parts, tuple(notes))
+
+
+def affordable(draws: int, examples: int) -> int:
+    """So many draws, or fewer where a bootstrap of so many examples would take long."""
+    return int(min(draws, max(FEWEST, MOST_WORK // max(1, examples))))
 
 
 def _calibration(held: Scored | None, kind: str, notes: list[str]) -> Calibration | None:

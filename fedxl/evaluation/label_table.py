@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedxl.evaluation.intervals import DRAWS, LEVEL, Interval, delong
+from fedxl.evaluation.label_means import means
 from fedxl.evaluation.labelled import LabelScores
-from fedxl.metrics import area_under, interval, ranking
 
 MEAN = "mean"
 
@@ -37,35 +37,8 @@ def label_table(found: LabelScores, level: float = LEVEL, draws: int = DRAWS, se
 
 
 def mean_auroc(found: LabelScores, level: float = LEVEL, draws: int = DRAWS, seed: int = 0) -> Interval:
-    """The mean over labels of their AUROC, with a percentile interval of a bootstrap of the examples.
-
-    A label of which a draw holds one class only is left out of that draw.
-    """
-    known = [np.flatnonzero(column >= 0) for column in found.labels.T]
-    ranked = [
-        ranking(found.scores[rows, number], found.labels[rows, number]) if len(rows) else None
-        for number, rows in enumerate(known)
-    ]
-
-    def value(weights: np.ndarray) -> float:
-        areas = []
-        for rows, one in zip(known, ranked, strict=True):
-            if one is not None:
-                false, true = one.counts(weights[rows])
-                if false[-1] > 0 and true[-1] > 0:
-                    areas.append(area_under(false / false[-1], true / true[-1], 1.0))
-        return float(np.mean(areas)) if areas else float("nan")
-
-    size, rng = len(found.scores), np.random.default_rng(seed)
-    here = value(np.ones(size))
-    if np.isnan(here):
-        return Interval(here, here, here, level, "not defined: no label has both classes")
-    drawn = [
-        value(np.bincount(rng.integers(size, size=size), minlength=size).astype(np.float64)) for _ in range(draws)
-    ]
-    return Interval(
-        here, *interval([each for each in drawn if not np.isnan(each)], level), level, "bootstrap of examples"
-    )
+    """The mean over labels of their AUROC, with the interval of `means`."""
+    return means(["auroc"], found, level, draws, seed)["auroc"]
 
 
 def as_markdown(rows: list[LabelRow]) -> str:

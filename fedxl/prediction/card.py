@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import html
-import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedxl.config.experiment import SECTIONS, Config, dump
-from fedxl.errors import printable
 from fedxl.evaluation.judgement import Judgement
+from fedxl.evaluation.label_judgement import LabelJudgement
+from fedxl.prediction import label_card
+from fedxl.prediction.label_card import KINDS
+from fedxl.prediction.markdown import interval, table, text
 from fedxl.training.privacy import promise
 
 MOST_TITLE = 200  # characters of labels' names
@@ -29,7 +29,7 @@ FROM_COUNTS = (
 )
 
 
-def card(about: Mapping[str, Any], judgement: Judgement | None) -> str:
+def card(about: Mapping[str, Any], judgement: Judgement | LabelJudgement | None) -> str:
     """about: what model.json says."""
     parts = [
         f"# {_title(about)}",
@@ -40,7 +40,7 @@ def card(about: Mapping[str, Any], judgement: Judgement | None) -> str:
         "## Data",
         _sites(about["training"].get("members", []), bool(about.get("label_names"))),
         "## How good it is",
-        *(_by_label(about.get("by_label")) if about.get("label_names") else _metrics(judgement)),
+        *_judged(judgement),
         "## What its scores mean",
         *_decision(about, judgement),
         "## Training",
@@ -49,21 +49,6 @@ def card(about: Mapping[str, Any], judgement: Judgement | None) -> str:
         _files(about),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def text(value: Any) -> str:
-    """Text of another party inside Markdown: a single line, without anything that Markdown or HTML would act on.
-
-    >>> text("<b>|x|</b> [a](b)")
-    '&lt;b&gt;\\\\|x\\\\|&lt;/b&gt; \\\\[a\\\\](b)'
-    """
-    return re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", html.escape(printable(value), quote=False))
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown whose cells are escaped already."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _title(about: Mapping[str, Any]) -> str:
@@ -123,23 +108,13 @@ def _sites(members: Sequence[Mapping[str, Any]], several: bool) -> str:
     return table(["site", "training rows", "positives"], rows) if rows else "Who held the data is not recorded."
 
 
-def _by_label(found: Mapping[str, Any] | None) -> list[str]:
-    if found is None:
-        return ["The run kept no scores of held-back data."]
-    rows = [
-        [text(row["name"]), f"{row['positives']:,}", f"{row['negatives']:,}", interval(row["auroc"])]
-        for row in found["rows"]
-    ]
-    return [
-        f"Measured on {found['split']} data, with intervals of 95%. The intervals are of the examples, not of "
-        "another training.",
-        table(["label", "positives", "negatives", "auroc"], rows),
-    ]
-
-
-def _metrics(judgement: Judgement | None) -> list[str]:
+def _judged(judgement: Judgement | LabelJudgement | None) -> list[str]:
     if judgement is None:
         return ["The run kept no scores of held-back data. `fedxl report` has what its sites disclosed, if they did."]
+    return label_card.metrics(judgement) if isinstance(judgement, LabelJudgement) else _metrics(judgement)
+
+
+def _metrics(judgement: Judgement) -> list[str]:
     parts = {"all together": judgement.pooled} | {text(name): judged for name, judged in judgement.sites.items()}
     names = list(judgement.pooled.metrics)
     rows = [
@@ -161,12 +136,20 @@ def _metrics(judgement: Judgement | None) -> list[str]:
     return said
 
 
-def _decision(about: Mapping[str, Any], judgement: Judgement | None) -> list[str]:
+def _decision(about: Mapping[str, Any], judgement: Judgement | LabelJudgement | None) -> list[str]:
     decision = about.get("decision")
     if decision is None:
         return [f"Nothing but an order: no calibration and no threshold, because {text(about['undecided'])}."]
+    from_counts = [FROM_COUNTS] if about.get("decided_by") == COUNTS else []
+    if about.get("label_names"):
+        assert not isinstance(judgement, Judgement)
+        return [*label_card.decisions(decision["labels"], judgement), *from_counts]
+    assert not isinstance(judgement, LabelJudgement)
+    return [*_one_decision(decision, judgement), *from_counts]
+
+
+def _one_decision(decision: Mapping[str, Any], judgement: Judgement | None) -> list[str]:
     measured = decision["measured"]
-    kind = {"platt": "Platt scaling (a logistic curve)", "isotonic": "isotonic regression"}
     share = measured["positives"] / measured["examples"]
     columns = ["on validation data, which chose it"]
     rows = [[name, interval(measured[name])] for name in ("sensitivity", "specificity", "ppv", "npv")]
@@ -175,23 +158,12 @@ def _decision(about: Mapping[str, Any], judgement: Judgement | None) -> list[str
         columns.append("on test data")
         rows = [[name, value, interval(getattr(point, name)._asdict())] for name, value in rows]
     return [
-        f"Probabilities: {kind[decision['calibration']['kind']]}, fitted to {measured['examples']:,} validation "
+        f"Probabilities: {KINDS[decision['calibration']['kind']]}, fitted to {measured['examples']:,} validation "
         f"scores, of which {share:.1%} are positive.",
         f"Class 1 from a raw score of {decision['threshold']:.6g} on: the threshold that reaches "
         f"{text(decision['rule'])} on the validation data.",
         table(["", *columns], rows),
-        *([FROM_COUNTS] if about.get("decided_by") == COUNTS else []),
     ]
-
-
-def interval(found: Mapping[str, Any]) -> str:
-    """A metric with its interval, as far as both are known."""
-    value, low, high = (found.get(name) for name in ("value", "low", "high"))
-    if value is None or math.isnan(value):
-        return "not defined"
-    if low is None or high is None or math.isnan(low) or math.isnan(high):
-        return f"{value:.3f}"
-    return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _training(about: Mapping[str, Any]) -> list[str]:

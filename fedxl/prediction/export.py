@@ -11,10 +11,10 @@ from torch import nn
 
 from fedxl import __version__
 from fedxl.errors import UserError, require
-from fedxl.evaluation import labelled
-from fedxl.evaluation.decision import Decision, Wish
+from fedxl.evaluation.decision import Wish
 from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judgement, judge
-from fedxl.evaluation.label_table import label_table
+from fedxl.evaluation.label_decisions import LabelDecisions, Meaning, reasons
+from fedxl.evaluation.label_judgement import LabelJudgement, judge_labels, judged_split, parts_of
 from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically, write_json
 from fedxl.prediction import card
@@ -23,14 +23,14 @@ from fedxl.prediction.exported import CARD, DESCRIPTION, FORMAT, Exported, diges
 from fedxl.prediction.network import WEIGHTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
 from fedxl.prediction.run import FinishedRun, read_run
-from fedxl.training.predict import decision_for
-from fedxl.training.rundir import LABEL_SCORES, is_run
+from fedxl.training.rundir import is_run
 
 NOT_REBUILT = (
     "the network is code of your own, which is not exported: predictions use model.onnx, and loading "
     "model.safetensors needs that code"
 )
-Decided = tuple[Decision | None, str]
+Decided = tuple[Meaning | None, str]
+Judgements = Judgement | LabelJudgement | None  # of one label, of several
 ONLY_WEIGHTS = "the network is code of your own, which is not exported: without it, model.safetensors cannot be used"
 
 
@@ -66,13 +66,15 @@ def export(
     require(free, f"{target} holds something else; choose another folder")
     named = found.model is not None
     network = _network(found, model, allow_code, onnx)
-    decision, why = decision_for(found.form, found.deciding, wish)
+    decision, why = found.decided(wish)
     checked = to_onnx(network, found.form) if onnx and network is not None else None
     if not named:
         say(NOT_REBUILT if checked else ONLY_WEIGHTS)
     if decision is None:
         say(f"no calibration and no threshold: {why}")
-    judgement = _judged(found.scored, wish)
+    elif isinstance(decision, LabelDecisions) and decision.undecided:
+        say(f"no calibration and no threshold of some labels: {reasons(decision.undecided)}")
+    judgement = _judged_labels(found, wish) if found.form.labels else _judged(found.scored, wish)
     _write(target, found, (decision, why), checked, judgement)
     return read_exported(target)
 
@@ -88,26 +90,34 @@ def _judged(scored: Mapping[str, Scored], wish: Wish) -> Judgement | None:
     """What the run's scores say, at the usual operating points and the one that is exported."""
     if not any(len(each) for each in scored.values()):
         return None
+    return judge(scored, **_options(wish))
+
+
+def _judged_labels(run: FinishedRun, wish: Wish) -> LabelJudgement | None:
+    """The same of several labels."""
+    found = run.by_label
+    parts = parts_of(found, run.label_curves)
+    split = judged_split(parts)
+    return judge_labels(parts, found.get(split), **_options(wish)) if split else None
+
+
+def _options(wish: Wish) -> dict[str, Any]:
     specificities = {*SPECIFICITIES} | ({wish.specificity} if wish.specificity is not None else set())
     sensitivities = {*SENSITIVITIES} | ({wish.sensitivity} if wish.sensitivity is not None else set())
-    return judge(
-        scored,
-        calibration=wish.calibration,
-        specificities=sorted(specificities),
-        sensitivities=sorted(sensitivities),
-    )
+    chosen = {"specificities": sorted(specificities), "sensitivities": sorted(sensitivities)}
+    return {"calibration": wish.calibration, **chosen}
 
 
-def _shortened(judgement: Judgement) -> dict[str, Any]:
+def _shortened(judgement: Judgement | LabelJudgement) -> dict[str, Any]:
     """Without curves for each site, which would make the file of a hundred sites long."""
     content = judgement.to_json()
+    if isinstance(judgement, LabelJudgement):
+        return content
     kept = ("positives", "negatives", "metrics", "points", "brier")
     return {**content, "sites": {site: {key: told[key] for key in kept} for site, told in content["sites"].items()}}
 
 
-def _write(
-    target: Path, run: FinishedRun, decided: Decided, onnx: Checked | None, judgement: Judgement | None
-) -> None:
+def _write(target: Path, run: FinishedRun, decided: Decided, onnx: Checked | None, judgement: Judgements) -> None:
     """All files, model.json last: a folder without it is no export, so a half-written one is never used."""
     contents = {WEIGHTS: read_bytes(run.path / WEIGHTS)}
     if onnx is not None:
@@ -126,9 +136,7 @@ def _write(
         raise UserError(f"cannot write {target}: {error.strerror or error}") from None
 
 
-def description(
-    run: FinishedRun, decided: Decided, onnx: Checked | None, judgement: Judgement | None
-) -> dict[str, Any]:
+def description(run: FinishedRun, decided: Decided, onnx: Checked | None, judgement: Judgements) -> dict[str, Any]:
     """What model.json says, without the digests. decided: the decision, and why there is none."""
     decision, undecided = decided
     model = None if run.model is None else {key: value for key, value in run.model.items() if key != "weights"}
@@ -147,23 +155,12 @@ def description(
         "preparation": None if prepared is None else prepared.to_json(),
         "decision": None if decision is None else decision.to_json(),
         "undecided": undecided,
-        "decided_by": "scores" if "validation" in run.scored else COUNTS,
+        "decided_by": "scores" if "validation" in run.scored or "validation" in run.by_label else COUNTS,
         "onnx": checked,
         "training": {**_without_paths(run.about), "best_round": run.best_round},
         "judgement": None if judgement is None else _shortened(judgement),
-        **({"by_label": _by_label(run.path / LABEL_SCORES)} if run.form.labels else {}),
     }
     return plain(content)  # type: ignore[no-any-return]
-
-
-def _by_label(path: Path) -> dict[str, Any] | None:
-    """AUROC of several labels on test data, or on validation data if there are no others."""
-    found = labelled.load(path)
-    split = next((name for name in ("test", "validation") if name in found), None)
-    if split is None:
-        return None
-    rows = [{**row._asdict(), "auroc": row.auroc._asdict()} for row in label_table(found[split])]
-    return {"split": split, "rows": rows}
 
 
 def _without_paths(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedxl.data.preparation import Preparation
 from fedxl.errors import UserError, require
-from fedxl.evaluation.decision import Decision
+from fedxl.evaluation.label_decisions import Meaning, meaning_from_json
 from fedxl.files import read_bytes, read_json
 from fedxl.options import convert
 from fedxl.prediction.network import WEIGHTS
@@ -34,7 +34,7 @@ class Exported:
     weights_dtype: str
     model: Mapping[str, Any] | None  # the [model] table; None: an object of Python's, there as ONNX alone
     preparation: Preparation | None
-    decision: Decision | None
+    decision: Meaning | None
     undecided: str  # why there is no decision
     digests: Mapping[str, str] = field(default_factory=dict)  # by name of file
 
@@ -79,13 +79,15 @@ def _parsed(path: Path, content: Mapping[str, Any]) -> Exported:
     for name, value in digests.items():
         require(name in FILES, f"files names {name!r}; there can be {', '.join(FILES)}")
         require(isinstance(value, str) and len(value) == 64, f"files: the digest of {name} must be 64 hex digits")
+    # Its "labels" are what 1 and 0 mean.
+    form = read_form({**content, "labels": content.get("label_names", [])}, file)
     return Exported(
         path,
-        read_form({**content, "labels": content.get("label_names", [])}, file),  # its "labels" are what 1 and 0 mean
+        form,
         str(dtype),
         model,
         None if preparation is None else Preparation.from_json(preparation),
-        None if decision is None else Decision.from_json(decision),
+        None if decision is None else meaning_from_json(decision, form.labels),
         str(content.get("undecided") or ""),
         digests,
     )

@@ -12,13 +12,14 @@ from torch import nn
 from fedxl.data.preparation import Preparation
 from fedxl.errors import UserError, require
 from fedxl.evaluation.decision import Decision, Wish
+from fedxl.evaluation.label_decisions import Meaning
 from fedxl.prediction import onnx_file
 from fedxl.prediction.exported import Exported, is_exported, read_exported
 from fedxl.prediction.network import WEIGHTS, rebuilt, with_weights
 from fedxl.prediction.onnx_file import ONNX
 from fedxl.prediction.run import FinishedRun, read_run
 from fedxl.training.members import Form
-from fedxl.training.predict import Prediction, Scorer, decision_for, examples, predict, scorer_of
+from fedxl.training.predict import Prediction, Scorer, examples, predict, scorer_of
 from fedxl.training.rundir import is_run
 from fedxl.training.settings import pick_device
 
@@ -30,11 +31,11 @@ class Predictor:
     score: Scorer
     form: Form
     preparation: Preparation | None  # how files become examples; None: arrays as they are
-    decision: Decision | None
+    decision: Meaning | None
     undecided: str = ""  # why there is no decision
 
     def predict(self, x: Any, where: str = "x") -> Prediction:
-        """Scores of examples; probabilities and classes where there is a decision; of several labels scores alone.
+        """Scores of examples; probabilities and classes where there is a decision.
 
         x: what the network takes, as a tensor, an array or a data frame; or a table, if there is a preparation.
         """
@@ -43,7 +44,12 @@ class Predictor:
     def with_threshold(self, threshold: float) -> Predictor:
         """With another threshold of the raw score."""
         require(self.decision is not None, f"there are no classes: {self.undecided}")
-        assert self.decision is not None
+        one = isinstance(self.decision, Decision)
+        require(
+            one,
+            "a threshold of the raw score is for one label; of several, give a specificity or a sensitivity",
+        )
+        assert isinstance(self.decision, Decision)
         changed = replace(self.decision, threshold=threshold, rule=f"threshold {threshold:g}", measured={})
         return replace(self, decision=changed)
 
@@ -86,9 +92,7 @@ def of_run(
     run: FinishedRun, wish: Wish, model: nn.Module | None, allow_code: bool, device: torch.device
 ) -> Predictor:
     network = run.network(model, allow_code)
-    return Predictor(
-        scorer_of(network, device), run.form, run.preparation, *decision_for(run.form, run.deciding, wish)
-    )
+    return Predictor(scorer_of(network, device), run.form, run.preparation, *run.decided(wish))
 
 
 def _exported(found: Exported, model: nn.Module | None, allow_code: bool, device: torch.device) -> Predictor:

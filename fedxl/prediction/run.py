@@ -12,15 +12,19 @@ from torch import nn
 from fedxl.data.preparation import NAME as PREPARATION
 from fedxl.data.preparation import Preparation
 from fedxl.errors import UserError, require
-from fedxl.evaluation import curves, scored
-from fedxl.evaluation.decision import deciding
+from fedxl.evaluation import curves, label_counts, labelled, scored
+from fedxl.evaluation.decision import Wish, deciding
+from fedxl.evaluation.label_counts import LabelCurves
+from fedxl.evaluation.label_decisions import Meaning, deciding_labels
+from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.files import read_json
 from fedxl.options import convert
 from fedxl.prediction.network import WEIGHTS, read_weights, rebuilt, with_weights
 from fedxl.risks.several import checked_names
 from fedxl.training.members import ABOUT, Form
-from fedxl.training.rundir import CURVES, SCORES, read_metrics
+from fedxl.training.predict import decision_for
+from fedxl.training.rundir import CURVES, LABEL_CURVES, LABEL_SCORES, SCORES, read_metrics
 from fedxl.training.settings import DTYPES
 
 OWN = (
@@ -51,9 +55,22 @@ class FinishedRun:
         return str(self.settings.get("run.dtype", "float32"))
 
     @property
-    def deciding(self) -> Mapping[str, Scored]:
-        """What calibration and threshold are chosen by: scores, or what sites' counts in bins say of them."""
-        return deciding(self.scored, curves.load(self.path / CURVES))
+    def by_label(self) -> Mapping[str, LabelScores]:
+        """The scores of several labels, by split."""
+        return labelled.load(self.path / LABEL_SCORES)
+
+    @property
+    def label_curves(self) -> Mapping[str, LabelCurves]:
+        """Or sites' counts in bins, by split."""
+        return label_counts.load(self.path / LABEL_CURVES)
+
+    def decided(self, wish: Wish) -> tuple[Meaning | None, str]:
+        """Calibration and threshold by the run's validation scores, or by what sites' counts in bins say of them.
+
+        None, and why, if there are none.
+        """
+        by_label = deciding_labels(self.by_label, self.label_curves)
+        return decision_for(self.form, deciding(self.scored, curves.load(self.path / CURVES)), by_label, wish)
 
     @property
     def best_round(self) -> int | None:

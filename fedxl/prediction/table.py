@@ -35,13 +35,24 @@ def write(path: Path, rows: Sequence[str], prediction: Prediction) -> int:
 def columns(rows: Sequence[str], prediction: Prediction) -> dict[str, list[Any]]:
     """What a file of predictions holds, by column."""
     if prediction.labels:
-        scores = zip(prediction.labels, prediction.scores.T.tolist(), strict=True)
-        return {"row": list(rows), **{f"score_{name}": found for name, found in scores}}
+        return {"row": list(rows), **_by_label(prediction)}
     table: dict[str, list[Any]] = {"row": list(rows), "score": prediction.scores.tolist()}
     if prediction.probabilities is not None:
         table["probability"] = prediction.probabilities.tolist()
     if prediction.classes is not None:
         table["class"] = prediction.classes.tolist()
+    return table
+
+
+def _by_label(prediction: Prediction) -> dict[str, list[Any]]:
+    """The columns of each label together; one without a decision has its score alone."""
+    table: dict[str, list[Any]] = {}
+    scores, probabilities, classes, *_ = prediction
+    for number, name in enumerate(prediction.labels):
+        table[f"score_{name}"] = scores[:, number].tolist()
+        if probabilities is not None and classes is not None and name not in prediction.undecided:
+            table[f"probability_{name}"] = probabilities[:, number].tolist()
+            table[f"class_{name}"] = classes[:, number].tolist()
     return table
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from fedxl import metrics
 from fedxl.errors import UserError, require
-from fedxl.evaluation.judgement import Judgement, judge
+from fedxl.evaluation.judgement import FEWEST, Judgement, judge
+from fedxl.evaluation.label_judgement import LabelJudgement
+from fedxl.evaluation.label_means import means
 from fedxl.reporting import html
 from fedxl.reporting.charts.chart import DASHES, Key
 from fedxl.reporting.charts.curves import both_classes
@@ -19,6 +21,7 @@ from fedxl.reporting.sections import (
     communication,
     comparison,
     convergence,
+    label_summary,
     labels,
     probabilities,
     ranking,
@@ -26,6 +29,7 @@ from fedxl.reporting.sections import (
     sites,
     summary,
 )
+from fedxl.reporting.sections.comparison import Measured
 
 FPR = 0.3  # the limit of the partial AUC where the metric that chose the model has none
 
@@ -51,18 +55,38 @@ def build(runs: Sequence[Run], reference: str = "") -> Page:
     }
     names, compared = _names(focus.shown, fpr), comparison.compare(groups, focus, fpr)
     mine, key = judged.get(focus.letter), keys[focus.letter]
+    several = labels.judged(focus.shown, fpr)
+    measured = {letter: Measured(found.split, found.pooled.metrics) for letter, found in judged.items()}
+    measured |= {group.letter: mean for group in groups if (mean := _means(group, focus, several, fpr))}
+    if several is not None:
+        told = label_summary.answer(summary.called(groups, focus), focus, several, names[0])
+        facts = label_summary.facts(several, focus.shown)
+        of_focus = labels.sections(focus, key, several)
+    else:
+        told = summary.answer(groups, focus, mine, compared, names[0], preferred=not reference)
+        facts = summary.facts(mine) if mine else []
+        of_focus = [ranking.section(drawn, focus, keys, mine, fpr), probabilities.section(focus, key, mine)]
+    if several is None or not several.sites:
+        of_focus.append(sites.section(focus, key, mine, names))
     sections = [
-        comparison.section(groups, focus, keys, judged, compared, names),
-        ranking.section(drawn, focus, keys, mine, fpr),
-        *labels.sections(focus),
-        probabilities.section(focus, key, mine),
-        sites.section(focus, key, mine, names),
+        comparison.section(groups, focus, keys, measured, compared, names),
+        *of_focus,
         _together(convergence.section(drawn, keys, focus.shown.metric), communication.section(drawn, keys)),
         setup.settings(groups, keys),
         setup.reproduce(drawn),
     ]
-    told = summary.answer(groups, focus, mine, compared, names[0], preferred=not reference)
-    return summary.page(groups, focus, mine, told, _limited(sections, left_out))
+    split = several.split if several else mine.split if mine else ""
+    return summary.page(groups, focus, told, facts, _limited(sections, left_out), split)
+
+
+def _means(group: Group, focus: Group, several: LabelJudgement | None, fpr: float) -> Measured | None:
+    """The means over labels of a run with several, with intervals."""
+    if several is not None and group is focus:
+        return Measured(several.split, several.mean)
+    found = group.shown.by_label.get(group.shown.split)
+    if found is None:
+        return None
+    return Measured(group.shown.split, means(_usual(fpr), found, draws=FEWEST))
 
 
 def _drawn(groups: Sequence[Group], focus: Group) -> tuple[list[Group], list[Group]]:
@@ -98,12 +122,16 @@ def _fpr(run: Run) -> float:
 
 def _names(run: Run, fpr: float) -> list[str]:
     """Metrics that tables show, the one that chose the model first."""
-    usual = ["auroc", f"pauc@{fpr:g}", "ap"]
+    usual = _usual(fpr)
     chosen = [run.metric] if run.metric in usual or run.metric in run.values else []
     own = [
         name for name in run.values if name not in metrics.COUNTS and name.partition("@")[0] not in metrics.METRICS
     ]
     return list(dict.fromkeys([*chosen, *usual, *own]))
+
+
+def _usual(fpr: float) -> list[str]:
+    return ["auroc", f"pauc@{fpr:g}", "ap"]
 
 
 def _judge(run: Run, fpr: float, by_site: bool = True) -> Judgement | None:

@@ -65,6 +65,7 @@ class Section:
     title: str
     text: Sequence[str] = ()
     figures: Sequence[Figure] = ()
+    small: Sequence[Figure] = ()  # many small ones, side by side
     tables: Sequence[Table] = ()
     blocks: Sequence[Block] = ()
     missing: Sequence[str] = ()  # what is not shown, and why

@@ -12,8 +12,9 @@ from fedxl import metrics, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config.experiment import Config, dump
 from fedxl.errors import UserError, require
-from fedxl.evaluation import curves, labelled, scored
+from fedxl.evaluation import curves, label_counts, labelled, scored
 from fedxl.evaluation.binned import Binned, pooled
+from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.files import cannot_read, read_bytes
@@ -21,7 +22,17 @@ from fedxl.risks import KNOWN_RISKS
 from fedxl.training.members import ABOUT, Member, environment
 from fedxl.training.privacy import promise
 from fedxl.training.result import Result
-from fedxl.training.rundir import CONFIG, CURVES, LABEL_SCORES, LARGEST, SCORES, STOPPED_EARLY, is_run, read_metrics
+from fedxl.training.rundir import (
+    CONFIG,
+    CURVES,
+    LABEL_CURVES,
+    LABEL_SCORES,
+    LARGEST,
+    SCORES,
+    STOPPED_EARLY,
+    is_run,
+    read_metrics,
+)
 from fedxl.training.simulation import flattened
 
 LONGEST = 2**24  # bytes of run.json; a thousand sites take a tenth of a MB
@@ -44,6 +55,7 @@ class Run:
     config: str = ""  # the text of config.toml
     label: str = ""  # what it is called among runs that differ by seed only
     by_label: Mapping[str, LabelScores] = field(default_factory=dict)  # scores of several labels, by split
+    label_curves: Mapping[str, LabelCurves] = field(default_factory=dict)  # or counts of them in bins
     counts: Mapping[str, Binned] = field(default_factory=dict)  # where `scored` was made from counts in bins: those
 
     @property
@@ -83,6 +95,14 @@ class Run:
         """Its metrics on that split."""
         source = self.done if self.split == "test" else self.shown
         return (source or {}).get(self.split) or {}
+
+    @property
+    def several(self) -> bool:
+        """Whether it has several labels."""
+        rows = [*self.rows, *([self.done] if self.done else [])]
+        told = any(f"{self.split}_by_label" in row for row in rows)
+        named = self.settings.get("risk.labels") or self.risk.startswith("several(")
+        return bool(self.by_label or self.label_curves or named or told)
 
     @property
     def algorithm(self) -> str:
@@ -146,6 +166,7 @@ def read_run(path: Path) -> Run:
         done=next((record for record in reversed(records) if "test" in record), None),
         scored=scored.load(path / SCORES) or {split: curves.as_scored(found) for split, found in counted.items()},
         by_label=labelled.load(path / LABEL_SCORES),
+        label_curves=label_counts.load(path / LABEL_CURVES),
         counts={split: pooled(found.values()) for split, found in counted.items()},
         members=about["members"],
         environment=about["environment"],
@@ -165,6 +186,8 @@ def from_result(name: str, label: str, config: Config, result: Result, members: 
         rows=result.history,
         done=None if result.interrupted else {"round": last, **done},
         scored=result.scored,
+        by_label=result.by_label,
+        label_curves=result.label_curves,
         members=members,
         environment=environment(),
         config=dump(config),

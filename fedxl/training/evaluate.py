@@ -19,6 +19,7 @@ from fedxl.data.source import Source, checked, floats_as
 from fedxl.errors import require, unknown
 from fedxl.evaluation import labelled
 from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.metrics import METRICS, Item, NamedMetric
@@ -66,10 +67,12 @@ class Evaluator:
         of = (queries,) if isinstance(self.risk, QueryRisk) else ()
         return {"risk": float(self.risk.value(seen, labels, *of))}
 
-    def label_scores(self, h: Tensor, labels: Tensor) -> LabelScores:
+    def label_scores(self, h: Tensor, labels: Tensor, origin: Origin | None = None) -> LabelScores:
         """Outputs [n, L] of several labels for reports."""
         assert isinstance(self.risk, Several)
-        return LabelScores(h.double().cpu().numpy(), labels.to(torch.int64).cpu().numpy(), self.risk.label_names)
+        sites, names, _ = origin or Origin()
+        scores, y = h.double().cpu().numpy(), labels.to(torch.int64).cpu().numpy()
+        return LabelScores(scores, y, self.risk.label_names, sites, tuple(names))
 
     def findings(
         self, h: Tensor, labels: Tensor, split: str, origin: Origin, queries: Tensor | None = None
@@ -77,7 +80,7 @@ class Evaluator:
         """Metrics of outputs; of several labels their means, and each label's own as a remark."""
         if not self.risk.labels:
             return Findings(self.metrics_of(h, labels, queries), h, labels, origin=origin)
-        found = self.label_scores(h, labels)
+        found = self.label_scores(h, labels, origin)
         values, each = labelled.judge(self.metrics, found)
         values |= self.risk_of(h, labels)
         return Findings(values, h, labels, {f"{split}_by_label": each}, origin, by_label=found)
@@ -107,6 +110,7 @@ class Findings:
     origin: Origin = field(default_factory=Origin)
     curves: Curves = field(default_factory=dict, repr=False)  # by site, where these are all that is known
     by_label: LabelScores | None = field(default=None, repr=False)  # its scores of several labels
+    label_curves: LabelCurves = field(default_factory=dict, repr=False)  # or counts, by label and site
 
     def scored(self) -> Scored | None:
         """Its scores for reports; None where they are not known here, or are vectors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,20 +25,25 @@ from fedxl.progress import progress
 from fedxl.training.members import Form
 
 if TYPE_CHECKING:  # it loads scipy, which training does not need
-    from fedxl.evaluation.decision import Decision, Wish
+    from fedxl.evaluation.decision import Wish
+    from fedxl.evaluation.label_decisions import Meaning
 
 BLOCK = 4096  # examples scored at a time
 Scorer = Callable[[Tensor], Tensor]  # [B, ...] -> [B], of several labels [B, L]
-SEVERAL = "it has several labels, and calibration and thresholds are for one"
 
 
 class Prediction(NamedTuple):
-    """For each example its raw score, and where validation scores were kept, its probability and its class."""
+    """For each example its raw score, and where validation scores were kept, its probability and its class.
 
-    scores: Floats  # [n], or [n, L] of several labels
+    Of several labels these are [n, L]. A label without enough validation data has NaN as its probabilities and -1 as
+    its classes, and `undecided` says why.
+    """
+
+    scores: Floats  # [n]
     probabilities: Floats | None  # of the positive class, calibrated
     classes: Ints | None  # 1 at or above the threshold
-    labels: tuple[str, ...] = ()  # of several labels, the name of each column of scores
+    labels: tuple[str, ...] = ()  # of several labels, the name of each column
+    undecided: Mapping[str, str] = MappingProxyType({})  # by label
 
 
 def scorer_of(network: nn.Module, device: torch.device) -> Scorer:
@@ -77,7 +83,7 @@ def examples(x: Any, form: Form, preparation: Preparation | None = None, where: 
     return checked(x, torch.zeros(len(x), dtype=torch.int64), where)
 
 
-def predict(score: Scorer, source: TensorSource, form: Form, decision: Decision | None) -> Prediction:
+def predict(score: Scorer, source: TensorSource, form: Form, decision: Meaning | None) -> Prediction:
     """Score a block of examples at a time."""
     require(
         bool(form.labels) or not form.score_shape,
@@ -93,7 +99,8 @@ def predict(score: Scorer, source: TensorSource, form: Form, decision: Decision 
     require(not len(bad), f"{len(bad)} examples have no finite score, the first of them is number {bad[:1]}")
     if decision is None:
         return Prediction(found, None, None, form.labels)
-    return Prediction(found, decision.probabilities(found), decision.classes(found))
+    undecided = getattr(decision, "undecided", {})  # of several labels
+    return Prediction(found, decision.probabilities(found), decision.classes(found), form.labels, undecided)
 
 
 def _scored(score: Scorer, x: Tensor, shape: tuple[int, ...]) -> Floats:
@@ -110,10 +117,21 @@ def _scored(score: Scorer, x: Tensor, shape: tuple[int, ...]) -> Floats:
     return h.double().numpy()
 
 
-def decision_for(form: Form, scored: Mapping[str, Scored], wish: Wish) -> tuple[Decision | None, str]:
-    """What scores mean by the validation scores; None, and why, if there are none or several labels."""
-    from fedxl.evaluation.decision import decide, why_undecided
+def decision_for(
+    form: Form, scored: Mapping[str, Scored], by_label: Mapping[str, Scored], wish: Wish
+) -> tuple[Meaning | None, str]:
+    """What scores mean by the validation scores; None, and why, if they cannot say.
 
-    why = SEVERAL if form.labels else why_undecided(scored)
+    scored: by split, of one label. by_label: the validation scores of each of several labels.
+    """
+    from fedxl.evaluation.decision import decide, why_undecided
+    from fedxl.evaluation.label_decisions import decide_labels
+
+    found: Meaning | None
+    if form.labels:
+        found, why = decide_labels(form.labels, by_label, wish)
+    else:
+        why = why_undecided(scored)
+        found = None if why else decide(scored, wish)
     require(not (why and wish.asks), f"there is no threshold of {wish.rule}: {why}")
-    return (None if why else decide(scored, wish)), why
+    return found, why

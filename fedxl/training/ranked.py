@@ -19,6 +19,7 @@ from fedxl.engine.ranks.ranked import Ranked
 from fedxl.engine.ranks.spread import as_bytes, row_bytes
 from fedxl.engine.ranks.team import Team
 from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights
@@ -179,6 +180,9 @@ class Following(RunDir):
         pass
 
     def save_label_scores(self, splits: Mapping[str, LabelScores]) -> None:
+        pass
+
+    def save_label_curves(self, splits: Mapping[str, LabelCurves]) -> None:
         pass
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:

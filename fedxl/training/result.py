@@ -13,6 +13,7 @@ from fedxl.algorithms.protocol import ServerState
 from fedxl.data.preparation import Preparation
 from fedxl.errors import require
 from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights
@@ -41,6 +42,7 @@ class Result:
     by_label: dict[str, LabelScores] = field(
         default_factory=dict, repr=False
     )  # its scores of several labels, by split
+    label_curves: dict[str, LabelCurves] = field(default_factory=dict, repr=False)  # or counts, by split, label, site
     traffic: Traffic | None = None  # bytes that a client receives and sends in a round
     interrupted: bool = False  # whether it was stopped before its last round
     stopped_early: bool = False  # whether it ended before its last round because it no longer became better
@@ -71,7 +73,8 @@ class Result:
     ) -> Prediction:
         """Scores of new examples; with validation data, calibrated probabilities and classes, too.
 
-        Of several labels there are scores alone, a column for each label.
+        Of several labels there is a column for each, and a calibration and a threshold for each label that has enough
+        validation data; `undecided` says which has not.
 
         Args:
             x: Examples as the clients of `fit` hold them: a tensor, an array, a data frame or a torch Dataset. With
@@ -83,8 +86,10 @@ class Result:
         require(self.form is not None, "this result does not say what its network takes; score with its model")
         assert self.form is not None
         from fedxl.evaluation.decision import Wish, deciding  # loads scipy, which training does not need
+        from fedxl.evaluation.label_decisions import deciding_labels
 
         wish = Wish(calibration, specificity, sensitivity)
         score = scorer_of(self.model, next(self.model.parameters()).device)
-        decision, _ = decision_for(self.form, deciding(self.scored, self.curves), wish)
+        by_label = deciding_labels(self.by_label, self.label_curves)
+        decision, _ = decision_for(self.form, deciding(self.scored, self.curves), by_label, wish)
         return predict(score, examples(x, self.form, self.preparation), self.form, decision)

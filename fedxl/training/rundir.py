@@ -1,7 +1,7 @@
 """A run's folder: settings, metrics, checkpoints and the model.
 
-It holds config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz or curves.npz, preparation.json and
-model.safetensors. Only one process writes to it.
+It holds config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz or curves.npz (of several labels
+label_scores.npz or label_curves.npz), preparation.json and model.safetensors. Only one process writes to it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedxl.errors import UserError
-from fedxl.evaluation import curves, labelled, scored
+from fedxl.evaluation import curves, label_counts, labelled, scored
 from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically
@@ -31,6 +32,7 @@ CONFIG = "config.toml"
 SCORES = "scores.npz"
 LABEL_SCORES = "label_scores.npz"
 CURVES = "curves.npz"
+LABEL_CURVES = "label_curves.npz"
 LOCK = ".lock"
 STOPPED_EARLY = "stopped_early"  # in the last metrics row of a run that its patience ended
 LARGEST = 2**53  # of whole numbers in a metrics row; no run counts further
@@ -105,6 +107,11 @@ class RunDir:
         """The same as sites' counts in bins, where these are all that is known."""
         if splits:
             self._guard(lambda: curves.save(self.path / CURVES, splits))
+
+    def save_label_curves(self, splits: Mapping[str, LabelCurves]) -> None:
+        """And of several labels."""
+        if splits:
+            self._guard(lambda: label_counts.save(self.path / LABEL_CURVES, splits))
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
         """The chosen weights under the model's own names, for `load_state_dict`."""

@@ -332,10 +332,12 @@ class Trainer:
         scored = {name: each for name, found in examined.items() if (each := found.scored()) is not None}
         curves = {name: found.curves for name, found in examined.items() if found.curves}
         by_label = {name: found.by_label for name, found in examined.items() if found.by_label}
+        label_curves = {name: found.label_curves for name, found in examined.items() if found.label_curves}
         if self.folder and not interrupted:
             self.folder.save_scores(scored)
             self.folder.save_curves(curves)
             self.folder.save_label_scores(by_label)
+            self.folder.save_label_curves(label_curves)
             self.folder.save_model(model.state_dict())
             final: dict[str, Any] = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
             final |= {**({STOPPED_EARLY: True} if early else {}), **test.remarks, "test": test.metrics}
@@ -352,6 +354,7 @@ class Trainer:
             scored=scored,
             curves=curves,
             by_label=by_label,
+            label_curves=label_curves,
             traffic=self.traffic,
             interrupted=interrupted,
             stopped_early=early,

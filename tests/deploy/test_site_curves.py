@@ -28,6 +28,7 @@ from fedxl.errors import RefusedError
 from fedxl.evaluation import curves
 from fedxl.evaluation.binned import pooled
 from fedxl.evaluation.grid import Grid
+from fedxl.risks import contrastive
 from fedxl.training.hooks import Hooks
 from tests.deploy.federated import SITES, config, copied, deployed, simulated, site_file
 from tests.deploy.test_site_evaluation import Judging
@@ -271,7 +272,7 @@ def test_curves_are_counted_as_evaluations(tmp_path, request_to_a):
 
 def test_embeddings_have_no_curve(tmp_path, request_to_a):
     with pytest.raises(UserError, match="one score an example, and the risk pairs vectors"):
-        curve.granted(site_file(tmp_path, 0, evaluate="curve"), request_to_a.facts, (16,))
+        curve.granted(site_file(tmp_path, 0, evaluate="curve"), request_to_a.facts, contrastive(dim=8))
 
 
 # Sites that are not to be believed

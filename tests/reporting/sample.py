@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.reporting.runs import Run
 from fedxl.training.members import Member
@@ -64,6 +65,28 @@ def runs(evil: str = "") -> list[Run]:
         for algorithm, gain in (("fedxl2", 2.0), ("local_sgd", 1.2))
         for seed in (0, 1)
     ]
+
+
+def label_scores(seed: int, names: tuple[str, ...], count: int = 300) -> LabelScores:
+    """Labels that go together; a tenth is not known, the last but one is rare, and the last has one class."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=(count, 1))
+    latent = 0.6 * common + rng.normal(size=(count, len(names)))
+    labels = (latent > np.linspace(0.2, 2.0, len(names))).astype(np.int64)
+    labels[:, -2], labels[:, -1] = np.arange(count) % 100 == 7, 0
+    scores = latent + rng.normal(size=latent.shape)
+    labels[rng.random(labels.shape) < 0.1] = -1
+    return LabelScores(scores, labels, names, rng.integers(0, 3, count), ("north", "south", "east"))
+
+
+def labelled(count: int = 6, evil: str = "") -> Run:
+    """A run with several labels."""
+    names = tuple(f"finding {number}{evil}" for number in range(count))
+    of = run("labels", "fedxl2", 0, 2.0, evil)
+    each = {split: label_scores(seed, names) for seed, split in enumerate(("validation", "test"))}
+    settings = {**of.settings, "risk.labels": list(names)}
+    sited = {split: replace(found, site_names=("north" + evil, "south", "east")) for split, found in each.items()}
+    return replace(of, settings=settings, scored={}, by_label=sited)
 
 
 def bare(of: Run, **changes: object) -> Run:

@@ -79,6 +79,31 @@ def test_the_report_reads_well(chromium, page, width, scheme, media):
     )
 
 
+@pytest.fixture(scope="module", params=["plain", "hostile"])
+def several(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("labels") / "report.html"
+    evil = "W" * 90 + " " + sample.EVIL if request.param == "hostile" else ""
+    html.write(path, document.build([sample.labelled(6, evil)]))
+    return path.as_uri()
+
+
+@pytest.mark.parametrize(("width", "scheme", "media"), [LOOKS[0], LOOKS[3], LOOKS[-1]])
+def test_the_report_of_several_labels_reads_well(chromium, several, width, scheme, media):
+    chromium.look(width, scheme, media)
+    chromium.go(several)
+    assert [event["params"] for event in chromium.events if event["method"] in COMPLAINTS] == []
+    charts = chromium.value("document.querySelectorAll('svg.chart').length")
+    assert charts == 5 + 4 + 2, "ROC of all but the label with one class, calibration of all but two, and two more"
+    ids = "[...document.querySelectorAll('[id]')].map(each => each.id)"
+    found = chromium.value(ids)
+    assert len(set(found)) == len(found), "each picture has names of its own"
+    beside = chromium.value("getComputedStyle(document.querySelector('.many')).gridTemplateColumns.split(' ').length")
+    assert beside == {390: 2, 1440: 7, 695: 4}[width]
+    assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
+    assert chromium.value(STICKING_OUT) == []
+    assert chromium.value(TEXT_CUT_OFF) == []
+
+
 def test_dark_is_dark_and_print_is_light(chromium, page):
     background = "getComputedStyle(document.body).backgroundColor"
     found = {}

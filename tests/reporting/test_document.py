@@ -14,6 +14,8 @@ import fedxl
 from fedxl.errors import UserError
 from fedxl.evaluation import curves
 from fedxl.evaluation.binned import Binned, count
+from fedxl.evaluation.label_means import means
+from fedxl.evaluation.operating import at_specificity
 from fedxl.evaluation.scored import Scored
 from fedxl.reporting import document, html
 from fedxl.reporting.groups import differing, grouped, same_examples
@@ -64,8 +66,67 @@ def test_it_says_what_scikit_learn_computes():
     assert "it is ahead of B (local_sgd)" in text
 
 
+def test_several_labels_as_scikit_learn_has_them():
+    run = sample.labelled()
+    text = written([run]).text
+    test, held = run.by_label["test"], run.by_label["validation"]
+    each = []
+    for number in range(5):  # the last has one class
+        one, validation = test.label(number), held.label(number)
+        values = [
+            metric(one.labels, one.scores, **more)
+            for metric, more in (
+                (roc_auc_score, {}),
+                (roc_auc_score, {"max_fpr": 0.3}),
+                (average_precision_score, {}),
+            )
+        ]
+        assert all(f"{value:.3f}" in text for value in values)
+        assert f"{len(one)}{one.labels.sum()}" in text, "n and positives, side by side in the table"
+        each.append(values)
+        if number < 4:
+            threshold = at_specificity(validation.scores, validation.labels, 0.9).threshold
+            for side in (0, 1):
+                called = one.scores[one.labels == side] >= threshold
+                assert f"{(called == side).mean():.3f}" in text
+    mean = means(["auroc", "pauc@0.3", "ap"], test)
+    for value, found in zip(np.mean(each, 0), mean.values(), strict=True):
+        assert found.value == pytest.approx(value)
+        assert f"{value:.3f}[{found.low:.3f}, {found.high:.3f}]" in text
+    for name, part in test.by_site().items():
+        aurocs = [roc_auc_score(o.labels, o.scores) for o in part.by_label().values() if len(set(o.labels)) > 1]
+        assert f"{name}{len(part.scores)}{np.mean(aurocs):.3f}" in text
+    assert "finding 4 has no calibration and no threshold: 3 of its" in text
+    (section,) = [one for one in document.build([run]).sections if one.id == "calibration"]
+    decided = [f"finding {number}" for number in range(4)]
+    assert [figure.title for figure in section.small] == decided
+    assert all([row.cells[0].text for row in table.rows] == decided for table in section.tables)
+    assert "finding 5 has one class in the test data: no metric" in text
+    assert "reaches a mean partial AUC (FPR ≤ 0.3) of" in text
+
+
+def test_runs_of_several_labels_are_told_apart_from_others():
+    """Beside another run with several labels, beside one with one label, and where sites told metrics alone."""
+    run = sample.labelled()
+    both = written([run, replace(run, name="again", settings={**run.settings, "algorithm.lr": 0.2})]).text
+    assert both.count(f"[{means(['auroc'], run.by_label['test'], draws=400)['auroc'].low:.3f}, ") >= 1
+    assert "B is not compared in pairs: it has several labels, and this is for one" in both
+    mixed = written([sample.runs()[0], run], "fedxl2-0").text
+    assert "B has no curves: it has several labels, and this is for one" in mixed
+    told = {"north": {"auroc": 0.7, "positives": 9, "negatives": 30}}
+    bare = replace(run, by_label={}, done={**run.done, "test_by_site": told})
+    text = written([bare]).text
+    assert "training: positives and negatives" in text
+    assert "north20 and 609 and 30" in text
+    assert "of several labels across 3 sites" in text
+
+
 def test_names_of_others_stay_text():
     """A script in every place that a file of others fills; each reaches the page, and none as an element."""
+    text = html.render(document.build([sample.labelled(evil=sample.EVIL)]))
+    assert "\x1b" not in text
+    assert not {tag for tag, _ in Reader(text).tags} & {"script", "img"}
+    assert "finding 0<script>alert(1)</script>" in Reader(text).text
     text = html.render(document.build(sample.runs(sample.EVIL)))
     assert "\x1b" not in text
     found = Reader(text)

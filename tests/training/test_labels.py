@@ -56,8 +56,8 @@ def test_classes_each_against_the_rest(tmp_path):
     np.testing.assert_allclose(result.predict(data[4][0]).scores, kept.scores, atol=1e-6)
     (section,) = [one for one in build([read_run(tmp_path / "run")]).sections if one.id == "labels"]
     told = [[cell.text for cell in line.cells] for line in section.tables[0].rows]
-    assert [cells[0] for cells in told] == ["x", "y", "z", "mean"]
-    assert told[-1][-1] == f"{result.metrics['test']['auroc']:.3f}"
+    assert [cells[0] for cells in told] == ["mean of the labels", "x", "y", "z"]
+    assert told[0][4] == f"{result.metrics['test']['auroc']:.3f}"
 
 
 def test_resumed_runs_come_to_the_same_bits(tmp_path):

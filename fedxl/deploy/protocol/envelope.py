@@ -67,8 +67,8 @@ class ScoreReply(NamedTuple):
 class CurveReply(NamedTuple):
     """The tensors of a reply to `evaluate`, if the site discloses a curve."""
 
-    positives: Tensor  # [bins], from the lowest bin up; with noise, any whole numbers
-    negatives: Tensor  # [bins]
+    positives: Tensor  # [bins], from the lowest bin up; with noise, any whole numbers; of several labels [L, bins]
+    negatives: Tensor  # as positives
 
 
 class Failure(NamedTuple):

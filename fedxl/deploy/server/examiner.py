@@ -14,19 +14,28 @@ import torch
 from fedxl import wire
 from fedxl.deploy.protocol.envelope import Envelope, Failure, RunHeader, ScoreReply, exchange
 from fedxl.deploy.protocol.query_lists import relevant_queries
-from fedxl.deploy.server.curves import MOST_COUNTED, GridBook, read_curve
+from fedxl.deploy.server.curves import (
+    MOST_COUNTED,
+    Disclosed,
+    GridBook,
+    LabelsDisclosed,
+    read_curve,
+    read_label_curves,
+)
 from fedxl.deploy.server.directory import Directory
 from fedxl.errors import first_line, printable
-from fedxl.evaluation import binned
+from fedxl.evaluation import binned, label_counts
 from fedxl.evaluation.binned import FROM_COUNTS, Binned
-from fedxl.evaluation.grid import Grid, Spread
+from fedxl.evaluation.grid import Bins, Grid, Spread, bins_to_json
 from fedxl.metrics import COUNTS, key
 from fedxl.models import Weights
+from fedxl.risks import Several
 from fedxl.training.evaluate import Evaluator, Findings, Origin, pairs_in, value_of
 from fedxl.wire import RefusedError
 
 SiteFinding = Findings | str  # or why there is none
 EPSILON = "epsilon"  # in remarks: what differential privacy a curve has cost its site
+WITHHELD = "withheld"  # in remarks: labels whose counts a site keeps to itself, and why
 QUERIES = "queries"  # in remarks: how many queries with a relevant item a site's metrics rest on
 ROUNDING = 1e-9  # an area of 1 may come out a last bit above it
 MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server must not be kept busy for ever
@@ -58,8 +67,8 @@ class SiteExaminer:
         settings, carrier = self.directory.settings, self.directory.carrier
         nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
         # Never rounded: it is this model that is judged.
-        grid = self.grids.grid(split, self.pooled())
-        facts = {**self.head.facts, "split": split, "grid": json.dumps(grid.to_json())}
+        grid = self._bins(split)
+        facts = {**self.head.facts, "split": split, "grid": json.dumps(bins_to_json(grid))}
         request = Envelope(facts, wire.flatten(weights))
         replies: dict[str, SiteFinding] = dict.fromkeys(settings.sites, "it is not connected")
         for node, reply in exchange(carrier, dict.fromkeys(nodes, request), "evaluate", settings.deadline):
@@ -69,7 +78,13 @@ class SiteExaminer:
                 replies[nodes[node]] = f"its reply is invalid: {printable(first_line(error))}"
         return self._together(split, grid, replies)
 
-    def _read(self, name: str, split: str, grid: Grid, reply: Envelope | Failure) -> SiteFinding:
+    def _bins(self, split: str) -> Bins:
+        risk = self.evaluator.risk
+        if isinstance(risk, Several):
+            return self.grids.of_labels(split, risk.label_names)
+        return self.grids.grid(split, self.pooled())
+
+    def _read(self, name: str, split: str, grid: Bins, reply: Envelope | Failure) -> SiteFinding:
         if isinstance(reply, Failure):
             return printable(reply.reason)
         facts = reply.facts
@@ -85,7 +100,9 @@ class SiteExaminer:
             counted_queries = relevant_queries(facts.get("queries"), int(values["positives"])) if ranked else 0
             return Findings(values, remarks={QUERIES: counted_queries} if ranked else {})
         if facts["kind"] == "curve":
-            return self._curve(name, split, grid, reply)
+            if isinstance(grid, tuple):
+                return self._label_curves(name, grid, reply)
+            return self._curve(name, grid, reply)
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
         if risk.queries:
             raise RefusedError("it sends scores, and the risk ranks items within queries")
@@ -100,15 +117,26 @@ class SiteExaminer:
         self.directory.require_within_limit(name, len(scores))
         return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
 
-    def _curve(self, name: str, split: str, grid: Grid, reply: Envelope) -> Findings:
+    def _curve(self, name: str, grid: Grid, reply: Envelope) -> Findings:
         if self.evaluator.risk.score_shape:
             raise RefusedError("it counts scores, and the risk pairs vectors")
         disclosed = read_curve(reply, grid, self.directory.limits.get(name))
         found = disclosed.binned
         if not disclosed.epsilon:
             self.directory.require_within_limit(name, sum(found.totals()))
-        noisy = {EPSILON: {"curve": disclosed.epsilon, "spent": disclosed.spent}} if disclosed.epsilon else {}
-        return Findings(self._counted(found), remarks=noisy, curves={name: found})
+        return Findings(self._counted(found), remarks=_noisy(disclosed), curves={name: found})
+
+    def _label_curves(self, name: str, grids: tuple[Grid, ...], reply: Envelope) -> Findings:
+        risk = self.evaluator.risk
+        assert isinstance(risk, Several)
+        disclosed = read_label_curves(reply, grids, risk.label_names, self.directory.limits.get(name))
+        if not disclosed.epsilon:
+            most = max(sum(found.totals()) for found in disclosed.binned.values())
+            self.directory.require_within_limit(name, most)
+        counted = {label: {name: found} for label, found in disclosed.binned.items()}
+        values = label_counts.judge(self.evaluator.metrics, counted, noise=False).values
+        withheld = {WITHHELD: disclosed.withheld} if disclosed.withheld else {}
+        return Findings(values, remarks={**_noisy(disclosed), **withheld}, label_curves=counted)
 
     def _counted(self, found: Binned) -> dict[str, float]:
         """Metrics that follow from counts."""
@@ -130,7 +158,7 @@ class SiteExaminer:
                 raise RefusedError(f"it reports {name} = {value:g}")
         return values
 
-    def _together(self, split: str, grid: Grid, replies: Mapping[str, SiteFinding]) -> Findings:
+    def _together(self, split: str, grid: Bins, replies: Mapping[str, SiteFinding]) -> Findings:
         reported = {name: reply for name, reply in replies.items() if isinstance(reply, Findings)}
         remarks: dict[str, Any] = {
             f"{split}_by_site": {
@@ -139,10 +167,15 @@ class SiteExaminer:
         }
         epsilons = {name: reply.remarks[EPSILON] for name, reply in reported.items() if EPSILON in reply.remarks}
         remarks |= {f"{split}_{EPSILON}": epsilons} if epsilons else {}
+        remarks |= self._withheld(split, reported)
         if all(reply.scores is not None for reply in reported.values()):
             found, basis = self._pooled(split, reported), "scores"
-        elif all(reply.scores is not None or reply.curves for reply in reported.values()):
-            found, basis = self._added(split, grid, reported), "curves"
+        elif all(reply.scores is not None or reply.curves or reply.label_curves for reply in reported.values()):
+            basis = "curves"
+            if isinstance(grid, tuple):
+                found = self._added_labels(split, grid, reported)
+            else:
+                found = self._added(split, grid, reported)
         else:
             found, basis = self._mean(reported), "metrics"
         if found is None:
@@ -156,6 +189,15 @@ class SiteExaminer:
         remarks |= {f"{split}_from": f"{basis} of {', '.join(sorted(reported))}", **found.remarks}
         return replace(found, remarks=remarks)
 
+    def _withheld(self, split: str, reported: Mapping[str, Findings]) -> dict[str, Any]:
+        """Labels whose counts sites keep to themselves; said once a run, with the test data."""
+        found = {name: reply.remarks[WITHHELD] for name, reply in reported.items() if WITHHELD in reply.remarks}
+        if split == "test":
+            for name, labels in found.items():
+                told = "; ".join(f"{label}: {why}" for label, why in labels.items())
+                self.directory.say(f"{name} withholds its counts of some labels: {told}")
+        return {f"{split}_{WITHHELD}": found} if found else {}
+
     def _pooled(self, split: str, reported: Mapping[str, Findings]) -> Findings | None:
         scores = [found.scores for found in reported.values() if found.scores is not None]
         labels = [found.labels for found in reported.values() if found.labels is not None]
@@ -165,6 +207,28 @@ class SiteExaminer:
         origin = Origin(np.repeat(np.arange(len(scores)), list(map(len, scores))), list(reported))
         found = self.evaluator.findings(h, y, split, origin)
         return None if math.isnan(value_of(found.metrics, self.select)) else found
+
+    def _added_labels(self, split: str, grids: tuple[Grid, ...], reported: Mapping[str, Findings]) -> Findings | None:
+        """The same of several labels: means over them, and what each comes to."""
+        risk = self.evaluator.risk
+        assert isinstance(risk, Several)
+        each = [
+            found.label_curves or _label_counts(grids, name, self.evaluator, found)
+            for name, found in reported.items()
+        ]
+        # In the order of the outputs. A label that every site withholds is not there.
+        labels = [name for name in risk.label_names if any(name in found for found in each)]
+        parts = {label: {site: b for found in each for site, b in found.get(label, {}).items()} for label in labels}
+        self.grids.latest_labels = {label: binned.pooled(sites.values()) for label, sites in parts.items()}
+        counted = label_counts.judge(self.evaluator.metrics, parts)
+        remarks: dict[str, Any] = {
+            f"{split}_by_label": counted.by_label,
+            f"{split}_bounds": counted.mean_bounds,
+            f"{split}_bounds_by_label": counted.bounds,
+            **({f"{split}_noise": counted.noise} if counted.noise else {}),
+        }
+        unknown = math.isnan(value_of(counted.values, self.select))
+        return None if unknown else Findings(counted.values, remarks=remarks, label_curves=parts)
 
     def _added(self, split: str, grid: Grid, reported: Mapping[str, Findings]) -> Findings | None:
         """The counts of all sites together; scores of sites that disclose them are counted here."""
@@ -205,6 +269,22 @@ def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
     total = sum(weights)
     counted = [weight * value for weight, value in zip(weights, values, strict=True) if weight]
     return sum(counted) / total if total else math.nan
+
+
+def _noisy(disclosed: Disclosed | LabelsDisclosed) -> dict[str, Any]:
+    return {EPSILON: {"curve": disclosed.epsilon, "spent": disclosed.spent}} if disclosed.epsilon else {}
+
+
+def _label_counts(
+    grids: Sequence[Grid], site: str, evaluator: Evaluator, found: Findings
+) -> dict[str, dict[str, Binned]]:
+    assert found.scores is not None
+    assert found.labels is not None
+    each = evaluator.label_scores(found.scores, found.labels).by_label()
+    return {
+        label: {site: binned.count(grid.edges(), one.scores, one.labels)}
+        for grid, (label, one) in zip(grids, each.items(), strict=True)
+    }
 
 
 def _binned(grid: Grid, found: Findings) -> Binned:

@@ -153,7 +153,7 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     told = "this site discloses scores, and scores without their queries give no metric of queries"
     require(kind != "scores" or not problem.risk.queries, f'{told}; its site.toml may say evaluate = "metrics"')
     judge, device = problem.evaluator, problem.device
-    grant = curve.granted(site, request.facts, problem.risk.score_shape) if kind == "curve" else None
+    grant = curve.granted(site, request.facts, problem.risk) if kind == "curve" else None
     scores = judge.scores(tree.to(weights, device), suited(problem, held).to(device)).cpu()
     if grant is not None:
         facts, counts = curve.disclosed(site, grant, scores, held.labels)

@@ -43,9 +43,11 @@ class Key(NamedTuple):
 class Chart:
     """Collects what is drawn; `render` gives the SVG. `name` is its own in the page."""
 
-    def __init__(self, name: str, title: str, description: str, x: Axis, y: Axis, height: int = HEIGHT) -> None:
+    def __init__(
+        self, name: str, title: str, description: str, x: Axis, y: Axis, height: int = HEIGHT, width: int = WIDTH
+    ) -> None:
         self.name, self.title, self.description, self.x, self.y = name, title, description, x, y
-        self.right, self.bottom = WIDTH - RIGHT, height - BOTTOM
+        self.right, self.bottom = width - RIGHT, height - BOTTOM
         self.back: list[Svg] = []
         self.parts: list[Svg] = []
         self.curves: list[tuple[Key, Floats]] = []
@@ -81,12 +83,13 @@ class Chart:
         if np.isfinite(edge).all():
             self.back.append(element("path", d=_path(edge) + "Z", class_=f"band {key.css}", stroke="none"))
 
-    def region(self, low: float, high: float, text: str) -> None:
-        """A part of the x-axis that matters, shaded and named."""
+    def region(self, low: float, high: float, text: str = "") -> None:
+        """A part of the x-axis that matters, shaded and, if there is room, named."""
         (left, top), (right, bottom) = self.at([low, high], [self.y.high, self.y.low]).tolist()
         self.back.append(element("rect", x=left, y=top, width=right - left, height=bottom - top, class_="region"))
         self.back.append(element("line", x1=right, x2=right, y1=top, y2=bottom, class_="edge"))
-        self.back.append(element("text", text, x=right + 4, y=bottom - 6, class_="note"))
+        if text:
+            self.back.append(element("text", text, x=right + 4, y=bottom - 6, class_="note"))
 
     def bars(self, x: Any, heights: Any, width: float, key: Key) -> None:
         """Bars from the bottom of the chart."""
@@ -130,7 +133,7 @@ class Chart:
         ]
         inside = [*described, *self.back, *self._axes(), *self.parts, *self._letters(), *self._legend()]
         return element(
-            "svg", *inside, viewBox=f"0 0 {WIDTH} {total}", role="img", class_="chart",
+            "svg", *inside, viewBox=f"0 0 {self.right + RIGHT} {total}", role="img", class_="chart",
             aria_labelledby=f"{self.name}-title {self.name}-desc",
         )  # fmt: skip
 

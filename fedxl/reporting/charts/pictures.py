@@ -78,15 +78,20 @@ def reliability(curves: Mapping[Key, Reliability]) -> Svg:
     chart = Chart("calibration", "Calibration", words, unit("predicted probability"), unit("observed share"))
     chart.line([0, 1], [0, 1], Key("perfect"), legend=False)
     for key, bins in curves.items():
-        for x, low, high in zip(bins.predicted, bins.low, bins.high, strict=True):
-            chart.line([x, x], [low, high], key._replace(letter=""), legend=False, thin=True)
-        chart.line(bins.predicted, bins.observed, key)
-        texts = [
-            f"predicted {p:.3f}, observed {o:.3f}, {n:,} examples"
-            for p, o, n in zip(bins.predicted, bins.observed, bins.counts, strict=True)
-        ]
-        chart.points(bins.predicted, bins.observed, key, texts, 3.5)
+        reliability_bins(chart, bins, key)
     return chart.render()
+
+
+def reliability_bins(chart: Chart, bins: Reliability, key: Key, legend: bool = True) -> None:
+    """Draw one calibration into a chart."""
+    for x, low, high in zip(bins.predicted, bins.low, bins.high, strict=True):
+        chart.line([x, x], [low, high], key._replace(letter=""), legend=False, thin=True)
+    chart.line(bins.predicted, bins.observed, key, legend=legend)
+    texts = [
+        f"predicted {p:.3f}, observed {o:.3f}, {n:,} examples"
+        for p, o, n in zip(bins.predicted, bins.observed, bins.counts, strict=True)
+    ]
+    chart.points(bins.predicted, bins.observed, key, texts, 3.5)
 
 
 BINS = np.linspace(0, 1, 21)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fedxl.evaluation.compare import Difference, differences
 from fedxl.evaluation.intervals import Interval
-from fedxl.evaluation.judgement import Judgement
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.groups import Group, judged_on, same_examples
 from fedxl.reporting.page import Cell, Column, Row, Section, Table, between, figure_of, metric_name, shown
@@ -15,7 +15,16 @@ from fedxl.reporting.report import mean_with_spread
 from fedxl.reporting.runs import Run
 
 Compared = Mapping[str, Mapping[str, Difference]]  # by letter and metric
-Judgements = Mapping[str, Judgement]  # by letter, of groups that have scores
+
+
+class Measured(NamedTuple):
+    """Metrics of a run's scores; of several labels, their means."""
+
+    split: str
+    metrics: Mapping[str, Interval]
+
+
+Judgements = Mapping[str, Measured]  # by letter, of groups that have scores
 
 
 def compare(groups: Sequence[Group], focus: Group, fpr: float) -> Compared:
@@ -52,7 +61,7 @@ def section(
 
 
 def _known(group: Group, name: str, judged: Judgements) -> bool:
-    return bool(group.over_runs(name)) or (group.letter in judged and name in judged[group.letter].pooled.metrics)
+    return bool(group.over_runs(name)) or (group.letter in judged and name in judged[group.letter].metrics)
 
 
 def _caption(groups: Sequence[Group], judged: Judgements) -> str:
@@ -71,7 +80,7 @@ def _row(group: Group, focus: bool, key: Key, judged: Judgements, names: Sequenc
     state = Cell(
         f"{count} seeds" if count > 1 else run.state, f"shown: seed {shown(run.seed, 20)}" if count > 1 else chosen
     )
-    known = judged[group.letter].pooled.metrics if group.letter in judged else {}
+    known = judged[group.letter].metrics if group.letter in judged else {}
     return Row(
         [head, *(_metric(group, name, known.get(name)) for name in names), state], group.letter, key.css, focus
     )
@@ -131,6 +140,8 @@ def _why_unpaired(run: Run, focus: Run) -> str:
 
 def why_no_scores(run: Run) -> str:
     """Why a run has no scores to compute from."""
+    if run.by_label or run.label_curves:
+        return "it has several labels, and this is for one"
     if judged_on(run):
         return "its data do not hold both classes"
     if run.done is None:

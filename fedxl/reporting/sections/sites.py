@@ -6,18 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedxl.evaluation.intervals import Interval
 from fedxl.evaluation.judgement import Judged, Judgement
-from fedxl.reporting.charts import pictures
 from fedxl.reporting.charts.chart import Key
-from fedxl.reporting.charts.pictures import Dot
-from fedxl.reporting.charts.scale import Axis, ticks_in
+from fedxl.reporting.charts.scale import Axis
 from fedxl.reporting.groups import Group
-from fedxl.reporting.page import Cell, Column, Row, Section, Table, between, figure_of, listed, metric_name, shown
+from fedxl.reporting.page import Cell, Column, Row, Section, Table, figure_of, listed, metric_name, shown
 from fedxl.reporting.runs import Run
+from fedxl.reporting.sections.dots import dot, dot_column, shared_axis, value
 
 MOST = 300  # rows; a page of thousands of sites helps nobody
 TITLE = "Sites"
+SEVERAL = " Metrics are means over labels. Training rows count as positive or negative if any of their labels is."
 Members = Mapping[str, tuple[int, int]]
 
 
@@ -30,7 +29,7 @@ def section(focus: Group, key: Key, judged: Judgement | None, names: Sequence[st
     elif told := _told(run):
         table, left = _of_told(focus, run, told, trained, names)
     elif trained:
-        table, left = _trained(trained)
+        table, left = _trained(trained, run.several)
         why = (
             "their held-back examples do not say which site they are from"
             if judged
@@ -49,7 +48,7 @@ def _judged(
 ) -> tuple[Table, list[str]]:
     names = [name for name in names if name in judged.pooled.metrics]
     first = names[0]
-    axis = _axis([site.metrics[first] for site in judged.sites.values()], judged.pooled.metrics[first])
+    axis = shared_axis([judged.pooled.metrics[first], *(site.metrics[first] for site in judged.sites.values())])
     sites = list(judged.sites.items())
     rows = [
         Row(
@@ -71,7 +70,7 @@ def _judged(
     ]
     columns = [
         Column("site", numeric=False), Column("training: positives of n"), Column(f"{judged.split}: positives of n"),
-        Column(f"{metric_name(first)}, {axis.texts()[0]} to {axis.texts()[-1]}", numeric=False),
+        dot_column(first, axis),
         *(Column(metric_name(name)) for name in names),
     ]  # fmt: skip
     caption = (
@@ -86,22 +85,8 @@ def _judged(
     return Table(caption, columns, rows), notes + _cut(len(sites))
 
 
-def _axis(intervals: Sequence[Interval], pooled: Interval) -> Axis:
-    """What all intervals share: from the lowest end, but not below chance, to 1."""
-    lows = [value for found in (*intervals, pooled) for value in (found.value, found.low) if math.isfinite(value)]
-    low = min([0.9, *(max(value, 0.0) for value in lows)])
-    low = math.floor(low * 10) / 10
-    return Axis("", low, 1.0, (low, 1.0) if low > 0 else ticks_in(0.0, 1.0, 1))
-
-
 def _plot(site: Judged, name: str, axis: Axis, judged: Judgement, key: Key) -> Cell:
-    found = site.metrics[name]
-    if not math.isfinite(found.value):
-        return Cell("")
-    low, high = (found.value if math.isnan(end) else end for end in (found.low, found.high))
-    title = f"{metric_name(name)} {figure_of(found.value)} {between(found.low, found.high)}"
-    pooled = judged.pooled.metrics[name].value
-    return Cell(svg=pictures.dot_and_interval(Dot(found.value, low, high), axis, pooled, key, title))
+    return dot(site.metrics[name], name, axis, judged.pooled.metrics[name].value, key)
 
 
 def _cells(site: Judged, trained: tuple[int, int] | None, names: Sequence[str], plot: Cell) -> list[Cell]:
@@ -110,12 +95,19 @@ def _cells(site: Judged, trained: tuple[int, int] | None, names: Sequence[str], 
         _counts(trained),
         _counts((site.positives, site.negatives)),
         plot,
-        *(Cell(figure_of(found.value), between(found.low, found.high)) for found in known),
+        *map(value, known),
     ]
 
 
-def _counts(found: tuple[int, int] | None) -> Cell:
-    return Cell("–") if found is None else Cell(f"{found[0]:,} of {sum(found):,}")
+def _counts(found: tuple[int, int] | None, several: bool = False) -> Cell:
+    """Positives of all; of several labels a row may be both positive and negative, and there is no sum."""
+    if found is None:
+        return Cell("–")
+    return Cell(f"{found[0]:,} and {found[1]:,}" if several else f"{found[0]:,} of {sum(found):,}")
+
+
+def _counted(several: bool) -> str:
+    return "positives and negatives" if several else "positives of n"
 
 
 def _sum(trained: Members) -> tuple[int, int] | None:
@@ -140,22 +132,24 @@ def _of_told(
             notes.append(f"{shown(name, 60)}: {shown(found)}")
             continue
         counts = [found.get(each) for each in ("positives", "negatives")]
-        held = _counts((int(counts[0]), int(counts[1]))) if None not in counts else Cell("–")
+        held = _counts((int(counts[0]), int(counts[1])), run.several) if None not in counts else Cell("–")
         values = [Cell(figure_of(found.get(each))) for each in names]
-        rows.append(Row([Cell(shown(name, 60)), _counts(trained.get(name)), held, *values]))
+        rows.append(Row([Cell(shown(name, 60)), _counts(trained.get(name), run.several), held, *values]))
+    counted = _counted(run.several)
     columns = [
-        Column("site", numeric=False), Column("training: positives of n"), Column("judged on: positives of n"),
+        Column("site", numeric=False), Column(f"training: {counted}"), Column(f"judged on: {counted}"),
         *(Column(metric_name(name)) for name in names),
     ]  # fmt: skip
     about = f"{focus.letter} ({shown(focus.label, 60)})"
     caption = f"What sites disclosed of {about}: metrics without scores have no intervals."
+    caption += SEVERAL if run.several else ""
     return Table(caption, columns, rows), notes + _cut(len(told))
 
 
-def _trained(trained: Members) -> tuple[Table, list[str]]:
-    rows = [Row([Cell(shown(name, 60)), _counts(found)]) for name, found in list(trained.items())[:MOST]]
-    columns = [Column("site", numeric=False), Column("training: positives of n")]
-    return Table("Who took part.", columns, rows), _cut(len(trained))
+def _trained(trained: Members, several: bool) -> tuple[Table, list[str]]:
+    rows = [Row([Cell(shown(name, 60)), _counts(found, several)]) for name, found in list(trained.items())[:MOST]]
+    columns = [Column("site", numeric=False), Column(f"training: {_counted(several)}")]
+    return Table("Who took part." + (SEVERAL if several else ""), columns, rows), _cut(len(trained))
 
 
 def _cut(count: int) -> list[str]:

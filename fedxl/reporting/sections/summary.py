@@ -28,13 +28,16 @@ RISKS = {
 }
 METHOD = (
     "Intervals of AUROC are DeLong's, of other metrics a stratified BCa bootstrap, of shares Wilson's. Of runs that "
-    "differ by seed only, the one shown is the best on validation data, or one that judged the same examples."
+    "differ by seed only, the one shown is the best on validation data, or one that judged the same examples. "
+    "Intervals of means over several labels are bias-corrected percentiles of a bootstrap of whole examples."
 )
 
 
 def page(
-    groups: Sequence[Group], focus: Group, judged: Judgement | None, told: Sequence[str], sections: Sequence[Section]
-) -> Page:
+    groups: Sequence[Group], focus: Group, told: Sequence[str], facts: Sequence[Fact], sections: Sequence[Section],
+    split: str,
+) -> Page:  # fmt: skip
+    """split: of the data that it was judged on; empty if there are no scores."""
     run = focus.shown
     count = sum(len(group.runs) for group in groups)
     runs = f"{count} runs" if count > 1 else "one run"
@@ -42,21 +45,22 @@ def page(
     return Page(
         title=title[0].upper() + title[1:],
         subtitle=f"{runs}, {len(groups)} settings" if len(groups) not in (1, count) else runs,
-        question=question(groups, focus, judged),
+        question=question(groups, focus, split),
         answer=told,
-        facts=_facts(judged) if judged else (),
+        facts=facts,
         sections=sections,
         method=METHOD,
     )
 
 
-def question(groups: Sequence[Group], focus: Group, judged: Judgement | None) -> str:
+def question(groups: Sequence[Group], focus: Group, judged_on: str) -> str:
     """Risk, metric and sites in one sentence."""
     run = focus.shown
     positives, total = sum(m.positives for m in run.members), sum(m.positives + m.negatives for m in run.members)
     held = f", which hold {total:,} training examples, {positives:,} of them positive," if total else ""
+    held = "" if run.several else held  # a row may be both positive and negative
     data = f" ({shown(run.settings['data.name'], 40)})" if "data.name" in run.settings else ""
-    split = judged.split if judged else run.split or "held-back"
+    split = judged_on or run.split or "held-back"
     chosen = f"The best round is chosen by {metric_name(run.metric)} on validation data."
     if not any(row.get("validation") for row in run.rows):
         chosen = "Without validation data the last round is the result."
@@ -73,7 +77,16 @@ def question(groups: Sequence[Group], focus: Group, judged: Judgement | None) ->
 
 
 def _goal(run: Run) -> str:
-    return RISKS.get(run.risk) or RISKS.get(run.risk.partition("(")[0]) or shown(run.risk, 60)
+    if run.several:
+        known = [*(found.names for found in run.by_label.values()), *run.label_curves.values()]
+        labels = len(known[0]) if known else 0
+        return f"{_one_goal(run)} of {labels or 'several'} labels"
+    return _one_goal(run)
+
+
+def _one_goal(run: Run) -> str:
+    risk = run.risk.removeprefix("several(")
+    return RISKS.get(risk) or RISKS.get(risk.partition("(")[0]) or shown(run.risk, 60)
 
 
 def _sites(run: Run) -> str:
@@ -93,8 +106,7 @@ def answer(
 
     preferred: whether it was validation data that brought it into focus.
     """
-    run = focus.shown
-    name = f"{focus.letter} ({shown(focus.label, 60)})" if len(groups) > 1 else shown(focus.label, 60)
+    run, name = focus.shown, called(groups, focus)
     if judged is None:
         value = run.values.get(first)
         if value is None:
@@ -118,6 +130,10 @@ def answer(
     if run.epsilon:
         lines.append(f"Training examples have differential privacy: epsilon {run.epsilon}.")
     return [*lines, *(f"Note: {note}." for note in (*judged.notes, *_binned(run, judged)))]
+
+
+def called(groups: Sequence[Group], focus: Group) -> str:
+    return f"{focus.letter} ({shown(focus.label, 60)})" if len(groups) > 1 else shown(focus.label, 60)
 
 
 def _binned(run: Run, judged: Judgement) -> list[str]:
@@ -159,14 +175,14 @@ def _percent(found: Interval) -> str:
     return f"{100 * found.value:.0f} %{ends}"
 
 
-def _facts(judged: Judgement) -> list[Fact]:
+def facts(judged: Judgement) -> list[Fact]:
     pooled = judged.pooled
-    facts = [
+    each = [
         Fact(metric_name(name), figure_of(found.value), between(found.low, found.high))
         for name, found in pooled.metrics.items()
     ]
     total = pooled.positives + pooled.negatives
-    facts.append(Fact(f"{judged.split} examples", f"{total:,}", f"{pooled.positives:,} positive"))
+    each.append(Fact(f"{judged.split} examples", f"{total:,}", f"{pooled.positives:,} positive"))
     if judged.sites:
-        facts.append(Fact("sites judged", str(len(judged.sites)), "one row each below"))
-    return facts
+        each.append(Fact("sites judged", str(len(judged.sites)), "one row each below"))
+    return each
