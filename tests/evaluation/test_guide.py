@@ -16,5 +16,5 @@ def test_the_guide_runs(capsys):
     for block in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL):
         exec(block, names)
     out = capsys.readouterr().out
-    assert re.search(r"^auroc +0\.9\d+ \(0\.\d+ to 0\.\d+\), DeLong$", out, re.MULTILINE)
-    assert re.search(r"^ap .* p = 0\.\d+, BCa bootstrap, 2000 draws$", out, re.MULTILINE)
+    assert re.search(r"^auroc +0\.9\d+ \(0\.\d+ to 0\.\d+\), DeLong, Wilson's form$", out, re.MULTILINE)
+    assert re.search(r"^ap .* p = 0\.\d+, BCa bootstrap, 2000 draws, corrected for few positives$", out, re.MULTILINE)

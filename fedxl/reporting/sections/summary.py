@@ -27,8 +27,9 @@ RISKS = {
     "listwise": "the order of items within queries",
 }
 METHOD = (
-    "Intervals of AUROC are DeLong's, of other metrics a stratified BCa bootstrap, of shares Wilson's. Of runs that "
-    "differ by seed only, the one shown is the best on validation data, or one that judged the same examples."
+    "Intervals of AUROC are DeLong's in Wilson's form; of other metrics a stratified BCa bootstrap, corrected for "
+    "few positives if it is average precision; of shares Wilson's. Of runs that differ by seed only, the one shown "
+    "is the best on validation data, or one that judged the same examples."
 )
 
 
