@@ -29,6 +29,7 @@ from fedxl.evaluation.placements import covariance, placements
 
 LIMIT = 0.3  # of the partial AUC
 TOGETHER = 0.5  # correlation of two models' noise
+ALIKE = 0.95  # of models that hardly differ
 SPECIFICITY = 0.9
 GOAL = (0.93, 0.97)
 LEVELS = 100_000  # of the noise, from which true values are computed
@@ -139,10 +140,10 @@ def scores(case: Case, rng: np.random.Generator) -> np.ndarray:
     return scored(case, rng.normal(size=len(case.labels)), case.auroc)
 
 
-def two_scores(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def two_scores(case: Case, rng: np.random.Generator, together: float = TOGETHER) -> tuple[np.ndarray, np.ndarray]:
     shared = rng.normal(size=len(case.labels))
     own = rng.normal(size=(2, len(case.labels)))
-    noise = math.sqrt(TOGETHER) * shared + math.sqrt(1 - TOGETHER) * own
+    noise = math.sqrt(together) * shared + math.sqrt(1 - together) * own
     return scored(case, noise[0], case.auroc), scored(case, noise[1], case.other)
 
 
@@ -172,9 +173,12 @@ def _bootstrap(name: str, truth: Callable[[Case, float], float]) -> Callable[[Ca
     return one
 
 
-def _delong_difference(case: Case, rng: np.random.Generator, draws: int) -> Found:
-    found = delong_difference(*two_scores(case, rng), case.labels)
-    return Found(found.low, found.high, case.auroc - case.other)
+def _delong_difference(together: float) -> Callable[[Case, np.random.Generator, int], Found]:
+    def one(case: Case, rng: np.random.Generator, draws: int) -> Found:
+        found = delong_difference(*two_scores(case, rng, together), case.labels)
+        return Found(found.low, found.high, case.auroc - case.other)
+
+    return one
 
 
 def _bootstrap_difference(
@@ -207,17 +211,19 @@ def _precision(case: Case, auroc: float) -> float:
 
 KINDS: dict[str, Callable[[Case, np.random.Generator, int], Found]] = {
     "delong": _delong,
-    "difference": _delong_difference,
+    "difference": _delong_difference(TOGETHER),
     "sensitivity": _sensitivity,
     "pauc": _bootstrap(f"pauc@{LIMIT}", _partial),
     "ap": _bootstrap("ap", _precision),
     "pauc difference": _bootstrap_difference(f"pauc@{LIMIT}", _partial),
     "plain": _plain,
     "ap difference": _bootstrap_difference("ap", _precision),
+    "difference alike": _delong_difference(ALIKE),
 }
 SHOWN = {
     "delong": "AUROC, DeLong, Wilson's form",
-    "difference": "difference of AUROC, DeLong, MOVER",
+    "difference": "difference of AUROC, DeLong, both intervals joined",
+    "difference alike": f"difference of AUROC of models that hardly differ: their noise has correlation {ALIKE}",
     "sensitivity": f"sensitivity at a threshold for specificity {SPECIFICITY}, Wilson",
     "pauc": f"partial AUC to {LIMIT}, BCa",
     "ap": "average precision, BCa, corrected for few positives",
@@ -238,6 +244,7 @@ GRID: dict[str, tuple[tuple[tuple[int, int], ...], tuple[tuple[float, ...], ...]
     "ap": (((20, 80), (100, 100), (40, 260)), AREAS),
     "pauc difference": (((100, 100),), TWO[:2]),
     "ap difference": (((20, 80), (100, 100)), TWO),
+    "difference alike": (SIZES, TWO),
     "plain": (SIZES, ((0.7,), (0.8,), (0.9,), (0.95,), (0.99,))),
 }
 

@@ -18,13 +18,15 @@ For the upper end d is the placement: what was ranked right. With many examples 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import t
 
-from fedxl.evaluation.placements import Placements, covariance, satterthwaite
+from fedxl.evaluation.placements import Placements, satterthwaite
 
+Floats = npt.NDArray[np.float64]
 PRIOR = 1 / 3  # r of uniform placements, which a score without information has
 
 
@@ -37,29 +39,28 @@ def area_ends(placed: Placements, level: float) -> tuple[float, float]:
     return _low(placed, level), 1 - _low(mirrored, level)
 
 
-def mover(
-    values: tuple[float, float], ends: tuple[tuple[float, float], tuple[float, float]], together: float
-) -> tuple[float, float]:
-    """The interval of a difference, from the intervals of both values and their correlation.
+class Ends(NamedTuple):
+    """A value and the ends of its interval."""
 
-    G. Zou, A. Donner, "Construction of confidence limits about effect measures: a general approach", Statistics in
-    Medicine 27, 2008. Each limit is as far from the difference as the two limits that would cause it together.
+    value: float
+    low: float
+    high: float
+
+
+def difference_ends(first: Ends, second: Ends, spread: Floats) -> tuple[float, float]:
+    """The interval of first - second, from both intervals and DeLong's covariance of the two, [2, 2].
+
+    The difference is low if the first is low or the second high. Of independent values these distances add as squares
+    (G. Zou, A. Donner, "Construction of confidence limits about effect measures: a general approach", Statistics in
+    Medicine 27, 2008). What the models share makes both smaller, by as much as it does for DeLong's variance: two
+    models that hardly differ have a narrow interval, however uncertain each of them is.
     """
-    (first, second), ((low, high), (other_low, other_high)) = values, ends
-    down = _both(first - low, other_high - second, together)
-    up = _both(high - first, second - other_low, together)
-    return first - second - down, first - second + up
-
-
-def correlation(first: Placements, second: Placements) -> float:
-    """Of the AUROCs of two models that scored the same examples; 0 where one of them does not vary."""
-    spread = covariance(first, second)
-    size = math.sqrt(float(spread[0, 0] * spread[1, 1]))
-    return float(np.clip(spread[0, 1] / size, -1.0, 1.0)) if size else 0.0
-
-
-def _both(first: float, second: float, together: float) -> float:
-    return math.sqrt(max(0.0, first**2 + second**2 - 2 * together * first * second))
+    apart, each = spread[0, 0] + spread[1, 1] - 2 * spread[0, 1], spread[0, 0] + spread[1, 1]
+    share = math.sqrt(max(0.0, float(apart / each))) if each > 0 else 1.0
+    down = math.hypot(first.value - first.low, second.high - second.value)
+    up = math.hypot(first.high - first.value, second.value - second.low)
+    gap = first.value - second.value
+    return gap - share * down, gap + share * up
 
 
 def _low(placed: Placements, level: float) -> float:
@@ -72,7 +73,7 @@ def _low(placed: Placements, level: float) -> float:
     return _wilson_low(area, float(1 / each.sum()), reach)
 
 
-def _relative(side: npt.NDArray[np.float64], area: float) -> float:
+def _relative(side: Floats, area: float) -> float:
     """The variance of placements over its largest possible value; `PRIOR` counts as much as one error."""
     lacking = 1 - side
     errors = float(lacking.sum() ** 2 / (lacking**2).sum())

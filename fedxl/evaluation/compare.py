@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from fedxl import metrics
 from fedxl.errors import UserError, printable, require
-from fedxl.evaluation.area_ends import correlation, mover
+from fedxl.evaluation.area_ends import Ends, difference_ends
 from fedxl.evaluation.intervals import DRAWS, LEVEL, checked, delong, one_metric, undefined
 from fedxl.evaluation.placements import covariance, placements
 from fedxl.evaluation.resampling import is_corrected, measured, resample
@@ -43,8 +43,8 @@ class Pair(NamedTuple):
 def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL) -> Difference:
     """AUROC of the first scores less that of the second: DeLong's test of two correlated AUROCs.
 
-    p is that of the paper, or NaN if neither AUROC varies. The interval joins both AUROCs' intervals by DeLong's
-    correlation (`mover`): near 1 it leans as they do.
+    p is that of the paper, or NaN if neither AUROC varies. The interval joins both AUROCs' intervals
+    (`difference_ends`): near 1 it leans as they do.
     """
     (one, classes), (two, _) = checked(first, labels, level), checked(second, labels, level)
     why = undefined(one, classes) or undefined(two, classes)
@@ -56,15 +56,15 @@ def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL
     both = placements(one, classes), placements(two, classes)
     spread = covariance(*both)
     error = math.sqrt(max(0.0, float(spread[0, 0] + spread[1, 1] - 2 * spread[0, 1])))
-    ends = _ends(one, classes, level), _ends(two, classes, level)
-    low, high = mover((both[0].auroc, both[1].auroc), ends, correlation(*both))
-    return Difference(value, low, high, _p(value / error) if error else math.nan, "DeLong, MOVER", level)
+    low, high = difference_ends(_ends(one, classes, level), _ends(two, classes, level), spread)
+    p = _p(value / error) if error else math.nan
+    return Difference(value, low, high, p, "DeLong, both intervals joined", level)
 
 
-def _ends(scores: Floats, labels: Ints, level: float) -> tuple[float, float]:
+def _ends(scores: Floats, labels: Ints, level: float) -> Ends:
     """Of AUROC; one value if all scores are the same, because AUROC is 1/2 then, whatever the examples."""
     found = delong(scores, labels, level)
-    return (found.low, found.high) if math.isfinite(found.low) else (found.value, found.value)
+    return Ends(*found[:3]) if math.isfinite(found.low) else Ends(*[found.value] * 3)
 
 
 def bootstrap_difference(

@@ -37,16 +37,31 @@ def test_delongs_test_is_that_of_the_paper(tied):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_interval_joins_both_intervals_by_their_correlation(tied):
-    """Zou and Donner's limits, written out."""
+def test_the_interval_joins_both_intervals(tied):
+    """The distances to both ends as squares, times the share of DeLong's variance that the models do not share."""
     first, second, labels = two(tied=tied)
     _, spread = written_out([first, second], labels)
-    together = spread[0, 1] / math.sqrt(spread[0, 0] * spread[1, 1])
+    share = 1 - 2 * spread[0, 1] / (spread[0, 0] + spread[1, 1])
     one, other, found = delong(first, labels), delong(second, labels), delong_difference(first, second, labels)
-    down, up = (one.value - one.low, other.high - other.value), (one.high - one.value, other.value - other.low)
-    far = [math.sqrt(a * a + b * b - 2 * together * a * b) for a, b in (down, up)]
-    assert found.how == "DeLong, MOVER"
-    assert (found.low, found.high) == pytest.approx((found.value - far[0], found.value + far[1]), rel=1e-9)
+    down = (one.value - one.low) ** 2 + (other.high - other.value) ** 2
+    up = (one.high - one.value) ** 2 + (other.value - other.low) ** 2
+    wanted = found.value - math.sqrt(share * down), found.value + math.sqrt(share * up)
+    assert found.how == "DeLong, both intervals joined"
+    assert (found.low, found.high) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_models_that_hardly_differ_have_a_narrow_interval():
+    """Each alone is uncertain, and leans; one pair of 1,200 is ranked otherwise."""
+    first, labels = made(30, 40, shift=3.0)
+    second = first.copy()
+    high, low = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+    pairs = [(first[i] - first[j], i, j) for i in high for j in low if first[i] > first[j]]
+    _, i, j = min(pairs)
+    second[[i, j]] = second[[j, i]]
+    alone, found = delong(first, labels), delong_difference(first, second, labels)
+    assert found.value == pytest.approx(1 / 1200)
+    assert alone.high - alone.low > 0.05
+    assert found.high - found.low < 0.01
 
 
 def test_with_many_examples_the_interval_of_a_difference_is_delongs():
