@@ -32,6 +32,7 @@ Ints = npt.NDArray[np.int64]
 Statistic = Callable[[Floats, Floats], Floats]  # weights [draws, m] and [draws, n] -> values [draws]
 BATCH = 2**17  # draws times examples in memory at once: a megabyte an array, which caches hold
 MOST_FOR_BCA = 5_000  # examples; BCa leaves each one out, in n^2 operations, and corrects less and less
+FARTHEST = 8.0  # standard deviations; the level of more would round to 1
 GENERATOR = "rng" if "rng" in inspect.signature(stats.bootstrap).parameters else "random_state"  # until SciPy 1.15
 
 
@@ -81,7 +82,7 @@ def _wider(level: float, statistic: Statistic, sizes: tuple[int, int], error: fl
     if not error > 0 or not jackknife > 0:
         return level
     reach = stats.t.ppf((1 + level) / 2, free) * max(1.0, jackknife / error)
-    return float(1 - 2 * stats.norm.sf(reach))
+    return float(1 - 2 * stats.norm.sf(min(reach, FARTHEST)))
 
 
 def leave_one_out(statistic: Statistic, sizes: tuple[int, int]) -> tuple[float, float]:

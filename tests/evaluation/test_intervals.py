@@ -260,6 +260,14 @@ def test_average_precision_has_bca_of_a_less_biased_estimate_at_a_wider_level(ti
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
 
 
+def test_two_positives_have_a_wide_interval_of_average_precision():
+    """One degree of freedom: the level is not rounded to 1, for which BCa is not defined."""
+    scores, labels = [5.0, 2.5, 4.0, 3.0, 2.0, 1.0, 0.0], [1, 1, 0, 0, 0, 0, 0]
+    found = bootstrap("ap", scores, labels, draws=200)
+    assert found.how == "BCa bootstrap, 200 draws, corrected for few positives"
+    assert found.low < 0.4 < found.value < 1 <= found.high + 1e-12
+
+
 def test_the_estimate_for_intervals_of_average_precision_is_less_biased():
     """20 positives of 100, whose average precision is 0.3740 in endless data, by quadrature of the binormal curve."""
     found, named = {True: [], False: []}, one_metric("ap")
