@@ -55,6 +55,10 @@ def _hidden(noise: np.ndarray, apart: float) -> np.ndarray:
     return np.asarray(ndtri(np.clip(within, 1e-15, 1 - 1e-15)) + np.where(below, 0.0, HIDDEN))
 
 
+def _laplace(noise: np.ndarray) -> np.ndarray:
+    return np.where(noise < 0, math.log(2) + log_ndtr(noise), -math.log(2) - log_ndtr(-noise))
+
+
 SHAPES = {
     "normal": Shape(lambda z, d: z + d, lambda z: z, 0.0, 20.0, "N(0, 1) and N(mu, 1)"),
     "unequal": Shape(lambda z, d: 2 * z + d, lambda z: z, 0.0, 20.0, "N(0, 1) and N(mu, 4)"),
@@ -70,14 +74,8 @@ SHAPES = {
         lambda z, d: np.digitize(z + d, RATINGS) + 0.0, lambda z: np.digitize(z, RATINGS) + 0.0, 0.0, 9.0,
         "N(0, 1) and N(mu, 1) in five ratings",
     ),
-    "laplace": Shape(
-        lambda z, d: _laplace(z) + d, lambda z: _laplace(z), 0.0, 60.0, "Laplace, shifted"
-    ),
+    "laplace": Shape(lambda z, d: _laplace(z) + d, _laplace, 0.0, 60.0, "Laplace, shifted"),
 }  # fmt: skip
-
-
-def _laplace(noise: np.ndarray) -> np.ndarray:
-    return np.where(noise < 0, math.log(2) + log_ndtr(noise), -math.log(2) - log_ndtr(-noise))
 
 
 class Case(NamedTuple):
