@@ -11,9 +11,10 @@ from scipy.stats import norm
 
 from fedxl import metrics
 from fedxl.errors import UserError, printable, require
-from fedxl.evaluation.intervals import DRAWS, LEVEL, checked, one_metric, undefined
+from fedxl.evaluation.area_ends import Ends, difference_ends
+from fedxl.evaluation.intervals import DRAWS, LEVEL, checked, delong, one_metric, undefined
 from fedxl.evaluation.placements import covariance, placements
-from fedxl.evaluation.resampling import measured, resample
+from fedxl.evaluation.resampling import is_corrected, measured, resample
 from fedxl.evaluation.scored import Scored
 
 Floats = npt.NDArray[np.float64]
@@ -40,16 +41,30 @@ class Pair(NamedTuple):
 
 
 def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL) -> Difference:
-    """AUROC of the first scores less that of the second: DeLong's test of two correlated AUROCs."""
+    """AUROC of the first scores less that of the second: DeLong's test of two correlated AUROCs.
+
+    p is that of the paper, or NaN if neither AUROC varies. The interval joins both AUROCs' intervals
+    (`difference_ends`): near 1 it leans as they do.
+    """
     (one, classes), (two, _) = checked(first, labels, level), checked(second, labels, level)
     why = undefined(one, classes) or undefined(two, classes)
     value = metrics.auroc(one, classes) - metrics.auroc(two, classes)
     if why:
         return Difference(value, math.nan, math.nan, math.nan, why, level)
+    if _same_ranking(one, two):
+        return _no_difference("DeLong", level)
     both = placements(one, classes), placements(two, classes)
     spread = covariance(*both)
     error = math.sqrt(max(0.0, float(spread[0, 0] + spread[1, 1] - 2 * spread[0, 1])))
-    return _normal(value, error, level, "DeLong", same=_same_ranking(one, two))
+    low, high = difference_ends(_ends(one, classes, level), _ends(two, classes, level), spread)
+    p = _p(value / error) if error else math.nan
+    return Difference(value, low, high, p, "DeLong, both intervals joined", level)
+
+
+def _ends(scores: Floats, labels: Ints, level: float) -> Ends:
+    """Of AUROC; one value if all scores are the same, because AUROC is 1/2 then, whatever the examples."""
+    found = delong(scores, labels, level)
+    return Ends(*found[:3]) if math.isfinite(found.low) else Ends(*[found.value] * 3)
 
 
 def bootstrap_difference(
@@ -64,18 +79,23 @@ def bootstrap_difference(
 ) -> Difference:
     """Any metric of the first scores less that of the second: a bootstrap within each class, the same for both.
 
-    The interval is BCa. p compares the difference with the standard deviation of its draws, under a normal
-    distribution, so that it does not depend on how many draws there are.
+    The interval is BCa; that of average precision is corrected for few positives (`resampling`). p compares the
+    difference with the standard deviation of its draws, under a normal distribution, so that it does not depend on
+    how many draws there are.
     """
     (one, classes), (two, _) = checked(first, labels, level), checked(second, labels, level)
     named = one_metric(metric)
     value, why = named.value(one, classes) - named.value(two, classes), undefined(one, classes)
     why = why or undefined(two, classes) or ("" if math.isfinite(value) else "not defined: the metric is not finite")
-    same = not why and _same_ranking(one, two) and named.metric in metrics.METRICS.values()
-    if why or same:
-        return _normal(value, 0.0, level, why or "bootstrap", same)
-    of_first, of_second = measured(named, one, classes), measured(named, two, classes)
-    found = resample(lambda *drawn: of_first(*drawn) - of_second(*drawn), classes, level, draws, seed)
+    if why:
+        return Difference(value, math.nan, math.nan, math.nan, why, level)
+    if _same_ranking(one, two) and named.metric in metrics.METRICS.values():
+        return _no_difference("bootstrap", level)
+    corrected = is_corrected(named)
+    of_first, of_second = (measured(named, each, classes, corrected=corrected) for each in (one, two))
+    found = resample(
+        lambda *drawn: of_first(*drawn) - of_second(*drawn), classes, level, draws, seed, widened=corrected
+    )
     if not math.isfinite(found.low):
         return Difference(value, math.nan, math.nan, math.nan, found.how, level)
     return Difference(value, found.low, found.high, _p(value / found.error), found.how, level)
@@ -108,14 +128,8 @@ def differences(
     return found
 
 
-def _normal(value: float, error: float, level: float, how: str, same: bool) -> Difference:
-    if same:
-        return Difference(0.0, 0.0, 0.0, 1.0, f"{how} (the same ranking)", level)
-    if error == 0:
-        why = how if how.startswith("not defined") else "not defined: the difference does not vary"
-        return Difference(value, math.nan, math.nan, math.nan, why, level)
-    reach = float(norm.ppf((1 + level) / 2)) * error
-    return Difference(value, value - reach, value + reach, _p(value / error), how, level)
+def _no_difference(how: str, level: float) -> Difference:
+    return Difference(0.0, 0.0, 0.0, 1.0, f"{how} (the same ranking)", level)
 
 
 def _p(z: float) -> float:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, logit
-from scipy.stats import binomtest, t
+from scipy.stats import binomtest
 
 from fedxl import metrics
 from fedxl.errors import require
-from fedxl.evaluation.placements import Placements, covariance, placements
-from fedxl.evaluation.resampling import measured, resample
+from fedxl.evaluation.area_ends import area_ends
+from fedxl.evaluation.placements import covariance, placements
+from fedxl.evaluation.resampling import is_corrected, measured, resample
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -57,15 +57,14 @@ def undefined(scores: Floats, labels: Ints) -> str:
 
 
 def delong(scores: Any, labels: Any, level: float = LEVEL) -> Interval:
-    """AUROC with DeLong's variance, on the logit scale, with Student's t.
+    """AUROC with DeLong's variance, in Wilson's form: `area_ends` has the formula.
 
-    On the logit scale the interval stays inside (0, 1), and it covers better than the plain one. The degrees of
-    freedom are Satterthwaite's, as in Brunner and Munzel's test, which has the same variance: with few examples of a
-    class the variance itself is uncertain. A perfect ranking has variance 0; then the interval is `disjoint_pairs`.
+    The interval stays inside (0, 1), and it covers better than the plain one. A perfect ranking has variance 0; then
+    the interval is `disjoint_pairs`.
 
     >>> found = delong([0.1, 0.4, 0.35, 0.8, 0.7, 0.2], [0, 0, 1, 1, 1, 0])
     >>> f"{found.value:.3f} {found.low:.3f} {found.high:.3f}"
-    '0.889 0.088 0.998'
+    '0.889 0.282 0.990'
     """
     values, classes = checked(scores, labels, level)
     why = undefined(values, classes)
@@ -75,18 +74,9 @@ def delong(scores: Any, labels: Any, level: float = LEVEL) -> Interval:
     area = placed.auroc
     if area in (0.0, 1.0):
         return disjoint_pairs(area, min(len(placed.positives), len(placed.negatives)), level)
-    variance = float(covariance(placed)[0, 0])
-    if variance == 0:
+    if covariance(placed)[0, 0] == 0:
         return Interval(area, math.nan, math.nan, level, "not defined: all scores are the same")
-    reach = float(t.ppf((1 + level) / 2, freedom(placed)) * math.sqrt(variance) / (area * (1 - area)))
-    low, high = expit(logit(area) - reach), expit(logit(area) + reach)
-    return Interval(area, float(low), float(high), level, "DeLong")
-
-
-def freedom(placed: Placements) -> float:
-    """Satterthwaite's degrees of freedom of DeLong's variance."""
-    parts = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in placed]
-    return sum(part for part, _ in parts) ** 2 / sum(part**2 / free for part, free in parts)
+    return Interval(area, *area_ends(placed, level), level, "DeLong, Wilson's form")
 
 
 def disjoint_pairs(area: float, pairs: int, level: float) -> Interval:
@@ -118,6 +108,7 @@ def bootstrap(
 ) -> Interval:
     """Any metric with a bootstrap within each class: BCa, the bias-corrected and accelerated interval.
 
+    That of average precision is corrected for few positives (`resampling` says how); `value` is the metric itself.
     `metric` is a name ("ap", "pauc@0.3"), a `Metric`, or a function of (scores, labels). Those of fedxl's own are
     computed for many draws at once; a function is called once a draw, and once for each example.
     """
@@ -129,7 +120,9 @@ def bootstrap(
     perfect = values[classes > 0].min() > values[classes == 0].max()
     if perfect and named.metric.compute in (metrics.auroc, metrics.partial_auc, metrics.partial_auc_raw):
         return _perfect_area(named, classes, level)
-    found = resample(measured(named, values, classes), classes, level, draws, seed)
+    corrected = is_corrected(named)
+    statistic = measured(named, values, classes, corrected=corrected)
+    found = resample(statistic, classes, level, draws, seed, widened=corrected)
     return Interval(value, found.low, found.high, level, found.how)
 
 

@@ -43,3 +43,9 @@ def covariance(*models: Placements) -> Floats:
     second = np.cov(np.stack([each.negatives for each in models]))  # S01
     m, n = len(models[0].positives), len(models[0].negatives)
     return np.atleast_2d(first / m + second / n)
+
+
+def satterthwaite(parts: npt.ArrayLike, freedoms: npt.ArrayLike) -> float:
+    """Degrees of freedom of a sum of independent variances, each known with as many of its own."""
+    each, free = np.asarray(parts, np.float64), np.asarray(freedoms, np.float64)
+    return float(each.sum() ** 2 / (each**2 / free).sum())

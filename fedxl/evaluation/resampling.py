@@ -4,6 +4,11 @@ A draw is how often each example counts: weights of the positives, [draws, m], a
 fedxl's own metrics are sums over positives of what stands above them, which cumulative sums of weights give: whole
 batches of draws cost a few array operations. The interval is BCa (B. Efron, "Better bootstrap confidence intervals",
 JASA 82, 1987) by `scipy.stats.bootstrap`, for two samples: positives and negatives.
+
+Average precision needs more. It is too high if there are few positives, because each counts itself, and its draws
+vary less than it does, because examples that were drawn twice tie. So its intervals rest on `_less_biased_precision`,
+and they are widened to the jackknife's standard error and to Student's t, in the way of T. Hesterberg's expanded
+percentiles ("What teachers should know about the bootstrap", The American Statistician 69, 2015).
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +25,14 @@ from scipy import stats
 
 from fedxl import metrics
 from fedxl.errors import require
+from fedxl.evaluation.placements import satterthwaite
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Statistic = Callable[[Floats, Floats], Floats]  # weights [draws, m] and [draws, n] -> values [draws]
 BATCH = 2**17  # draws times examples in memory at once: a megabyte an array, which caches hold
 MOST_FOR_BCA = 5_000  # examples; BCa leaves each one out, in n^2 operations, and corrects less and less
+FARTHEST = 8.0  # standard deviations; the level of more would round to 1
 GENERATOR = "rng" if "rng" in inspect.signature(stats.bootstrap).parameters else "random_state"  # until SciPy 1.15
 
 
@@ -36,7 +43,9 @@ class Resampled(NamedTuple):
     how: str
 
 
-def resample(statistic: Statistic, labels: Ints, level: float, draws: int, seed: int) -> Resampled:
+def resample(
+    statistic: Statistic, labels: Ints, level: float, draws: int, seed: int, *, widened: bool = False
+) -> Resampled:
     """The interval of a statistic over other examples that might have been drawn, as many of each class."""
     require(draws >= 100, f"draws must be at least 100, not {draws}")
     sizes = int((labels > 0).sum()), int((labels <= 0).sum())
@@ -46,23 +55,47 @@ def resample(statistic: Statistic, labels: Ints, level: float, draws: int, seed:
         each = [weights(chosen, size) for chosen, size in zip((positives, negatives), sizes, strict=True)]
         return statistic(*each).reshape(positives.shape[:-1])[()]
 
+    settings = {"data": tuple(map(np.arange, sizes)), "statistic": of_indices, "vectorized": True}
+    settings |= {"batch": max(1, BATCH // len(labels)), GENERATOR: np.random.default_rng(seed)}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of degenerate data, which we find ourselves
-        found = stats.bootstrap(
-            tuple(map(np.arange, sizes)), of_indices, n_resamples=draws, batch=max(1, BATCH // len(labels)),
-            vectorized=True,
-            confidence_level=level, method="percentile" if many else "BCa",
-            **{GENERATOR: np.random.default_rng(seed)},
-        )  # fmt: skip
+        found = stats.bootstrap(**settings, n_resamples=draws, confidence_level=level, method="percentile")
+        if not many:
+            wide = _wider(level, statistic, sizes, float(found.standard_error)) if widened else level
+            settings |= {"n_resamples": 0, "bootstrap_result": found}  # the same draws
+            found = stats.bootstrap(**settings, confidence_level=wide, method="BCa")
     (low, high), values = found.confidence_interval, found.bootstrap_distribution
     if not np.isfinite(values).all() or np.ptp(values) <= 1e-12 * abs(values[0]):
         why = "all draws agree" if np.isfinite(values).all() else "the metric is not finite in every draw"
         return Resampled(math.nan, math.nan, math.nan, f"not defined: {why}")
     how = f"percentile bootstrap, {draws} draws" if many else f"BCa bootstrap, {draws} draws"
+    how += ", corrected for few positives" if widened and not many else ""
     if not (math.isfinite(low) and math.isfinite(high)):
         low, high = metrics.interval(values, level)
         how = f"percentile bootstrap, {draws} draws (BCa is not defined)"
     return Resampled(float(low), float(high), float(found.standard_error), how)
+
+
+def _wider(level: float, statistic: Statistic, sizes: tuple[int, int], error: float) -> float:
+    """The level whose normal quantile is Student's, times how much less draws vary than the jackknife says."""
+    jackknife, free = leave_one_out(statistic, sizes)
+    if not error > 0 or not jackknife > 0:
+        return level
+    reach = stats.t.ppf((1 + level) / 2, free) * max(1.0, jackknife / error)
+    return float(1 - 2 * stats.norm.sf(min(reach, FARTHEST)))
+
+
+def leave_one_out(statistic: Statistic, sizes: tuple[int, int]) -> tuple[float, float]:
+    """The jackknife's standard error, each example left out of its class, and its degrees of freedom."""
+    rows, parts = max(1, BATCH // sum(sizes)), []
+    for side, size in enumerate(sizes):
+        found = []
+        for left in np.array_split(np.arange(size), math.ceil(size / rows)):
+            each = [np.ones((len(left), other)) for other in sizes]
+            each[side][np.arange(len(left)), left] = 0
+            found.append(statistic(*each))
+        parts.append((size - 1) * float(np.var(np.concatenate(found))))
+    return math.sqrt(sum(parts)), satterthwaite(parts, np.array(sizes) - 1)
 
 
 def weights(chosen: Ints, size: int) -> Floats:
@@ -72,9 +105,15 @@ def weights(chosen: Ints, size: int) -> Floats:
     return np.bincount(cells.ravel(), minlength=len(rows) * size).reshape(-1, size).astype(np.float64)
 
 
-def measured(metric: metrics.NamedMetric, scores: Floats, labels: Ints) -> Statistic:
+def is_corrected(metric: metrics.NamedMetric) -> bool:
+    """Whether intervals of a metric rest on an estimate that is less biased, and are widened."""
+    return metric.metric.compute in CORRECTED
+
+
+def measured(metric: metrics.NamedMetric, scores: Floats, labels: Ints, *, corrected: bool = False) -> Statistic:
     """A metric as a function of weights; positives and negatives are in the order of the examples."""
-    curve = CURVES.get(metric.metric.compute) if metric.metric.compute is not None else None
+    curves = CURVES | CORRECTED if corrected else CURVES
+    curve = curves.get(metric.metric.compute) if metric.metric.compute is not None else None
     if curve is None:
         return lambda true, false: np.array(
             [_each(metric, scores, labels, *row) for row in zip(true, false, strict=True)]
@@ -158,15 +197,29 @@ def _partial_auc(found: _Standing, max_fpr: float) -> Floats:
     return np.asarray(0.5 * (1 + (_area(found, max_fpr) - chance) / (max_fpr - chance)))
 
 
-def _average_precision(found: _Standing) -> Floats:
-    both = found.true + found.reached
-    precision = np.divide(found.true, both, out=np.zeros_like(both), where=both > 0)
+def _average_precision(found: _Standing, itself: float = 1.0) -> Floats:
+    """The mean precision at positives; `itself` is how much a positive counts among those at its own score."""
+    true = found.true if itself == 1 else found.true - (1 - itself) * found.weight
+    both = true + found.reached
+    precision = np.divide(true, both, out=np.zeros_like(both), where=both > 0)
     return np.asarray(np.einsum("dm,dm->d", found.weight, precision) / found.true[:, -1])
 
 
-CURVES: Mapping[Callable[..., float], Callable[..., Floats]] = {
+def _less_biased_precision(found: _Standing) -> Floats:
+    """Average precision without half of each positive at its own score.
+
+    At the score of a positive with recall r, 1 + (m - 1) r of m positives are counted on average, which is (1 - r)
+    too many: one half, over all recalls.
+    """
+    return _average_precision(found, itself=0.5)
+
+
+CURVES: dict[Callable[..., float], Callable[..., Floats]] = {
     metrics.auroc: _area,
     metrics.partial_auc: _partial_auc,
     metrics.partial_auc_raw: _area,
     metrics.average_precision: _average_precision,
+}
+CORRECTED: dict[Callable[..., float] | None, Callable[..., Floats]] = {
+    metrics.average_precision: _less_biased_precision,
 }

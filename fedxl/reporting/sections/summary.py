@@ -27,9 +27,10 @@ RISKS = {
     "listwise": "the order of items within queries",
 }
 METHOD = (
-    "Intervals of AUROC are DeLong's, of other metrics a stratified BCa bootstrap, of shares Wilson's. Of runs that "
-    "differ by seed only, the one shown is the best on validation data, or one that judged the same examples. "
-    "Intervals of means over several labels are bias-corrected percentiles of a bootstrap of whole examples."
+    "Intervals of AUROC are DeLong's in Wilson's form; of other metrics a stratified BCa bootstrap, corrected for "
+    "few positives if it is average precision; of shares Wilson's; of means over several labels bias-corrected "
+    "percentiles of a bootstrap of whole examples. Of runs that differ by seed only, the one shown is the best on "
+    "validation data, or one that judged the same examples."
 )
 
 
