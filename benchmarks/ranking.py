@@ -3,8 +3,8 @@
 python benchmarks/ranking.py [FOLDER] [digits|synthetic]
 
 Whole queries at clients, and queries whose items lie at all clients; pointwise, listwise and NDCG risks, federated
-and centralised. The learning rate of each is chosen on validation queries of the first seed. A few minutes of one
-core; it resumes.
+and centralised. The learning rate of each is chosen on validation queries of the first seed. About half an hour of
+one core; it resumes.
 """
 
 from __future__ import annotations

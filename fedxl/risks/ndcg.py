@@ -26,7 +26,7 @@ def ndcg(
     softness: float = 1.0,
     queries: int = 4,
     top_form: TopForm = "threshold",
-    tau1: float = 0.1,
+    tau1: float = 1.0,
     tau2: float = 1e-4,
 ) -> XRisk:
     """Negative NDCG: each relevant item against all items of its query (SONG: Qiu et al., ICML 2022).

@@ -43,7 +43,7 @@ class TopRisk(QueryRisk):
 
     top: int = 10  # K
     softness: float = 1.0  # of psi
-    tau1: float = 0.1  # over which distance a score counts as above the threshold in part
+    tau1: float = 1.0  # over which distance a score counts as above the threshold in part
     tau2: float = 1e-4  # how convex the problem of the threshold is at least
     stopped: bool = False  # whether psi is a weight without gradient
 

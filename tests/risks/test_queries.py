@@ -56,7 +56,7 @@ def plain_threshold(scores, top, tau1, tau2):
 
 
 def plain_ndcg(
-    h, grades, query, surrogate="psm", t=1.0, top=0, softness=1.0, form="threshold", tau1=0.1, tau2=1e-4, psi_at=None
+    h, grades, query, surrogate="psm", t=1.0, top=0, softness=1.0, form="threshold", tau1=1.0, tau2=1e-4, psi_at=None
 ):
     """-NDCG with smooth ranks, in plain loops; psi_at: the scores that psi is of, if others."""
     loss, total = PLAIN[surrogate], []
@@ -191,7 +191,7 @@ def test_the_gradient_through_the_threshold_is_that_of_finite_differences(form):
 def test_running_thresholds_go_to_the_exact_ones_however_small_a_batch():
     """Blocks of 4 of 40 scores, whose own thresholds lie elsewhere; 400 runs at once, items that come in later."""
     random = torch.Generator().manual_seed(0)
-    risk = ndcg(top=8, queries=1)
+    risk = ndcg(top=8, queries=1, tau1=0.1)
     assert isinstance(risk, TopRisk)
     a, b = (torch.randn(n, generator=random, dtype=torch.float64) for n in (3, 40))
     pairs = risk.losses(a, b, torch.zeros(40, dtype=torch.float64))
@@ -229,7 +229,7 @@ def test_a_query_with_no_more_than_k_items_is_selected_whole():
 
 
 def test_a_stale_curvature_does_not_let_an_item_move_the_threshold_farther_than_itself():
-    risk, items = ndcg(top=2, queries=1), ItemConstants(torch.ones(1, 1), torch.full((1, 1), 5.0))
+    risk, items = ndcg(top=2, queries=1, tau1=0.1), ItemConstants(torch.ones(1, 1), torch.full((1, 1), 5.0))
     l = risk.losses(torch.zeros(1, 1), torch.tensor([[0.0, 0.1, 9.0]]), torch.zeros(1, 3))
     c = risk.item_weights(l, torch.tensor([[[0.5, 0.0, 1e-9]]]), items)
     _, of_gap, alone = c[0, 0].unbind(-1)
