@@ -3,8 +3,8 @@
 python benchmarks/ranking.py [FOLDER] [digits|synthetic]
 
 Whole queries at clients, and queries whose items lie at all clients; pointwise, listwise and NDCG risks, federated
-and centralised. The learning rate of each is chosen on validation queries of the first seed. A few minutes of one
-core; it resumes.
+and centralised. The learning rate of each is chosen on validation queries of the first seed. About half an hour of
+one core; it resumes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,13 @@ from fedxl.models import mlp
 SEEDS = 3
 QUERIES = 4  # that a client reads in a step; in one place, a step reads as many as all clients together
 METRICS = ("ndcg@5", "ndcg@10")
-RISKS = {"listwise": fedxl.listwise, "NDCG": fedxl.ndcg}
+RISKS = {
+    "listwise": fedxl.listwise,
+    "NDCG": fedxl.ndcg,
+    "NDCG@10 by rank": partial(fedxl.ndcg, top=10, top_form="rank"),
+    "K-SONG": partial(fedxl.ndcg, top=10),
+    "K-SONG, weight": partial(fedxl.ndcg, top=10, top_form="weight"),
+}
 FAMILIES = {
     "Local Pair": fedxl.LocalPair,
     "FeDXL": fedxl.FeDXL2,
@@ -37,7 +44,8 @@ FAMILIES = {
     "centralised": fedxl.SOX,
 }
 STEPS = 160  # of a client in all; 8 a round, or 2
-RATES = {"pointwise": (0.03, 0.1), "listwise": (0.1, 0.3), "NDCG": (0.3, 1.0)}
+RATES = {"pointwise": (0.03, 0.1, 0.3), "listwise": (0.1, 0.3, 1.0)}
+RATES_OF_NDCG = (0.3, 1.0, 3.0)  # in all its forms
 PLACES = ("whole queries", "items by kind")
 CENTRAL = "in one place"
 
@@ -58,7 +66,7 @@ def cases(data: str) -> list[tuple[str, str]]:
 
 
 def rates(method: str) -> tuple[float, ...]:
-    return RATES[method.split(": ")[1]]
+    return RATES.get(method.split(": ")[1], RATES_OF_NDCG)
 
 
 def run(data: str, spread: str, method: str, lr: float, seed: int) -> dict[str, float]:
@@ -177,7 +185,9 @@ def plot(found: Any, path: Path) -> None:
                 "pointwise": "tab:gray",
                 "listwise": "tab:blue",
                 "NDCG": "tab:orange",
-                "NDCG, top 10": "tab:green",
+                "NDCG@10 by rank": "tab:red",
+                "K-SONG": "tab:green",
+                "K-SONG, weight": "tab:olive",
             }[method.split(": ")[1]]
             means, spreads = [np.mean(v) for v in values], [np.std(v, ddof=1) for v in values]
             axis.errorbar(x, means, spreads, fmt=marker, color=color, capsize=2, label=method)

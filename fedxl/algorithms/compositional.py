@@ -64,6 +64,7 @@ class PairWork(NamedTuple):
     moments: Moments | tuple[()] = ()  # of local momentum or Adam
     past: Past | tuple[()] = ()  # what the estimator remembers
     labels: Tensor | tuple[()] = ()  # [2, L] of several labels: the factors for each of them
+    threshold: Tensor | tuple[()] = ()  # of f over S1, where a share of it counts and the server knows it
 
 
 class ScoreTrace(NamedTuple):
@@ -102,7 +103,8 @@ class Compositional(Estimating, Descent[S, ClientEstimates, U]):
     """Descent on an X-risk by pairs of scores."""
 
     summed: ClassVar[tuple[str, ...]] = ("weights", "G")
-    may_be_nan: ClassVar[tuple[str, ...]] = ("u",)  # u of an example never visited, and all u of a linear risk
+    # u of an example never visited, and all u of a linear risk; the threshold of f where no f is known
+    may_be_nan: ClassVar[tuple[str, ...]] = ("u", "threshold")
 
     beta: float = 0.1  # weight of the new gradient in G
     gamma: float = 0.1  # weight of the new inner estimate in u; 1: nothing is remembered (BSGD)

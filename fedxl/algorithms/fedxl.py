@@ -84,7 +84,8 @@ class FeDXL2(PoolServer):
         step = torch.zeros((), dtype=torch.int64, device=like.device)
         pool = queries.empty_pool(self.risk, like) if self.risk.queries else empty(self.risk, like, self.mix > 0)
         worst = unknown_level(like) if self.worst_site else ()
-        server = FeDXLServer(weights, self.init_G(weights.params), pool, step, worst=worst)
+        threshold = self.share_threshold(pool)
+        server = FeDXLServer(weights, self.init_G(weights.params), pool, step, worst=worst, threshold=threshold)
         return self.with_moments(self.with_norms(server))
 
     def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:
@@ -92,7 +93,8 @@ class FeDXL2(PoolServer):
         first = share.first * some_b
         if isinstance(server.worst, RiskLevel) and isinstance(client.risk, Tensor):
             first = first * emphasis(server.worst, client.risk, share, self.worst_site)
-        return self.begin(server, client, share, torch.stack((first, share.second * some_a)))
+        work = self.begin(server, client, share, torch.stack((first, share.second * some_a)))
+        return work._replace(threshold=server.threshold)
 
     def others(self, passive: Passive, b: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return passive.b, passive.y
@@ -140,7 +142,8 @@ class FeDXL2(PoolServer):
         estimates = torch.stack((u, passive.u, u)[: len(blocks)])
         force1, force2 = self.forces(work, a, passive.a)
         forces = torch.stack((force1, force2, torch.ones_like(force1))[: len(blocks)])
-        weights = risk.weights(l, estimates, sample=passive.u)
+        threshold = work.threshold if isinstance(work.threshold, Tensor) else None
+        weights = risk.weights(l, estimates, passive.u, threshold)
         first, second = back(weights * forces.view(*forces.shape, *[1] * (l.ndim - forces.ndim)))
         da, db = first[0], second[1]
         if self.mix:

@@ -53,7 +53,12 @@ class PoolServer(FeDXLSettings):
         updates, worst = self.emphasised(server, updates)
         pool = self.merge(server.pool, updates)
         pool = self.judged(server.pool, pool) if self.pool_u == "server" else labels.usable(self.risk, pool)
-        return FeDXLServer(weights, G, pool, server.step + updates.steps.max(), norms, worst, moments)
+        step, threshold = server.step + updates.steps.max(), self.share_threshold(pool)
+        return FeDXLServer(weights, G, pool, step, norms, worst, moments, threshold)
+
+    def share_threshold(self, pool: Pool) -> Tensor | tuple[()]:
+        """The threshold of f over S1, where a share of it counts: that of all clients' pooled estimates."""
+        return self.risk.share_threshold(pool.first.u, pool.first.weight) if self.risk.counts_share else ()
 
     def emphasised(self, server: FeDXLServer, updates: FeDXLUpdate) -> tuple[FeDXLUpdate, RiskLevel | tuple[()]]:
         """Updates whose scores of S1 are drawn by their clients' own risks, and the level of these risks."""

@@ -30,6 +30,7 @@ class FeDXLServer(NamedTuple):
     norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
     worst: RiskLevel | tuple[()] = ()  # the level of clients' own risks, where these count (`worst_site.py`)
     moments: Moments | tuple[()] = ()  # of the server's momentum or Adam
+    threshold: Tensor | tuple[()] = ()  # of f in the pool, where a share of S1 counts; NaN: the pool holds no S1
 
 
 class FeDXLUpdate(NamedTuple):

@@ -68,7 +68,9 @@ class LocalPair(Compositional[LocalPairServer, LocalPairUpdate]):
         l, back = self.risk.pairs(a, b, y)
         past = None if earlier is None else (self.risk.losses(earlier.a, earlier.b, y)[None], earlier.theta)
         u = before if self.risk.linear else self.followed(work, before, l[None], past)
-        weights = self.risk.weights(l, u) * work.factors[0]
+        # All of the client's own f say where its share begins. A batch's few would say it with a bias.
+        threshold = self.risk.share_threshold(work.u) if self.risk.counts_share else None
+        weights = self.risk.weights(l, u, threshold=threshold) * work.factors[0]
         if isinstance(work.labels, Tensor):
             row = labels.own_pairs(self.risk, work.labels, a)
             weights = weights * row.reshape(*row.shape, *[1] * (l.ndim - row.ndim))

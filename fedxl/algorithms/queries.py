@@ -33,7 +33,7 @@ class QueryPassive(NamedTuple):
     """What one step takes from the pool: blocks of the same queries as its own examples."""
 
     a: Tensor  # [B1]
-    u: Tensor  # [B1]
+    u: Tensor  # [B1, *m]
     constants: Tensor  # [B1, 2] weight and size
     some_a: Tensor  # [B1] whether the pool holds relevant items of the query, as 1 or 0
     b: Tensor  # [B2]
@@ -48,9 +48,9 @@ def own_pull(
     assert isinstance(items, Items)
     a_, b_, before_, weight, size, part = _blocks(risk, a, b, before, *(leaf[: len(a)] for leaf in items[1:4]))
     l, back = risk.pairs(a_, b_, torch.zeros_like(b_))
-    u = torch.where(part > 0, risk.blend(before_, risk.estimate(l), gamma), before_)
+    u = _known(part, risk.follow(before_, l, size, gamma), before_)
     da, db = back(_masked(risk.item_weights(l, u, ItemConstants(weight, size)), (part * factor).unsqueeze(-1)))
-    return da.flatten(), db.flatten(), u.flatten()
+    return da.flatten(), db.flatten(), u.flatten(0, 1)
 
 
 def pooled_pull(
@@ -77,21 +77,28 @@ def pooled_pull(
         torch.stack((a_, other_a)), torch.stack((other_b, b_)), torch.zeros_like(b_).expand(2, *b_.shape)
     )
     part1 = part1 * some_b[:, :1]  # nothing to pair the block with: it is left out, and its u stay as they are
-    u = torch.where(part1 > 0, risk.blend(before_, risk.estimate(l[0]), gamma), before_)
+    u = _known(part1, risk.follow(before_, l[0], size, gamma), before_)
     constants = ItemConstants(torch.stack((weight, other_weight)), torch.stack((size, other_size)))
     factors = (forces[0] * part1.unsqueeze(-1), forces[1] * some_a.unsqueeze(-1) * part2.unsqueeze(-2))
     weights = risk.item_weights(l, torch.stack((u, other_u)), constants)
-    first, second = back(_masked(weights, torch.stack([factor.expand_as(l[0]) for factor in factors])))
-    return first[0].flatten(), second[1].flatten(), u.flatten()
+    pairs = l.shape[1:4]
+    first, second = back(_masked(weights, torch.stack([factor.expand(pairs) for factor in factors])))
+    return first[0].flatten(), second[1].flatten(), u.flatten(0, 1)
 
 
 def _blocks(risk: XRisk, *leaves: Tensor) -> list[Tensor]:
-    """[B] -> [Q, B / Q]."""
+    """[B, ..] -> [Q, B / Q, ..]."""
     return [leaf.unflatten(0, (risk.queries, -1)) for leaf in leaves]
 
 
+def _known(part: Tensor, new: Tensor, before: Tensor) -> Tensor:
+    """The new u [Q, B1, *m] where a part [Q, B1] of the query is here, and those before elsewhere."""
+    return torch.where(part.reshape(*part.shape, *[1] * (new.ndim - part.ndim)) > 0, new, before)
+
+
 def _masked(weights: Tensor, factor: Tensor) -> Tensor:
-    """Weights of pairs times a factor; 0 where it is, even if u is not known there."""
+    """Weights [.., B1, B2, *m] of pairs times a factor [.., B1, B2]; 0 where it is, even if u is not known there."""
+    factor = factor.reshape(*factor.shape, *[1] * (weights.ndim - factor.ndim))
     return torch.where(factor > 0, weights * factor, torch.zeros_like(weights))
 
 
@@ -117,14 +124,16 @@ def uploads(a: Tensor, u: Tensor, b: Tensor, items: Items, share: Share) -> tupl
     first, second = (
         tree.map(lambda leaf, at=at: leaf[:, at].flatten(), items) for at in (slice(size1), slice(size1, None))
     )
-    a, u, b = a.flatten(), u.flatten(), b.flatten()
-    known = ~u.isnan()
+    a, u, b = a.flatten(), u.flatten(0, 1), b.flatten()
+    known = ~u.reshape(len(a), -1).isnan().any(-1)
     weight1 = torch.where(known & (first.weight > 0), first.part1, torch.zeros_like(a))
     ages = [torch.zeros(len(scores), dtype=torch.int64, device=scores.device) for scores in (a, b)]
     owners = [share.client.expand(len(scores)) for scores in (a, b)]
     constants = torch.stack((first.weight, first.size), -1)
     return (
-        S1Scores(a, torch.where(known, u, torch.zeros_like(u)), weight1, ages[0], owners[0], first.query, constants),
+        S1Scores(
+            a, torch.where(u.isnan(), torch.zeros_like(u), u), weight1, ages[0], owners[0], first.query, constants
+        ),
         S2Scores(b, torch.zeros_like(b), second.part2, ages[1], owners[1], second.query),
     )
 
@@ -176,7 +185,9 @@ def _keys(side: S) -> Tensor:
 def estimated_within(risk: XRisk, pool: Pool) -> Pool:
     """The pool with u that follow from its own scores, query by query; an a without any b is left out."""
     first, second = pool
+    assert isinstance(risk, QueryRisk)
     assert isinstance(first.query, Tensor)
+    assert isinstance(first.constants, Tensor)
     assert isinstance(second.query, Tensor)
     u, weight = first.u.clone(), first.weight.clone()
     for query in first.query.unique():
@@ -184,10 +195,7 @@ def estimated_within(risk: XRisk, pool: Pool) -> Pool:
         if not bool(columns.any()):
             weight[rows] = 0
             continue
-        l = risk.pair(first.a[rows], second.b[columns], second.y[columns])
+        l = risk.losses(first.a[rows], second.b[columns], second.y[columns])
         share = second.weight[columns] / second.weight[columns].sum()
-        if risk.lam is None:
-            u[rows] = (l * share).sum(-1).to(u.dtype)
-        else:
-            u[rows] = torch.logsumexp(l / risk.lam + share.log(), -1).to(u.dtype)
+        u[rows] = risk.estimated(l, first.constants[rows, 1], share).to(u.dtype)
     return Pool(first._replace(u=u, weight=weight), second)

@@ -70,7 +70,8 @@ class WarmUp:
         return self.of.update_like(server, assignment)
 
     def aggregate(self, server: FeDXLServer, updates: FeDXLUpdate) -> FeDXLServer:
-        return server._replace(pool=self.of.judged(server.pool, self.of.merge(server.pool, updates)))
+        pool = self.of.judged(server.pool, self.of.merge(server.pool, updates))
+        return server._replace(pool=pool, threshold=self.of.share_threshold(pool))
 
     def check_update(self, server: FeDXLServer, update: FeDXLUpdate, assignment: Assignment) -> dict[str, Tensor]:
         sent, mine = (tree.leaves((state.weights.params, state.G)) for state in (server, update))

@@ -8,9 +8,10 @@ from fedxl.risks.auroc import auroc
 from fedxl.risks.average_precision import average_precision
 from fedxl.risks.contrastive import contrastive
 from fedxl.risks.cvar import cvar_partial_auc, cvar_two_way_partial_auc
+from fedxl.risks.ndcg import ndcg
 from fedxl.risks.p_norm_push import p_norm_push
 from fedxl.risks.partial_auc import partial_auc, two_way_partial_auc
-from fedxl.risks.queries import QueryRisk, listwise, ndcg
+from fedxl.risks.queries import QueryRisk, listwise
 from fedxl.risks.scores import LINKS, ScoreRange, identity
 from fedxl.risks.several import Several, several
 from fedxl.risks.surrogates import SURROGATES

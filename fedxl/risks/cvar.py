@@ -11,6 +11,9 @@ quantiles of all of S2 as their fixed points, however small a batch is; f is a m
 
     s <- s + gamma width (mean_j 1[l_ij > s] - beta)
     c_ij = (1[l_ij > s_beta] - 1[l_ij > s_alpha]) / (beta - alpha)
+
+Two-way, F is the mean of f over a share of S1: its CVaR, whose threshold is the quantile of f over all of S1. It is
+taken over every f that is known, the score pool's or a client's own (`share_threshold`). That of a batch is biased.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from torch import Tensor
 from fedxl.errors import require
 from fedxl.risks.scores import link_named
 from fedxl.risks.surrogates import surrogate_named
-from fedxl.risks.xrisk import XRisk, gap, named, with_each
+from fedxl.risks.xrisk import XRisk, gap, named
 
 
 def top(values: Tensor, share: float) -> Tensor:
@@ -64,6 +67,10 @@ class CVaRRisk(XRisk):
 
     @property
     def emphasises(self) -> bool:
+        return self.counts_share
+
+    @property
+    def counts_share(self) -> bool:
         return self.share < 1
 
     def estimate(self, l: Tensor) -> Tensor:
@@ -97,18 +104,27 @@ class CVaRRisk(XRisk):
         signed = [inside[0], *(-other for other in inside[1:]), torch.zeros_like(each)]
         return torch.stack(signed, -1) / self._length
 
-    def emphasis(self, u: Tensor, sample: Tensor | None = None) -> Tensor:
-        """1 / share for the share of S1 with the largest f, 0 for the others; as a mean over S1 it is 1."""
+    def share_threshold(self, u: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The quantile [] of f where u [n, m] is known (not NaN), by weight; NaN if it is known nowhere."""
+        f = self.outer(u.detach())
+        mass = (~f.isnan()).double() if weight is None else torch.where(f.isnan(), 0.0, weight.double())
+        f, order = torch.where(mass > 0, f, -torch.inf).sort(descending=True)
+        above = mass[order].cumsum(-1)
+        last = (above < (self.share - 1e-9) * above[-1]).sum().clamp(max=len(f) - 1)
+        return torch.where(above[-1] > 0, f.gather(0, last.reshape(1)).squeeze(0), torch.nan)
+
+    def emphasis(self, u: Tensor, sample: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:
+        """1 / share for the examples of S1 with f above the threshold, 0 for the others; its mean over S1 is 1.
+
+        Where the threshold is not known (NaN) it is that of the sample or, without one, of the rows.
+        """
         f = self.outer(u.detach())
         if not self.emphasises:
             return torch.ones_like(f)
-        if sample is None:
-            return counted(f, top(f, self.share), self.share) / self.share
-        among = with_each(f, self.outer(sample.detach()))  # [.., B1, n]
-        each = counted(among, top(among, self.share), self.share) / self.share
-        row, entry = (torch.arange(size, device=f.device) for size in among.shape[-2:])
-        own = row.unsqueeze(-1) % len(entry) == entry
-        return (each * own).sum(-1)
+        t = top(f if sample is None else self.outer(sample.detach()), self.share)
+        if threshold is not None:
+            t = torch.where(threshold.isnan(), t, threshold)
+        return counted(f, t, self.share) / self.share
 
     def over_first(self, f: Tensor) -> Tensor:
         return tail(f, top(f, self.share), self.share)

@@ -16,14 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedxl.errors import require
 from fedxl.risks.scores import identity
-from fedxl.risks.surrogates import surrogate_named
 from fedxl.risks.xrisk import Side, XRisk, gap, named
 
 MOST_QUERIES = 2**16  # of a step
@@ -49,6 +48,8 @@ class QueryTotals(NamedTuple):
 class QueryRisk(XRisk):
     """An X-risk whose pairs lie within queries. `outer` and `slope` are those of the sum s, not of the mean."""
 
+    estimate_shape: ClassVar[tuple[int, ...]] = ()  # of an inner estimate
+
     sides: tuple[Side, Side] = ("positive", "all")
     metric: str = "ndcg@10"
     queries: int = 4  # queries that a step reads
@@ -59,12 +60,32 @@ class QueryRisk(XRisk):
     def __post_init__(self) -> None:
         right = 0 < self.queries <= MOST_QUERIES
         require(right, f"queries must lie between 1 and {MOST_QUERIES}, got {self.queries}")
-        plain = not self.inner_shape and not self.score_shape and self.lam_outer is None
+        plain = self.inner_shape == self.estimate_shape and not self.score_shape and self.lam_outer is None
         require(plain, "a risk of queries has one score an item, one inner estimate and no lam_outer")
 
     def summed(self, u: Tensor, size: Tensor) -> Tensor:
         """Sums s of means u; of log-means the log of the sum."""
         return u * size if self.lam is None else u + size.log()
+
+    def estimated(self, l: Tensor, size: Tensor, share: Tensor) -> Tensor:
+        """Inner estimates [B1, *m] from pairs l [B1, n, *m] with items of one query, which count by their share [n].
+
+        size: [B1] how many items the query has.
+        """
+        if self.lam is None:
+            return (l * share).sum(-1)
+        return torch.logsumexp(l / self.lam + share.log(), -1)
+
+    def follow(self, u: Tensor, l: Tensor, size: Tensor, gamma: float) -> Tensor:
+        """What `renew` is for other risks: u [.., Q, B1, *m] after a batch of pairs l [.., Q, B1, B2, *m].
+
+        size: [.., Q, B1] how many items the queries have.
+        """
+        return self.renew(u, l, gamma)
+
+    def contribution(self, u: Tensor, size: Tensor) -> Tensor:
+        """What items add to F, but for their weights: f of their sums."""
+        return self.outer(self.summed(u, size))
 
     def item_weights(self, l: Tensor, u: Tensor, items: ItemConstants) -> Tensor:
         """What `weights` is for other risks: c over the number of pairs [.., Q, B1, B2]; u and items are [.., Q, B1].
@@ -105,8 +126,8 @@ class QueryRisk(XRisk):
             first = members[labels[members] > 0]
             if len(first):
                 nothing = torch.zeros(len(members), dtype=h.dtype, device=h.device)
-                s = self.summed(self.inner(h[first], h[members], nothing), items.size[first].to(h.dtype))
-                each.append((items.weight[first].to(h.dtype) * self.outer(s)).mean())
+                u, size = self.inner(h[first], h[members], nothing), items.size[first].to(h.dtype)
+                each.append((items.weight[first].to(h.dtype) * self.contribution(u, size)).mean())
         return torch.stack(each).mean() if each else h.new_tensor(float("nan"))
 
 
@@ -131,54 +152,6 @@ def ideal_dcg(top: int = 0) -> Callable[[Tensor], Tensor]:
         return discounted[:top].sum() if top else discounted.sum()
 
     return ideal
-
-
-@named
-def ndcg(
-    surrogate: str = "psm", temperature: float = 1.0, top: int = 0, softness: float = 1.0, queries: int = 4
-) -> XRisk:
-    """Negative NDCG: each relevant item against all items of its query (SONG: Qiu et al., ICML 2022).
-
-    F = - mean_q sum_{i in S1_q} gain_i / ideal_q / log2(1 + r_i),
-    r_i = 1 - l(0) + sum_{j in S_q} l((h_i - h_j) / t).
-
-    r_i is a smooth rank: with the surrogate psm it tends to the rank of i as the temperature t tends to 0, and F to
-    -NDCG. SONG has squared_hinge. A step reads items of so many `queries`. With `top` = k only the first k places
-    count: an item's discount is multiplied by sigmoid((k + 1/2 - r_i) / softness), and ideal_q is that of k places.
-    """
-    require(temperature > 0, f"temperature must be positive, got {temperature}")
-    require(softness > 0, f"softness must be positive, got {softness}")
-    require(top >= 0, f"top must not be negative (0: all places), got {top}")
-    loss = surrogate_named(surrogate, 1.0)
-    own = float(loss(torch.zeros((), dtype=torch.float64)))  # the item against itself
-
-    def rank(s: Tensor) -> Tensor:
-        return (s + (1 - own)).clamp(min=1)  # an estimate from a few pairs may lack the item itself
-
-    def counted(r: Tensor) -> Tensor:
-        return torch.sigmoid((top + 0.5 - r) / softness)
-
-    def outer(s: Tensor) -> Tensor:
-        r = rank(s)
-        return -counted(r) / torch.log2(1 + r) if top else -1 / torch.log2(1 + r)
-
-    def slope(s: Tensor) -> Tensor:
-        r = rank(s)
-        discount = 1 / torch.log2(1 + r)
-        steep = discount.square() / ((1 + r) * math.log(2))  # minus the derivative of the discount
-        if not top:
-            return steep
-        inside = counted(r)
-        return inside * steep + inside * (1 - inside) / softness * discount
-
-    return QueryRisk(
-        pair=lambda a, b, y: loss(gap(a, b) / temperature),
-        outer=outer,
-        slope=slope,
-        queries=queries,
-        ideal=ideal_dcg(top),
-        metric=f"ndcg@{top}" if top else "ndcg@10",
-    )
 
 
 @named

@@ -64,11 +64,11 @@ class Several(XRisk):
         """A couple that met no pair keeps its u."""
         return torch.where(g.isnan(), u, super().blend(u, g, gamma))
 
-    def weights(self, l: Tensor, u: Tensor, sample: Tensor | None = None) -> Tensor:
+    def weights(self, l: Tensor, u: Tensor, sample: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:
         """c over the number of couples and the number of pairs that count for the couple; 0 for the others."""
         some = ~l.isnan()
         number = l.shape[self._j - 1] * some.sum(self._j, keepdim=True).clamp(min=1).to(l.dtype)
-        c = torch.ones_like(l) if self.linear else self.coupling(l, u, sample).expand_as(l)
+        c = torch.ones_like(l) if self.linear else self.coupling(l, u, sample, threshold).expand_as(l)
         return torch.where(some & ~c.isnan(), c / number, 0.0)
 
     def inner_range(self) -> tuple[Tensor, Tensor]:

@@ -156,15 +156,24 @@ class XRisk:
             low, high = low / self.lam, high / self.lam
         return torch.maximum(torch.minimum(u, torch.fmax(high, before)), torch.fmin(low, before))
 
-    def coupling(self, l: Tensor, u: Tensor, sample: Tensor | None = None) -> Tensor:
+    @property
+    def counts_share(self) -> bool:
+        """Whether F is a mean over a share of S1 alone: the examples with f above a threshold (`CVaRRisk`)."""
+        return False
+
+    def share_threshold(self, u: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The threshold [] of f among examples of S1 with the estimates u [n, *m], for risks that count a share."""
+        raise NotImplementedError
+
+    def coupling(self, l: Tensor, u: Tensor, sample: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:
         """c = |S1| |S2| dF/dl_ij, at the running estimate u instead of g; carries no gradient.
 
-        `sample`: as in `emphasis`.
+        `sample` and `threshold`: as in `emphasis`.
         """
         c = self._inner_coupling(l.detach(), u.detach().unsqueeze(self._j))
         if not self.emphasises:
             return c
-        emphasis = self.emphasis(u, sample)
+        emphasis = self.emphasis(u, sample, threshold)
         return c * emphasis.reshape(*emphasis.shape, 1, *[1] * len(self.inner_shape))
 
     def _inner_coupling(self, l: Tensor, u: Tensor) -> Tensor:
@@ -174,12 +183,12 @@ class XRisk:
         share = torch.exp((l / self.lam - u).clamp(max=math.log(MAX_COUPLING)))
         return share if self.slope == 1 else self._slope(u) * share
 
-    def emphasis(self, u: Tensor, sample: Tensor | None = None) -> Tensor:
+    def emphasis(self, u: Tensor, sample: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:
         """|S1| dF/df(g_i) for every row of u [.., B1, *m]: 1, or exp(f / lam_outer) over its mean in S1.
 
         `sample` [n, *m] holds estimates of examples of S1 of all clients. The mean is taken over the sample with one
         of its entries replaced by the row itself, so that no row has an emphasis above n. Without a sample, it is
-        taken over the rows.
+        taken over the rows. `threshold`: for risks that count a share, `share_threshold` of what is known of S1.
         """
         f = self.outer(u.detach())
         if self.lam_outer is None:
@@ -207,13 +216,15 @@ class XRisk:
         """Every pair's l [.., B1, B2, *m]."""
         return self.pair(a.double(), b.double(), y.double()) if self.double else self.pair(a, b, y)
 
-    def weights(self, l: Tensor, u: Tensor, sample: Tensor | None = None) -> Tensor:
+    def weights(self, l: Tensor, u: Tensor, sample: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:
         """c over the number of pairs: carried back through `pairs` it gives the gradient of the pull, a mean.
 
-        `sample`: as in `emphasis`.
+        `sample` and `threshold`: as in `emphasis`.
         """
         number = l.shape[self._j - 1] * l.shape[self._j]
-        return torch.full_like(l, 1 / number) if self.linear else (self.coupling(l, u, sample) / number).expand_as(l)
+        if self.linear:
+            return torch.full_like(l, 1 / number)
+        return (self.coupling(l, u, sample, threshold) / number).expand_as(l)
 
     def inner(self, a: Tensor, b: Tensor, y: Tensor, chunk: int = 2**22) -> Tensor:
         """Exact inner estimates of every a against every b, a block of about `chunk` pairs at a time."""

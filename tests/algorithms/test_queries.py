@@ -27,7 +27,13 @@ from fedxl.data.queries import from_queries, item_table, usable_queries
 from fedxl.errors import RefusedError
 from fedxl.risks import QueryRisk, listwise, ndcg
 
-RISKS = {"ndcg": ndcg(), "song": ndcg(surrogate="squared_hinge", top=3), "listwise": listwise()}
+RISKS = {
+    "ndcg": ndcg(),
+    "song": ndcg(surrogate="squared_hinge", top=3, top_form="rank"),
+    "k_song": ndcg(top=2, tau1=0.5, tau2=0.01, softness=0.5),
+    "k_song_weight": ndcg(surrogate="squared_hinge", top=2, top_form="weight"),
+    "listwise": listwise(),
+}
 every_risk = pytest.mark.parametrize("name", list(RISKS))
 
 
@@ -103,9 +109,11 @@ def test_lists_of_their_own_give_each_clients_own_gradient(name):
     assert queries.tolist() == [11], "of the first query it holds no relevant item, so there is nothing to learn"
     of = part[items.query[part] == 11]
     i, j = tiled(of[source.labels[of] > 0], 4), tiled(of, 8)
-    unknown = torch.full((len(i),), math.nan, dtype=torch.float64)
     risk, one = replace(base, queries=1), torch.ones((), dtype=torch.float64)
-    da, db, _ = own_pull(risk, gathered(items, torch.cat((i, j))), 0.1, one, h[i], h[j], unknown)
+    before = torch.full((len(i), *risk.inner_shape), math.nan, dtype=torch.float64)
+    if risk.thresholds:  # the first of which is a quantile of the batch
+        before = risk.inner(h[i], h[of], torch.zeros(len(of), dtype=torch.float64))
+    da, db, _ = own_pull(risk, gathered(items, torch.cat((i, j))), 0.1, one, h[i], h[j], before)
     found = torch.zeros_like(h).index_add_(0, torch.cat((i, j)), torch.cat((da, db)))
     torch.testing.assert_close(found[part], expected, rtol=0, atol=1e-12)
 
@@ -158,7 +166,9 @@ def test_the_servers_first_estimates_are_those_of_the_pooled_scores(name):
     query1, query2 = torch.tensor([3, 8, 3]), torch.tensor([8, 8, 8, 1])
     a, b = torch.tensor([0.3, -0.2, 1.0]).double(), torch.tensor([0.1, 0.4, -1.0, 5.0]).double()
     weight = torch.tensor([0.25, 0.25, 0.5, 1.0]).double()
-    first = empty.first._replace(a=a, u=0 * a, weight=torch.ones(3).double(), query=query1)
+    u = empty.first.u.expand(3, *risk.inner_shape)
+    constants = torch.tensor([1.0, 4.0]).double().expand(3, 2)
+    first = empty.first._replace(a=a, u=u, weight=torch.ones(3).double(), query=query1, constants=constants)
     second = empty.second._replace(b=b, y=0 * b, weight=weight, query=query2)
     made = estimated_within(risk, Pool(first, second)).first
     assert made.weight.tolist() == [0, 1, 0]

@@ -71,11 +71,16 @@ LOCAL = {"name": "local_pair", "lr": 0.2}
 POOLED = {"name": "fedxl2", "lr": 0.2}
 
 
-def experiment(data: dict[str, Any], algorithm: dict[str, Any], risk: str = "listwise", **run: Any) -> Config:
+K_SONG = {"name": "ndcg", "top": 3, "queries": 2}
+
+
+def experiment(
+    data: dict[str, Any], algorithm: dict[str, Any], risk: str | dict[str, Any] = "listwise", **run: Any
+) -> Config:
     return Config(
         data=data,
         model={"name": "mlp", "hidden": [8]},
-        risk={"name": risk, "queries": 2},
+        risk={"name": risk, "queries": 2} if isinstance(risk, str) else risk,
         algorithm=algorithm,
         run={
             "rounds": 3, "local_steps": 2, "batch1": 4, "batch2": 6, "cohort": 3, "eval_every": 2, "dtype": "float64",
@@ -95,17 +100,18 @@ def carrier(folder: Path, data: dict[str, Any], **settings: Any) -> InProcess:
 
 
 @pytest.mark.parametrize(
-    ("kind", "algorithm", "weighting"),
+    ("kind", "algorithm", "weighting", "risk"),
     [
-        ("letor", LOCAL, "samples"),
-        ("table", LOCAL, "clients"),
-        ("letor", {"name": "local_sgd", "loss": "squared", "lr": 0.1}, "samples"),
-        ("letor", POOLED, "samples"),
+        ("letor", LOCAL, "samples", "listwise"),
+        ("table", LOCAL, "clients", "listwise"),
+        ("letor", {"name": "local_sgd", "loss": "squared", "lr": 0.1}, "samples", "listwise"),
+        ("letor", POOLED, "samples", "listwise"),
+        ("letor", POOLED, "samples", K_SONG),
     ],
 )
-def test_sites_and_simulator_come_to_the_same_bits(tmp_path, kind, algorithm, weighting):
+def test_sites_and_simulator_come_to_the_same_bits(tmp_path, kind, algorithm, weighting, risk):
     data = DATA[kind](tmp_path)
-    wanted = experiment(data, algorithm, weighting=weighting)
+    wanted = experiment(data, algorithm, risk, weighting=weighting)
     sites = carrier(tmp_path, data, queries=algorithm["name"] == "fedxl2")
     found, expected = deployed(tmp_path, wanted, sites), simulated(wanted)
     assert_same(found, expected)
@@ -184,7 +190,7 @@ def test_a_table_with_a_preparation_of_its_own_has_no_common_names(tmp_path):
 
 def test_draws_in_secret_are_the_servers_alone(tmp_path):
     data = letor(tmp_path)
-    wanted = experiment(data, {**POOLED, "pool_u": "server"}, "ndcg", weighting="clients")
+    wanted = experiment(data, {**POOLED, "pool_u": "server"}, K_SONG, weighting="clients")
     found = deployed(tmp_path, wanted, carrier(tmp_path, data, queries=True), private_draws=True)
     assert_same(found, simulated(wanted, secrets_of(tmp_path / "server" / "run", tmp_path)))
     with pytest.raises(UserError, match="set private_draws = false, or queries = false"):

@@ -33,7 +33,9 @@ FEW = ("loop", "vmap")
 CASES = [
     ("fedxl2", ndcg(queries=2), "samples", tuple(EXECUTORS)),
     ("fedxl2", listwise(queries=2), "clients", FEW),
+    ("fedxl2", ndcg(queries=2, top=2), "samples", tuple(EXECUTORS)),
     ("local_pair", ndcg(queries=2), "clients", FEW),
+    ("local_pair", ndcg(queries=2, top=1, top_form="weight"), "clients", FEW),
     ("sox", listwise(queries=2), "samples", FEW),
 ]
 
@@ -88,9 +90,10 @@ def test_steps_read_items_of_their_queries_and_passive_scores_of_the_same():
     assert abs(times[2] - times[0] - times[1]) <= 0.1 * times.sum(), "in proportion to the weights"
 
 
-def test_the_averaged_step_is_the_gradient_on_average():
+@pytest.mark.parametrize("risk", [ndcg(queries=2), ndcg(queries=2, top=2, tau1=0.3)], ids=str)
+def test_the_averaged_step_is_the_gradient_on_average(risk):
     """Exact u and an exact pool; the mean over many rounds' draws against autograd of F."""
-    federation, risk, rounds = scattered(), ndcg(queries=2), 150
+    federation, rounds = scattered(), 150
     algorithm = FeDXL2(risk, lr=1.0, beta=1.0, gamma=1e-12, one_class="train", level="free")
     engine = engine_for(algorithm, linear(), federation, vectorised, 1, 2, 4, weighting="samples")
     source, items = federation.source, engine.items
@@ -98,7 +101,7 @@ def test_the_averaged_step_is_the_gradient_on_average():
     h = model(source.x).squeeze(-1)
     (exact,) = torch.autograd.grad(risk.value(h, source.labels, source.queries), model.weight)
     h = h.detach()
-    u = torch.full_like(h, float("nan"))
+    u = torch.full((len(h), *risk.inner_shape), float("nan"), dtype=h.dtype)
     for query in source.queries.unique():
         of = source.queries == query
         u[of] = risk.inner(h[of], h[of], torch.zeros(int(of.sum())))
@@ -115,7 +118,8 @@ def test_the_averaged_step_is_the_gradient_on_average():
     start = algorithm.init(weights_of(linear()))
     server = FeDXLServer(start.weights, start.G, pool._replace(first=first, second=second), start.step)
     for client, side in enumerate(engine.drawing.first):
-        engine.store.put({client: ClientEstimates(torch.cat((u[side], u.new_full((1,), float("nan")))), {})})
+        unknown = u.new_full((1, *risk.inner_shape), float("nan"))
+        engine.store.put({client: ClientEstimates(torch.cat((u[side], unknown)), {})})
     steps = torch.stack(
         [
             start.weights.params["weight"] - play(algorithm, engine, server, r, np.arange(3)).weights.params["weight"]
@@ -140,7 +144,7 @@ def clients(count: int = 3):
     )
 
 
-@pytest.mark.parametrize("risk", [ndcg(queries=2), listwise(queries=2)], ids=str)
+@pytest.mark.parametrize("risk", [ndcg(queries=2), ndcg(queries=2, top=3), listwise(queries=2)], ids=str)
 def test_fit_ranks_items_of_queries_across_clients(risk, tmp_path):
     held, whole = clients()
     settings = {"rounds": 6, "local_steps": 4, "batch_size": (8, 8), "eval_every": 2, "checkpoint_every": 3}

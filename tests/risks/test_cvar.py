@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,12 +13,15 @@ from fedxl import UserError
 from fedxl.algorithms import FeDXL2, LocalPair
 from fedxl.algorithms.compositional import PairWork
 from fedxl.algorithms.pool import Passive
+from fedxl.data.federation import from_arrays
+from fedxl.engine.executors import loop
 from fedxl.metrics import resolve
 from fedxl.models import weights_of
 from fedxl.risks import cvar_partial_auc, cvar_two_way_partial_auc, identity
 from fedxl.risks.cvar import counted, tail, top
-from tests.conftest import make_clients
-from tests.running import fit_named
+from tests.conftest import RAGGED, make_clients
+from tests.engine.test_executors import assert_agree, final_state
+from tests.running import engine_for, fit_named, play
 
 
 @pytest.mark.parametrize(("fpr", "fpr_from"), [(0.1, 0.0), (0.5, 0.2)])
@@ -69,6 +73,70 @@ def test_emphasis_of_a_sample_is_that_of_all_where_the_sample_is_all():
     assert float(risk.emphasis(extreme, sample=u).max()) <= 1 / 0.3 + 1e-12
     both = risk.emphasis(torch.stack((u, extreme[:1].expand(11, 2))), sample=u)
     torch.testing.assert_close(both[0], exact)
+
+
+@pytest.mark.parametrize("name", ["fedxl", "local_pair"])
+def test_small_batches_have_the_gradient_of_the_exact_share_on_average(name):
+    """Four of 60 positives a step. By the quantile of four f the gradient is another, and far beyond the noise."""
+    risk, count, random = cvar_two_way_partial_auc(tpr=0.7, fpr=0.4), 4, torch.Generator().manual_seed(4)
+    h = torch.rand(90, generator=random, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([1] * 60 + [0] * 30)
+    (exact,) = torch.autograd.grad(replace(risk, link=identity).value(h, labels), h)
+    a, b, y = h.detach()[:60], h.detach()[60:], torch.zeros(30, dtype=torch.float64)
+    u, one = risk.inner(a, b, y), torch.ones((), dtype=torch.float64)
+    batches = torch.stack([torch.randperm(60, generator=random)[:count] for _ in range(2000)])
+
+    def mean_error(known: torch.Tensor, threshold: torch.Tensor) -> float:
+        """The error of the mean gradient along itself, in standard errors."""
+        work = PairWork(weights_of(nn.Linear(1, 1)), {}, known, one, torch.stack((one, one)), one, 0 * one)
+        if name == "fedxl":
+            work = work._replace(threshold=threshold)
+        algorithm = FeDXL2(risk) if name == "fedxl" else LocalPair(risk)
+
+        def gradient(rows: torch.Tensor) -> torch.Tensor:
+            passive = Passive(a[rows], u[rows], b, y)
+            da, db, _ = algorithm.pull(passive, work, a[rows], b, y, u[rows])
+            return torch.cat((torch.zeros_like(a).index_put((rows,), da), db))
+
+        each = torch.vmap(gradient)(batches)
+        along = (each - exact) @ exact
+        return float(along.mean().abs() / (along.std() / len(along) ** 0.5))
+
+    none = torch.full_like(u, float("nan"))
+    assert mean_error(none, none[0, 0]) > 10, "the threshold of the batch alone"
+    assert mean_error(u, risk.share_threshold(u)) < 3, "the threshold of all of S1"
+
+
+def test_the_threshold_of_a_share_is_that_of_what_is_known_by_its_weight():
+    risk = cvar_two_way_partial_auc(tpr=0.5, fpr=0.4)
+    f = torch.tensor([0.4, float("nan"), 0.1, 0.3, 0.2], dtype=torch.float64)
+    u = torch.stack((0 * f, f), -1)
+    assert float(risk.share_threshold(u)) == 0.3
+    assert float(risk.share_threshold(u, torch.tensor([1.0, 9.0, 1.0, 0.0, 2.0]))) == 0.2
+    assert float(risk.share_threshold(u, torch.tensor([2.0, 0.0, 0.5, 0.5, 0.5]))) == 0.4
+    assert risk.share_threshold(u[1:2]).isnan()
+    assert risk.share_threshold(u, torch.zeros(5)).isnan()
+
+
+def test_the_server_tells_the_threshold_of_its_pool_and_clients_use_it():
+    model, algorithm = nn.Linear(5, 1).double(), FeDXL2(cvar_two_way_partial_auc(tpr=0.5, fpr=0.5), lr=0.1)
+    engine = engine_for(algorithm, model, from_arrays(make_clients([(9, 12), (7, 9)])), loop, 2, 3, 4)
+    server = algorithm.init(weights_of(model))
+    assert server.threshold.isnan(), "there is no pool yet"
+    for round in range(3):
+        server = play(algorithm, engine, server, round, np.arange(2))
+        f = server.pool.first.u[:, -1]
+        assert float((f >= server.threshold).double().mean()) >= 0.5 > float((f > server.threshold).double().mean())
+    moved = play(algorithm, engine, server, 3, np.arange(2))
+    other = play(algorithm, engine, server._replace(threshold=server.threshold + 9), 3, np.arange(2))
+    assert not torch.equal(moved.weights.params["weight"], other.weights.params["weight"])
+
+
+@pytest.mark.parametrize("name", ["fedxl2", "local_pair"])
+def test_executors_agree_on_thresholds(name, network):
+    """Ragged clients, some with one class: what u is padded with is no example of anybody."""
+    args = (cvar_two_way_partial_auc(tpr=0.4, fpr=0.6), network(), make_clients(RAGGED))
+    assert_agree(*(final_state(name, {"lr": 0.1}, *args, executor, cohort=4) for executor in ("loop", "vmap")))
 
 
 @pytest.mark.parametrize("tpr", [0.0, 0.6])

@@ -35,6 +35,8 @@ CASES = {
     "cyclic cohorts": Case(FeDXL2(partial_auc(), lr=0.1), settings={"cohort": 3, "participation": "cyclic"}),
     "several labels": Case(FeDXL2(several(partial_auc(), 3), lr=0.1), "labels"),
     "NDCG": Case(FeDXL2(ndcg(queries=2), lr=0.1), "queries"),
+    "NDCG@3, K-SONG": Case(FeDXL2(ndcg(queries=2, top=3), lr=0.1), "queries"),
+    "NDCG@3 without the hypergradient": Case(FeDXL2(ndcg(queries=2, top=3, top_form="weight"), lr=0.1), "queries"),
     "listwise": Case(FeDXL2(listwise(queries=2), lr=0.1), "queries"),
 }
 
