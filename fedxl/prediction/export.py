@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from torch import nn
 
 from fedxl import __version__
 from fedxl.errors import UserError, require
+from fedxl.evaluation import curves
 from fedxl.evaluation.decision import Wish
 from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judgement, judge
 from fedxl.evaluation.label_decisions import LabelDecisions, Meaning, reasons
 from fedxl.evaluation.label_judgement import LabelJudgement, judge_labels, judged_split, parts_of
-from fedxl.evaluation.scored import Scored
 from fedxl.files import plain, read_bytes, write_atomically, write_json
 from fedxl.prediction import card
 from fedxl.prediction.card import COUNTS
@@ -31,6 +32,7 @@ NOT_REBUILT = (
 )
 Decided = tuple[Meaning | None, str]
 Judgements = Judgement | LabelJudgement | None  # of one label, of several
+COUNTED = "metrics are of the counts in bins that sites disclosed, not of single scores"
 ONLY_WEIGHTS = "the network is code of your own, which is not exported: without it, model.safetensors cannot be used"
 
 
@@ -74,7 +76,7 @@ def export(
         say(f"no calibration and no threshold: {why}")
     elif isinstance(decision, LabelDecisions) and decision.undecided:
         say(f"no calibration and no threshold of some labels: {reasons(decision.undecided)}")
-    judgement = _judged_labels(found, wish) if found.form.labels else _judged(found.scored, wish)
+    judgement = _judged_labels(found, wish) if found.form.labels else _judged(found, wish)
     _write(target, found, (decision, why), checked, judgement)
     return read_exported(target)
 
@@ -86,11 +88,14 @@ def _network(run: FinishedRun, given: nn.Module | None, allow_code: bool, onnx: 
     return run.network(given, allow_code)
 
 
-def _judged(scored: Mapping[str, Scored], wish: Wish) -> Judgement | None:
-    """What the run's scores say, at the usual operating points and the one that is exported."""
+def _judged(run: FinishedRun, wish: Wish) -> Judgement | None:
+    """What the run's scores say, or sites' counts in bins; at the usual operating points and the exported one."""
+    counted = {} if run.scored else {split: curves.as_scored(found) for split, found in run.curves.items()}
+    scored = run.scored or counted
     if not any(len(each) for each in scored.values()):
         return None
-    return judge(scored, **_options(wish))
+    judgement = judge(scored, **_options(wish))
+    return replace(judgement, notes=(*judgement.notes, COUNTED)) if counted else judgement
 
 
 def _judged_labels(run: FinishedRun, wish: Wish) -> LabelJudgement | None:

@@ -13,6 +13,7 @@ from fedxl.data.preparation import NAME as PREPARATION
 from fedxl.data.preparation import Preparation
 from fedxl.errors import UserError, require
 from fedxl.evaluation import curves, label_counts, labelled, scored
+from fedxl.evaluation.curves import Curves
 from fedxl.evaluation.decision import Wish, deciding
 from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.label_decisions import Meaning, deciding_labels
@@ -64,13 +65,18 @@ class FinishedRun:
         """Or sites' counts in bins, by split."""
         return label_counts.load(self.path / LABEL_CURVES)
 
+    @property
+    def curves(self) -> Mapping[str, Curves]:
+        """Sites' counts in bins of one label, by split."""
+        return curves.load(self.path / CURVES)
+
     def decided(self, wish: Wish) -> tuple[Meaning | None, str]:
         """Calibration and threshold by the run's validation scores, or by what sites' counts in bins say of them.
 
         None, and why, if there are none.
         """
         by_label = deciding_labels(self.by_label, self.label_curves)
-        return decision_for(self.form, deciding(self.scored, curves.load(self.path / CURVES)), by_label, wish)
+        return decision_for(self.form, deciding(self.scored, self.curves), by_label, wish)
 
     @property
     def best_round(self) -> int | None:

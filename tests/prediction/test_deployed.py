@@ -40,3 +40,7 @@ def test_where_sites_disclose_curves_these_decide(tmp_path):
     assert 0 < found.classes.mean() < 1
     card = (export(folder, onnx=False).path / "README.md").read_text()
     assert "holds to the width of a bin" in card
+    assert "metrics are of the counts in bins that sites disclosed" in card
+    (row,) = [line for line in card.splitlines() if line.startswith("| all together |")]
+    auroc = float(row.split("|")[4].split()[0])
+    assert abs(auroc - result.metrics["test"]["auroc"]) < 0.005, "the middle of each bin stands for its scores"
