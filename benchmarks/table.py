@@ -80,6 +80,7 @@ def measure(read: Callable[[Path], dict[str, float]], path: Path) -> dict[str, f
     here, there = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=_measured, args=(read, path, there))
     process.start()
+    there.close()  # or a process that fails would be waited for
     found: dict[str, float] = here.recv()
     process.join()
     return {key: round(value, 2) for key, value in found.items()}

@@ -1,0 +1,143 @@
+"""CSV files in blocks of whole rows, so that threads can parse them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Generator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedxl.errors import UserError, printable, require
+from fedxl.sampling import Indices
+
+Bytes = npt.NDArray[np.uint8]
+BLOCK = 2**20  # bytes that are parsed at a time; no row may be longer
+# What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
+MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
+QUOTE = ord('"')
+
+
+def blocks(path: Path, delimiter: str) -> Generator[Any]:
+    """A file's text as arrow's buffers of at most `BLOCK` bytes, each of whole rows.
+
+    A line break within quotation marks is part of its value, wherever a block ends.
+    """
+    import pyarrow as pa
+
+    packed = "gzip" if path.name.lower().endswith(".gz") else None
+    with pa.input_stream(str(path), compression=packed) as stream:
+        rest, more = np.empty(0, np.uint8), True
+        while more:
+            buffer = pa.allocate_buffer(BLOCK)  # of arrow's memory, which is used again and again
+            data = np.frombuffer(buffer, np.uint8)
+            data = data[: _fill(data, rest, stream)]
+            more = len(data) == BLOCK
+            end = _row_end(data, delimiter, path) if more else _file_end(data, delimiter, path)
+            if end:
+                yield buffer.slice(0, end)
+            rest = data[end:]
+
+
+def _fill(data: Bytes, rest: Bytes, stream: Any) -> int:
+    """Put the rest into data, and what a stream has behind it; how many bytes that is."""
+    count = len(rest)
+    data[:count] = rest
+    while count < len(data) and (got := stream.readinto(data[count:].data)):
+        count += got
+    return count
+
+
+def parse(block: Any, delimiter: str, names: Sequence[str] | None, types: Mapping[str, Any]) -> Any:
+    """A block as a table of arrow's, with the columns of `types` in their order, or with all if there are none.
+
+    names: of all columns of the file; None: the first row of this block has them.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    # In a block of numbers alone, no word can stand for a missing one: arrow need not look for any in every value.
+    highest = np.frombuffer(block, np.uint8).max()
+    missing = [word for word in MISSING if max(word.encode(), default=0) <= highest]
+    return csv.read_csv(
+        pa.BufferReader(block),
+        # Arrow must not cut the block again: it would do so within quotation marks, too.
+        csv.ReadOptions(use_threads=False, block_size=block.size + 1, column_names=names),
+        csv.ParseOptions(delimiter=delimiter),
+        csv.ConvertOptions(
+            column_types=dict(types), include_columns=list(types), null_values=missing, strings_can_be_null=True
+        ),
+    )
+
+
+def require_delimiter(delimiter: str) -> None:
+    right = len(delimiter) == 1 and delimiter.isascii() and (delimiter.isprintable() or delimiter == "\t")
+    require(right and delimiter != '"', "delimiter must be one character, such as ';'")
+
+
+def _file_end(data: Bytes, delimiter: str, path: Path) -> int:
+    """The end of a file's last rows; one line if a value of theirs has none."""
+    marks = enclosing(data, delimiter)
+    begins = printable(data[marks[-1] :][:30].tobytes().decode(errors="replace")) if len(marks) % 2 else ""
+    require(not begins, f"{path}: the value that begins with {begins} never ends; is a quotation mark missing?")
+    return len(data)
+
+
+def _row_end(data: Bytes, delimiter: str, path: Path) -> int:
+    """Where the last whole row ends."""
+    marks, end = enclosing(data, delimiter), len(data)
+    while end:
+        end = _last_break(data[:end])
+        before = int(np.searchsorted(marks, end))
+        if not before % 2:
+            break
+        end = int(marks[before - 1])  # where the value begins that the line break is in
+    if not end:
+        raise UserError(f"{path} holds a row of more than {BLOCK // 1000} kB; is a quotation mark missing?")
+    return end
+
+
+def _last_break(data: Bytes) -> int:
+    """The place behind the last line break; 0 if there is none. Rows are short, as a rule: the end comes first."""
+    for size, sign in product((2**13, len(data)), b"\n\r"):
+        found = np.flatnonzero(data[-size:] == sign)
+        if len(found):
+            return max(0, len(data) - size) + int(found[-1]) + 1
+    return 0
+
+
+def enclosing(data: Bytes, delimiter: str) -> Indices:
+    """Where quotation marks are that open and close values, in turn; data begin with a row.
+
+    One opens a value where it is the value's first character, and is a text's own character elsewhere. A doubled one
+    within a value is its own character, too, which does not change whether others open or close.
+    """
+    marks = np.flatnonzero(data == QUOTE)
+    if not len(marks):
+        return marks
+    apart = np.zeros(256, bool)
+    apart[[QUOTE, ord(delimiter), *b"\r\n"]] = True
+    opening, closing = marks[::2], marks[1::2]
+    before, after = data[opening[opening > 0] - 1], data[closing[closing < len(data) - 1] + 1]
+    # So it is in nearly all files: each mark stands beside a delimiter, a line break or another mark.
+    if apart[before].all() and apart[after].all():
+        return marks
+    return _walked(data, marks.tolist(), {ord(delimiter), *b"\r\n"})
+
+
+def _walked(data: Bytes, marks: list[int], apart: Container[int]) -> Indices:
+    """The same mark by mark, for texts in which marks stand anywhere."""
+    found, at = [], 0
+    while at < len(marks):
+        if marks[at] and data[marks[at] - 1] not in apart:
+            at += 1
+            continue
+        found.append(marks[at])
+        at += 1
+        while at + 1 < len(marks) and marks[at + 1] == marks[at] + 1:  # doubled
+            at += 2
+        found += marks[at : at + 1]
+        at += 1
+    return np.array(found, np.int64)
