@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.data.csv_blocks import blocks, parse, require_delimiter
+from fedxl.data.csv_blocks import Parser, blocks, require_delimiter
 from fedxl.data.side_by_side import side_by_side
 from fedxl.errors import UserError, first_line, printable, require, unknown
 
@@ -70,11 +70,12 @@ class File:
         booleans = {name for name in numbers if pa.types.is_boolean(self.columns[name].type)}
         types = {name: pa.bool_() if name in booleans else pa.float64() for name in numbers}
         types |= dict.fromkeys(texts, pa.string())
+        first = Parser(self.delimiter, types)  # which has the columns' names itself
+        others = Parser(self.delimiter, types, list(self.columns))
 
         def parsed(block: tuple[int, Any]) -> Batch:
             number, text = block
-            names = list(self.columns) if number else None  # the first block has them itself
-            return _batch(parse(text, self.delimiter, names, types), texts, numbers)
+            return _batch((others if number else first)(text), texts, numbers)
 
         yield from side_by_side(parsed, enumerate(blocks(self.path, self.delimiter)))
 
@@ -214,7 +215,7 @@ def _csv_schema(path: Path, delimiter: str) -> Any:
     with closing(blocks(path, delimiter)) as text:
         first = next(text, None)
     require(first is not None, f"{path} is empty; it must hold a line of names and rows")
-    return parse(first, delimiter, None, {}).schema
+    return Parser(delimiter, {})(first).schema
 
 
 def _require_pyarrow() -> None:

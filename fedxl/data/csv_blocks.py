@@ -17,6 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 BLOCK = 2**19  # bytes that are parsed at a time, which a processor's cache has room for; no row may be longer
 # What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
+WORDY = min(max(word.encode()) for word in MISSING if word)  # each of these words has a character from here on
 QUOTE = ord('"')
 
 
@@ -50,26 +51,30 @@ def _fill(data: Bytes, rest: Bytes, stream: Any) -> int:
     return count
 
 
-def parse(block: Any, delimiter: str, names: Sequence[str] | None, types: Mapping[str, Any]) -> Any:
-    """A block as a table of arrow's, with the columns of `types` in their order, or with all if there are none.
+class Parser:
+    """Blocks of a file as tables of arrow's: the columns of `types` in their order, or all of them if it is empty."""
 
-    names: of all columns of the file; None: the first row of this block has them.
-    """
-    import pyarrow as pa
-    from pyarrow import csv
+    def __init__(self, delimiter: str, types: Mapping[str, Any], names: Sequence[str] | None = None) -> None:
+        """names: of all columns of the file; None: the first row of a block has them."""
+        from pyarrow import csv
 
-    # In a block of numbers alone, no word can stand for a missing one: arrow need not look for any in every value.
-    highest = np.frombuffer(block, np.uint8).max()
-    missing = [word for word in MISSING if max(word.encode(), default=0) <= highest]
-    return csv.read_csv(
-        pa.BufferReader(block),
-        # Arrow must not cut the block again: it would do so within quotation marks, too.
-        csv.ReadOptions(use_threads=False, block_size=block.size + 1, column_names=names),
-        csv.ParseOptions(delimiter=delimiter),
-        csv.ConvertOptions(
-            column_types=dict(types), include_columns=list(types), null_values=missing, strings_can_be_null=True
-        ),
-    )
+        # Arrow must not cut a block again: it would do so within quotation marks, too.
+        self.reading = csv.ReadOptions(use_threads=False, block_size=BLOCK + 1, column_names=names)
+        self.parsing = csv.ParseOptions(delimiter=delimiter)
+        self.converting = [
+            csv.ConvertOptions(
+                column_types=dict(types), include_columns=list(types), null_values=words, strings_can_be_null=True
+            )
+            for words in ([""], list(MISSING))
+        ]
+
+    def __call__(self, block: Any) -> Any:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        # In a block of numbers alone, no word stands for a missing one: arrow need not look for any in every value.
+        wordy = bool(np.frombuffer(block, np.uint8).max() >= WORDY)
+        return csv.read_csv(pa.BufferReader(block), self.reading, self.parsing, self.converting[wordy])
 
 
 def require_delimiter(delimiter: str) -> None:
