@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Container, Generator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -30,7 +31,8 @@ def blocks(path: Path, delimiter: str) -> Generator[Any]:
 
     packed = "gzip" if path.name.lower().endswith(".gz") else None
     with pa.input_stream(str(path), compression=packed) as stream:
-        rest, more = np.empty(0, np.uint8), True
+        begins = stream.read(len(codecs.BOM_UTF8))
+        rest, more = np.frombuffer(b"" if begins == codecs.BOM_UTF8 else begins, np.uint8), True
         while more:
             buffer = pa.allocate_buffer(BLOCK)  # of arrow's memory, which is used again and again
             data = np.frombuffer(buffer, np.uint8)

@@ -44,7 +44,7 @@ FORMS = {
     "minimal": written(),
     "all quoted": written(csv.QUOTE_ALL),
     "CRLF": written(ends="\r\n"),
-    "BOM": "\ufeff".encode() + written(),
+    "BOM": "\ufeff".encode() + written(csv.QUOTE_ALL),
     "no last line break": written()[:-1],
     "empty lines": written().replace(b"1,plain", b"\n\n1,plain") + b"\n\n\n",
     "marks within texts": b'n,s,t\n1,5" pipe,x\n2,"a\nb" c,"d"\n3,"6""\n",7" of 8"\n' + b"4,x,y\n" * 40,
@@ -156,3 +156,12 @@ def test_examples_do_not_depend_on_blocks_nor_threads(tmp_path, small, monkeypat
     for other in found[1:]:
         assert all(torch.equal(one, another) for one, another in zip(found[0][:3], other[:3], strict=True))
         assert found[0][3] == other[3]
+
+
+def test_a_name_of_two_lines_behind_a_byte_order_mark(tmp_path, small):
+    (tmp_path / "t.csv").write_bytes('\ufeff"n\n1,2,3","s","t"\n'.encode() + GOOD)
+    small(64, 2)
+    assert list(open_table(tmp_path / "t.csv").columns) == ["n\n1,2,3", "s", "t"]
+    small(len('\ufeff"n\n1,2,3",') + 2, 2)  # the only line break in the first block is in the name
+    with pytest.raises(UserError, match="a row of more than"):
+        open_table(tmp_path / "t.csv")
