@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedxl.data.csv_blocks import Parser, blocks, require_delimiter
+from fedxl.data.side_by_side import side_by_side
 from fedxl.errors import UserError, first_line, printable, require, unknown
 
 Block = npt.NDArray[np.float64]
@@ -20,9 +22,6 @@ Kind = Literal["number", "category", "empty", "date", "other"]  # empty: no valu
 
 PARQUET = (".parquet", ".pq")
 CSV = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
-BLOCK = 2**20  # bytes of a CSV file that are parsed at a time; no row may be longer
-# What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
-MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
 BATCH = 2**12  # rows of a Parquet file that are read at a time
 MOST_COLUMNS = 4096
 LONGEST = 200  # characters of a column's name
@@ -39,7 +38,7 @@ class Batch(NamedTuple):
     """Some rows of a file."""
 
     rows: int
-    numbers: dict[str, Block]  # NaN where one is missing
+    numbers: Block  # [rows, columns of numbers], NaN where one is missing
     texts: dict[str, Any]  # arrow's
 
 
@@ -53,32 +52,32 @@ class File:
 
     def batches(self, texts: Sequence[str], numbers: Sequence[str] = ()) -> Iterator[Batch]:
         """The rows of these columns, batch by batch."""
-        import pyarrow as pa
-
-        types = {**dict.fromkeys(numbers, pa.float64()), **dict.fromkeys(texts, pa.string())}
+        read = self._parquet if _is_parquet(self.path) else self._csv
         with reading(self.path, list(self.columns)):
-            for batch in self._parquet(list(types)) if _is_parquet(self.path) else self._csv(types):
-                found = {name: _cast(batch.column(at), kind) for at, (name, kind) in enumerate(types.items())}
-                floats = {name: found.pop(name).to_numpy(zero_copy_only=False) for name in numbers}
-                yield Batch(batch.num_rows, floats, found)
+            yield from read(texts, numbers)
 
-    def _parquet(self, columns: list[str]) -> Iterator[Any]:
+    def _parquet(self, texts: Sequence[str], numbers: Sequence[str]) -> Iterator[Batch]:
         from pyarrow.parquet import ParquetFile
 
         with ParquetFile(self.path) as file:
-            for batch in file.iter_batches(BATCH, columns=columns):
-                yield batch.select(columns)
+            rows = file.iter_batches(BATCH, columns=[*numbers, *texts])
+            yield from side_by_side(lambda batch: _batch(batch, texts, numbers), rows)
 
-    def _csv(self, types: Mapping[str, Any]) -> Iterator[Any]:
+    def _csv(self, texts: Sequence[str], numbers: Sequence[str]) -> Iterator[Batch]:
         import pyarrow as pa
 
         # Arrow does not read "true" as a float: such columns are read as booleans, and cast.
-        booleans = {name for name in types if pa.types.is_boolean(self.columns[name].type)}
-        read_as = {
-            name: pa.bool_() if name in booleans and kind != pa.string() else kind for name, kind in types.items()
-        }
-        with _csv_reader(self.path, self.delimiter, read_as) as reader:
-            yield from reader
+        booleans = {name for name in numbers if pa.types.is_boolean(self.columns[name].type)}
+        types = {name: pa.bool_() if name in booleans else pa.float64() for name in numbers}
+        types |= dict.fromkeys(texts, pa.string())
+        first = Parser(self.delimiter, types)  # which has the columns' names itself
+        others = Parser(self.delimiter, types, list(self.columns))
+
+        def parsed(block: tuple[int, Any]) -> Batch:
+            number, text = block
+            return _batch((others if number else first)(text), texts, numbers)
+
+        yield from side_by_side(parsed, enumerate(blocks(self.path, self.delimiter)))
 
 
 def open_table(path: Path, delimiter: str = "") -> File:
@@ -144,23 +143,36 @@ def _told(path: Path, line: str, names: Sequence[str]) -> str:
     if "utf8" in lower or "utf-8" in lower or "unicode" in lower:
         return f"{path} is not encoded as UTF-8; save it as UTF-8"
     if found := re.search(r"Expected (\d+) columns, got (\d+)", line):
-        told = f"{path}: a row has {found[2]} columns, the first line has {found[1]} ({printable(line, 120)})"
+        shown = re.sub(r"Row #\d+: ", "", line)  # which counts from where a block begins
+        told = f"{path}: a row has {found[2]} columns, the first line has {found[1]} ({printable(shown, 120)})"
         if found[1] == "1":
             return f"{told}; set delimiter to what separates columns, such as delimiter = ';'"
-        return f"{told}; is a quotation mark missing, or are there line breaks within values?"
-    if "newlines_in_values" in lower:
-        return f"{path} holds values of several lines; remove the line breaks within them"
-    if "straddl" in lower:
-        return f"{path} holds a row of more than {BLOCK // 1000} kB; is a quotation mark missing?"
+        return f"{told}; is a quotation mark missing?"
     if "empty csv" in lower:
         return f"{path} is empty; it must hold a line of names and rows"
     return f"cannot read {path}: {printable(line)}"
+
+
+def _batch(rows: Any, texts: Sequence[str], numbers: Sequence[str]) -> Batch:
+    """Rows of arrow's as numbers and texts."""
+    import pyarrow as pa
+
+    found = {name: _cast(rows.column(name), pa.string()) for name in texts}
+    if not numbers or not rows.num_rows:
+        return Batch(rows.num_rows, np.empty((rows.num_rows, len(numbers))), found)
+    floats = rows.select(list(numbers))
+    if any(kind != pa.float64() for kind in floats.schema.types):
+        floats = pa.record_batch([_cast(column, pa.float64()) for column in floats.columns], list(numbers))
+    (whole,) = floats.to_batches() if isinstance(floats, pa.Table) else (floats,)
+    return Batch(rows.num_rows, whole.to_tensor(null_to_nan=True).to_numpy(), found)
 
 
 def _cast(column: Any, kind: Any) -> Any:
     """A column in the type that is wanted."""
     import pyarrow as pa
 
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if column.type == kind:
         return column
     if pa.types.is_dictionary(column.type):
@@ -199,23 +211,11 @@ def _csv_schema(path: Path, delimiter: str) -> Any:
     with path.open("rb") as file:
         wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     require(not wide, f"{path} is not encoded as UTF-8, but as UTF-16; save it as UTF-8")
-    with _csv_reader(path, delimiter, {}) as reader:
-        return reader.schema
-
-
-def _csv_reader(path: Path, delimiter: str, types: Mapping[str, Any]) -> Any:
-    """Rows in batches; with `types`, of these columns alone."""
-    from pyarrow import csv
-
-    require((len(delimiter) == 1 and delimiter.isprintable()) or delimiter == "\t", "delimiter must be one character")
-    return csv.open_csv(
-        path,
-        csv.ReadOptions(block_size=BLOCK),
-        csv.ParseOptions(delimiter=delimiter, newlines_in_values=False),
-        csv.ConvertOptions(
-            column_types=dict(types), include_columns=list(types), null_values=list(MISSING), strings_can_be_null=True
-        ),
-    )
+    require_delimiter(delimiter)
+    with closing(blocks(path, delimiter)) as text:
+        first = next(text, None)
+    require(first is not None, f"{path} is empty; it must hold a line of names and rows")
+    return Parser(delimiter, {})(first).schema
 
 
 def _require_pyarrow() -> None:

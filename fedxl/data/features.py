@@ -40,23 +40,31 @@ class Features:
         """By column: the text of each index, None for numbers; of a column without any value there is none."""
         return [None if self.kinds[name] == "number" else list(self.index[name]) for name in self.names]
 
+    def among_numbers(self) -> dict[str, str]:
+        """By column, a text that makes what else holds numbers one of categories."""
+        found = {name: _among_numbers(list(self.index[name])) for name in self.names}
+        return {name: text for name, text in found.items() if text}
+
     def blocks(self, more: Sequence[str] = ()) -> Iterator[tuple[int, Block, dict[str, Any]]]:
         """The rows of all files in batches: the file's number, the features, and these other columns as texts."""
         for number, file in enumerate(self.files):
             numbers = [n for n in self.names if self.kinds[n] == "number" and file.columns[n].kind == "number"]
             wanted = [*dict.fromkeys([*(name for name in self.names if name not in numbers), *more])]
             for batch in file.batches(wanted, numbers):
-                yield number, self._block(batch, file), {name: batch.texts[name] for name in more}
+                yield number, self._block(batch, numbers, file), {name: batch.texts[name] for name in more}
 
-    def _block(self, batch: Batch, file: File) -> Block:
-        """All columns of some rows, [columns, rows]."""
-        block = np.empty((len(self.names), batch.rows))
-        for at, name in enumerate(self.names):
-            known = batch.numbers.get(name)
-            block[at] = self._values(batch.texts[name], name, file) if known is None else known
-        # NaN is neither.
-        if (block > LARGEST).any() or (block < -LARGEST).any():
-            bad = self.names[int(np.flatnonzero((np.abs(block) > LARGEST).any(1))[0])]
+    def _block(self, batch: Batch, numbers: Sequence[str], file: File) -> Block:
+        """All columns of some rows, [rows, columns]."""
+        block = batch.numbers
+        if len(numbers) < len(self.names):
+            block = np.empty((batch.rows, len(self.names)))
+            block[:, [self.names.index(name) for name in numbers]] = batch.numbers
+            for at, name in enumerate(self.names):
+                if name not in numbers:
+                    block[:, at] = self._values(batch.texts[name], name, file)
+        # Of NaN and a number, these are the number.
+        if np.fmax.reduce(block, None, initial=0) > LARGEST or np.fmin.reduce(block, None, initial=0) < -LARGEST:
+            bad = self.names[int(np.flatnonzero((np.abs(block) > LARGEST).any(0))[0])]
             raise UserError(
                 f"{file.path}: column '{printable(bad)}' holds numbers beyond {LARGEST:g}; correct or drop it"
             )
@@ -93,9 +101,7 @@ class Features:
         require(len(word) <= LONGEST, long)
         if word in index or len(index) < MOST_TEXTS:
             return
-        numeric = sum(canonical(_number(text)) == text for text in index)
-        if numeric > len(index) // 2:
-            odd = next(text for text in (*index, word) if canonical(_number(text)) != text)
+        if odd := _among_numbers([*index, word]):
             raise UserError(f"{where} holds numbers, but also '{printable(odd, 40)}'; correct it, or name it in drop")
         raise UserError(f"{where} holds more than {MOST_TEXTS:,} different texts, no categories; name it in drop")
 
@@ -142,6 +148,12 @@ def _as_numbers(values: Any) -> Block | None:
         return values.cast(pa.float64()).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     except pa.ArrowInvalid:
         return None
+
+
+def _among_numbers(texts: Sequence[str]) -> str:
+    """The first text that is no number, if most are numbers."""
+    odd = [text for text in texts if canonical(_number(text)) != text]
+    return odd[0] if 0 < len(odd) < len(texts) / 2 else ""
 
 
 def _number(text: str) -> object:

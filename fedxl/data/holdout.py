@@ -58,16 +58,18 @@ def draw(
         members = order[edges[site] : edges[site + 1]]
         for stratum in (members[~positive[members]], members[positive[members]]):
             drawn = rng.permutation(stratum)
-            chosen[drawn] = _by_share(sizes[drawn], shares)
+            for split, some in zip((TEST, VALIDATION), _by_share(drawn, sizes[drawn], shares), strict=True):
+                chosen[some] = split
     return chosen if owner is None else chosen[owner]
 
 
-def _by_share(sizes: Indices, shares: tuple[float, float]) -> Codes:
-    """Groups in a random order laid on a line, each as long as it has rows: where its middle lies decides."""
+def _by_share(drawn: Whole, sizes: Indices, shares: tuple[float, float]) -> tuple[Whole, Whole]:
+    """Test and validation: groups in a random order lie on a line, each as long as it has rows. Its middle counts."""
     ends = np.cumsum(sizes)
     place = (ends - sizes / 2) / ends[-1] if len(ends) else ends.astype(float)
     validation, test = shares
-    return np.where(place < test, TEST, np.where(place < test + validation, VALIDATION, TRAIN)).astype(np.int8)
+    first, second = np.searchsorted(place, (test, test + validation))  # places ascend
+    return drawn[:first], drawn[first:second]
 
 
 def _number(name: str) -> int:

@@ -35,7 +35,8 @@ def inspect_table(
     """The settings are those of the data set `table`."""
     files = open_files(path, label, options)
     names = [] if options.image else feature_names(files[0], label, options)
-    keys, _, chunks = read_rows(Features(files, names, options.categorical, None), label, options)
+    features = Features(files, names, options.categorical, None)
+    keys, _, chunks = read_rows(features, label, options)
     problems, remarks = _groups(keys, options.group)
     remarks += _repeated(keys, options.id)
     if options.image:
@@ -48,6 +49,10 @@ def inspect_table(
         few = [f"{printable(name, 40)} {count / len(keys.labels):.1%}" for name, count in list(some.items())[:FEW]]
         more = f" and {len(some) - FEW} more columns" if len(some) > FEW else ""
         remarks.append(f"values are missing: {', '.join(few)}{more}; the preparation fills them in")
+    for name, text in features.among_numbers().items():
+        if name not in options.categorical:
+            told = f"column '{printable(name, 40)}' holds numbers, but also '{printable(text, 40)}'"
+            remarks.append(f"{told}: all of it counts as categories; correct it, or name it in categorical")
     return Inspected(problems, remarks, {"missing_values": some})
 
 
@@ -94,5 +99,5 @@ def _missing(names: Sequence[str], chunks: Chunks) -> dict[str, int]:
     """By column, in how many rows there is no value."""
     counts = np.zeros(len(names), np.int64)
     for rows in np.array_split(np.arange(chunks.count, dtype=np.int32), chunks.count // ROWS + 1):
-        counts += np.isnan(chunks.take(rows)).sum(1)
+        counts += np.isnan(chunks.take(rows)).sum(0)
     return dict(zip(names, counts.tolist(), strict=True))

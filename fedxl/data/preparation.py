@@ -110,7 +110,7 @@ class Preparation:
     >>> made = Preparation(columns=(age, Category("sex", ("f", "m"))), label="sick", positive="1", negative="0")
     >>> made.outputs()
     ['age', 'age is missing', 'sex = f', 'sex = m', 'sex is other or missing']
-    >>> made.apply(np.array([[70.0, np.nan], [1, np.nan]])).tolist()
+    >>> made.apply(np.array([[70.0, 1], [np.nan, np.nan]])).tolist()
     [[2.0, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0]]
     >>> Preparation.from_json(made.to_json()) == made
     True
@@ -163,24 +163,24 @@ class Preparation:
             found[int(numbers[number])].append(len(numbers) + place)
         return [found[at] for at in range(len(self.columns))]
 
-    def apply(self, block: Block, out: Inputs | None = None) -> Inputs:
-        """A network's inputs [rows, width] of [columns, rows]: numbers, indices of categories, NaN where missing."""
-        out = np.empty((block.shape[1], self.width), np.float32) if out is None else out
+    def apply(self, block: Block) -> Inputs:
+        """A network's inputs [rows, width] of [rows, columns]: numbers, indices of categories, NaN where missing."""
+        out = np.empty((len(block), self.width), np.float32)
         numbers, means, scales, indicated, places = self._plan
         if len(numbers):
-            values = block if len(numbers) == len(block) else block[numbers]
-            scaled = values - means[:, None]
-            scaled /= scales[:, None]
+            values = block if len(numbers) == block.shape[1] else block[:, numbers]
+            scaled = values - means
+            scaled /= scales
             if np.isnan(scaled.sum()):  # something is missing
                 np.copyto(scaled, 0.0, where=np.isnan(scaled))
             with np.errstate(over="ignore"):  # what is beyond a float32 is told with all that is not finite
-                out[:, : len(numbers)] = scaled.T
+                out[:, : len(numbers)] = scaled
             if len(indicated):
-                out[:, len(numbers) : len(numbers) + len(indicated)] = np.isnan(values[indicated]).T
+                out[:, len(numbers) : len(numbers) + len(indicated)] = np.isnan(values[:, indicated])
         for at, start in places.items():
             column = self.columns[at]
             assert isinstance(column, Category)
-            column.fill(block[at], out[:, start : start + column.width])
+            column.fill(block[:, at], out[:, start : start + column.width])
         return out
 
     @cached_property

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +24,16 @@ from fedxl.data.summary import ROWS as BLOCK
 from fedxl.errors import printable, require
 from fedxl.sampling import Floats, Indices
 
+T = TypeVar("T")
+R = TypeVar("R")
 Block = npt.NDArray[np.float64]
+Inputs = npt.NDArray[np.float32]
 ROWS = 1024  # applied at a time: they stay in a processor's cache
 PIECE = 8 * 2**20  # bytes
 
 
 class Chunks:
-    """Columns of numbers in pieces [columns, rows], whose memory goes back to the system as they are used."""
+    """Rows of numbers in pieces [rows, columns], whose memory goes back to the system as they are used."""
 
     def __init__(self, columns: int) -> None:
         self.each = max(1, PIECE // (8 * max(1, columns)))
@@ -37,47 +41,58 @@ class Chunks:
         self.pieces: list[Block | None] = []
 
     def append(self, block: Block) -> None:
-        """block: [columns, rows]."""
-        while block.shape[1]:
+        """block: [rows, columns]."""
+        while len(block):
             number, row = divmod(self.count, self.each)
             if number == len(self.pieces):
-                self.pieces.append(_mapped(self.columns, self.each))
+                self.pieces.append(_mapped(self.each, self.columns))
             piece = self.pieces[number]
             assert piece is not None
-            some = block[:, : self.each - row]
-            piece[:, row : row + some.shape[1]] = some
-            self.count, block = self.count + some.shape[1], block[:, some.shape[1] :]
+            some = block[: self.each - row]
+            piece[row : row + len(some)] = some
+            self.count, block = self.count + len(some), block[len(some) :]
 
     def take(self, rows: Whole) -> Block:
-        """These rows, which must ascend, as [columns, rows]."""
+        """These rows, which must ascend, as [rows, columns]."""
         edges = np.searchsorted(rows, self.each * np.arange(len(self.pieces) + 1))
-        found = np.empty((self.columns, len(rows)))
+        found = np.empty((len(rows), self.columns))
         for number, piece in enumerate(self.pieces):
             start, end = edges[number], edges[number + 1]
             if piece is not None and start < end:
-                found[:, start:end] = piece.take(rows[start:end] - number * self.each, axis=1, mode="clip")
+                piece.take(rows[start:end] - number * self.each, axis=0, out=found[start:end], mode="clip")
         return found
 
-    def drain(self, use: Callable[[slice, Block], Any]) -> None:
-        """Call `use` with all rows and where they are, from a few threads. What was used is gone."""
+    def drain(self, use: Callable[[int, Block], None]) -> None:
+        """Call `use` with the number of a row and `ROWS` rows from it on, in a few threads. What was used is gone."""
 
         def drained(number: int) -> None:
             piece, self.pieces[number] = self.pieces[number], None
             assert piece is not None
             first = number * self.each
             for start in range(0, min(self.each, self.count - first), ROWS):
-                end = min(start + ROWS, self.each, self.count - first)
-                use(slice(first + start, first + end), piece[:, start:end])
+                use(first + start, piece[start : min(start + ROWS, self.count - first)])
 
-        with ThreadPoolExecutor(os.cpu_count()) as workers:
-            list(workers.map(drained, range(len(self.pieces))))
+        _together(drained, range(len(self.pieces)))
 
 
-def _mapped(columns: int, rows: int) -> Block:
+def _together(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        return list(workers.map(work, items))
+
+
+def _mapped(rows: int, columns: int) -> Block:
     """Memory of its own, all of it at once: page by page, as it is touched, takes several times as long."""
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
     memory = mmap.mmap(-1, max(1, 8 * columns * rows), flags=kind)
-    return np.frombuffer(memory, np.float64, columns * rows).reshape(columns, rows)
+    return np.frombuffer(memory, np.float64, columns * rows).reshape(rows, columns)
+
+
+def _untouched(rows: int, columns: int) -> Inputs:
+    """Memory that takes none until it is written to, and then in small pages: many sites are written to at a time."""
+    memory = mmap.mmap(-1, max(1, 4 * columns * rows), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # where there are no large pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.float32, columns * rows).reshape(rows, columns)
 
 
 class Order:
@@ -111,7 +126,7 @@ def assemble(
     order: Order,
     x: Tensor,
     labels: Codes,
-    ids: Callable[[Whole], list[str]],
+    ids: Callable[[Whole], Sequence[str]],
     made: Preparation,
     weights: Floats | None = None,
     queries: Whole | None = None,
@@ -126,7 +141,7 @@ def assemble(
 
 
 def held_back(
-    order: Order, x: Tensor, y: Tensor, ids: Callable[[Whole], list[str]], queries: Tensor | None = None
+    order: Order, x: Tensor, y: Tensor, ids: Callable[[Whole], Sequence[str]], queries: Tensor | None = None
 ) -> tuple[Split | None, Split | None]:
     """Validation and test data, where there are any."""
 
@@ -150,7 +165,7 @@ class RawTable:
     columns: list[str]
     texts: list[list[str] | None]  # by column: the text of each index; None for numbers, empty if it has no value
     labels: Codes
-    ids: Callable[[Whole], list[str]]
+    ids: Callable[[Whole], Sequence[str]]
     about: dict[str, Any]  # the other fields of a preparation
     rare: int
     weights: Floats | None = None
@@ -169,9 +184,8 @@ class RawTable:
     def fitted(self) -> Preparation:
         """As a server would fit it: each site tells its summary, and they are merged in the order of the sites."""
         self.order.parts()
-        with ThreadPoolExecutor(os.cpu_count()) as workers:
-            told = workers.map(self.summary, range(len(self.order.names)))
-            return fit(merge(dict(zip(self.order.names, told, strict=True))))
+        told = _together(self.summary, range(len(self.order.names)))
+        return fit(merge(dict(zip(self.order.names, told, strict=True))))
 
     def splits(self, made: Preparation) -> Splits:
         """The rows as a network's inputs. The table is empty afterwards."""
@@ -190,11 +204,19 @@ class RawTable:
         named = [f"the labels {_some(names)}" if names else "one label" for names in both]
         require(both[0] == both[1], f"the preparation is for {named[0]}, and the table has {named[1]}")
         recode = recoding(made, self.columns, self.texts)
-        x = torch.empty(self.chunks.count, made.width)
-        inputs = x.numpy()
-        self.chunks.drain(lambda rows, block: made.apply(recode(block), inputs[rows]))
-        # The file's order becomes ours now, when numbers take half the memory that they took when they were read.
-        return torch.index_select(x, 0, torch.from_numpy(self.order.rows))
+        rows, x = self.order.rows, _untouched(self.chunks.count, made.width)
+        places = np.empty_like(rows)
+        places[rows] = np.arange(len(rows), dtype=rows.dtype)
+        whole = f"V{4 * made.width}"  # a row as one item, which is copied at once
+
+        # Rows of a split and site keep their order. So each of these parts of x is written from its beginning to its
+        # end, and takes memory as raw rows give theirs back.
+        def place(first: int, block: Block) -> None:
+            found = made.apply(recode(block))
+            x.view(whole)[places[first : first + len(block)]] = found.view(whole)
+
+        self.chunks.drain(place)
+        return torch.from_numpy(x)
 
 
 def recoding(
@@ -222,8 +244,8 @@ def recoding(
             return block
         block = block.copy()
         for at, place in places.items():
-            values = block[at]
-            block[at] = place[np.where(np.isnan(values), len(place) - 1, values).astype(np.int64)]
+            values = block[:, at]
+            block[:, at] = place[np.where(np.isnan(values), len(place) - 1, values).astype(np.int64)]
         return block
 
     return recode

@@ -7,7 +7,7 @@ Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from fedxl.errors import RefusedError, UserError, printable
 from fedxl.risks.several import checked_names
 
 Block = npt.NDArray[np.float64]
-ROWS = 4096  # summed at a time: a site comes to the same bits wherever it sums, and squares take little memory
+ROWS = 1024  # summed at a time: a site comes to the same bits wherever it sums, and squares take little memory
 LARGEST = 1e30  # of a number: its square has room in every type, and nothing that was measured is larger
 MOST_CATEGORIES = 256  # of one column
 COUNT = 2**53
@@ -86,7 +86,7 @@ def summarize(
     rare: int,
     about: Mapping[str, Any] = MappingProxyType({}),
 ) -> Summary:
-    """The summary of one site's training rows, which come in blocks [columns, rows] of `ROWS` rows.
+    """The summary of one site's training rows, which come in blocks [rows, columns] of `ROWS` rows.
 
     NaN is a missing value; a category is an index into the `texts` of its column, which is None for numbers.
     rare: what occurs fewer times at the site is not told: a mean of two values would tell nearly both.
@@ -94,10 +94,10 @@ def summarize(
     rows, (count, mean, squares) = 0, (np.zeros(len(names)) for _ in range(3))
     often = {at: np.zeros(len(known), np.int64) for at, known in enumerate(texts) if known is not None}
     for block in blocks:
-        rows += block.shape[1]
+        rows += len(block)
         count, mean, squares = _merged(count, mean, squares, *_moments(block))
         for at, counts in often.items():
-            values = block[at]
+            values = block[:, at]
             counts += np.bincount(values[~np.isnan(values)].astype(np.int64), minlength=len(counts))
     told: dict[str, Told] = {}
     for at, (name, known) in enumerate(zip(names, texts, strict=True)):
@@ -114,22 +114,17 @@ def summarize(
     return Summary(rows, told, about)
 
 
-def in_blocks(columns: Block) -> Iterator[Block]:
-    """Columns [columns, rows] as `summarize` takes them."""
-    return (columns[:, start : start + ROWS] for start in range(0, columns.shape[1], ROWS))
-
-
 def _moments(block: Block) -> tuple[Block, Block, Block]:
     """(count, mean, sum of squared deviations) of each column, missing values left out."""
-    total, count = block.sum(1), np.full(len(block), float(block.shape[1]))
+    total, count = block.sum(0), np.full(block.shape[1], float(len(block)))
     if not np.isnan(total).any():  # nothing is missing, which need not be asked of every value
-        apart = block - (total / count)[:, None]
-        return count, total / count, np.einsum("ij,ij->i", apart, apart)
+        apart = block - total / count
+        return count, total / count, np.einsum("ij,ij->j", apart, apart)
     gone = np.isnan(block)
-    count -= gone.sum(1)
-    mean = np.where(gone, 0.0, block).sum(1) / np.maximum(count, 1)
-    apart = np.where(gone, 0.0, block - mean[:, None])
-    return count, mean, np.einsum("ij,ij->i", apart, apart)
+    count -= gone.sum(0)
+    mean = np.where(gone, 0.0, block).sum(0) / np.maximum(count, 1)
+    apart = np.where(gone, 0.0, block - mean)
+    return count, mean, np.einsum("ij,ij->j", apart, apart)
 
 
 def _merged(na: Any, ma: Any, qa: Any, nb: Any, mb: Any, qb: Any) -> tuple[Any, Any, Any]:

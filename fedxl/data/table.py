@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedxl.data.labels import Value
 from fedxl.data.preparation import Image, Preparation
 from fedxl.data.rawtable import Chunks, Order, RawTable, assemble
 from fedxl.data.resized import within
+from fedxl.data.row_numbers import RowNumbers
 from fedxl.data.table_labels import listed, positive_rows
 from fedxl.errors import UserError, printable, require
 from fedxl.files import read_bytes
@@ -202,7 +204,7 @@ def read_rows(features: Features, label: Label, options: TableOptions) -> tuple[
     counts = [0] * len(files)
     for number, block, texts in features.blocks(list(found)):
         chunks.append(block)
-        counts[number] += block.shape[1]
+        counts[number] += len(block)
         for name, column in texts.items():
             found[name].append(column)
     pa.default_memory_pool().release_unused()
@@ -222,21 +224,11 @@ def _about(keys: Keys, label: Label, options: TableOptions) -> dict[str, Any]:
     return {**named, "positive": keys.positive, "negative": keys.negative, **taken}
 
 
-def identities(files: Sequence[File], keys: Keys, id: str) -> Callable[[Whole], list[str]]:
+def identities(files: Sequence[File], keys: Keys, id: str) -> Callable[[Whole], Sequence[str]]:
     """What identifies rows: their text in the column `id`, or their number in their file."""
     if id:
         return lambda rows: ["" if text is None else text for text in keys.texts[id].take(rows).to_pylist()]
-    ends = np.cumsum(keys.counts)
-    names = file_sites(files) if len(files) > 1 else [""]
-
-    def numbered(rows: Whole) -> list[str]:
-        at = np.searchsorted(ends, rows, side="right")
-        numbers = rows - (ends - keys.counts)[at] + 1
-        if len(names) == 1:
-            return list(map(str, numbers.tolist()))
-        return [f"{names[file]}:{number}" for file, number in zip(at.tolist(), numbers.tolist(), strict=True)]
-
-    return numbered
+    return partial(RowNumbers, np.cumsum(keys.counts), file_sites(files) if len(files) > 1 else [""])
 
 
 def _images(files: Sequence[File], label: Label, options: TableOptions) -> Splits:

@@ -61,7 +61,7 @@ def _content(
     texts: dict[str, list[str | None]] = {name: [] for name in others}
     count = 0
     for _, block, batch in features.blocks(others):
-        count += block.shape[1]
+        count += len(block)
         blocks.append(made.apply(block))
         for name, column in batch.items():
             texts[name] += column.to_pylist()

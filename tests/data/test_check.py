@@ -11,6 +11,7 @@ import torch
 from fedxl.data import digits
 from fedxl.data.check import Count, Findings, check
 from fedxl.data.federation import Federation, Split, Splits, as_splits
+from fedxl.data.inspect_files import inspect_table
 from fedxl.data.source import TensorSource
 from fedxl.data.table import TableOptions, table
 
@@ -174,3 +175,14 @@ def test_findings_without_data_are_json_too():
 def test_tiny_clients_are_checked(count):
     x, y = drawn(count, 0)
     assert check(as_splits([(x, y)])).train == [Count(count, count // 2)]
+
+
+def test_a_text_among_numbers_is_a_remark(tmp_path):
+    rows = "".join(f"{i % 9},{'ab'[i % 2]},{i % 7 if i % 10 else 'unknown'},{i % 2}\n" for i in range(100))
+    (tmp_path / "t.csv").write_text("n,w,age,y\n" + rows)
+    found = inspect_table(str(tmp_path / "t.csv"), "y").remarks
+    assert found == [
+        "column 'age' holds numbers, but also 'unknown': all of it counts as categories; correct it, or name it in "
+        "categorical"
+    ]
+    assert not inspect_table(str(tmp_path / "t.csv"), "y", TableOptions(categorical=("age",))).remarks

@@ -54,9 +54,9 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
         _remove_examples(cache)
         with progress(f"preparing {name}", sum(sizes)) as done:
             for split, (prefix, part, size) in enumerate(zip(PREFIXES, parts, sizes, strict=True)):
-                blocks = (np.ascontiguousarray(block.T) for block in raw.blocks(site, split))
                 if size:
-                    write_array(cache / f"{prefix}raw.npy", (size, len(raw.columns)), blocks, done)
+                    shape = (size, len(raw.columns))
+                    write_array(cache / f"{prefix}raw.npy", shape, raw.blocks(site, split), done)
                     labels = raw.labels[raw.order.rows[part]].astype(np.int64)
                     write_array(cache / f"{prefix}y.npy", labels.shape, [labels], lambda count: None)
                     if raw.queries is not None:
@@ -94,7 +94,7 @@ def examples(cache: Path, table: Mapping[str, Any], prefix: str, made: Preparati
 
     def made_of() -> Iterator[np.ndarray]:
         for start in range(0, len(raw), ROWS):
-            yield made.apply(recode(np.ascontiguousarray(raw[start : start + ROWS].T)))
+            yield made.apply(recode(raw[start : start + ROWS]))
 
     try:
         _remove_examples(cache, but=digest)

@@ -1,0 +1,150 @@
+"""CSV files in blocks of whole rows, so that threads can parse them side by side."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Container, Generator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedxl.errors import UserError, printable, require
+from fedxl.sampling import Indices
+
+Bytes = npt.NDArray[np.uint8]
+BLOCK = 2**19  # bytes that are parsed at a time, which a processor's cache has room for; no row may be longer
+# What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
+MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
+WORDY = min(max(word.encode()) for word in MISSING if word)  # each of these words has a character from here on
+QUOTE = ord('"')
+
+
+def blocks(path: Path, delimiter: str) -> Generator[Any]:
+    """A file's text as arrow's buffers of at most `BLOCK` bytes, each of whole rows.
+
+    A line break within quotation marks is part of its value, wherever a block ends.
+    """
+    import pyarrow as pa
+
+    packed = "gzip" if path.name.lower().endswith(".gz") else None
+    with pa.input_stream(str(path), compression=packed) as stream:
+        begins = stream.read(len(codecs.BOM_UTF8))
+        rest, more = np.frombuffer(b"" if begins == codecs.BOM_UTF8 else begins, np.uint8), True
+        while more:
+            buffer = pa.allocate_buffer(BLOCK)  # of arrow's memory, which is used again and again
+            data = np.frombuffer(buffer, np.uint8)
+            data = data[: _fill(data, rest, stream)]
+            more = len(data) == BLOCK
+            end = _row_end(data, delimiter, path) if more else _file_end(data, delimiter, path)
+            if end:
+                yield buffer.slice(0, end)
+            rest = data[end:]
+
+
+def _fill(data: Bytes, rest: Bytes, stream: Any) -> int:
+    """Put the rest into data, and what a stream has behind it; how many bytes that is."""
+    count = len(rest)
+    data[:count] = rest
+    while count < len(data) and (got := stream.readinto(data[count:].data)):
+        count += got
+    return count
+
+
+class Parser:
+    """Blocks of a file as tables of arrow's: the columns of `types` in their order, or all of them if it is empty."""
+
+    def __init__(self, delimiter: str, types: Mapping[str, Any], names: Sequence[str] | None = None) -> None:
+        """names: of all columns of the file; None: the first row of a block has them."""
+        from pyarrow import csv
+
+        # Arrow must not cut a block again: it would do so within quotation marks, too.
+        self.reading = csv.ReadOptions(use_threads=False, block_size=BLOCK + 1, column_names=names)
+        self.parsing = csv.ParseOptions(delimiter=delimiter)
+        self.converting = [
+            csv.ConvertOptions(
+                column_types=dict(types), include_columns=list(types), null_values=words, strings_can_be_null=True
+            )
+            for words in ([""], list(MISSING))
+        ]
+
+    def __call__(self, block: Any) -> Any:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        # In a block of numbers alone, no word stands for a missing one: arrow need not look for any in every value.
+        wordy = bool(np.frombuffer(block, np.uint8).max() >= WORDY)
+        return csv.read_csv(pa.BufferReader(block), self.reading, self.parsing, self.converting[wordy])
+
+
+def require_delimiter(delimiter: str) -> None:
+    right = len(delimiter) == 1 and delimiter.isascii() and (delimiter.isprintable() or delimiter == "\t")
+    require(right and delimiter != '"', "delimiter must be one character, such as ';'")
+
+
+def _file_end(data: Bytes, delimiter: str, path: Path) -> int:
+    """The end of a file's last rows; one line if a value of theirs has none."""
+    marks = enclosing(data, delimiter)
+    begins = printable(data[marks[-1] :][:30].tobytes().decode(errors="replace")) if len(marks) % 2 else ""
+    require(not begins, f"{path}: the value that begins with {begins} never ends; is a quotation mark missing?")
+    return len(data)
+
+
+def _row_end(data: Bytes, delimiter: str, path: Path) -> int:
+    """Where the last whole row ends."""
+    marks, end = enclosing(data, delimiter), len(data)
+    while end:
+        end = _last_break(data[:end])
+        before = int(np.searchsorted(marks, end))
+        if not before % 2:
+            break
+        end = int(marks[before - 1])  # where the value begins that the line break is in
+    if not end:
+        raise UserError(f"{path} holds a row of more than {BLOCK // 1000} kB; is a quotation mark missing?")
+    return end
+
+
+def _last_break(data: Bytes) -> int:
+    """The place behind the last line break; 0 if there is none. Rows are short, as a rule: the end comes first."""
+    for size, sign in product((2**13, len(data)), b"\n\r"):
+        found = np.flatnonzero(data[-size:] == sign)
+        if len(found):
+            return max(0, len(data) - size) + int(found[-1]) + 1
+    return 0
+
+
+def enclosing(data: Bytes, delimiter: str) -> Indices:
+    """Where quotation marks are that open and close values, in turn; data begin with a row.
+
+    One opens a value where it is the value's first character, and is a text's own character elsewhere. A doubled one
+    within a value is its own character, too, which does not change whether others open or close.
+    """
+    marks = np.flatnonzero(data == QUOTE)
+    if not len(marks):
+        return marks
+    apart = np.zeros(256, bool)
+    apart[[QUOTE, ord(delimiter), *b"\r\n"]] = True
+    opening, closing = marks[::2], marks[1::2]
+    before, after = data[opening[opening > 0] - 1], data[closing[closing < len(data) - 1] + 1]
+    # So it is in nearly all files: each mark stands beside a delimiter, a line break or another mark.
+    if apart[before].all() and apart[after].all():
+        return marks
+    return _walked(data, marks.tolist(), {ord(delimiter), *b"\r\n"})
+
+
+def _walked(data: Bytes, marks: list[int], apart: Container[int]) -> Indices:
+    """The same mark by mark, for texts in which marks stand anywhere."""
+    found, at = [], 0
+    while at < len(marks):
+        if marks[at] and data[marks[at] - 1] not in apart:
+            at += 1
+            continue
+        found.append(marks[at])
+        at += 1
+        while at + 1 < len(marks) and marks[at + 1] == marks[at] + 1:  # doubled
+            at += 2
+        found += marks[at : at + 1]
+        at += 1
+    return np.array(found, np.int64)

@@ -1,0 +1,45 @@
+"""Work in threads whose results come in order."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from fedxl.data.side_by_side import side_by_side
+
+
+def test_results_come_in_order_though_later_items_are_done_first(monkeypatch):
+    monkeypatch.setattr("fedxl.data.side_by_side.THREADS", 2)
+    later = threading.Event()
+
+    def work(item: int) -> int:
+        if item == 0:
+            assert later.wait(30)
+        if item == 1:
+            later.set()
+        return item
+
+    assert list(side_by_side(work, range(40))) == list(range(40))
+
+
+def test_few_items_are_held_at_a_time(monkeypatch):
+    monkeypatch.setattr("fedxl.data.side_by_side.THREADS", 2)
+    taken = []
+    for result in side_by_side(lambda item: item, (taken.append(item) or item for item in range(50))):
+        assert taken[-1] <= result + 3
+
+
+def test_the_first_error_in_order_is_raised_even_if_the_stream_fails_later(monkeypatch):
+    monkeypatch.setattr("fedxl.data.side_by_side.THREADS", 4)
+
+    def items():
+        yield from (1, 0, 2)
+        raise OSError("the stream")
+
+    done = []
+    with pytest.raises(ZeroDivisionError):
+        done.extend(side_by_side(lambda item: 1 // item, items()))
+    with pytest.raises(OSError, match="the stream"):
+        done.extend(side_by_side(lambda item: item, items()))
+    assert done == [1, 1, 0, 2]
