@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from fedxl.cli.processes import free_port
 from fedxl.config import experiment as configs
 from fedxl.training.hooks import Hooks
 from fedxl.training.rundir import checkpointed
@@ -86,3 +88,20 @@ def test_a_rank_that_is_killed_ends_the_run_in_one_line_and_it_can_be_resumed(vi
     resumed, whole = configs.execute(again, run, True, quiet), configs.execute(again, hooks=quiet)
     for name, leaf in whole.weights.params.items():
         torch.testing.assert_close(resumed.weights.params[name], leaf, rtol=0, atol=1e-12)
+
+
+@pytest.mark.deploy
+def test_torchrun_itself_starts_ranks_that_come_to_what_one_process_does(tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    done = subprocess.run(
+        [*torchrun, "-m", "fedxl", "train", "c.toml", "--out", "run", "--set=run.dtype=float64"],
+        cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("best round") == 1, "the first rank alone speaks"
+    config = configs.read(tmp_path / "c.toml", ["run.dtype=float64"])
+    whole = configs.execute(config, hooks=Hooks(say=lambda line: None))
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    for name, leaf in whole.weights.params.items():
+        torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-12)
