@@ -22,7 +22,7 @@ from fedxl.config.experiment import execute
 from fedxl.errors import DivergedError
 from fedxl.experiments import demo
 from fedxl.files import write_atomically, write_json
-from fedxl.reporting.report import mean_with_spread
+from fedxl.reporting.text import mean_with_spread
 from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
 

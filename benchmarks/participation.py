@@ -21,7 +21,7 @@ from fedxl.config.experiment import Config, execute
 from fedxl.experiments import demo
 from fedxl.files import write_atomically, write_json
 from fedxl.reporting.plots import STYLES, require_matplotlib
-from fedxl.reporting.report import as_markdown, mean_and_spread
+from fedxl.reporting.text import as_markdown, mean_and_spread
 from fedxl.training.hooks import Hooks
 
 METRIC = f"pauc@{demo.MAX_FPR:g}"

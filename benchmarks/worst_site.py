@@ -22,7 +22,7 @@ from fedxl.experiments import demo
 from fedxl.files import write_atomically, write_json
 from fedxl.models import scorer
 from fedxl.reporting.plots import STYLES, require_matplotlib
-from fedxl.reporting.report import as_markdown, mean_and_spread
+from fedxl.reporting.text import as_markdown, mean_and_spread
 from fedxl.training.hooks import Hooks
 from fedxl.training.trainer import train
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from fedxl.config.experiment import read
 from fedxl.deploy.provision.settings import files_below
 from fedxl.errors import UserError, require
-from fedxl.reporting.report import in_words
+from fedxl.reporting.text import in_words
 from fedxl.training.rundir import read_metrics
 
 deploy = typer.Typer(no_args_is_help=True, help="A federation of real machines, over TLS, on Flower.")

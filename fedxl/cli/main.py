@@ -25,8 +25,8 @@ from fedxl.data import DATASETS, published
 from fedxl.errors import UserError, require
 from fedxl.metrics import METRICS
 from fedxl.progress import Pace, time_left
-from fedxl.reporting import report as reports
 from fedxl.reporting import runs as run_folders
+from fedxl.reporting import text
 from fedxl.risks import KNOWN_RISKS
 from fedxl.toml import read as read_toml
 from fedxl.training import rundir
@@ -139,12 +139,14 @@ def report(
         out.print(f"report in {html}", highlight=False, soft_wrap=True, markup=False)
         return
     require(not reference, "--reference belongs to --html")
-    columns, rows = reports.table(run_folders.run_dirs(folders))
+    from fedxl.reporting.report import table  # loads scipy, which takes a second
+
+    columns, rows = table(run_folders.run_dirs(folders))
     if markdown:
-        print(reports.as_markdown(rows, columns), end="")
+        print(text.as_markdown(rows, columns), end="")
     else:
         # Metrics must not be cut: a pipe has no width to fit, and a narrow terminal may wrap.
-        Console(width=max(out.width, 200)).print(reports.as_text(rows, columns))
+        Console(width=max(out.width, 200)).print(text.as_text(rows, columns))
 
 
 app.command()(after.predict)
@@ -290,7 +292,7 @@ def _conclude(result: Result, folder: Path) -> None:
         sys.exit(130)
     tested = result.metrics["test"]
     values = tested or result.metrics["validation"]
-    shown = reports.in_words(values)
+    shown = text.in_words(values)
     where = "test" if tested else "validation"
     summary = f"{where}: {shown}" if values else "the last one, for there is no validation or test data"
     line = f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedxl.config import experiment as configs
 from fedxl.errors import require
-from fedxl.reporting.report import as_text
+from fedxl.reporting.text import as_text
 
 out, err = Console(), Console(stderr=True)
 

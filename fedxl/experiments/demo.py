@@ -17,8 +17,8 @@ from fedxl import metrics
 from fedxl.config.experiment import Config, execute, load_data
 from fedxl.files import write_atomically, write_json
 from fedxl.reporting import document, html, plots
-from fedxl.reporting.report import as_markdown, as_text, mean_with_spread, over_seeds
 from fedxl.reporting.runs import Run, from_result, is_centralized
+from fedxl.reporting.text import as_markdown, as_text, mean_with_spread, over_seeds
 from fedxl.training.hooks import Hooks
 from fedxl.training.members import Member, members, numbered
 from fedxl.training.result import Result

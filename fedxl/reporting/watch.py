@@ -12,7 +12,7 @@ from fedxl import metrics, toml
 from fedxl.errors import UserError, printable, require
 from fedxl.files import read_bytes
 from fedxl.progress import time_left
-from fedxl.reporting.report import in_words
+from fedxl.reporting.text import in_words
 from fedxl.training.evaluate import value_of
 from fedxl.training.health import COLLAPSED
 from fedxl.training.members import ABOUT

@@ -14,7 +14,7 @@ from rich.text import Text
 from fedxl import metrics
 from fedxl.errors import printable
 from fedxl.reporting import watch
-from fedxl.reporting.report import in_words
+from fedxl.reporting.text import in_words
 from fedxl.reporting.watch import View
 
 HEIGHT = 6  # lines of the curve

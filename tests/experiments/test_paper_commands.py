@@ -28,7 +28,7 @@ from fedxl.experiments.paper.runs import PlannedRun, Runner, RunRecord, RunStore
 from fedxl.experiments.paper.setup import BUDGETS, Budget, HyperParameters, experiment, task
 from fedxl.experiments.paper.study import TABLE1, TABLE2, Study, outline
 from fedxl.experiments.paper.tuning import SEED, Trial, TuningSearch, choose
-from fedxl.reporting.report import mean_with_spread
+from fedxl.reporting.text import mean_with_spread
 from fedxl.training.hooks import Hooks, Progress
 from tests.cli.test_errors import command
 from tests.conftest import PATIENCE, until

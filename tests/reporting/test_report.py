@@ -5,7 +5,7 @@ from __future__ import annotations
 from typer.testing import CliRunner
 
 from fedxl.cli.main import app
-from fedxl.reporting.report import as_markdown
+from fedxl.reporting.text import as_markdown
 
 
 def test_names_of_folders_stay_cells_of_the_table(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 from fedxl.experiments.curious.study import ARMS, ATTACKS, PLAIN
 from fedxl.files import write_atomically
 from fedxl.reporting.plots import STYLES, require_matplotlib
-from fedxl.reporting.report import as_markdown, mean_and_spread, mean_with_spread
+from fedxl.reporting.text import as_markdown, mean_and_spread, mean_with_spread
 
 ABOUT = (
     "The demo's FeDXL2 (digits, 16 clients). A curious server links each pooled score of a client with one of the "

@@ -12,7 +12,7 @@ from fedxl.experiments.hostile.attacks import ATTACKS
 from fedxl.experiments.hostile.study import CLIENTS, COUNTS, DEFENCES, NOBODY
 from fedxl.files import write_atomically
 from fedxl.reporting.plots import STYLES, require_matplotlib
-from fedxl.reporting.report import as_markdown, mean_and_spread, mean_with_spread
+from fedxl.reporting.text import as_markdown, mean_and_spread, mean_with_spread
 
 Runs = Sequence[Mapping[str, Any]]
 COLOURS = [*STYLES, ("#7b4fa3", (0, (3, 1, 1, 1))), ("#2f2f2f", (0, (1, 1)))]

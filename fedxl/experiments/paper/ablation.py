@@ -11,7 +11,7 @@ from fedxl.experiments.paper import pictures
 from fedxl.experiments.paper.runs import PlannedRun, RunRecord
 from fedxl.experiments.paper.setup import FPRS
 from fedxl.experiments.paper.study import OURS, TABLE1, Study, column_named, machines, outline
-from fedxl.reporting.report import as_markdown, mean_with_spread, over_seeds
+from fedxl.reporting.text import as_markdown, mean_with_spread, over_seeds
 
 Runs = Mapping[tuple[str, int], Sequence[RunRecord]]  # by data set and value: one run record per seed
 EVALUATIONS = 40  # on validation data in one run

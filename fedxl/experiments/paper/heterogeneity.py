@@ -22,7 +22,7 @@ from fedxl.experiments.paper.study import OURS, Comparison, Study, machines, out
 from fedxl.experiments.paper.tables import Entry, Lead, Row
 from fedxl.experiments.paper.tuning import SEED, Trial, TuningResult, TuningSearch, choose, describe
 from fedxl.options import call
-from fedxl.reporting.report import as_markdown, mean_and_spread, mean_with_spread, over_seeds
+from fedxl.reporting.text import as_markdown, mean_and_spread, mean_with_spread, over_seeds
 from fedxl.training.problem import assemble, check_data
 from fedxl.training.settings import Settings
 

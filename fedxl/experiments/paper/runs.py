@@ -21,7 +21,7 @@ from fedxl.experiments import bench
 from fedxl.experiments.workers import WorkerPool, report_progress
 from fedxl.files import write_atomically, write_json
 from fedxl.progress import progress
-from fedxl.reporting.report import in_words
+from fedxl.reporting.text import in_words
 from fedxl.training.evaluate import value_of
 from fedxl.training.health import COLLAPSED
 from fedxl.training.hooks import Hooks, Progress

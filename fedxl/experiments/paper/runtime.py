@@ -11,7 +11,7 @@ from fedxl.experiments.paper import pictures
 from fedxl.experiments.paper.published import RUNTIME
 from fedxl.experiments.paper.runs import RunRecord
 from fedxl.experiments.paper.study import TABLE1, Study, machines
-from fedxl.reporting.report import as_markdown, over_seeds
+from fedxl.reporting.text import as_markdown, over_seeds
 
 METRIC = "pauc@0.5"
 NEAR = 0.01

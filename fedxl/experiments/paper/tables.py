@@ -15,7 +15,7 @@ from fedxl.experiments.paper.runs import RunRecord, RunStore
 from fedxl.experiments.paper.setup import Task
 from fedxl.experiments.paper.study import OURS, Comparison, Study, machines, outline
 from fedxl.experiments.paper.tuning import TuningResult, describe
-from fedxl.reporting.report import as_markdown, mean_and_spread, mean_with_spread, over_seeds
+from fedxl.reporting.text import as_markdown, mean_and_spread, mean_with_spread, over_seeds
 
 Floats = npt.NDArray[np.float64]
 

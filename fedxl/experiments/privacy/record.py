@@ -10,7 +10,7 @@ from typing import Any
 from fedxl.experiments.privacy.study import COPIES, DELTA, EPSILONS, FEDERATIONS, METRIC
 from fedxl.files import write_atomically
 from fedxl.reporting.plots import STYLES, require_matplotlib
-from fedxl.reporting.report import as_markdown, mean_and_spread, mean_with_spread
+from fedxl.reporting.text import as_markdown, mean_and_spread, mean_with_spread
 
 Runs = Sequence[Mapping[str, Any]]
 Attacks = Sequence[Mapping[str, Any]]

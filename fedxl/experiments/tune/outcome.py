@@ -14,7 +14,7 @@ from fedxl.experiments.tune.plan import Plan
 from fedxl.experiments.tune.search import Found, best_of, in_words, natural
 from fedxl.experiments.tune.trials import Trial
 from fedxl.files import write_atomically, write_json
-from fedxl.reporting.report import as_markdown, mean_with_spread, over_seeds
+from fedxl.reporting.text import as_markdown, mean_with_spread, over_seeds
 
 TOP = 5  # trials of each algorithm in the longer table
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import isotonic_regression
 
 Floats = npt.NDArray[np.float64]
 OFFSETS = np.array([(0, -11), (0, 11), (-11, -5), (11, 5), (11, -5), (-11, 5)], np.float64)
@@ -73,6 +72,8 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
     >>> spread([10, 12, 50], 10)
     [6.0, 16.0, 50.0]
     """
+    from scipy.optimize import isotonic_regression  # takes a third of a second to load
+
     order = np.argsort(np.asarray(places, np.float64), kind="stable")
     steps = gap * np.arange(len(order))
     found = np.empty(len(order))

@@ -11,8 +11,8 @@ from fedxl.evaluation.intervals import Interval
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.groups import Group, judged_on, same_examples
 from fedxl.reporting.page import Cell, Column, Row, Section, Table, between, figure_of, metric_name, shown
-from fedxl.reporting.report import mean_with_spread
 from fedxl.reporting.runs import Run
+from fedxl.reporting.text import mean_with_spread
 
 Compared = Mapping[str, Mapping[str, Difference]]  # by letter and metric
 

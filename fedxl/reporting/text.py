@@ -1,0 +1,62 @@
+"""Numbers and tables as text and as Markdown. It loads nothing large: every command uses it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from fedxl import metrics
+from fedxl.errors import printable
+
+
+def in_words(values: Mapping[str, Any]) -> str:
+    """The metrics that people ask for, in one line."""
+    names = (name for name in metrics.shown(values) if values.get(name) is not None)
+    return "  ".join(f"{printable(name)} {values[name]:.4f}" for name in names)
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation; of one value the latter is 0."""
+    return float(np.mean(values)), float(np.std(values, ddof=min(1, len(values) - 1)))
+
+
+def mean_with_spread(values: Sequence[float]) -> str:
+    """0.8281 ± 0.0012, of one run 0.8281, or what stands for runs that came to nothing."""
+    mean, spread = mean_and_spread(values)
+    if np.isnan(mean):
+        return "diverged"
+    return f"{mean:.4f} ± {spread:.4f}" if len(values) > 1 else f"{mean:.4f}"
+
+
+def over_seeds(count: int, what: str = "mean ± standard deviation") -> str:
+    """In words what a table holds, by default the values of `mean_with_spread`."""
+    return f"{what} over {count} seeds" if count > 1 else "one seed"
+
+
+def as_text(rows: Sequence[Sequence[str]], columns: Sequence[str], title: str = "") -> Table:
+    table = Table(title=title or None)
+    for name, cells in zip(columns, zip(*rows, strict=True), strict=True):
+        table.add_column(Text(name), justify="right" if _numeric(cells) else "left", no_wrap=True)
+    for line in rows:
+        table.add_row(*map(Text, line))  # as they are: a folder's name may look like rich's markup
+    return table
+
+
+def as_markdown(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
+    aligned = ["---:" if _numeric(cells) else "---" for cells in zip(*rows, strict=True)]
+    lines: list[Sequence[str]] = [_plain(columns), aligned, *map(_plain, rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def _plain(cells: Sequence[str]) -> list[str]:
+    """Cells that Markdown shows as they are: a folder's name may hold a bar or a tag of HTML."""
+    return [re.sub(r"<(?=[A-Za-z/!?])", "&lt;", cell.replace("|", "\\|")) for cell in cells]
+
+
+def _numeric(cells: Iterable[str]) -> bool:
+    return all(set(cell) <= set("0123456789.-±[], ") for cell in cells)
