@@ -42,6 +42,10 @@ class Checked:
         self.dropped: list[dict[str, Any]] = []
 
     @property
+    def sums(self) -> bool:
+        return self.engine.sums
+
+    @property
     def chances(self) -> Floats | None:
         return self.engine.chances
 

@@ -79,6 +79,10 @@ class Attacked:
         self.engine, self.attack, self.risk, self.hostile = engine, attack, risk, frozenset(hostile)
 
     @property
+    def sums(self) -> bool:
+        return self.engine.sums
+
+    @property
     def chances(self) -> Floats | None:
         return self.engine.chances
 
