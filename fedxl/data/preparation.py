@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fedxl.data.columns import LONGEST, MOST_COLUMNS
+from fedxl.data.csv_blocks import require_delimiter
 from fedxl.data.summary import LABELS, LARGEST, MOST_CATEGORIES, Categories, Numbers, Summary
 from fedxl.errors import UserError, printable, require
 from fedxl.options import call
@@ -139,6 +140,8 @@ class Preparation:
             taken is None, f"a preparation learns from the column '{printable(taken)}', which has another meaning"
         )
         require(bool(self.columns) != bool(self.image), "a preparation has either columns or images")
+        if self.delimiter:
+            require_delimiter(self.delimiter)
         require(self.width <= MOST_WIDTH, f"columns become {self.width:,} inputs, at most {MOST_WIDTH:,}; drop some")
         texts = (*names, self.label, self.positive, self.negative, self.site, self.id)
         require(all(len(text) <= LONGEST for text in texts), f"a name has more than {LONGEST} characters")

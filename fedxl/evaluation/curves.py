@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedxl.errors import require
 from fedxl.evaluation.array_file import load_splits, save_arrays
-from fedxl.evaluation.binned import Binned
+from fedxl.evaluation.binned import Binned, pooled
 from fedxl.evaluation.scored import Scored
 
 Curves = Mapping[str, Binned]  # by site; all in the same bins
@@ -37,11 +37,22 @@ def load(path: Path) -> dict[str, dict[str, Binned]]:
 
 
 def as_scored(curves: Curves) -> Scored:
-    """Scores with these counts, each in the middle of its bin, for whatever asks for scores. No row is known."""
+    """Scores with these counts, each in the middle of its bin, for whatever asks for scores. No row is known.
+
+    Noise is removed from sums of counts. What is left of one site's own would stay in far bins, and count for all
+    sites together. So where there is noise, nobody knows whose a score is.
+    """
+    if any(found.noise for found in curves.values()):
+        return together(curves)
     each = [found.as_scores() for found in curves.values()]
     sites = np.repeat(np.arange(len(each)), [len(labels) for _, labels in each])
     scores, labels = (np.concatenate(column) for column in zip(*each, strict=True))
     return Scored(scores, labels, sites, tuple(curves))
+
+
+def together(curves: Curves) -> Scored:
+    """The same of all sites' counts added up."""
+    return Scored(*pooled(curves.values()).as_scores())
 
 
 def _curves(arrays: np.lib.npyio.NpzFile, split: str) -> dict[str, Binned]:

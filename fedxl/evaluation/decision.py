@@ -11,9 +11,8 @@ import numpy as np
 
 from fedxl.errors import UserError, require, unknown
 from fedxl.evaluation import calibration as calibrations
-from fedxl.evaluation.binned import pooled
 from fedxl.evaluation.calibration import CALIBRATIONS, Calibration
-from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.curves import Curves, together
 from fedxl.evaluation.operating import OperatingPoint, at_sensitivity, at_specificity
 from fedxl.evaluation.scored import Floats, Ints, Scored
 
@@ -97,7 +96,7 @@ def deciding(scored: Mapping[str, Scored], curves: Mapping[str, Curves]) -> Mapp
     counts = curves.get("validation")
     if "validation" in scored or not counts:
         return scored
-    return {**scored, "validation": Scored(*pooled(counts.values()).as_scores())}
+    return {**scored, "validation": together(counts)}
 
 
 def why_undecided(splits: Mapping[str, Scored]) -> str:

@@ -84,5 +84,5 @@ def load(path: Path) -> dict[str, dict[str, dict[str, Binned]]]:
 
 
 def as_scored(found: LabelCurves) -> dict[str, Scored]:
-    """Scores with these counts, label by label. Which of them are of one example is not known."""
-    return {label: curves.as_scored(sites) for label, sites in found.items()}
+    """Scores with the counts of all sites, label by label. Which of them are of one example is not known."""
+    return {label: curves.together(sites) for label, sites in found.items()}

@@ -32,7 +32,10 @@ NOT_REBUILT = (
 )
 Decided = tuple[Meaning | None, str]
 Judgements = Judgement | LabelJudgement | None  # of one label, of several
-COUNTED = "metrics are of the counts in bins that sites disclosed, not of single scores"
+COUNTED = (
+    "metrics are of the counts in bins that sites disclosed, not of single scores; their intervals do not contain "
+    "the noise that sites may have added"
+)
 ONLY_WEIGHTS = "the network is code of your own, which is not exported: without it, model.safetensors cannot be used"
 
 

@@ -346,6 +346,7 @@ COLUMN = {"kind": "number", "name": "age", "mean": 0.0, "scale": 1.0}
         (lambda c: c["image"].update(column="x" * 1000), "more than"),
         (lambda c: c.update(image=None, columns=[COLUMN]), "columns"),
         (lambda c: c.update(label="x" * 1000), "more than"),
+        (lambda c: c.update(delimiter=";" * 100), "delimiter must be one character"),
         (lambda c: c.clear(), "malformed"),
     ],
 )  # fmt: skip

@@ -18,7 +18,9 @@ from fedxl import metrics
 from fedxl.errors import UserError
 from fedxl.evaluation import binned, curves
 from fedxl.evaluation.binned import Binned, count, pooled
+from fedxl.evaluation.decision import deciding
 from fedxl.evaluation.grid import Grid, Spread
+from fedxl.evaluation.label_decisions import deciding_labels
 from fedxl.evaluation.noise import noise, variance
 
 METRICS = {
@@ -290,6 +292,24 @@ def test_curves_stand_for_scores_of_all_sites_where_scores_are_asked_for():
     assert metrics.average_precision(mine.scores, mine.labels) == pytest.approx(
         parts["b"].average_precision().value, abs=1e-12
     )
+
+
+def test_noisy_curves_stand_for_scores_of_all_sites_together_and_decide_alike_for_one_label_and_several():
+    """Noise that is left of each site's own counts would stay in far bins, where it flattens every probability."""
+    edges = Grid(128).edges()
+    parts = {}
+    for site in range(8):
+        scores, labels = example(400, seed=site)
+        parts[f"s{site}"] = noisy(count(edges, scores, labels), "1", site)
+    found = curves.as_scored(parts)
+    assert found.sites is None, "whose a score is cannot be said"
+    whole = pooled(parts.values())
+    # Whole counts of scores, rounded once: the curve's own value to within what rounding does.
+    assert metrics.auroc(found.scores, found.labels) == pytest.approx(whole.auroc().value, abs=0.005)
+    (several,) = deciding_labels({}, {"validation": {"a": parts}}).values()
+    one = deciding({}, {"validation": parts})["validation"]
+    np.testing.assert_array_equal(several.scores, one.scores)
+    np.testing.assert_array_equal(several.labels, one.labels)
 
 
 def test_a_damaged_file_is_told_in_one_line(tmp_path):

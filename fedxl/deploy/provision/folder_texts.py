@@ -70,7 +70,7 @@ def site_toml(name: str, part: int, config: Config) -> str:
             f"evaluations = {4 * rounds + 20}  # requests to evaluate that this site accepts, over all runs",
             f"summary = {json.dumps(config.data.get('name') in NAMED)}  # whether counts, means and squares of a "
             "table's columns may leave this site, so that all sites scale them alike; of images: their size, "
-            "and the names of label and columns",
+            "the names of labels and columns, and the label's two values",
             'digest = ""  # allow only the experiment with this digest (`fedxl deploy digest`); "": any',
             "",
             "[data]",
@@ -135,7 +135,8 @@ Logs are in `flower/`. `connection.toml` holds the server's address.
 What leaves this machine: the numbers of positive and negative examples, their shape, and in each round the trained
 weights and the scores of the examples that were used. docs/privacy.md describes what they reveal. Of a table, the
 names, counts, means and squared deviations of its columns leave, and its frequent categories, if `summary` in
-`site.toml` allows it; of images, their size and the names of label and columns. Results on your validation and test
+`site.toml` allows it; of images, their size, the names of labels and
+columns, and the two values of the label. Results on your validation and test
 data leave only if `evaluate` in `site.toml` allows it.
 `state/` holds what training remembers about your examples, and the seed from which it draws them; it never leaves.
 `site.key` is secret: the server recognises you by it.

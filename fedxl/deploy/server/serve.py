@@ -92,7 +92,8 @@ def serve(
     needed = facts_of_all._asdict() if problem.uses_facts else {}
     prepared = made.to_text() if made is not None else ""
     _check_labels(problem, directory)
-    check_label_names(problem.label_names, made.labels if made is not None else ())
+    told = made or directory.images()
+    check_label_names(problem.label_names, told.labels if told is not None else ())
     check_queries(problem, {name: directory.facts[name] for name in settings.sites}, settings.secure)
     head = RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared)
     secret = kept_seed(server.out / SEED) if settings.private_draws else 0
