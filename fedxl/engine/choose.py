@@ -56,6 +56,7 @@ def not_for_vmap(model: nn.Module, score: Score, probe: Tensor) -> str:
         h, backward = found
         return backward(h)
 
+    probe = torch.cat([probe, probe]) if len(probe) == 1 else probe  # BatchNorm takes no single example
     try:
         with seeded(0, probe.device):
             vmap(gradient, randomness="different")(tree.stack([weights_of(model)] * 2), torch.stack([probe] * 2))

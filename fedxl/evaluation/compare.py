@@ -56,6 +56,9 @@ def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL
     both = placements(one, classes), placements(two, classes)
     spread = covariance(*both)
     error = math.sqrt(max(0.0, float(spread[0, 0] + spread[1, 1] - 2 * spread[0, 1])))
+    if error == 0 and spread[0, 0] > 0:  # they differ within a class only
+        alike = "not defined: both models rank positives against negatives alike"
+        return Difference(value, math.nan, math.nan, math.nan, alike, level)
     low, high = difference_ends(_ends(one, classes, level), _ends(two, classes, level), spread)
     p = _p(value / error) if error else math.nan
     return Difference(value, low, high, p, "DeLong, both intervals joined", level)

@@ -47,8 +47,11 @@ def means(
     intervals = {}
     for name, metric in named.items():
         values = np.concatenate([batch[name] for batch in drawn])
-        low, high = bias_corrected(here[metric.name], values[np.isfinite(values)], level)
-        intervals[name] = Interval(here[metric.name], low, high, level, HOW)
+        values = values[np.isfinite(values)]
+        if len(values) < 2 or np.ptp(values) <= 1e-12:  # as of a perfect ranking of few examples
+            intervals[name] = Interval(here[metric.name], math.nan, math.nan, level, "not defined: all draws agree")
+            continue
+        intervals[name] = Interval(here[metric.name], *bias_corrected(here[metric.name], values, level), level, HOW)
     return intervals
 
 

@@ -143,9 +143,9 @@ class TopRisk(QueryRisk):
         return c * (items.weight / math.prod(gaps.shape[-3:])).unsqueeze(-1).unsqueeze(-1)
 
     def inner_range(self) -> tuple[Tensor, Tensor]:
-        """As ever of means and thresholds; no curvature is above that of scores at the threshold."""
+        """As ever of means and thresholds; curvatures from tau2 to that of scores at the threshold."""
         low, high = super().inner_range()
-        low[2], high[2] = 0.0, 1.001 * (self.tau2 + 0.25 / self.tau1)
+        low[2], high[2] = 0.999 * self.tau2, 1.001 * (self.tau2 + 0.25 / self.tau1)
         return low, high
 
 

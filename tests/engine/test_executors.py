@@ -225,6 +225,14 @@ def test_a_model_that_cannot_be_vectorised_is_one_line_where_vmap_was_asked_for(
             fit(model, clients, FeDXL2(auroc()), **settings, **more)
 
 
+def test_a_first_client_with_one_example_is_no_reason_against_vmap():
+    x, y = make_clients([(4, 4)])[0]
+    clients = [(x[:1].float(), y[:1]), (x.float(), y)]
+    norms = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    settings = {"rounds": 1, "local_steps": 1, "batch_size": 2, "device": "cpu", "executor": "vmap"}
+    assert fit(norms, clients, FeDXL2(auroc()), **settings).best_round == 1
+
+
 def test_a_whole_gradient_from_one_class_clients(network):
     """Three sites, one without negatives, one without positives: the averaged step is the exact gradient step.
 

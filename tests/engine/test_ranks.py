@@ -232,7 +232,7 @@ def test_a_rank_has_a_card_of_its_own(monkeypatch):
 
 def dies_or_ends(folder: Path, dies: bool, team: Team) -> None:
     given_up = threading.Event()
-    watch = Watch(team.rank, team.size, given_up.set)
+    watch = Watch(team.rank, team.size, PATIENCE, given_up.set)
     if dies and team.rank == 1:
         os._exit(9)
     if dies:
@@ -249,3 +249,15 @@ def test_a_watch_notices_a_rank_that_dies_and_none_that_ends(dies, tmp_path):
     """Ranks 1 and 2 are not connected with each other: rank 2 hears of it when rank 0 goes."""
     assert on_ranks(3, partial(dies_or_ends, tmp_path, dies)) == [0, 9 if dies else 0, 0]
     assert [(tmp_path / f"{rank}").read_text() for rank in ((0, 2) if dies else range(3))] == [str(dies)] * (3 - dies)
+
+
+def dies_before_it_is_watched(team: Team) -> None:
+    if team.rank == 1:
+        os._exit(9)
+    with pytest.raises((RuntimeError, ValueError)):
+        Watch(team.rank, team.size, 2.0, lambda: None)
+    os._exit(0)
+
+
+def test_nobody_waits_longer_than_the_limit_for_a_rank_that_never_comes():
+    assert on_ranks(2, dies_before_it_is_watched) == [0, 9]

@@ -212,3 +212,12 @@ def test_all_differences_of_two_runs():
     for difference in found.values():
         assert 0 < difference.low < difference.value < difference.high
         assert difference.p < 0.05
+
+
+def test_models_that_differ_within_a_class_alone_have_no_interval():
+    labels = [1, 1, 1, 0, 0, 0]
+    one, two = [0.9, 0.8, 0.3, 0.5, 0.2, 0.1], [0.8, 0.9, 0.3, 0.5, 0.1, 0.2]
+    found = delong_difference(one, two, labels)
+    assert found.value == 0
+    assert np.isnan([found.low, found.high, found.p]).all()
+    assert found.how == "not defined: both models rank positives against negatives alike"

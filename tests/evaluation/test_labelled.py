@@ -116,6 +116,14 @@ def test_no_label_with_both_classes_has_no_interval():
     assert np.isnan(mean_auroc(found).value)
 
 
+def test_a_perfect_ranking_of_few_examples_is_not_certain():
+    y = np.array([[1, 0], [1, 0], [0, 1], [0, 1]])
+    for found in means(["auroc", "ap"], LabelScores(y.astype(float), y, ("a", "b"))).values():
+        assert found.value == 1
+        assert np.isnan([found.low, found.high]).all()
+        assert found.how == "not defined: all draws agree"
+
+
 def test_scores_are_kept_and_found_again(tmp_path):
     found = replace(scores(), sites=np.arange(80) % 3, site_names=("x", "y", "z", "w"))
     labelled.save(tmp_path / "scores.npz", {"test": found})

@@ -275,3 +275,14 @@ def test_a_running_threshold_follows_the_level_of_all_scores():
     here, there = (risk.follow(u, risk.losses(a + by, b + by, none), size, 0.1) for by in (0.0, 40.0))
     torch.testing.assert_close(there, here, rtol=0, atol=1e-6)
     assert float((here - u).abs().max()) > 1e-2
+
+
+def test_no_site_may_send_a_curvature_by_which_gradients_of_others_are_no_numbers():
+    """Honest ones are tau2 at least."""
+    risk = ndcg(top=3, queries=1)
+    low, high = risk.inner_range()
+    assert 0.99 * risk.tau2 < low[2] <= risk.tau2 < high[2]
+    l = risk.losses(torch.tensor([[0.5, 0.1]]).double(), torch.linspace(-1, 1, 8).double()[None], torch.zeros(1, 8))
+    far = torch.stack((torch.full((1, 2), 0.5), torch.full((1, 2), 500.0), low[2].expand(1, 2)), -1).double()
+    items = ItemConstants(torch.ones(1, 2).double(), torch.full((1, 2), 8.0).double())
+    assert risk.item_weights(l, far, items).isfinite().all()

@@ -122,7 +122,7 @@ class Team:
         team = cls(seat.rank, seat.size, seat.local, torch.device(place.device) if place.own else CPU)
         with team._talking(0):
             dist.init_process_group("nccl" if place.own else "gloo", timeout=timedelta(seconds=limit))
-            team.watch = Watch(seat.rank, seat.size, team._give_up) if place.own else None
+            team.watch = Watch(seat.rank, seat.size, limit, team._give_up) if place.own else None
         try:
             yield team
         except LostRankError:
@@ -133,7 +133,8 @@ class Team:
         else:
             team.heard(None)  # nobody leaves before all are done: the others would take it for lost
             if team.watch:
-                team.watch.end()
+                with team._talking(0):
+                    team.watch.end()
             dist.destroy_process_group()
 
     @property

@@ -19,9 +19,12 @@ AS_LONG_AS_IT_TAKES = timedelta(days=1000)
 class Watch:
     """Connections between rank 0 and each other rank; `lost` says whether one was closed too early."""
 
-    def __init__(self, rank: int, size: int, give_up: Callable[[], None]) -> None:
-        """give_up: makes the collective that this rank is waiting in return. All ranks make this call together."""
-        self.group = dist.new_group(backend="gloo", timeout=AS_LONG_AS_IT_TAKES)
+    def __init__(self, rank: int, size: int, limit: float, give_up: Callable[[], None]) -> None:
+        """give_up: makes the collective that this rank is waiting in return.
+
+        All ranks make this call together, and wait `limit` seconds for each other.
+        """
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit))
         self.peers = range(1, size) if rank == 0 else range(1)
         self.lost = Event()
         self._give_up = give_up
@@ -33,7 +36,9 @@ class Watch:
     def _listen(self, peer: int) -> None:
         """Wait for the word that all is done."""
         try:
-            dist.recv(torch.empty(1), peer, self.group)
+            word = dist.irecv(torch.empty(1), peer, self.group)
+            assert word is not None, "this rank is in the group"
+            word.wait(AS_LONG_AS_IT_TAKES)
         except (RuntimeError, ValueError):
             self.lost.set()
             self._give_up()
