@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 import traceback
 import warnings
@@ -13,14 +12,9 @@ from typing import Any
 
 import torch
 
+from fedxl.cli.processes import free_port
 from fedxl.engine.ranks.team import Place, Seat, Team
 from tests.conftest import PATIENCE
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def on_ranks(size: int, work: Callable[[Team], Any]) -> list[int]:

@@ -50,6 +50,11 @@ def as_scored(curves: Curves) -> Scored:
     return Scored(scores, labels, sites, tuple(curves))
 
 
+def scores_of(splits: Mapping[str, Curves]) -> dict[str, Scored]:
+    """`as_scored` of each split."""
+    return {split: as_scored(found) for split, found in splits.items()}
+
+
 def together(curves: Curves) -> Scored:
     """The same of all sites' counts added up."""
     return Scored(*pooled(curves.values()).as_scores())

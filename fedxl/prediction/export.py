@@ -93,7 +93,7 @@ def _network(run: FinishedRun, given: nn.Module | None, allow_code: bool, onnx: 
 
 def _judged(run: FinishedRun, wish: Wish) -> Judgement | None:
     """What the run's scores say, or sites' counts in bins; at the usual operating points and the exported one."""
-    counted = {} if run.scored else {split: curves.as_scored(found) for split, found in run.curves.items()}
+    counted = {} if run.scored else curves.scores_of(run.curves)
     scored = run.scored or counted
     if not any(len(each) for each in scored.values()):
         return None

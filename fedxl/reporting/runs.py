@@ -164,7 +164,7 @@ def read_run(path: Path) -> Run:
         settings={**about["settings"], **told},
         rows=[evaluations[round] for round in sorted(evaluations)],
         done=next((record for record in reversed(records) if "test" in record), None),
-        scored=scored.load(path / SCORES) or {split: curves.as_scored(found) for split, found in counted.items()},
+        scored=scored.load(path / SCORES) or curves.scores_of(counted),
         by_label=labelled.load(path / LABEL_SCORES),
         label_curves=label_counts.load(path / LABEL_CURVES),
         counts={split: pooled(found.values()) for split, found in counted.items()},

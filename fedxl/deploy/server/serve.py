@@ -92,8 +92,8 @@ def serve(
     needed = facts_of_all._asdict() if problem.uses_facts else {}
     prepared = made.to_text() if made is not None else ""
     _check_labels(problem, directory)
-    told = made or directory.images()
-    check_label_names(problem.label_names, told.labels if told is not None else ())
+    kept = made or directory.images()
+    check_label_names(problem.label_names, kept.labels if kept is not None else ())
     check_queries(problem, {name: directory.facts[name] for name in settings.sites}, settings.secure)
     head = RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared)
     secret = kept_seed(server.out / SEED) if settings.private_draws else 0
@@ -103,6 +103,7 @@ def serve(
         engine.remember_in(server.out)
     _begin(known, run_id, directory.facts)
     task = _task(engine, config, shape, GridBook(server.out / "grids.json", settings.bins), made)
+    task = replace(task, preparation=kept)  # for predictions on new files; the examiner has the tables' alone
     resuming = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
     return train(task, hooks, server.out, resume=resuming)
 
@@ -126,7 +127,7 @@ def _task(
         members=[_member(name, engine.directory.facts[name]) for name in sites],
         form=Form(shape, problem.settings.dtype, problem.risk.score_shape, labels=problem.label_names),
         description=_described(config, engine),
-        preparation=made or engine.directory.images(),
+        preparation=made,
     )
 
 

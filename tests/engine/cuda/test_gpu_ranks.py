@@ -18,11 +18,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedxl.cli.processes import free_port
 from fedxl.config import experiment as configs
 from fedxl.training.hooks import Hooks
 from fedxl.training.rundir import checkpointed
 from tests.conftest import PATIENCE, until
-from tests.ranks import free_port
 
 pytestmark = [
     pytest.mark.gpu,
