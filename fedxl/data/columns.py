@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.data.csv_blocks import Parser, blocks, require_delimiter
+from fedxl.data.csv_blocks import MISSING, Parser, blocks, require_delimiter
+from fedxl.data.plain_rows import PlainRows
 from fedxl.data.side_by_side import side_by_side
 from fedxl.errors import UserError, first_line, printable, require, unknown
 
+R = TypeVar("R")
 Block = npt.NDArray[np.float64]
 Kind = Literal["number", "category", "empty", "date", "other"]  # empty: no value in sight, so it agrees with any kind
 
@@ -37,7 +39,6 @@ class Column(NamedTuple):
 class Batch(NamedTuple):
     """Some rows of a file."""
 
-    rows: int
     numbers: Block  # [rows, columns of numbers], NaN where one is missing
     texts: dict[str, Any]  # arrow's
 
@@ -50,32 +51,38 @@ class File:
     delimiter: str
     columns: Mapping[str, Column]
 
-    def batches(self, texts: Sequence[str], numbers: Sequence[str] = ()) -> Iterator[Batch]:
-        """The rows of these columns, batch by batch."""
+    def batches(self, texts: Sequence[str], numbers: Sequence[str], finish: Callable[[Batch], R]) -> Iterator[R]:
+        """What `finish` makes of the rows of these columns, batch by batch. It is called in several threads."""
         read = self._parquet if _is_parquet(self.path) else self._csv
         with reading(self.path, list(self.columns)):
-            yield from read(texts, numbers)
+            yield from read(texts, numbers, finish)
 
-    def _parquet(self, texts: Sequence[str], numbers: Sequence[str]) -> Iterator[Batch]:
+    def _parquet(self, texts: Sequence[str], numbers: Sequence[str], finish: Callable[[Batch], R]) -> Iterator[R]:
         from pyarrow.parquet import ParquetFile
 
         with ParquetFile(self.path) as file:
             rows = file.iter_batches(BATCH, columns=[*numbers, *texts])
-            yield from side_by_side(lambda batch: _batch(batch, texts, numbers), rows)
+            yield from side_by_side(lambda batch: finish(_batch(batch, texts, numbers)), rows)
 
-    def _csv(self, texts: Sequence[str], numbers: Sequence[str]) -> Iterator[Batch]:
+    def _csv(self, texts: Sequence[str], numbers: Sequence[str], finish: Callable[[Batch], R]) -> Iterator[R]:
         import pyarrow as pa
 
         # Arrow does not read "true" as a float: such columns are read as booleans, and cast.
         booleans = {name for name in numbers if pa.types.is_boolean(self.columns[name].type)}
         types = {name: pa.bool_() if name in booleans else pa.float64() for name in numbers}
         types |= dict.fromkeys(texts, pa.string())
+        names = list(self.columns)
         first = Parser(self.delimiter, types)  # which has the columns' names itself
-        others = Parser(self.delimiter, types, list(self.columns))
+        others = Parser(self.delimiter, types, names)
+        of_numbers, of_texts = ([names.index(name) for name in some] for some in (numbers, texts))
+        plain = PlainRows(self.delimiter, len(names), of_numbers, of_texts, MISSING)
 
-        def parsed(block: tuple[int, Any]) -> Batch:
+        def parsed(block: tuple[int, Any]) -> R:
             number, text = block
-            return _batch((others if number else first)(text), texts, numbers)
+            rows = plain(text) if number and not booleans else None
+            if rows is not None:
+                return finish(Batch(rows.numbers, dict(zip(texts, rows.texts, strict=True))))
+            return finish(_batch((others if number else first)(text), texts, numbers))
 
         yield from side_by_side(parsed, enumerate(blocks(self.path, self.delimiter)))
 
@@ -159,12 +166,12 @@ def _batch(rows: Any, texts: Sequence[str], numbers: Sequence[str]) -> Batch:
 
     found = {name: _cast(rows.column(name), pa.string()) for name in texts}
     if not numbers or not rows.num_rows:
-        return Batch(rows.num_rows, np.empty((rows.num_rows, len(numbers))), found)
+        return Batch(np.empty((rows.num_rows, len(numbers))), found)
     floats = rows.select(list(numbers))
     if any(kind != pa.float64() for kind in floats.schema.types):
         floats = pa.record_batch([_cast(column, pa.float64()) for column in floats.columns], list(numbers))
     (whole,) = floats.to_batches() if isinstance(floats, pa.Table) else (floats,)
-    return Batch(rows.num_rows, whole.to_tensor(null_to_nan=True).to_numpy(), found)
+    return Batch(whole.to_tensor(null_to_nan=True).to_numpy(), found)
 
 
 def _cast(column: Any, kind: Any) -> Any:

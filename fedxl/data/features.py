@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedxl.data.chunks import untouched
 from fedxl.data.columns import LONGEST, Batch, File, Kind
 from fedxl.data.labels import canonical
 from fedxl.data.summary import LARGEST
@@ -49,26 +51,20 @@ class Features:
         """The rows of all files in batches: the file's number, the features, and these other columns as texts."""
         for number, file in enumerate(self.files):
             numbers = [n for n in self.names if self.kinds[n] == "number" and file.columns[n].kind == "number"]
-            wanted = [*dict.fromkeys([*(name for name in self.names if name not in numbers), *more])]
-            for batch in file.batches(wanted, numbers):
-                yield number, self._block(batch, numbers, file), {name: batch.texts[name] for name in more}
+            rest = [name for name in self.names if name not in numbers]
+            wanted = [*dict.fromkeys([*rest, *more])]
+            for block, texts in file.batches(wanted, numbers, partial(self._block, numbers, file)):
+                for name in rest:
+                    block[:, self.names.index(name)] = self._values(texts[name], name, file)
+                yield number, block, {name: texts[name] for name in more}
 
-    def _block(self, batch: Batch, numbers: Sequence[str], file: File) -> Block:
-        """All columns of some rows, [rows, columns]."""
-        block = batch.numbers
-        if len(numbers) < len(self.names):
-            block = np.empty((batch.rows, len(self.names)))
-            block[:, [self.names.index(name) for name in numbers]] = batch.numbers
-            for at, name in enumerate(self.names):
-                if name not in numbers:
-                    block[:, at] = self._values(batch.texts[name], name, file)
-        # Of NaN and a number, these are the number.
-        if np.fmax.reduce(block, None, initial=0) > LARGEST or np.fmin.reduce(block, None, initial=0) < -LARGEST:
-            bad = self.names[int(np.flatnonzero((np.abs(block) > LARGEST).any(0))[0])]
-            raise UserError(
-                f"{file.path}: column '{printable(bad)}' holds numbers beyond {LARGEST:g}; correct or drop it"
-            )
-        return block
+    def _block(self, numbers: Sequence[str], file: File, batch: Batch) -> tuple[Block, dict[str, Any]]:
+        """Room for all columns of some rows, [rows, columns], with those of numbers filled in, and the texts."""
+        _require_usual(batch.numbers, numbers, file)
+        block = untouched(len(batch.numbers), len(self.names), np.float64)
+        all_of_them = len(numbers) == len(self.names)
+        block[:, slice(None) if all_of_them else [self.names.index(name) for name in numbers]] = batch.numbers
+        return block, batch.texts
 
     def _values(self, values: Any, name: str, file: File) -> Block:
         """A column that the file does not have as numbers."""
@@ -81,6 +77,7 @@ class Features:
         told = f"{file.path}: column '{printable(name)}' holds {held}, but also texts"
         require(found is not None, f"{told}; correct it, or name it in categorical")
         assert found is not None
+        _require_usual(found[:, None], [name], file)
         return found
 
     def _codes(self, values: Any, name: str, file: File) -> Block:
@@ -104,6 +101,17 @@ class Features:
         if odd := _among_numbers([*index, word]):
             raise UserError(f"{where} holds numbers, but also '{printable(odd, 40)}'; correct it, or name it in drop")
         raise UserError(f"{where} holds more than {MOST_TEXTS:,} different texts, no categories; name it in drop")
+
+
+def _require_usual(values: Block, names: Sequence[str], file: File) -> None:
+    """One line if a number among [rows, columns] is larger than any that was measured."""
+    # Of NaN and a number, these are the number.
+    largest = max(np.fmax.reduce(values, None, initial=0), -np.fmin.reduce(values, None, initial=0))
+    if largest > LARGEST:
+        bad = names[int(np.flatnonzero((np.abs(values) > LARGEST).any(0))[0])]
+        raise UserError(
+            f"{file.path}: column '{printable(bad)}' holds numbers beyond {LARGEST:g}; correct or drop it"
+        )
 
 
 def agreed(files: Iterable[File], name: str) -> Kind:

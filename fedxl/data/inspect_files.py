@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedxl.data.chunks import Chunks
 from fedxl.data.features import Features
 from fedxl.data.folder import FolderOptions, images_in
 from fedxl.data.keys import Keys
-from fedxl.data.rawtable import Chunks
 from fedxl.data.resized import unreadable
 from fedxl.data.table import Label, TableOptions, feature_names, image_paths, open_files, read_rows
 from fedxl.errors import printable

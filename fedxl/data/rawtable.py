@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedxl.data.chunks import Chunks, untouched
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.holdout import SPLITS, TEST, TRAIN, VALIDATION, Codes, Whole
 from fedxl.data.preparation import Category, Preparation, fit
@@ -24,75 +21,7 @@ from fedxl.data.summary import ROWS as BLOCK
 from fedxl.errors import printable, require
 from fedxl.sampling import Floats, Indices
 
-T = TypeVar("T")
-R = TypeVar("R")
 Block = npt.NDArray[np.float64]
-Inputs = npt.NDArray[np.float32]
-ROWS = 1024  # applied at a time: they stay in a processor's cache
-PIECE = 8 * 2**20  # bytes
-
-
-class Chunks:
-    """Rows of numbers in pieces [rows, columns], whose memory goes back to the system as they are used."""
-
-    def __init__(self, columns: int) -> None:
-        self.each = max(1, PIECE // (8 * max(1, columns)))
-        self.columns, self.count = columns, 0
-        self.pieces: list[Block | None] = []
-
-    def append(self, block: Block) -> None:
-        """block: [rows, columns]."""
-        while len(block):
-            number, row = divmod(self.count, self.each)
-            if number == len(self.pieces):
-                self.pieces.append(_mapped(self.each, self.columns))
-            piece = self.pieces[number]
-            assert piece is not None
-            some = block[: self.each - row]
-            piece[row : row + len(some)] = some
-            self.count, block = self.count + len(some), block[len(some) :]
-
-    def take(self, rows: Whole) -> Block:
-        """These rows, which must ascend, as [rows, columns]."""
-        edges = np.searchsorted(rows, self.each * np.arange(len(self.pieces) + 1))
-        found = np.empty((len(rows), self.columns))
-        for number, piece in enumerate(self.pieces):
-            start, end = edges[number], edges[number + 1]
-            if piece is not None and start < end:
-                piece.take(rows[start:end] - number * self.each, axis=0, out=found[start:end], mode="clip")
-        return found
-
-    def drain(self, use: Callable[[int, Block], None]) -> None:
-        """Call `use` with the number of a row and `ROWS` rows from it on, in a few threads. What was used is gone."""
-
-        def drained(number: int) -> None:
-            piece, self.pieces[number] = self.pieces[number], None
-            assert piece is not None
-            first = number * self.each
-            for start in range(0, min(self.each, self.count - first), ROWS):
-                use(first + start, piece[start : min(start + ROWS, self.count - first)])
-
-        _together(drained, range(len(self.pieces)))
-
-
-def _together(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    with ThreadPoolExecutor(os.cpu_count()) as workers:
-        return list(workers.map(work, items))
-
-
-def _mapped(rows: int, columns: int) -> Block:
-    """Memory of its own, all of it at once: page by page, as it is touched, takes several times as long."""
-    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
-    memory = mmap.mmap(-1, max(1, 8 * columns * rows), flags=kind)
-    return np.frombuffer(memory, np.float64, columns * rows).reshape(rows, columns)
-
-
-def _untouched(rows: int, columns: int) -> Inputs:
-    """Memory that takes none until it is written to, and then in small pages: many sites are written to at a time."""
-    memory = mmap.mmap(-1, max(1, 4 * columns * rows), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # where there are no large pages
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.float32, columns * rows).reshape(rows, columns)
 
 
 class Order:
@@ -184,7 +113,7 @@ class RawTable:
     def fitted(self) -> Preparation:
         """As a server would fit it: each site tells its summary, and they are merged in the order of the sites."""
         self.order.parts()
-        told = _together(self.summary, range(len(self.order.names)))
+        told = [*map(self.summary, range(len(self.order.names)))]
         return fit(merge(dict(zip(self.order.names, told, strict=True))))
 
     def splits(self, made: Preparation) -> Splits:
@@ -204,7 +133,7 @@ class RawTable:
         named = [f"the labels {_some(names)}" if names else "one label" for names in both]
         require(both[0] == both[1], f"the preparation is for {named[0]}, and the table has {named[1]}")
         recode = recoding(made, self.columns, self.texts)
-        rows, x = self.order.rows, _untouched(self.chunks.count, made.width)
+        rows, x = self.order.rows, untouched(self.chunks.count, made.width, np.float32)
         places = np.empty_like(rows)
         places[rows] = np.arange(len(rows), dtype=rows.dtype)
         whole = f"V{4 * made.width}"  # a row as one item, which is copied at once

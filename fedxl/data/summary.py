@@ -130,7 +130,7 @@ def _moments(block: Block) -> tuple[Block, Block, Block]:
 def _merged(na: Any, ma: Any, qa: Any, nb: Any, mb: Any, qb: Any) -> tuple[Any, Any, Any]:
     """Chan et al.: the moments of two sets together from those of each, without cancellation."""
     n = na + nb
-    least = np.maximum(n, 1)
+    least = n + (n == 0)
     delta = mb - ma
     return n, ma + delta * (nb / least), qa + qb + delta**2 * (na * nb / least)
 

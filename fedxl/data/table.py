@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedxl.data.chunks import Chunks
 from fedxl.data.columns import File, open_table, require_column
 from fedxl.data.features import Features
 from fedxl.data.federation import Splits
@@ -20,7 +21,7 @@ from fedxl.data.holdout import Whole, check_shares, draw
 from fedxl.data.keys import Keys, Roles, keys_of
 from fedxl.data.labels import Value
 from fedxl.data.preparation import Image, Preparation
-from fedxl.data.rawtable import Chunks, Order, RawTable, assemble
+from fedxl.data.rawtable import Order, RawTable, assemble
 from fedxl.data.resized import within
 from fedxl.data.row_numbers import RowNumbers
 from fedxl.data.table_labels import listed, positive_rows

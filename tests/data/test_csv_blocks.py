@@ -53,10 +53,8 @@ FORMS = {
 
 def read(path: Path) -> list[tuple[float, str | None, str | None]]:
     found = []
-    for batch in open_table(path).batches(["s", "t"], ["n"]):
-        found += zip(
-            batch.numbers[:, 0].tolist(), *(column.to_pylist() for column in batch.texts.values()), strict=True
-        )
+    for numbers, texts in open_table(path).batches(["s", "t"], ["n"], lambda batch: batch):
+        found += zip(numbers[:, 0].tolist(), *(column.to_pylist() for column in texts.values()), strict=True)
     return found
 
 

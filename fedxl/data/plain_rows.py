@@ -1,0 +1,154 @@
+"""Rows of a CSV file without quotation marks, whose numbers arrow casts where they stand.
+
+Arrow's CSV reader goes over a block character by character and makes columns of it, which would then be made rows
+again. Here numpy finds where fields end, and arrow's cast of texts to numbers, which is as exact as its CSV reader,
+makes rows at once. A block that is not as plain as that is left to the CSV reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedxl.sampling import Indices
+
+Block = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+FIRST, LAST = b"-9"  # what numbers begin with is between them, as are . and /, which arrow refuses
+LINE, RETURN, QUOTE = b'\n\r"'
+
+
+class Rows(NamedTuple):
+    """What a block holds in the columns that are wanted."""
+
+    numbers: Block  # [rows, columns of numbers], NaN where one is missing
+    texts: list[Any]  # arrow's, a column each
+
+
+class Fields(NamedTuple):
+    """Where the fields of a block are."""
+
+    data: npt.NDArray[np.uint8]
+    bounds: npt.NDArray[np.int32]  # [rows, width, 2]: begin and end of each
+    texts: Any  # arrow's: every other one is a field, those between them are what separates fields
+
+
+class PlainRows:
+    """Reads blocks of whole rows, of which none is the line of names."""
+
+    def __init__(
+        self, delimiter: str, width: int, numbers: Sequence[int], texts: Sequence[int], missing: Sequence[str]
+    ) -> None:
+        """width: columns of the file; numbers, texts: the wanted ones; missing: words for a missing value."""
+        import pyarrow as pa
+
+        self.delimiter, self.width = ord(delimiter), width
+        self.numbers, self.texts = _range(numbers), list(texts)
+        self.missing = pa.array(missing, pa.string())
+        # What one block of a file is like, others are, too. These spare attempts in vain; no result depends on them.
+        self.plain, self.gaps = not FIRST <= self.delimiter <= LAST, False
+
+    def __call__(self, block: Any) -> Rows | None:
+        """The rows of arrow's buffer; None if they are not plain."""
+        import pyarrow as pa
+
+        if not self.plain:
+            return None
+        fields = self._fields(block)
+        try:
+            numbers = None if fields is None else self._numbers(fields)
+            if fields is not None and numbers is not None:
+                return Rows(numbers, [self._text(fields, at) for at in self.texts])
+        except pa.ArrowInvalid:
+            pass
+        self.plain = False
+        return None
+
+    def _fields(self, block: Any) -> Fields | None:
+        """Where fields are; None unless all rows are alike and have no quotation marks."""
+        import pyarrow as pa
+
+        data = np.frombuffer(block, np.uint8)
+        one, other = (_scratch(len(data), np.bool_) for _ in range(2))
+        if not len(data) or data[-1] != LINE or np.equal(data, QUOTE, out=one).any():
+            return None
+        lines = np.equal(data, LINE, out=one)
+        rows = np.count_nonzero(lines)
+        signs = np.equal(data, self.delimiter, out=other)
+        signs |= lines
+        ends = np.flatnonzero(signs)
+        if len(ends) != rows * self.width or not lines[ends[self.width - 1 :: self.width]].all():
+            return None
+        bounds = _scratch(2 * len(ends) + 1, np.int32)
+        bounds[0], bounds[1::2] = 0, ends
+        np.add(ends, 1, out=bounds[2::2], casting="unsafe")
+        places = bounds[:-1].reshape(rows, self.width, 2)
+        returns = np.equal(data, RETURN, out=one)
+        if returns.any():
+            last = places[:, -1, 1]
+            last -= returns[last - 1]
+            if np.count_nonzero(returns) != np.count_nonzero(returns[last]):
+                return None  # some are lines' ends by themselves, or part of a text
+        if self.width == 1 and (places[..., 0] == places[..., 1]).any():
+            return None  # empty lines are no rows
+        return Fields(data, places, pa.StringArray.from_buffers(places.size, pa.py_buffer(bounds), block))
+
+    def _numbers(self, fields: Fields) -> Block | None:
+        """The columns of numbers; None, or an error of arrow's, if a field holds another thing."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        if not self.gaps:
+            try:
+                return self._cast(fields, None)
+            except pa.ArrowInvalid:
+                self.gaps = True
+        begin = fields.data.take(fields.bounds[:, self.numbers, 0])
+        gone = (begin < FIRST) | (begin > LAST)
+        words = fields.texts.take(pa.array(_places(fields)[:, self.numbers][gone]))
+        if not compute.all(compute.is_in(words, self.missing), min_count=0).as_py():
+            return None
+        return np.where(gone, np.nan, self._cast(fields, gone))
+
+    def _cast(self, fields: Fields, gone: Mask | None) -> Block:
+        """gone: fields that are not cast."""
+        import pyarrow as pa
+
+        wanted = np.zeros(fields.bounds.shape, np.bool_)
+        wanted[:, self.numbers, 0] = True if gone is None else ~gone
+        mask = pa.py_buffer(np.packbits(wanted, bitorder="little"))
+        _, offsets, data = fields.texts.buffers()
+        floats = pa.StringArray.from_buffers(wanted.size, offsets, data, mask).cast(pa.float64())
+        values = np.frombuffer(floats.buffers()[1], np.float64, wanted.size).reshape(wanted.shape)
+        return values[:, self.numbers, 0]
+
+    def _text(self, fields: Fields, column: int) -> Any:
+        """A column of texts with its gaps; an error of arrow's if it is not encoded as UTF-8."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        found = fields.texts.take(pa.array(_places(fields)[:, column]))
+        found.validate(full=True)
+        return compute.if_else(compute.is_in(found, self.missing), pa.scalar(None, pa.string()), found)
+
+
+def _places(fields: Fields) -> npt.NDArray[np.int32]:
+    """Where each field stands among arrow's texts, [rows, width]."""
+    return np.arange(0, fields.bounds.size, 2, dtype=np.int32).reshape(fields.bounds.shape[:2])
+
+
+def _scratch(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """Memory of arrow's, which it keeps for the next block: the system's would be cleared each time."""
+    import pyarrow as pa
+
+    return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind, count)
+
+
+def _range(places: Sequence[int]) -> slice | Indices:
+    """Columns that lie side by side as a slice, of which numpy makes no copy."""
+    if places and list(places) == list(range(places[0], places[0] + len(places))):
+        return slice(places[0], places[0] + len(places))
+    return np.array(places, np.int64)
