@@ -28,7 +28,7 @@ from fedxl.deploy.supervise.processes import free_port, local
 from fedxl.models import resnet18, weights_of
 from fedxl.risks import partial_auc
 from fedxl.training.rounds import passive_like
-from fedxl.training.rundir import read_metrics
+from fedxl.training.run_files import read_metrics
 
 
 def request(steps: int, batch: int, precision: str) -> dict[str, float]:

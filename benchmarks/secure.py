@@ -37,7 +37,7 @@ from fedxl.errors import first_line
 from fedxl.files import write_json
 from fedxl.progress import progress
 from fedxl.training.hooks import Hooks
-from fedxl.training.rundir import read_metrics
+from fedxl.training.run_files import read_metrics
 
 WAYS = {"plain": (0, False), "secure, 32 bits": (32, True), "secure, 64 bits": (64, True)}
 HANDLERS = {"train": requests.train, "evaluate": requests.evaluate, "secure": secure.step}

@@ -334,6 +334,13 @@ def key(name: str) -> str:
     return name.removeprefix("-").rpartition(":")[2]
 
 
+def value_of(values: Mapping[str, Any], select: str) -> float:
+    """The metric that a model is chosen by, the higher the better; NaN where there is none."""
+    found = values.get(key(select))
+    value = math.nan if found is None else float(found)
+    return -value if select.startswith("-") else value
+
+
 def own(names: Iterable[str]) -> set[str]:
     """Of these names of metrics, limits and signs left out, those that would be imported."""
     bases = {name.removeprefix("-").partition("@")[0] for name in names}

@@ -15,10 +15,9 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.errors import RefusedError as RefusedError  # part of what this module offers
 from fedxl.errors import printable
+from fedxl.wire_precisions import HALF as HALF
 
 T = TypeVar("T")
-HALF = "bfloat16"
-PRECISIONS = ("float32", HALF)  # of networks in messages; state keeps its own precision
 
 
 def flatten(message: Any, precision: str = "float32") -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ def test_import_alone_loads_no_torch():
 
 
 def test_one_process_loads_nothing_for_several():
-    found = loaded("import fedxl.cli.main, fedxl.training.fit")
+    found = loaded("import fedxl.cli.train, fedxl.training.fit")
     assert "fedxl.cli.processes" in found
     assert not {name for name in found if name.startswith("fedxl.engine.ranks")}
 

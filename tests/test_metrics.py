@@ -13,7 +13,8 @@ from torch import nn
 import fedxl
 from fedxl import METRICS, Metric, UserError, metrics
 from fedxl.deploy.server.examiner import ROUNDING
-from fedxl.training.evaluate import Evaluator, asked_for, check_selection, value_of
+from fedxl.metrics import value_of
+from fedxl.training.evaluate import Evaluator, asked_for, check_selection
 from fedxl.training.simulation import Simulation
 from tests.conftest import make_clients
 from tests.running import fit_named

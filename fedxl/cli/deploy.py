@@ -11,17 +11,15 @@ from types import ModuleType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from fedxl.config.experiment import read
+from fedxl.cli.consoles import err, out
 from fedxl.deploy.provision.settings import files_below
 from fedxl.errors import UserError, require
 from fedxl.reporting.text import in_words
-from fedxl.training.rundir import read_metrics
+from fedxl.training.run_files import read_metrics
 
 deploy = typer.Typer(no_args_is_help=True, help="A federation of real machines, over TLS, on Flower.")
 site = typer.Typer(no_args_is_help=True, help="What a site does on its own.")
-out, err = Console(), Console(stderr=True)
 Folder = Annotated[Path, typer.Argument(help="The party's folder.")]
 
 
@@ -37,6 +35,8 @@ def init(
     ] = False,
 ) -> None:
     """Create a folder for each party: certificates, settings, a start script and a README."""
+    from fedxl.config.experiment import read
+
     folders = _needing_flower("provision.folders")
     experiment = read(config) if config else folders.DEMO
     if config and not keys_at_sites:  # all parties run on this machine, in folders of their own
@@ -127,7 +127,7 @@ def list_(folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where serv
 @deploy.command()
 def digest(config: Annotated[Path, typer.Argument(help="An experiment, or a server.toml.")]) -> None:
     """Print the digest of an experiment, for sites that want to pin it in their site.toml."""
-    from fedxl.config.experiment import SECTIONS, read_tables
+    from fedxl.config.file import SECTIONS, read_tables
     from fedxl.deploy.site.permission import digest as of
 
     _print(of(read_tables(config, (*SECTIONS, "server"))))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,11 @@ from torch import nn
 from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
+from fedxl.config.file import SECTIONS as SECTIONS  # these are part of what this module offers
+from fedxl.config.file import TUNE as TUNE
+from fedxl.config.file import Config as Config
+from fedxl.config.file import Table as Table
+from fedxl.config.file import read_tables as read_tables
 from fedxl.config.labels import taken_out, with_labels
 from fedxl.config.misplaced import require_settings_in_place
 from fedxl.data import DATASETS, UNFITTED
@@ -34,24 +38,6 @@ from fedxl.training.settings import Settings
 from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
 
-SECTIONS = ("data", "model", "risk", "algorithm", "run")
-TUNE = "tune"  # a section that `fedxl tune` alone reads
-Table = toml.Table
-
-
-@dataclass(frozen=True)
-class Config:
-    """One experiment, as its file says it; every section is checked when it is used."""
-
-    data: Table
-    risk: Table
-    algorithm: Table
-    model: Table = field(default_factory=lambda: {"name": "mlp"})
-    run: Table = field(default_factory=dict)
-
-    def tables(self) -> dict[str, Table]:
-        return {name: getattr(self, name) for name in SECTIONS}
-
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a file, with `section.key=value` overrides put in."""
@@ -66,15 +52,6 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Config:
         require(isinstance(table.get("name", ""), str), f"'{name}.name' must be a text, not {table.get('name')!r}")
     require_settings_in_place(tables)
     return Config(**tables)
-
-
-def read_tables(path: Path, known: Collection[str]) -> dict[str, Table]:
-    """The sections of a file, all of them among the known ones."""
-    tables = toml.read(path)
-    for name in tables:
-        if name not in known:
-            raise unknown("section", name, known)
-    return tables
 
 
 def _override(tables: dict[str, Table], text: str) -> None:

@@ -24,7 +24,7 @@ from fedxl.prediction.exported import CARD, DESCRIPTION, FORMAT, Exported, diges
 from fedxl.prediction.network import WEIGHTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
 from fedxl.prediction.run import FinishedRun, read_run
-from fedxl.training.rundir import is_run
+from fedxl.training.run_files import is_run
 
 NOT_REBUILT = (
     "the network is code of your own, which is not exported: predictions use model.onnx, and loading "

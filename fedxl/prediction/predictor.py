@@ -20,7 +20,7 @@ from fedxl.prediction.onnx_file import ONNX
 from fedxl.prediction.run import FinishedRun, read_run
 from fedxl.training.members import Form
 from fedxl.training.predict import Prediction, Scorer, examples, predict, scorer_of
-from fedxl.training.rundir import is_run
+from fedxl.training.run_files import is_run
 from fedxl.training.settings import pick_device
 
 

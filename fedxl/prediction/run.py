@@ -23,9 +23,9 @@ from fedxl.files import read_json
 from fedxl.options import convert
 from fedxl.prediction.network import WEIGHTS, read_weights, rebuilt, with_weights
 from fedxl.risks.several import checked_names
-from fedxl.training.members import ABOUT, Form
+from fedxl.training.members import Form
 from fedxl.training.predict import decision_for
-from fedxl.training.rundir import CURVES, LABEL_CURVES, LABEL_SCORES, SCORES, read_metrics
+from fedxl.training.run_files import ABOUT, CURVES, LABEL_CURVES, LABEL_SCORES, SCORES, read_metrics
 from fedxl.training.settings import DTYPES
 
 OWN = (

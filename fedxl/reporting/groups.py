@@ -11,8 +11,8 @@ import numpy as np
 
 from fedxl.errors import UserError, unknown
 from fedxl.evaluation.compare import paired
+from fedxl.metrics import value_of
 from fedxl.reporting.runs import Run
-from fedxl.training.evaluate import value_of
 from fedxl.training.resuming import FREE
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

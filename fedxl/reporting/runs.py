@@ -19,10 +19,11 @@ from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.files import cannot_read, read_bytes
 from fedxl.risks import KNOWN_RISKS
-from fedxl.training.members import ABOUT, Member, environment
+from fedxl.training.members import Member, environment
 from fedxl.training.privacy import promise
 from fedxl.training.result import Result
-from fedxl.training.rundir import (
+from fedxl.training.run_files import (
+    ABOUT,
     CONFIG,
     CURVES,
     LABEL_CURVES,

@@ -13,10 +13,7 @@ from fedxl.errors import UserError, printable, require
 from fedxl.files import read_bytes
 from fedxl.progress import time_left
 from fedxl.reporting.text import in_words
-from fedxl.training.evaluate import value_of
-from fedxl.training.health import COLLAPSED
-from fedxl.training.members import ABOUT
-from fedxl.training.rundir import STOPPED_EARLY, being_written, checkpointed, read_metrics
+from fedxl.training.run_files import ABOUT, COLLAPSED, STOPPED_EARLY, being_written, checkpointed, read_metrics
 
 RECENT = 10  # evaluations that the pace is measured over
 Row = Mapping[str, Any]
@@ -137,7 +134,9 @@ def _sites(rows: Sequence[Row], metric: str) -> list[Site]:
     for each in dropped if isinstance(dropped, list) else []:
         if isinstance(each, Mapping):
             notes[str(each.get("site"))] = f"left out in round {each.get('round')}: {each.get('reason')}"
-    found = {name: value_of(values, metric.removeprefix("-")) for name, values in told.items() if _table(values)}
+    found = {
+        name: metrics.value_of(values, metric.removeprefix("-")) for name, values in told.items() if _table(values)
+    }
     names = sorted({*told, *notes})
     return [Site(printable(name, 40), found.get(name, math.nan), printable(notes.get(name, ""))) for name in names]
 

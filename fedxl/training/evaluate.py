@@ -220,20 +220,9 @@ def check_selection(select: str, evaluator: Evaluator, validation: Source | None
         both = bool(((labels > 0).any(0) & (labels == 0).any(0)).any())
         require(both, "validation must hold both classes, or the best model cannot be chosen on it")
     known = {"-risk"} | {metric.select for metric in evaluator.metrics}
-    if _sign(select) + metrics.key(select) not in known:
+    sign = "-" if select.startswith("-") else ""  # less is better
+    if sign + metrics.key(select) not in known:
         raise unknown("metric to select by", select, known)
-
-
-def value_of(values: Mapping[str, Any], select: str) -> float:
-    """The metric that a model is chosen by, the higher the better; NaN where there is none."""
-    found = values.get(metrics.key(select))
-    value = math.nan if found is None else float(found)
-    return -value if _sign(select) else value
-
-
-def _sign(select: str) -> str:
-    """A minus before the name: less is better."""
-    return "-" if select.startswith("-") else ""
 
 
 def pairs_in(values: Mapping[str, float]) -> float:
@@ -247,6 +236,6 @@ def better_at_common_sites(record: Mapping[str, Any], best: Mapping[str, Any], s
     for name, mine in record.get("validation_by_site", {}).items():
         theirs = best.get("validation_by_site", {}).get(name)
         if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-            difference = value_of(mine, select) - value_of(theirs, select)
+            difference = metrics.value_of(mine, select) - metrics.value_of(theirs, select)
             change += 0.0 if math.isnan(difference) else pairs_in(mine) * difference
     return change > 0

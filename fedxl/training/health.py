@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fedxl.algorithms import optional
 from fedxl.algorithms.protocol import AnyAlgorithm, ServerState
-
-COLLAPSED = "collapsed"  # in a metrics row
+from fedxl.training.run_files import COLLAPSED
 
 
 class Watch:

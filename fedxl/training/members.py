@@ -15,8 +15,6 @@ from fedxl import __version__
 from fedxl.data.federation import Holding
 from fedxl.files import plain
 
-ABOUT = "run.json"
-
 
 class Member(NamedTuple):
     """A client or site, and how many training examples it holds."""

@@ -21,16 +21,17 @@ from fedxl.options import call
 from fedxl.tracking import trackers as trackers_of
 from fedxl.tracking.tracker import FAILED, FINISHED, STOPPED, Tracked, Trackers
 from fedxl.training.checkpoint import Checkpoint
-from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites, value_of
-from fedxl.training.health import COLLAPSED, Watch
+from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites
+from fedxl.training.health import Watch
 from fedxl.training.hooks import Hooks, Progress
-from fedxl.training.members import ABOUT, Form, Member, about
+from fedxl.training.members import Form, Member, about
 from fedxl.training.privacy import ledger, planned, spent
 from fedxl.training.problem import Problem
 from fedxl.training.result import Result
 from fedxl.training.resuming import BY_SIZE, require_same, with_defaults
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
-from fedxl.training.rundir import STOPPED_EARLY, RunDir
+from fedxl.training.run_files import ABOUT, COLLAPSED, STOPPED_EARLY
+from fedxl.training.rundir import RunDir
 from fedxl.wire import RefusedError, fitted
 
 
@@ -247,7 +248,7 @@ class Trainer:
             return float(self.round)
         if "validation" not in record:
             return -math.inf
-        value = value_of(record["validation"], self.problem.select)
+        value = metrics.value_of(record["validation"], self.problem.select)
         if math.isnan(value) and math.isfinite(record["validation"].get("risk", math.nan)):
             raise UserError(f"the metric '{self.problem.select}' is not defined on the validation data")
         if math.isnan(value):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from fedxl.cli.processes import free_port
 from fedxl.config import experiment as configs
 from fedxl.training.hooks import Hooks
-from fedxl.training.rundir import checkpointed
+from fedxl.training.run_files import checkpointed
 from tests.cli.test_errors import CONFIG, command
 from tests.conftest import PATIENCE, until
 

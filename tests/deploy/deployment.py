@@ -20,7 +20,7 @@ from fedxl.deploy.supervise import status
 from fedxl.deploy.supervise.children import descendants, kill_leftovers
 from fedxl.deploy.supervise.processes import free_port
 from fedxl.training.checkpoint import Checkpoint, load_latest
-from fedxl.training.rundir import read_metrics
+from fedxl.training.run_files import read_metrics
 
 STILL = 600.0  # seconds without anything happening
 

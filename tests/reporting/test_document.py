@@ -21,7 +21,7 @@ from fedxl.reporting import document, html
 from fedxl.reporting.groups import differing, grouped, same_examples
 from fedxl.reporting.runs import Run, read_run, run_dirs
 from fedxl.risks import RISKS
-from fedxl.training.rundir import is_run
+from fedxl.training.run_files import is_run
 from tests.cli.test_errors import CONFIG, command
 from tests.reporting import sample
 

@@ -17,7 +17,8 @@ from fedxl.cli.main import app
 from fedxl.errors import UserError
 from fedxl.reporting import report, watch
 from fedxl.reporting.watch_panel import curve, panel
-from fedxl.training.rundir import RunDir, being_written
+from fedxl.training.run_files import being_written
+from fedxl.training.rundir import RunDir
 from tests.conftest import seen_at_a_terminal
 
 ROWS = [

@@ -17,7 +17,7 @@ from fedxl.evaluation import labelled
 from fedxl.models import TwoViews
 from fedxl.reporting.document import build
 from fedxl.reporting.runs import read_run
-from fedxl.training.rundir import LABEL_SCORES
+from fedxl.training.run_files import LABEL_SCORES
 from tests.conftest import Clients
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "labels.md"

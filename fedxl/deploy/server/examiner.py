@@ -27,10 +27,10 @@ from fedxl.errors import first_line, printable
 from fedxl.evaluation import binned, label_counts
 from fedxl.evaluation.binned import FROM_COUNTS, Binned
 from fedxl.evaluation.grid import Bins, Grid, Spread, bins_to_json
-from fedxl.metrics import COUNTS, key
+from fedxl.metrics import COUNTS, key, value_of
 from fedxl.models import Weights
 from fedxl.risks import Several
-from fedxl.training.evaluate import Evaluator, Findings, Origin, pairs_in, value_of
+from fedxl.training.evaluate import Evaluator, Findings, Origin, pairs_in
 from fedxl.wire import RefusedError
 
 SiteFinding = Findings | str  # or why there is none

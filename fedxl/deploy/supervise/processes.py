@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from fedxl.deploy.provision import keys
 from fedxl.deploy.provision.connection import HOME_FOLDER, read_connection
 from fedxl.deploy.provision.members import FOLDER, Members
 from fedxl.deploy.provision.settings import ServerFile, read_server, read_site
-from fedxl.deploy.site import cache, slots
+from fedxl.deploy.site import slots
 from fedxl.deploy.supervise import status
 from fedxl.deploy.supervise.children import HOME, die_with_parent, stopping_all
 from fedxl.deploy.supervise.supervisor import Child, Supervisor, command, environment
@@ -102,14 +103,14 @@ def join(folder: Path, say: Say) -> None:
     keys.check_dates(shown, f"site {name}", RENEW_SITE)
     owner = keys.common_name(shown.subject)
     require(owner == name, f"site.toml names this site '{name}', but site.crt belongs to '{printable(owner)}'")
-    say(f"site {name}: {cache.count(file)} examples ready")
     home = private(folder / HOME_FOLDER)
 
     def remind() -> Iterator[str]:
         return _expiring(keys.read_certificate(certificate), f"site {name}", RENEW_SITE)
 
     with locked(home), stopping_all([home]) as started:
-        node = Child("node", command("node", folder), home, shown=True)
+        # It prepares the data, too: a supervisor that loads no torch takes little memory as long as the site runs.
+        node = Child("node", command("node", folder, secrets.token_hex(8)), home, shown=True)
         Supervisor([node], environment(home, HOME), say, remind=remind).run(started)
 
 

@@ -20,11 +20,11 @@ from fedxl.errors import DivergedError, UserError, require
 from fedxl.experiments import bench
 from fedxl.experiments.workers import WorkerPool, report_progress
 from fedxl.files import write_atomically, write_json
+from fedxl.metrics import value_of
 from fedxl.progress import progress
 from fedxl.reporting.text import in_words
-from fedxl.training.evaluate import value_of
-from fedxl.training.health import COLLAPSED
 from fedxl.training.hooks import Hooks, Progress
+from fedxl.training.run_files import COLLAPSED
 from fedxl.training.settings import pick_device
 
 FORMAT = 3  # of run records and of the meaning of settings; a new number makes all runs be done again

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from fedxl.config.experiment import Config, dump, simulate
 from fedxl.errors import DivergedError, UserError, require
 from fedxl.files import read_bytes, write_json
+from fedxl.metrics import value_of
 from fedxl.options import call
-from fedxl.training.evaluate import value_of
-from fedxl.training.health import COLLAPSED
 from fedxl.training.hooks import Hooks, Progress
-from fedxl.training.rundir import checkpointed
+from fedxl.training.run_files import COLLAPSED, checkpointed
 from fedxl.training.trainer import train
 
 

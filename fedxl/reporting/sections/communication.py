@@ -13,7 +13,7 @@ from fedxl.reporting.charts.curves import Curve
 from fedxl.reporting.groups import Group
 from fedxl.reporting.page import Cell, Column, Figure, Row, Section, Table, in_bytes
 from fedxl.reporting.runs import Run
-from fedxl.training.rundir import LARGEST
+from fedxl.training.run_files import LARGEST
 
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 

@@ -31,7 +31,7 @@ for executor in ("loop", "vmap", "graph"):
 def test_the_compiler_layer_and_scipy_are_not_loaded_before_they_are_used():
     """By the package, the command line, and all executors on a CPU. Each would take a second of every command."""
     loaded = "import sys; print([n for n in sys.modules if n.startswith(('fedxl.engine.cuda', 'scipy'))])"
-    told = "\n".join(f"{code}\n{loaded}" for code in ("import fedxl", "import fedxl.cli.main", FIT))
+    told = "\n".join(f"{code}\n{loaded}" for code in ("import fedxl", "import fedxl.cli.train", FIT))
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n" * 3
 

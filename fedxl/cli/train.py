@@ -1,0 +1,185 @@
+"""`fedxl train` and `fedxl resume`: a run with its progress, and what came of it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from fedxl.cli import processes
+from fedxl.cli.consoles import Overrides, out
+from fedxl.config import experiment as configs
+from fedxl.errors import UserError, require
+from fedxl.metrics import METRICS
+from fedxl.progress import Pace, time_left
+from fedxl.reporting import text
+from fedxl.training import run_files
+from fedxl.training.hooks import Hooks, Progress
+from fedxl.training.result import Result
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    overrides: Overrides = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder; a new one under runs/ by default.")
+    ] = None,
+    devices: processes.Devices = 1,
+    limit: processes.Limit = processes.LIMIT,
+) -> None:
+    """Run an experiment."""
+    experiment = configs.read(config, overrides or [])
+    target = folder or _free(Path("runs"), config.stem)
+    if not processes.follows() and run_files.is_run(target):
+        raise UserError(f"{target} already holds a run; `fedxl resume {target}`, or choose another folder")
+    given = ["train", str(config), *(f"--set={each}" for each in overrides or []), f"--out={target}"]
+    _show(experiment, target, False, devices, limit, given)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run that was stopped.")],
+    devices: processes.Devices = 1,
+    limit: processes.Limit = processes.LIMIT,
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    require(
+        (folder / run_files.CONFIG).is_file(),
+        f"{folder} holds no run of a config: there is no config.toml in it; in Python: fit(..., resume=True)",
+    )
+    _show(configs.read(folder / "config.toml"), folder, True, devices, limit, ["resume", str(folder)])
+
+
+def _free(parent: Path, stem: str) -> Path:
+    """runs/NAME-1, or the next number that is free."""
+    number = 1
+    while (parent / f"{stem}-{number}").exists():
+        number += 1
+    return parent / f"{stem}-{number}"
+
+
+def _show(
+    experiment: configs.Config, folder: Path, resume: bool, devices: int, limit: float, given: list[str]
+) -> None:
+    """Run with a progress bar, in a log with lines, and say what came of it.
+
+    given: the arguments of this command, for the processes that it starts on several devices.
+    """
+    require(devices >= 1, f"--devices must be at least 1, got {devices}")
+    if devices > 1:
+        return processes.start(devices, given, folder, limit)
+    if processes.follows():
+        return processes.follow(experiment, folder, resume, limit)
+    bar = _bar()
+    with Interrupts(bar.console) as interrupts:
+        task = bar.add_task("round", total=None, metric="")
+
+        def say(line: str) -> None:
+            bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        log = Log(say)
+
+        def advance(progress: Progress) -> None:
+            bar.start()  # not before: reading the data may show a bar of its own
+            bar.update(task, total=progress.rounds, completed=progress.round, metric=_latest(progress))
+            if bar.disable:
+                log(progress)
+
+        hooks = Hooks(on_progress=advance, say=say, should_stop=lambda: interrupts.asked)
+        try:
+            result = processes.execute(experiment, folder, resume, hooks, limit)
+        finally:
+            bar.stop()
+    _conclude(result, folder)
+    return processes.leave()
+
+
+def _conclude(result: Result, folder: Path) -> None:
+    if result.interrupted:
+        out.print(
+            f"stopped after the round was finished; go on with: fedxl resume {folder}",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
+        sys.exit(130)
+    tested = result.metrics["test"]
+    values = tested or result.metrics["validation"]
+    shown = text.in_words(values)
+    where = "test" if tested else "validation"
+    summary = f"{where}: {shown}" if values else "the last one, for there is no validation or test data"
+    line = f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)"
+    out.print(line, highlight=False, soft_wrap=True)
+    where = f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/"
+    out.print(where, highlight=False, soft_wrap=True, markup=False)
+
+
+def _latest(progress: Progress) -> str:
+    values = (progress.record or {}).get("validation") or {}
+    name = next((name for name in METRICS if name in values), None)
+    return f"validation {name} {values[name]:.4f}" if name else ""
+
+
+def _bar() -> Bar:
+    return Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TextColumn("{task.fields[metric]}"),
+        TimeRemainingColumn(),
+        console=out,
+        disable=not out.is_terminal,
+    )
+
+
+class Rate(ProgressColumn):
+    """Rounds a second, over the last of them."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f} rounds/s" if task.speed else "")
+
+
+class Log:
+    """Where a run stands, for files that people follow: a line now and then, none of a run that is over by then."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.pace = say, Pace()
+
+    def __call__(self, progress: Progress) -> None:
+        under_way = 0 < progress.round < progress.rounds
+        if under_way and self.pace.due():
+            left = time_left(progress.seconds, progress.round, progress.rounds)
+            parts = [f"round {progress.round} of {progress.rounds}", _latest(progress), left]
+            self.say(", ".join(filter(None, parts)))
+
+
+class Interrupts:
+    """Ctrl-C asks for a stop after the round; a second one stops at once."""
+
+    asked = False
+
+    def __init__(self, console: Console) -> None:
+        self.console = console  # the progress bar's, which prints above the bar
+
+    def __enter__(self) -> Interrupts:
+        self.previous = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.console.print("finishing the round, then saving (again: stop at once) ...", soft_wrap=True)
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
