@@ -35,12 +35,12 @@ def init(
     ] = False,
 ) -> None:
     """Create a folder for each party: certificates, settings, a start script and a README."""
-    from fedxl.config.experiment import read
+    from fedxl.config.experiment import read, with_files
 
     folders = _needing_flower("provision.folders")
     experiment = read(config) if config else folders.DEMO
     if config and not keys_at_sites:  # all parties run on this machine, in folders of their own
-        experiment = replace(experiment, data=files_below(Path.cwd(), experiment.data))
+        experiment = replace(experiment, data=files_below(Path.cwd(), with_files(experiment.data)))
     names = [name.strip() for name in sites.split(",") if name.strip()]
     folders.init(names, folder, host, port, experiment, keys_at_sites)
     _print(f"created in {folder}: server/, sites/ and authority/ (keep authority/ offline)")

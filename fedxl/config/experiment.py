@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import tomllib
@@ -15,6 +16,7 @@ from torch import nn
 from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
+from fedxl.config.file import FILES
 from fedxl.config.file import SECTIONS as SECTIONS  # these are part of what this module offers
 from fedxl.config.file import TUNE as TUNE
 from fedxl.config.file import Config as Config
@@ -101,6 +103,14 @@ def load_data(config: Config) -> Splits:
         raise UserError(f"[data] cannot read the data: {error}") from error
     registry.require_type(splits, Splits, name)
     return splits  # type: ignore[no-any-return]
+
+
+def with_files(data: Table) -> Table:
+    """[data] of one of our data sets, with those files, too, that it looks for unless others are named."""
+    load = DATASETS.get(str(data.get("name")))
+    known = inspect.signature(load).parameters if load else {}
+    usual = {name: known[name].default for name in FILES if name in known}
+    return {**{name: value for name, value in usual.items() if isinstance(value, str) and value}, **data}
 
 
 def load_unfitted(config: Config) -> RawTable | None:

@@ -11,6 +11,7 @@ from fedxl.errors import unknown
 
 SECTIONS = ("data", "model", "risk", "algorithm", "run")
 TUNE = "tune"  # a section that `fedxl tune` alone reads
+FILES = ("path", "validation_path", "test_path", "root", "cache", "preparation")  # settings of [data] that name files
 Table = toml.Table
 
 

@@ -31,8 +31,7 @@ def blocks(path: Path, delimiter: str) -> Generator[Any]:
 
     packed = "gzip" if path.name.lower().endswith(".gz") else None
     with pa.input_stream(str(path), compression=packed) as stream:
-        begins = stream.read(len(codecs.BOM_UTF8))
-        rest, more = np.frombuffer(b"" if begins == codecs.BOM_UTF8 else begins, np.uint8), True
+        rest, more = np.frombuffer(_beginning(stream), np.uint8), True
         while more:
             buffer = pa.allocate_buffer(BLOCK)  # of arrow's memory, which is used again and again
             data = np.frombuffer(buffer, np.uint8)
@@ -42,6 +41,14 @@ def blocks(path: Path, delimiter: str) -> Generator[Any]:
             if end:
                 yield buffer.slice(0, end)
             rest = data[end:]
+
+
+def _beginning(stream: Any) -> bytes:
+    """Some of a file's text from its first row on: no byte order mark, and no empty lines, which are no rows."""
+    text: bytes = stream.read(len(codecs.BOM_UTF8)).removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
+    while not text and (more := stream.read(min(BLOCK, 2**13))):
+        text = more.lstrip(b"\r\n")
+    return text
 
 
 def _fill(data: Bytes, rest: Bytes, stream: Any) -> int:

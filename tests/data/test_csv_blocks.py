@@ -46,6 +46,7 @@ FORMS = {
     "CRLF": written(ends="\r\n"),
     "BOM": "\ufeff".encode() + written(csv.QUOTE_ALL),
     "no last line break": written()[:-1],
+    "empty lines first": "\ufeff".encode() + b"\r\n\n" * 200 + written(),
     "empty lines": written().replace(b"1,plain", b"\n\n1,plain") + b"\n\n\n",
     "marks within texts": b'n,s,t\n1,5" pipe,x\n2,"a\nb" c,"d"\n3,"6""\n",7" of 8"\n' + b"4,x,y\n" * 40,
 }

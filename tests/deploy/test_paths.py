@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="needs fedxl[flower]")
 
+from fedxl import UserError
 from fedxl.cli.main import app
 from fedxl.deploy.provision.settings import files_below, read_server, read_site
 from fedxl.deploy.site import cache
@@ -66,6 +67,20 @@ def test_a_sites_own_files_are_found_from_anywhere(place):
     checked = command("data", "check", str(folder / "site.toml"))
     assert "\na " in checked
     assert "examples ready" in command("site", "prepare", str(folder)).replace("\n", " ")
+
+
+def test_files_that_a_data_set_looks_for_by_itself_are_found_from_anywhere(place, monkeypatch):
+    """Published data sets look into the folder data: below where the user is, or below the site's own folder."""
+    (place / "table.toml").write_text('[data]\nname = "cifar10"\n' + CONFIG[CONFIG.index("[risk]") :])
+    command("deploy", "init", "trial", "--sites", "a,b", "--config", "table.toml")
+    command("deploy", "init", "real", "--sites", "a,b", "--config", "table.toml", "--keys-at-sites")
+    monkeypatch.chdir("/")
+    for folder, root in (("trial", place / "data"), ("real", place / "real" / "sites" / "a" / "data")):
+        site = read_site(place / folder / "sites" / "a" / "site.toml")
+        assert cache.config_of(site).data["root"] == str(root)
+        with pytest.raises(UserError, match="cifar-10") as told:
+            cache.prepare(site)
+        assert str(root) in str(told.value)
 
 
 def test_only_files_of_our_own_data_sets_are_made_whole():

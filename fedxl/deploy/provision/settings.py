@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedxl.config.file import SECTIONS, Config, Table, read_tables
+from fedxl.config.file import FILES, SECTIONS, Config, Table, read_tables
 from fedxl.errors import require, unknown
 from fedxl.evaluation.grid import Grid
 from fedxl.evaluation.noise import exactly, written
 from fedxl.options import call
 from fedxl.wire_precisions import PRECISIONS
 
-FILES = ("path", "validation_path", "test_path", "root", "cache", "preparation")  # settings of [data] that name files
 EVALUATORS = ("server", "sites")  # who evaluates: the server on its own [data], or each site on its own
 DISCLOSURES = ("none", "metrics", "curve", "scores")  # which results of an evaluation a site may disclose
 

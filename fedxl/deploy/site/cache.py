@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__
-from fedxl.config.experiment import Config, load_data, load_unfitted
+from fedxl.config.experiment import Config, load_data, load_unfitted, with_files
 from fedxl.data import NAMED
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import TensorSource
-from fedxl.deploy.provision.settings import SiteFile
+from fedxl.deploy.provision.settings import SiteFile, files_below
 from fedxl.deploy.site import tables
 from fedxl.deploy.site.arrays import write_array
 from fedxl.deploy.site.own_part import SPLITS, own_held_back, own_rows, own_site
@@ -128,7 +128,7 @@ def count(site: SiteFile) -> int:
 
 def config_of(site: SiteFile) -> Config:
     """The data that a site's file names."""
-    given = dict(site.data)
+    given = files_below(site.folder, with_files(site.data))
     if given.get("name") in NAMED:
         given.setdefault("called", site.settings.name)  # its draws are those that it would make among all sites
     return Config(data=given, risk={}, algorithm={}, run={})
