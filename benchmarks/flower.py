@@ -18,13 +18,14 @@ import torch
 from fedxl import wire
 from fedxl.algorithms import FeDXL2
 from fedxl.algorithms.protocol import Share
+from fedxl.cli.processes import free_port
 from fedxl.config.experiment import Config
 from fedxl.deploy.protocol.envelope import Envelope, TrainRequest
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import SiteFile, SiteSettings
 from fedxl.deploy.site import cache
 from fedxl.deploy.supervise.children import descendants
-from fedxl.deploy.supervise.processes import free_port, local
+from fedxl.deploy.supervise.processes import local
 from fedxl.models import resnet18, weights_of
 from fedxl.risks import partial_auc
 from fedxl.training.rounds import passive_like

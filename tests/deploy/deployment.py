@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedxl.cli.processes import free_port
 from fedxl.config.experiment import Config
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import read_server
 from fedxl.deploy.supervise import status
 from fedxl.deploy.supervise.children import descendants, kill_leftovers
-from fedxl.deploy.supervise.processes import free_port
 from fedxl.training.checkpoint import Checkpoint, load_latest
 from fedxl.training.run_files import read_metrics
 

@@ -24,13 +24,14 @@ from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedxl import UserError
+from fedxl.cli.processes import free_port
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.protocol.http_clients import client
 from fedxl.deploy.provision import folders, keys, members, tls
 from fedxl.deploy.site import requests
 from fedxl.deploy.supervise import processes
 from fedxl.deploy.supervise.children import descendants
-from fedxl.deploy.supervise.processes import free_port, private
+from fedxl.deploy.supervise.processes import private
 from fedxl.deploy.supervise.supervisor import Child, command, environment
 from tests.deploy.deployment import Deployment
 from tests.deploy.federated import SITES, config

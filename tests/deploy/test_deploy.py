@@ -21,12 +21,12 @@ pytest.importorskip("flwr", reason="needs fedxl[flower]")
 from cryptography import x509
 
 from fedxl import UserError, tree
+from fedxl.cli.processes import free_port
 from fedxl.deploy.protocol import records
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision import approval, folders
 from fedxl.deploy.provision.settings import read_server, read_site
 from fedxl.deploy.supervise import children, status
-from fedxl.deploy.supervise.processes import free_port
 from fedxl.training.checkpoint import load_latest
 from fedxl.wire import RefusedError
 from tests.deploy.deployment import Deployment

@@ -19,10 +19,10 @@ pytest.importorskip("flwr", reason="needs fedxl[flower]")
 pytest.importorskip("PIL", reason="needs fedxl[images]")
 
 from fedxl import tree
+from fedxl.cli.processes import free_port
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.provision.settings import read_server
 from fedxl.deploy.supervise import children
-from fedxl.deploy.supervise.processes import free_port
 from fedxl.training.checkpoint import load_latest
 from tests.deploy.federated import secrets_of, simulated
 from tests.docs.pages import ROOT, Block, blocks

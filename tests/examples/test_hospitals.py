@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr", reason="needs fedxl[flower]")
 
 from fedxl.cli.main import app
+from fedxl.cli.processes import free_port
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.supervise import children
-from fedxl.deploy.supervise.processes import free_port
 from fedxl.evaluation import curves, scored
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -140,7 +139,8 @@ def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: No
         watch(server.out)
         if main.returncode:
             lines = (folder / "server" / "fedxl.log").read_text(errors="replace").strip().splitlines()
-            raise UserError(f"the server stopped: {lines[-1] if lines else 'its log is empty'}")
+            last = lines[-1].removeprefix("fedxl: ") if lines else "its log is empty"
+            raise UserError(f"the server stopped: {last}")
     return server
 
 
@@ -171,9 +171,3 @@ def locked(home: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UserError(f"{home.parent} is already running; stop it first") from None
         yield
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
