@@ -95,8 +95,10 @@ def test_several_label_columns_are_trained_on_alike_at_sites_and_in_the_simulato
     with pytest.raises(UserError, match="the server's preparation is for the label"):
         cache.training_data(other, found.preparation)
     kept = tmp_path / "server" / "run" / "preparation.json"
-    with pytest.raises(UserError, match="deployed without image and preparation"):
-        cache.prepare(SiteFile(other.settings, {**sites.sites[100].data, "preparation": str(kept)}, tmp_path / "p"))
+    own = SiteFile(other.settings, {**sites.sites[100].data, "preparation": str(kept)}, tmp_path / "p")
+    assert cache.label_names(own) == ["mass", "nodule"]
+    usual = cache.training_data(sites.sites[100], found.preparation)
+    assert torch.equal(cache.training_data(own).source.x, usual.source.x), "made by its own copy of the preparation"
     turned = replace(told, data={}, risk={**told.risk, "labels": ["nodule", "mass"]})
     with pytest.raises(UserError, match="name the labels as the table does"):
         deployed(tmp_path / "again", turned, sites, evaluate="sites")
@@ -334,6 +336,50 @@ def test_sites_whose_images_show_something_else_are_told(tmp_path):
     sites.sites[101] = SiteFile(other.settings, {**other.data, "positive": "no"}, other.folder)
     with pytest.raises(UserError, match=r"a predicts 'sick' \('yes' or 'no'\), but b 'sick' \('no' or 'yes'\)"):
         deployed(tmp_path, replace(told, data={}), sites)
+
+
+FINDINGS = ("sick", "dark")
+
+
+def with_two_findings(folder: Path) -> tuple[Config, InProcess]:
+    """The same pictures with a second label, which is not known of every tenth; a network with two outputs."""
+    told, sites = with_images(folder)
+    for file in (folder / "data").glob("*/*.csv"):
+        names, *rows = file.read_text().splitlines()
+        second = ["" if number % 10 == 9 else ("yes" if number % 3 else "no") for number in range(len(rows))]
+        file.write_text("\n".join([f"{names},dark", *map(",".join, zip(rows, second, strict=True))]) + "\n")
+    several = {"label": list(FINDINGS)}
+    for node, site in sites.sites.items():
+        sites.sites[node] = SiteFile(site.settings, {**site.data, **several}, site.folder)
+    return replace(told, data={**told.data, **several}, risk={**told.risk, "labels": list(FINDINGS)}), sites
+
+
+def test_images_with_several_labels_come_to_the_simulators_bits(tmp_path):
+    told, sites = with_two_findings(tmp_path)
+    wanted = simulated(told)
+    found = deployed(tmp_path, replace(told, data={}), sites, evaluate="sites")
+    assert_same(found, wanted)
+    assert found.metrics["test"]["auroc"] == pytest.approx(wanted.metrics["test"]["auroc"], abs=1e-12)
+    assert [row.name for row in found.label_table()] == [*FINDINGS, "mean"]
+    assert found.preparation == wanted.preparation
+
+
+@pytest.mark.parametrize("summary", [True, False])
+def test_a_site_whose_images_have_their_labels_in_another_order_is_told(tmp_path, summary):
+    """Whether it says so in its hello, or says nothing and refuses to train."""
+    told, sites = with_two_findings(tmp_path)
+    for node, site in sites.sites.items():
+        labels = {"label": list(reversed(FINDINGS))} if node == 101 else {}
+        settings = replace(site.settings, summary=summary)
+        sites.sites[node] = SiteFile(settings, {**site.data, **labels}, site.folder)
+    if summary:
+        with pytest.raises(UserError, match=r"a predicts 'sick, dark'.*, but b 'dark, sick'"):
+            deployed(tmp_path, replace(told, data={}), sites)
+        return
+    found = deployed(tmp_path, replace(told, data={}), sites, minimum=1)
+    reasons = {(entry["site"], entry["reason"]) for row in found.history for entry in row.get("dropped", [])}
+    assert {site for site, _ in reasons} == {"b"}
+    assert all('labels = ["dark", "sick"]' in reason for _, reason in reasons)
 
 
 COLUMN = {"kind": "number", "name": "age", "mean": 0.0, "scale": 1.0}

@@ -120,6 +120,11 @@ def images(site: SiteFile) -> str:
     return str(_ready(site).get("images", ""))
 
 
+def label_names(site: SiteFile) -> list[str]:
+    """The columns of its several labels, in their order; none if nothing names them here, as in arrays."""
+    return list(_ready(site).get("labels", []))
+
+
 def count(site: SiteFile) -> int:
     """Prepare the data if needed; the number of training examples."""
     refresh(site)
@@ -141,9 +146,6 @@ def prepare(site: SiteFile) -> int:
     if raw is not None:
         return tables.write(site.cache, raw, own_site(site, raw.order.names), _about(site), site.settings.name)
     splits = load_data(config)
-    named = splits.preparation is not None and bool(splits.preparation.labels)
-    told = "a table with several labels is deployed without image and preparation in [data]; or give an .npz file"
-    require(not named, told)
     own, source = own_rows(site, splits), splits.train.source
     require(isinstance(source, TensorSource), "only data held in memory can be prepared")
     chosen = site.data.get("name") != "letor" or "standardise" in site.data or len(splits.train.parts) > 1
@@ -170,6 +172,7 @@ def prepare(site: SiteFile) -> int:
         "augment": asdict(source.augment),
         "splits": list(held),
         "table": None,
+        "labels": list(splits.preparation.labels) if splits.preparation else [],
         "images": splits.preparation.to_text() if splits.preparation and splits.preparation.image else "",
     }
     try:

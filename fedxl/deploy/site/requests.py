@@ -16,6 +16,7 @@ from fedxl.algorithms.ordering import columns, sorting
 from fedxl.algorithms.protocol import AnyPhase, DataFacts, Items, Reading, Share
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
+from fedxl.data.label_shares import check_label_names
 from fedxl.data.preparation import Preparation
 from fedxl.data.queries import count_relevant
 from fedxl.data.source import Source, TensorSource
@@ -208,6 +209,7 @@ def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: 
     device = pick_device(site.settings.device)
     problem = build_problem(experiment, federation.example_shape, facts, device)
     require(not problem.algorithm.centralized, "this algorithm wants all data in one place")
+    check_label_names(problem.label_names, cache.label_names(site))
     return problem
 
 
