@@ -22,8 +22,10 @@ from scipy.special import log_ndtr, ndtr, ndtri, stdtrit
 from scipy.stats import norm
 
 from fedxl import metrics
-from fedxl.evaluation.compare import bootstrap_difference, delong_difference
+from fedxl.evaluation.compare import delong_difference, metric_difference
 from fedxl.evaluation.intervals import bootstrap, delong
+from fedxl.evaluation.label_means import means
+from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.operating import at_specificity, at_threshold
 from fedxl.evaluation.placements import covariance, placements
 
@@ -179,13 +181,12 @@ def _delong_difference(together: float) -> Callable[[Case, np.random.Generator, 
     return one
 
 
-def _bootstrap_difference(
+def _metric_difference(
     name: str, truth: Callable[[Case, float], float]
 ) -> Callable[[Case, np.random.Generator, int], Found]:
     def one(case: Case, rng: np.random.Generator, draws: int) -> Found:
         first, second = two_scores(case, rng)
-        seed = int(rng.integers(2**31))
-        found = bootstrap_difference(name, first, second, case.labels, draws=draws, seed=seed)
+        found = metric_difference(name, first, second, case.labels, seed=int(rng.integers(2**31)))
         return Found(found.low, found.high, truth(case, case.auroc) - truth(case, case.other))
 
     return one
@@ -197,6 +198,27 @@ def _sensitivity(case: Case, rng: np.random.Generator, draws: int) -> Found:
     found = at_threshold(scores(case, rng), case.labels, threshold).sensitivity
     above = ranked_positives(case.shape, case.auroc)
     return Found(found.low, found.high, 1 - float(np.searchsorted(above, threshold)) / len(above))
+
+
+def _mean(
+    name: str, labels: int, truth: Callable[[Case, float], float]
+) -> Callable[[Case, np.random.Generator, int], Found]:
+    """Of so many labels, each of which an example has by chance; noise of one example correlates by `TOGETHER`."""
+
+    def one(case: Case, rng: np.random.Generator, draws: int) -> Found:
+        size, shape, apart = len(case.labels), SHAPES[case.shape], distance(case.shape, case.auroc)
+        classes = (rng.random((size, labels)) < case.prevalence).astype(np.int64)
+        shared, own = rng.normal(size=(size, 1)), rng.normal(size=(size, labels))
+        noise = math.sqrt(TOGETHER) * shared + math.sqrt(1 - TOGETHER) * own
+        scored = np.where(classes > 0, shape.positives(noise, apart), shape.negatives(noise))
+        found = means([name], LabelScores(scored, classes, tuple(map(str, range(labels)))))[name]
+        return Found(found.low, found.high, truth(case, case.auroc))
+
+    return one
+
+
+def _auroc(case: Case, auroc: float) -> float:
+    return auroc
 
 
 def _partial(case: Case, auroc: float) -> float:
@@ -213,10 +235,16 @@ KINDS: dict[str, Callable[[Case, np.random.Generator, int], Found]] = {
     "sensitivity": _sensitivity,
     "pauc": _bootstrap(f"pauc@{LIMIT}", _partial),
     "ap": _bootstrap("ap", _precision),
-    "pauc difference": _bootstrap_difference(f"pauc@{LIMIT}", _partial),
+    "pauc difference": _metric_difference(f"pauc@{LIMIT}", _partial),
     "plain": _plain,
-    "ap difference": _bootstrap_difference("ap", _precision),
+    "ap difference": _metric_difference("ap", _precision),
     "difference alike": _delong_difference(ALIKE),
+    "auroc of 3": _mean("auroc", 3, _auroc),
+    "auroc of 14": _mean("auroc", 14, _auroc),
+    "pauc of 3": _mean(f"pauc@{LIMIT}", 3, _partial),
+    "pauc of 14": _mean(f"pauc@{LIMIT}", 14, _partial),
+    "ap of 3": _mean("ap", 3, _precision),
+    "ap of 14": _mean("ap", 14, _precision),
 }
 SHOWN = {
     "delong": "AUROC, DeLong, Wilson's form",
@@ -226,12 +254,19 @@ SHOWN = {
     "pauc": f"partial AUC to {LIMIT}, BCa",
     "ap": "average precision, BCa, corrected for few positives",
     "plain": "for comparison: AUROC, DeLong's variance, plain and symmetric",
-    "pauc difference": f"difference of partial AUC to {LIMIT}, BCa",
-    "ap difference": "difference of average precision, BCa, corrected for few positives",
+    "pauc difference": f"difference of partial AUC to {LIMIT}, jackknife",
+    "ap difference": "difference of average precision, jackknife",
+    "auroc of 3": "mean AUROC of 3 labels",
+    "auroc of 14": "mean AUROC of 14 labels",
+    "pauc of 3": f"mean partial AUC to {LIMIT} of 3 labels",
+    "pauc of 14": f"mean partial AUC to {LIMIT} of 14 labels",
+    "ap of 3": "mean average precision of 3 labels",
+    "ap of 14": "mean average precision of 14 labels",
 }
 
 
 SIZES = ((20, 80), (100, 100), (50, 450))  # positives and negatives
+RARE = ((5, 95), (10, 190), (20, 380))  # 5 % positives, on average over sets
 AREAS: tuple[tuple[float, ...], ...] = ((0.7,), (0.85,), (0.95,))
 TWO: tuple[tuple[float, ...], ...] = ((0.8, 0.8), (0.85, 0.8), (0.95, 0.9))
 GRID: dict[str, tuple[tuple[tuple[int, int], ...], tuple[tuple[float, ...], ...]]] = {
@@ -244,7 +279,7 @@ GRID: dict[str, tuple[tuple[tuple[int, int], ...], tuple[tuple[float, ...], ...]
     "ap difference": (((20, 80), (100, 100)), TWO),
     "difference alike": (SIZES, TWO),
     "plain": (SIZES, ((0.7,), (0.8,), (0.9,), (0.95,), (0.99,))),
-}
+} | {kind: (RARE, ((0.7,), (0.8,), (0.9,), (0.95,))) for kind in KINDS if " of " in kind}
 
 
 def coverage(case: Case, sets: int, draws: int, seed: int) -> tuple[float, float, float]:

@@ -86,7 +86,7 @@ def measured(settings: Config) -> Run:
     spent = time.process_time() - began
     assert result.traffic is not None
     if result.by_label:
-        rows = label_table(result.by_label["test"], draws=1000)
+        rows = label_table(result.by_label["test"])
     else:
         scores, labels = result.scored["test"].scores, result.scored["test"].labels
         positives = int(labels.sum())
@@ -163,7 +163,7 @@ def text(args: argparse.Namespace, tuned: Tuned, runs: dict[str, list[Run]]) -> 
         "FeDXL2 with AUROC of sigmoid scores, 8 sites, a CNN of 8 and 16 channels with group norm on images of 28",
         f"pixels, {args.rounds} rounds of 8 steps of 28 + 28 examples, on a CPU.",
         f"AUROC on the test data: the mean of {args.seeds} seeds ± its standard deviation over them, and in brackets",
-        "the 95 % interval, both ends averaged over the seeds (DeLong; for the mean of all labels a bootstrap of the",
+        "the 95 % interval, both ends averaged over the seeds (DeLong; for the mean of all labels a jackknife of the",
         "examples). *Half known*: each site knows 7 of the 14 labels.",
         "",
         f"| label | test positives | 14 labels in one run | 48 + 8 | {LONGER} times the rounds | half known "

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtr, stdtrit
 from scipy.stats import norm
 
 from fedxl import metrics
@@ -14,11 +15,13 @@ from fedxl.errors import UserError, printable, require
 from fedxl.evaluation.area_ends import Ends, difference_ends
 from fedxl.evaluation.intervals import DRAWS, LEVEL, checked, delong, one_metric, undefined
 from fedxl.evaluation.placements import covariance, placements
-from fedxl.evaluation.resampling import is_corrected, measured, resample
+from fedxl.evaluation.resampling import Statistic, jackknife, measured, resample
 from fedxl.evaluation.scored import Scored
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+MOST_GROUPS = 1000  # of a class that are left out in turn; more would take long
+TINY = 1e-12  # a standard error that is rounding
 
 
 class Difference(NamedTuple):
@@ -70,7 +73,7 @@ def _ends(scores: Floats, labels: Ints, level: float) -> Ends:
     return Ends(*found[:3]) if math.isfinite(found.low) else Ends(*[found.value] * 3)
 
 
-def bootstrap_difference(
+def metric_difference(
     metric: metrics.Item,
     first: Any,
     second: Any,
@@ -80,11 +83,11 @@ def bootstrap_difference(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Difference:
-    """Any metric of the first scores less that of the second: a bootstrap within each class, the same for both.
+    """Any metric of the first scores less that of the second, with Student's interval and p of the same t.
 
-    The interval is BCa; that of average precision is corrected for few positives (`resampling`). p compares the
-    difference with the standard deviation of its draws, under a normal distribution, so that it does not depend on
-    how many draws there are.
+    The standard error of fedxl's own metrics is the jackknife's, within each class and the same for both models
+    (J. Arvesen, "Jackknifing U-statistics", Annals of Mathematical Statistics 40, 1969). A function may be as rough
+    as a median, for which the jackknife is wrong: there it is the standard deviation of bootstrap draws.
     """
     (one, classes), (two, _) = checked(first, labels, level), checked(second, labels, level)
     named = one_metric(metric)
@@ -92,16 +95,43 @@ def bootstrap_difference(
     why = why or undefined(two, classes) or ("" if math.isfinite(value) else "not defined: the metric is not finite")
     if why:
         return Difference(value, math.nan, math.nan, math.nan, why, level)
-    if _same_ranking(one, two) and named.metric in metrics.METRICS.values():
-        return _no_difference("bootstrap", level)
-    corrected = is_corrected(named)
-    of_first, of_second = (measured(named, each, classes, corrected=corrected) for each in (one, two))
-    found = resample(
-        lambda *drawn: of_first(*drawn) - of_second(*drawn), classes, level, draws, seed, widened=corrected
-    )
-    if not math.isfinite(found.low):
-        return Difference(value, math.nan, math.nan, math.nan, found.how, level)
-    return Difference(value, found.low, found.high, _p(value / found.error), found.how, level)
+    ours = named.metric in metrics.METRICS.values()
+    if ours and _same_ranking(one, two):
+        return _no_difference("jackknife", level)
+    of_first, of_second = (measured(named, each, classes) for each in (one, two))
+
+    def gap(*drawn: Floats) -> Floats:
+        return of_first(*drawn) - of_second(*drawn)
+
+    error = _jackknifed(gap, classes, seed) if ours else _drawn(gap, classes, level, draws, seed)
+    if not math.isfinite(error.size):
+        return Difference(value, math.nan, math.nan, math.nan, error.how, level)
+    reach = float(stdtrit(error.free, (1 + level) / 2)) * error.size
+    most = 1.0 if ours else math.inf  # no two values of ours lie farther apart
+    p = float(2 * stdtr(error.free, -abs(value) / error.size))
+    return Difference(value, max(-most, value - reach), min(most, value + reach), p, error.how, level)
+
+
+class _Error(NamedTuple):
+    """The standard error of a difference; NaN if there is none."""
+
+    size: float
+    free: float  # degrees of freedom
+    how: str
+
+
+def _jackknifed(gap: Statistic, labels: Ints, seed: int) -> _Error:
+    size, free = jackknife(gap, (int(labels.sum()), int((1 - labels).sum())), MOST_GROUPS, seed)
+    if not size > TINY:
+        return _Error(math.nan, math.nan, "not defined: no example makes a difference")
+    return _Error(size, free, "jackknife, Student's t")
+
+
+def _drawn(gap: Statistic, labels: Ints, level: float, draws: int, seed: int) -> _Error:
+    """Degrees of freedom are those of the smaller class, the fewest that the sum of two variances may have."""
+    found = resample(gap, labels, level, draws, seed)
+    free = min(int(labels.sum()), int((1 - labels).sum())) - 1
+    return _Error(found.error, free, f"bootstrap, {draws} draws, Student's t" if found.error > 0 else found.how)
 
 
 def paired(first: Scored, second: Scored) -> Pair:
@@ -121,13 +151,13 @@ def paired(first: Scored, second: Scored) -> Pair:
 
 
 def differences(
-    first: Scored, second: Scored, *, fpr: float = 0.3, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
+    first: Scored, second: Scored, *, fpr: float = 0.3, level: float = LEVEL, seed: int = 0
 ) -> dict[str, Difference]:
     """AUROC, partial AUC and average precision of the first run less those of the second, on the same examples."""
     pair = paired(first, second)
     found = {"auroc": delong_difference(*pair, level=level)}
     for name in (f"pauc@{fpr:g}", "ap"):
-        found[name] = bootstrap_difference(name, *pair, level=level, draws=draws, seed=seed)
+        found[name] = metric_difference(name, *pair, level=level, seed=seed)
     return found
 
 

@@ -19,6 +19,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 LEVEL = 0.95
 DRAWS = 2000
+NO_ERRORS = "Wilson's form, a model's variance: all pairs agree"
 
 
 class Interval(NamedTuple):
@@ -59,12 +60,12 @@ def undefined(scores: Floats, labels: Ints) -> str:
 def delong(scores: Any, labels: Any, level: float = LEVEL) -> Interval:
     """AUROC with DeLong's variance, in Wilson's form: `area_ends` has the formula.
 
-    The interval stays inside (0, 1), and it covers better than the plain one. A perfect ranking has variance 0; then
-    the interval is `disjoint_pairs`.
+    The interval stays inside [0, 1], and it covers better than the plain one. A perfect ranking has variance 0; its
+    interval rests on a model's variance, and ends at 1.
 
     >>> found = delong([0.1, 0.4, 0.35, 0.8, 0.7, 0.2], [0, 0, 1, 1, 1, 0])
     >>> f"{found.value:.3f} {found.low:.3f} {found.high:.3f}"
-    '0.889 0.282 0.990'
+    '0.889 0.346 0.989'
     """
     values, classes = checked(scores, labels, level)
     why = undefined(values, classes)
@@ -73,21 +74,10 @@ def delong(scores: Any, labels: Any, level: float = LEVEL) -> Interval:
     placed = placements(values, classes)
     area = placed.auroc
     if area in (0.0, 1.0):
-        return disjoint_pairs(area, min(len(placed.positives), len(placed.negatives)), level)
+        return Interval(area, *area_ends(placed, level), level, NO_ERRORS)
     if covariance(placed)[0, 0] == 0:
         return Interval(area, math.nan, math.nan, level, "not defined: all scores are the same")
     return Interval(area, *area_ends(placed, level), level, "DeLong, Wilson's form")
-
-
-def disjoint_pairs(area: float, pairs: int, level: float) -> Interval:
-    """A bound where every positive is above every negative (or below): as many disjoint pairs are all right.
-
-    Disjoint pairs are independent, so that all of them are right with probability AUROC^pairs at most. The bound is
-    Clopper and Pearson's for as many successes; it holds for every distribution.
-    """
-    bound = ((1 - level) / 2) ** (1 / pairs)
-    low, high = (bound, 1.0) if area == 1 else (0.0, 1 - bound)
-    return Interval(area, low, high, level, f"{pairs} disjoint pairs")
 
 
 def proportion(hits: int, of: int, level: float = LEVEL) -> Interval:
@@ -119,7 +109,7 @@ def bootstrap(
         return Interval(value, math.nan, math.nan, level, why or "not defined: the metric is not finite")
     perfect = values[classes > 0].min() > values[classes == 0].max()
     if perfect and named.metric.compute in (metrics.auroc, metrics.partial_auc, metrics.partial_auc_raw):
-        return _perfect_area(named, classes, level)
+        return _perfect_area(named, delong(values, classes, level))
     corrected = is_corrected(named)
     statistic = measured(named, values, classes, corrected=corrected)
     found = resample(statistic, classes, level, draws, seed, widened=corrected)
@@ -133,10 +123,9 @@ def one_metric(metric: metrics.Item) -> metrics.NamedMetric:
     return found[0]
 
 
-def _perfect_area(named: metrics.NamedMetric, labels: Ints, level: float) -> Interval:
-    """The bound for a perfect ranking, where all draws agree: what AUROC may lack, the partial area may lack."""
-    limit, positives = named.limit or 1.0, int(labels.sum())
-    whole = disjoint_pairs(1.0, min(positives, len(labels) - positives), level)
+def _perfect_area(named: metrics.NamedMetric, whole: Interval) -> Interval:
+    """The interval of a perfect ranking, where all draws agree: what AUROC may lack, the partial area may lack."""
+    limit = named.limit or 1.0
     best = limit if named.metric.compute is metrics.partial_auc_raw else 1.0
     span = 2 * limit - limit**2 if named.metric.compute is metrics.partial_auc else 1.0  # McClish's scale
     return whole._replace(value=best, low=max(0.0, best - (1 - whole.low) / span), high=best)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedxl.errors import require
 from fedxl.evaluation.intervals import DRAWS, LEVEL, Interval, delong
-from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judged, Judgement, affordable, judge
+from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judged, Judgement, judge
 from fedxl.evaluation.label_counts import LabelCurves, as_scored
 from fedxl.evaluation.label_decisions import why_undecided
 from fedxl.evaluation.label_means import means
@@ -17,7 +17,7 @@ from fedxl.evaluation.labelled import LabelScores, mean
 from fedxl.evaluation.scored import Scored
 from fedxl.files import plain
 
-SITE_DRAWS = 500  # of the mean's interval at each of many sites
+SITE_GROUPS = 500  # for the mean's interval at each of many sites
 ByLabel = Mapping[str, Scored]
 NO_WHOLE = "not defined: counts in bins do not say which labels are of one example"
 
@@ -88,7 +88,7 @@ def judge_labels(
         name: _label(one, None if why.get(name) else held.get(name), split, options) for name, one in known.items()
     }
     names = ["auroc", f"pauc@{fpr:g}", "ap"]
-    together = _means(names, whole, level, draws) if whole is not None else _bare_means(names, each, level)
+    together = means(names, whole, level) if whole is not None else _bare_means(names, each, level)
     undecided = {name: reason for name, reason in why.items() if reason}
     missing = [name for name in parts[split] if name not in known]
     notes = (*_notes(split, bool(held), missing), *_flat(each))
@@ -121,10 +121,6 @@ def _unchosen(judged: Judgement) -> Judged:
     return replace(judged.pooled, points={}, brier=None, reliability=None, net_benefit=None)
 
 
-def _means(names: Sequence[str], whole: LabelScores, level: float, draws: int) -> dict[str, Interval]:
-    return means(names, whole, level, affordable(draws, len(whole.scores) * len(whole.names)))
-
-
 def _bare_means(names: Sequence[str], each: Mapping[str, Judgement], level: float) -> dict[str, Interval]:
     """Without intervals."""
     values = {name: mean([judged.pooled.metrics[name].value for judged in each.values()]) for name in names}
@@ -135,8 +131,7 @@ def _sites(whole: LabelScores | None, level: float) -> dict[str, SiteJudgement]:
     found = {}
     for site, part in (whole.by_site() if whole is not None else {}).items():
         labels = {name: delong(one.scores, one.labels, level) for name, one in part.by_label().items() if len(one)}
-        drawn = affordable(SITE_DRAWS, len(part.scores) * len(part.names))
-        found[site] = SiteJudgement(len(part.scores), labels, means(["auroc"], part, level, drawn)["auroc"])
+        found[site] = SiteJudgement(len(part.scores), labels, means(["auroc"], part, level, SITE_GROUPS)["auroc"])
     return found
 
 

@@ -1,25 +1,37 @@
-"""Metrics as means over several labels, with intervals of a bootstrap of the examples.
+"""Metrics as means over several labels, with intervals by leaving out whole examples.
 
-Labels of one example go together, so a draw is of whole examples. A bootstrap of each label by itself, or of the
-labels, would take them for independent, and its interval would be too narrow.
+Labels of one example go together, so that whole examples are left out: each in turn, or of many examples each of
+`groups` random groups. The values t_k without group k of G give
+
+    an estimate with less bias    c = G t - (G - 1) mean(t_k)             (M. Quenouille, Biometrika 43, 1956)
+    its variance                  V = (G - 1) / G  sum (t_k - mean(t_k))^2
+    V's degrees of freedom        2 G / (kurtosis - (G - 3) / (G - 1))    (B. O'Neill, American Statistician 68, 2014)
+
+and the interval is Wilson's, as of a share c of c (1 - c) / V trials, with Student's t. The bias matters more for a
+mean than for one label: means over more labels vary less, and are as biased. The kurtosis says how few examples
+decide: positives, where they are rare.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr, ndtri
+from scipy.special import stdtrit
 
 from fedxl import metrics
-from fedxl.evaluation.intervals import DRAWS, LEVEL, Interval, one_metric
+from fedxl.evaluation.area_ends import wilson_low
+from fedxl.evaluation.intervals import LEVEL, Interval, one_metric
+from fedxl.evaluation.judgement import affordable
 from fedxl.evaluation.labelled import LabelScores, judge
-from fedxl.evaluation.resampling import BATCH, Floats, Ints, Statistic, measured, weights
+from fedxl.evaluation.resampling import BATCH, Floats, Ints, Statistic, is_corrected, measured
 
-HOW = "bias-corrected bootstrap of examples"
+GROUPS = 1000  # that are left out, at most
+HOW = "jackknife of examples, Wilson's form"
+TINY = 1e-20  # a variance that is rounding
 
 
 class _Label(NamedTuple):
@@ -31,11 +43,12 @@ class _Label(NamedTuple):
 
 
 def means(
-    wanted: Sequence[str], found: LabelScores, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
+    wanted: Sequence[str], found: LabelScores, level: float = LEVEL, groups: int = GROUPS, seed: int = 0
 ) -> dict[str, Interval]:
-    """The mean over labels of each metric, with the interval of `bias_corrected`.
+    """The mean over labels of each metric, with the interval of `jackknifed`.
 
-    A label of which a draw holds one class only is left out of that draw.
+    A label that has one class only without a group does not count there. The interval of average precision rests on
+    its less biased estimate (`resampling`); `value` is the metric itself.
     """
     named = {name: one_metric(name) for name in wanted}
     here, _ = judge(named.values(), found)
@@ -43,30 +56,32 @@ def means(
     if not labels:
         why = "not defined: no label has both classes and finite scores"
         return {name: Interval(math.nan, math.nan, math.nan, level, why) for name in wanted}
-    drawn = list(_drawn(labels, named, len(found.scores), draws, seed))
-    intervals = {}
-    for name, metric in named.items():
-        values = np.concatenate([batch[name] for batch in drawn])
-        values = values[np.isfinite(values)]
-        if len(values) < 2 or np.ptp(values) <= 1e-12:  # as of a perfect ranking of few examples
-            intervals[name] = Interval(here[metric.name], math.nan, math.nan, level, "not defined: all draws agree")
-            continue
-        intervals[name] = Interval(here[metric.name], *bias_corrected(here[metric.name], values, level), level, HOW)
-    return intervals
+    size = len(found.scores)
+    whole = _values(labels, np.ones((1, size)))
+    left = _left_out(labels, size, groups, seed)
+    return {
+        name: _interval(here[metric.name], float(whole[name][0]), left[name], level) for name, metric in named.items()
+    }
 
 
-def bias_corrected(value: float, drawn: Floats, level: float) -> tuple[float, float]:
-    """Efron's bias-corrected percentiles of bootstrap values (JASA 82, 1987), without acceleration.
+def jackknifed(value: float, left: Floats, level: float) -> tuple[float, float]:
+    """Both ends, from the value of all examples and those without each group, [G]; the values must differ."""
+    count, apart = len(left), left - left.mean()
+    variance = (count - 1) / count * float((apart**2).sum())
+    kurtosis = float((apart**4).mean() / (apart**2).mean() ** 2)
+    reach = float(stdtrit(2 * count / (kurtosis - (count - 3) / (count - 1)), (1 + level) / 2))
+    corrected = count * value - (count - 1) * float(left.mean())
+    centre = corrected if 0 < corrected < 1 else value
+    trials = centre * (1 - centre) / variance
+    return wilson_low(centre, trials, reach), 1 - wilson_low(1 - centre, trials, reach)
 
-    Draws hold examples twice, which raises average precision: plain percentiles lie too high. Ties count half, and
-    rounding must not decide which draws are below the value.
-    """
-    near = np.isclose(drawn, value, rtol=0.0, atol=1e-12)
-    below = float(np.mean(np.where(near, 0.5, drawn < value)))
-    shift = ndtri(min(max(below, 1 / len(drawn)), 1 - 1 / len(drawn)))
-    ends = ndtr(2 * shift + ndtri(np.array([(1 - level) / 2, (1 + level) / 2])))
-    low, high = np.quantile(drawn, ends)
-    return float(low), float(high)
+
+def _interval(shown: float, value: float, left: Floats, level: float) -> Interval:
+    if not np.isfinite(left).all():
+        return Interval(shown, math.nan, math.nan, level, "not defined: a class has one example")
+    if len(left) < 3 or float(np.var(left)) <= TINY:  # as of a perfect ranking of few examples
+        return Interval(shown, math.nan, math.nan, level, "not defined: no example makes a difference")
+    return Interval(shown, *jackknifed(value, left, level), level, HOW)
 
 
 def _label(found: LabelScores, number: int, named: Mapping[str, metrics.NamedMetric]) -> _Label | None:
@@ -75,26 +90,30 @@ def _label(found: LabelScores, number: int, named: Mapping[str, metrics.NamedMet
     scores, labels = found.scores[known, number], classes[known]
     if not 0 < labels.sum() < len(labels) or not np.isfinite(scores).all():
         return None
-    each = {name: measured(metric, scores, labels) for name, metric in named.items()}
+    each = {name: measured(metric, scores, labels, corrected=is_corrected(metric)) for name, metric in named.items()}
     return _Label(known[labels > 0], known[labels == 0], each)
 
 
-def _drawn(
-    labels: Sequence[_Label], names: Mapping[str, metrics.NamedMetric], size: int, draws: int, seed: int
-) -> Iterator[dict[str, Floats]]:
-    """The means of each metric in every draw, a batch of draws at a time."""
-    rng, step = np.random.default_rng(seed), max(1, BATCH // size)
-    for start in range(0, draws, step):
-        count = weights(rng.integers(size, size=(min(step, draws - start), size)), size)
-        sides = [(count[:, one.positives], count[:, one.negatives]) for one in labels]
-        both = np.stack([(true.sum(1) > 0) & (false.sum(1) > 0) for true, false in sides])  # [L, draws]
-        with np.errstate(all="ignore"):  # of draws with one class, which do not count
-            yield {
-                name: _mean([one.statistics[name](*side) for one, side in zip(labels, sides, strict=True)], both)
-                for name in names
-            }
+def _left_out(labels: Sequence[_Label], size: int, groups: int, seed: int) -> dict[str, Floats]:
+    """The means of each metric without each group, a batch of groups at a time."""
+    count = min(size, affordable(groups, size * len(labels)))
+    group = np.random.default_rng(seed).permutation(np.arange(size) % count) if count < size else np.arange(size)
+    batches = np.array_split(np.arange(count), math.ceil(count / max(1, BATCH // size)))
+    found = [_values(labels, (group[None] != batch[:, None]).astype(np.float64)) for batch in batches]
+    return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+
+def _values(labels: Sequence[_Label], weight: Floats) -> dict[str, Floats]:
+    """The means of each metric, for weights of the examples, [rows, n]."""
+    sides = [(weight[:, one.positives], weight[:, one.negatives]) for one in labels]
+    both = np.stack([(true.sum(1) > 0) & (false.sum(1) > 0) for true, false in sides])  # [L, rows]
+    with np.errstate(all="ignore"):  # of labels with one class, which do not count
+        return {
+            name: _mean([one.statistics[name](*side) for one, side in zip(labels, sides, strict=True)], both)
+            for name in labels[0].statistics
+        }
 
 
 def _mean(values: Sequence[Floats], defined: npt.NDArray[np.bool_]) -> Floats:
-    """Over labels [L, draws], those that are defined; NaN where none is."""
+    """Over labels [L, rows], those that are defined; NaN where none is."""
     return np.asarray(np.where(defined, np.stack(values), 0.0).sum(0) / defined.sum(0))

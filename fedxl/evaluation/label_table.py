@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedxl.evaluation.intervals import DRAWS, LEVEL, Interval, delong
+from fedxl.evaluation.intervals import LEVEL, Interval, delong
 from fedxl.evaluation.label_means import means
 from fedxl.evaluation.labelled import LabelScores
 
@@ -22,10 +22,10 @@ class LabelRow(NamedTuple):
     auroc: Interval
 
 
-def label_table(found: LabelScores, level: float = LEVEL, draws: int = DRAWS, seed: int = 0) -> list[LabelRow]:
-    """A row for each label, with DeLong's interval, and one for their mean, with a bootstrap of the examples.
+def label_table(found: LabelScores, level: float = LEVEL) -> list[LabelRow]:
+    """A row for each label, with DeLong's interval, and one for their mean, with a jackknife of the examples.
 
-    Labels of one example go together, so the mean's interval needs draws of whole examples.
+    Labels of one example go together, so that whole examples are left out.
     """
     rows = []
     for number, name in enumerate(found.names):
@@ -33,12 +33,12 @@ def label_table(found: LabelScores, level: float = LEVEL, draws: int = DRAWS, se
         positives = int(one.labels.sum())
         rows.append(LabelRow(name, positives, len(one) - positives, delong(one.scores, one.labels, level)))
     total = sum(row.positives for row in rows), sum(row.negatives for row in rows)
-    return [*rows, LabelRow(MEAN, *total, mean_auroc(found, level, draws, seed))]
+    return [*rows, LabelRow(MEAN, *total, mean_auroc(found, level))]
 
 
-def mean_auroc(found: LabelScores, level: float = LEVEL, draws: int = DRAWS, seed: int = 0) -> Interval:
+def mean_auroc(found: LabelScores, level: float = LEVEL) -> Interval:
     """The mean over labels of their AUROC, with the interval of `means`."""
-    return means(["auroc"], found, level, draws, seed)["auroc"]
+    return means(["auroc"], found, level)["auroc"]
 
 
 def as_markdown(rows: list[LabelRow]) -> str:

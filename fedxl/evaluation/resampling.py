@@ -78,24 +78,33 @@ def resample(
 
 def _wider(level: float, statistic: Statistic, sizes: tuple[int, int], error: float) -> float:
     """The level whose normal quantile is Student's, times how much less draws vary than the jackknife says."""
-    jackknife, free = leave_one_out(statistic, sizes)
-    if not error > 0 or not jackknife > 0:
+    whole, free = jackknife(statistic, sizes)
+    if not error > 0 or not whole > 0:
         return level
-    reach = stats.t.ppf((1 + level) / 2, free) * max(1.0, jackknife / error)
+    reach = stats.t.ppf((1 + level) / 2, free) * max(1.0, whole / error)
     return float(1 - 2 * stats.norm.sf(min(reach, FARTHEST)))
 
 
-def leave_one_out(statistic: Statistic, sizes: tuple[int, int]) -> tuple[float, float]:
-    """The jackknife's standard error, each example left out of its class, and its degrees of freedom."""
-    rows, parts = max(1, BATCH // sum(sizes)), []
+def jackknife(
+    statistic: Statistic, sizes: tuple[int, int], most: int | None = None, seed: int = 0
+) -> tuple[float, float]:
+    """The jackknife's standard error, each example left out of its class, and its degrees of freedom.
+
+    A class of more than `most` examples is divided at random into so many groups, and each group is left out
+    (J. Shao, D. Tu, "The Jackknife and Bootstrap", 1995, section 2.3): groups of one are the usual jackknife.
+    """
+    rng, rows, parts, freedoms = np.random.default_rng(seed), max(1, BATCH // sum(sizes)), [], []
     for side, size in enumerate(sizes):
+        count = min(size, most or size)
+        group = rng.permutation(np.arange(size) % count) if count < size else np.arange(size)
         found = []
-        for left in np.array_split(np.arange(size), math.ceil(size / rows)):
+        for left in np.array_split(np.arange(count), math.ceil(count / rows)):
             each = [np.ones((len(left), other)) for other in sizes]
-            each[side][np.arange(len(left)), left] = 0
+            each[side][group[None] == left[:, None]] = 0
             found.append(statistic(*each))
-        parts.append((size - 1) * float(np.var(np.concatenate(found))))
-    return math.sqrt(sum(parts)), satterthwaite(parts, np.array(sizes) - 1)
+        parts.append((count - 1) * float(np.var(np.concatenate(found))))
+        freedoms.append(count - 1)
+    return math.sqrt(sum(parts)), satterthwaite(parts, freedoms) if sum(parts) > 0 else math.nan
 
 
 def weights(chosen: Ints, size: int) -> Floats:

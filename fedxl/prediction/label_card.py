@@ -22,7 +22,7 @@ def metrics(found: LabelJudgement) -> list[str]:
     ]
     rows.append(["mean of the labels", "", "", *_intervals(found.mean.values())])
     said = [
-        f"Measured on {found.split} data, with intervals of {found.level:.0%}; that of the mean is of a bootstrap of "
+        f"Measured on {found.split} data, with intervals of {found.level:.0%}; that of the mean is of a jackknife of "
         "whole examples. The intervals are of the examples, not of another training.",
         table(["label", "rows", "positives", *found.mean], rows),
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedxl import metrics
 from fedxl.errors import UserError, require
-from fedxl.evaluation.judgement import FEWEST, Judgement, judge
+from fedxl.evaluation.judgement import Judgement, judge
 from fedxl.evaluation.label_judgement import LabelJudgement
 from fedxl.evaluation.label_means import means
 from fedxl.reporting import html
@@ -86,7 +86,7 @@ def _means(group: Group, focus: Group, several: LabelJudgement | None, fpr: floa
     found = group.shown.by_label.get(group.shown.split)
     if found is None:
         return None
-    return Measured(group.shown.split, means(_usual(fpr), found, draws=FEWEST))
+    return Measured(group.shown.split, means(_usual(fpr), found))
 
 
 def _drawn(groups: Sequence[Group], focus: Group) -> tuple[list[Group], list[Group]]:

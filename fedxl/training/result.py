@@ -57,7 +57,7 @@ class Result:
         return None if test is None else (test.scores, test.labels.astype(np.float64))
 
     def label_table(self, split: str = "test", level: float = 0.95) -> list[LabelRow]:
-        """AUROC of each of several labels, with DeLong's interval, and their mean, with a bootstrap's."""
+        """AUROC of each of several labels, with DeLong's interval, and their mean, with a jackknife's."""
         require(split in self.by_label, f"there are no scores of several labels on {split} data")
         from fedxl.evaluation.label_table import label_table  # loads scipy, which training does not need
 

@@ -66,11 +66,18 @@ def lower_end(scores, labels, level):
     for each in (pairs.mean(1), pairs.mean(0)):
         wrong = 1 - each
         errors = wrong.sum() ** 2 / (wrong**2).sum()
-        relative = each.var(ddof=1) / (area * (1 - area))
-        parts.append((errors * relative + 1 / 3) / (errors + 1) / len(each))
-    free = sum(parts) ** 2 / sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
-    reach = stats.t.ppf((1 + level) / 2, free / min(1, 2 * area))
-    return optimize.brentq(lambda t: (area - t) ** 2 - reach**2 * t * (1 - t) * sum(parts), 0, area, xtol=1e-15)
+        parts.append((max(0, errors - 1), each.var(ddof=1) / (area * (1 - area)), len(each)))
+
+    def beyond(tested):
+        """Hanley and McNeil's model, whose probabilities are of two positives above a negative and the other way."""
+        q1, q2 = tested / (2 - tested), 2 * tested**2 / (1 + tested)
+        model = (q1 + q2 - 2 * tested**2) / 2 / (tested * (1 - tested))
+        each = [(count * r + model) / (count + 1) / size for count, r, size in parts]
+        free = sum(each) ** 2 / sum(part**2 / size for part, size in zip(each, sizes, strict=True))
+        reach = stats.t.ppf((1 + level) / 2, free / min(1, 2 * area))
+        return (area - tested) ** 2 - reach**2 * tested * (1 - tested) * sum(each)
+
+    return optimize.brentq(beyond, 1e-9, area, xtol=1e-15)
 
 
 @pytest.mark.parametrize("shift", [-0.6, 0.5, 2.0])
@@ -106,7 +113,7 @@ def test_examples_that_are_all_right_or_all_wrong_are_trials():
     assert delong(scores, labels)[:3] == pytest.approx(proportion(90, 100)[:3], abs=0.01)
 
 
-@pytest.mark.parametrize("wrong", [2, 5, 20])
+@pytest.mark.parametrize("wrong", [4, 5, 20])
 def test_the_more_pairs_are_wrong_the_lower_are_both_ends(wrong):
     """One negative moves up, past one positive after another."""
     labels = np.repeat([1, 0], [25, 25])
@@ -150,33 +157,52 @@ def test_constant_scores_have_no_interval():
         assert found.how.startswith("not defined")
 
 
-@pytest.mark.parametrize(("positives", "negatives"), [(8, 30), (30, 8), (8, 8), (8, 997)])
-def test_a_perfect_ranking_has_a_bound_on_one_side(positives, negatives):
+@pytest.mark.parametrize(("positives", "negatives"), [(8, 30), (30, 8), (8, 8), (8, 997), (2, 2)])
+def test_a_perfect_ranking_has_an_interval_on_one_side(positives, negatives):
+    """(1 - t)^2 = z^2 t (1 - t) r(t) (1 / m + 1 / n) with the model's r, divided by 1 - t."""
     labels = np.repeat([1, 0], [positives, negatives])
     scores = np.arange(len(labels))[::-1]
-    wanted = stats.binomtest(8, 8).proportion_ci(0.95, method="exact").low  # of eight pairs, eight are right
+    free = (1 / positives + 1 / negatives) ** 2 / (1 / positives**3 + 1 / negatives**3)
+    over = stats.t.ppf(0.975, free) ** 2 * (1 / positives + 1 / negatives)
+    wanted = optimize.brentq(lambda t: 1 - t - over * t * (1 + 2 * t * (1 - t)) / (4 + 2 * t * (1 - t)), 0, 1)
     found = delong(scores, labels)
+    assert found.how == "Wilson's form, a model's variance: all pairs agree"
     assert (found.value, found.high) == (1.0, 1.0)
-    assert found.low == pytest.approx(wanted, rel=1e-12)
+    assert found.low == pytest.approx(wanted, rel=1e-9)
     upside_down = delong(-scores, labels)
-    assert (upside_down.low, upside_down.high) == (0.0, pytest.approx(1 - wanted, rel=1e-12))
-    assert bootstrap("auroc", scores, labels)[:3] == found[:3]
+    assert (upside_down.low, upside_down.high) == (0.0, pytest.approx(1 - wanted, rel=1e-9))
+    assert bootstrap("auroc", scores, labels)[:3] == pytest.approx(found[:3], rel=1e-12)
     raw, scaled = bootstrap("pauc_raw@0.3", scores, labels), bootstrap("pauc@0.3", scores, labels)
     assert raw.value == raw.high == 0.3
     assert raw.low == pytest.approx(max(0, 0.3 - (1 - found.low)), rel=1e-12)
     assert scaled.value == scaled.high == 1.0
-    assert scaled.low == pytest.approx(0.5 * (1 + (0.3 - (1 - found.low) - 0.045) / (0.3 - 0.045)), rel=1e-12)
+    assert scaled.low == pytest.approx(max(0, 0.5 * (1 + (0.3 - (1 - found.low) - 0.045) / (0.3 - 0.045))), rel=1e-12)
     assert math.isnan(bootstrap("ap", scores, labels).low)
 
 
-def test_the_bound_of_a_perfect_ranking_holds():
-    """Where AUROC is at the bound, a perfect ranking is rarer than the bound says."""
-    pairs = 5
-    bound = delong(np.arange(10), np.repeat([0, 1], 5)).low
-    shift = math.sqrt(2) * stats.norm.ppf(bound)
+@pytest.mark.parametrize("negatives", [2, 5, 25, 190])
+@pytest.mark.parametrize("positives", [2, 5, 10, 25])
+def test_a_wrong_pair_never_raises_the_lower_end(positives, negatives):
+    """From a perfect ranking over a tie to one wrong pair. With the disjoint pairs of before it rose by 0.08."""
+    labels = np.repeat([1, 0], [positives, negatives])
+    perfect = np.arange(len(labels), 0.0, -1)
+    tied, wrong = perfect.copy(), perfect.copy()
+    tied[positives] = perfect[positives - 1]
+    wrong[[positives - 1, positives]] = perfect[[positives, positives - 1]]
+    lows = [delong(scores, labels).low for scores in (wrong, tied, perfect)]
+    assert 0 < lows[0] < lows[1] < lows[2] < 1
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [(5, 5), (10, 190)])
+def test_a_perfect_ranking_is_rare_where_auroc_is_at_its_lower_end(positives, negatives):
+    """Rarer than 2.5 % for normal scores, than 6 % for positives of which some score like negatives."""
+    low = delong(np.arange(positives + negatives), np.repeat([0, 1], [negatives, positives])).low
     rng = np.random.default_rng(0)
-    high, low = rng.normal(shift, size=(20_000, pairs)), rng.normal(size=(20_000, pairs))
-    assert 0 < (high.min(1) > low.max(1)).mean() < 0.025
+    highest = rng.normal(size=(20_000, negatives)).max(1)
+    high = rng.normal(math.sqrt(2) * stats.norm.ppf(low), size=(20_000, positives))
+    hidden = rng.normal(size=high.shape) + 9 * (rng.random(high.shape) > 2 * (1 - low))
+    for positive, most in ((high, 0.025), (hidden, 0.06)):
+        assert (positive.min(1) > highest).mean() < most
 
 
 @pytest.mark.parametrize("hits", [0, 3, 10])

@@ -52,7 +52,7 @@ def _metrics(key: Key, found: LabelJudgement) -> Section:
         rows.append(Row([*counts, picture, *(value(one.metrics[metric]) for metric in names)]))
     caption = (
         f"{found.split.capitalize()} data, with 95 % intervals; n counts the examples of which a label is known. The "
-        "interval of the mean is of a bootstrap of whole examples, because their labels go together."
+        "interval of the mean is of a jackknife of whole examples, because their labels go together."
     )
     one_class = [
         name for name, judged in found.labels.items() if not math.isfinite(judged.pooled.metrics[first].value)

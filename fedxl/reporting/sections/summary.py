@@ -28,9 +28,9 @@ RISKS = {
 }
 METHOD = (
     "Intervals of AUROC are DeLong's in Wilson's form; of other metrics a stratified BCa bootstrap, corrected for "
-    "few positives if it is average precision; of shares Wilson's; of means over several labels bias-corrected "
-    "percentiles of a bootstrap of whole examples. Of runs that differ by seed only, the one shown is the best on "
-    "validation data, or one that judged the same examples."
+    "few positives if it is average precision, and of their differences a jackknife with Student's t; of shares "
+    "Wilson's; of means over several labels Wilson's with the variance of a jackknife of whole examples. Of runs "
+    "that differ by seed only, the one shown is the best on validation data, or one that judged the same examples."
 )
 
 
