@@ -25,6 +25,7 @@ import matplotlib.pyplot as plt
 import torch
 from common import machine
 
+from fedxl.cli.processes import free_port
 from fedxl.config.experiment import Config
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
@@ -32,7 +33,7 @@ from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import read_server, read_site
 from fedxl.deploy.server.serve import serve
 from fedxl.deploy.site import requests, secure
-from fedxl.deploy.supervise.processes import free_port, local
+from fedxl.deploy.supervise.processes import local
 from fedxl.errors import first_line
 from fedxl.files import write_json
 from fedxl.progress import progress
