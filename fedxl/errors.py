@@ -23,6 +23,19 @@ class UserError(ValueError):
         return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
+class OwnersError(UserError):
+    """A mistake whose details are for the owner of some data alone.
+
+    >>> error = OwnersError("the label is 'relapse'", "the labels differ")
+    >>> print(error, "|", for_others(error))
+    the label is 'relapse' | the labels differ
+    """
+
+    def __init__(self, message: str, others: str) -> None:
+        super().__init__(message)
+        self.others = others  # what they are told
+
+
 class DivergedError(UserError):
     """Weights or scores are no longer finite: the learning rate was too high."""
 
@@ -35,6 +48,11 @@ def require(condition: bool, message: str) -> None:
     """Raise `UserError(message)` unless the condition holds."""
     if not condition:
         raise UserError(message)
+
+
+def for_others(error: Exception) -> str:
+    """The line that another party may read."""
+    return error.others if isinstance(error, OwnersError) else first_line(error)
 
 
 def unknown(kind: str, name: str, known: Iterable[str], section: str = "") -> UserError:

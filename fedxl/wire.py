@@ -16,6 +16,7 @@ from fedxl import tree
 from fedxl.errors import RefusedError as RefusedError  # part of what this module offers
 from fedxl.errors import printable
 from fedxl.wire_precisions import HALF as HALF
+from fedxl.wire_precisions import PRECISIONS as PRECISIONS
 
 T = TypeVar("T")
 

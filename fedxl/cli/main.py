@@ -40,7 +40,7 @@ COMMANDS: Mapping[str, str] = {
 }
 
 
-class Loaded(Mapping[str, click.Command]):
+class LazyCommands(Mapping[str, click.Command]):
     """The commands of `COMMANDS`, each loaded when it is looked up."""
 
     def __getitem__(self, name: str) -> click.Command:
@@ -58,7 +58,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = Loaded()  # type: ignore[assignment]  # nobody adds to them
+        self.commands = LazyCommands()  # type: ignore[assignment]  # nobody adds to them
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedxl.data.holdout import Whole
 
-T = TypeVar("T")
-R = TypeVar("R")
 Block = npt.NDArray[np.float64]
 ROWS = 2048  # used at a time: they stay in a processor's cache
 
@@ -58,13 +56,8 @@ class Chunks:
             for start in range(0, len(piece), ROWS):
                 use(self.edges[number] + start, piece[start : start + ROWS])
 
-        in_threads(drained, range(len(self.pieces)))
-
-
-def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What `work` makes of each item, in their order."""
-    with ThreadPoolExecutor(os.cpu_count()) as workers:
-        return list(workers.map(work, items))
+        with ThreadPoolExecutor(os.cpu_count()) as workers:
+            list(workers.map(drained, range(len(self.pieces))))  # which raises what one of them raised
 
 
 def untouched(rows: int, columns: int, kind: type[np.floating[Any]]) -> npt.NDArray[Any]:

@@ -100,26 +100,14 @@ def _file_end(data: Bytes, delimiter: str, path: Path) -> int:
 
 
 def _row_end(data: Bytes, delimiter: str, path: Path) -> int:
-    """Where the last whole row ends."""
-    marks, end = enclosing(data, delimiter), len(data)
-    while end:
-        end = _last_break(data[:end])
-        before = int(np.searchsorted(marks, end))
-        if not before % 2:
-            break
-        end = int(marks[before - 1])  # where the value begins that the line break is in
-    if not end:
-        raise UserError(f"{path} holds a row of more than {BLOCK // 1000} kB; is a quotation mark missing?")
-    return end
-
-
-def _last_break(data: Bytes) -> int:
-    """The place behind the last line break; 0 if there is none. Rows are short, as a rule: the end comes first."""
+    """Where the last whole row ends. Rows are short, as a rule: the end of the data is looked at first."""
+    marks = enclosing(data, delimiter)
     for size, sign in product((2**13, len(data)), b"\n\r"):
-        found = np.flatnonzero(data[-size:] == sign)
-        if len(found):
-            return max(0, len(data) - size) + int(found[-1]) + 1
-    return 0
+        ends = np.flatnonzero(data[-size:] == sign) + max(0, len(data) - size) + 1
+        outside = ends[np.searchsorted(marks, ends) % 2 == 0]  # the others are within values
+        if len(outside):
+            return int(outside[-1])
+    raise UserError(f"{path} holds a row of more than {BLOCK // 1000} kB; is a quotation mark missing?")
 
 
 def enclosing(data: Bytes, delimiter: str) -> Indices:

@@ -60,7 +60,7 @@ class Features:
 
     def _block(self, numbers: Sequence[str], file: File, batch: Batch) -> tuple[Block, dict[str, Any]]:
         """Room for all columns of some rows, [rows, columns], with those of numbers filled in, and the texts."""
-        _require_usual(batch.numbers, numbers, file)
+        _require_below_largest(batch.numbers, numbers, file)
         block = untouched(len(batch.numbers), len(self.names), np.float64)
         all_of_them = len(numbers) == len(self.names)
         block[:, slice(None) if all_of_them else [self.names.index(name) for name in numbers]] = batch.numbers
@@ -77,7 +77,7 @@ class Features:
         told = f"{file.path}: column '{printable(name)}' holds {held}, but also texts"
         require(found is not None, f"{told}; correct it, or name it in categorical")
         assert found is not None
-        _require_usual(found[:, None], [name], file)
+        _require_below_largest(found[:, None], [name], file)
         return found
 
     def _codes(self, values: Any, name: str, file: File) -> Block:
@@ -103,7 +103,7 @@ class Features:
         raise UserError(f"{where} holds more than {MOST_TEXTS:,} different texts, no categories; name it in drop")
 
 
-def _require_usual(values: Block, names: Sequence[str], file: File) -> None:
+def _require_below_largest(values: Block, names: Sequence[str], file: File) -> None:
     """One line if a number among [rows, columns] is larger than any that was measured."""
     # Of NaN and a number, these are the number.
     largest = max(np.fmax.reduce(values, None, initial=0), -np.fmin.reduce(values, None, initial=0))

@@ -7,6 +7,7 @@ makes rows at once. A block that is not as plain as that is left to the CSV read
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -73,7 +74,8 @@ class PlainRows:
 
         data = np.frombuffer(block, np.uint8)
         one, other = (_scratch(len(data), np.bool_) for _ in range(2))
-        if not len(data) or data[-1] != LINE or np.equal(data, QUOTE, out=one).any():
+        marked = data[: len(BOM_UTF8)].tobytes() == BOM_UTF8  # as behind files that were joined; arrow leaves it out
+        if not len(data) or data[-1] != LINE or marked or np.equal(data, QUOTE, out=one).any():
             return None
         lines = np.equal(data, LINE, out=one)
         rows = np.count_nonzero(lines)

@@ -19,6 +19,7 @@ ROLES: Mapping[str, str] = {
     "gateway": "fedxl.deploy.server.gateway_process",
     "app": "fedxl.deploy.server.app",
     "node": "fedxl.deploy.site.node",
+    "prepare": "fedxl.deploy.site.prepare",
 }
 
 

@@ -85,6 +85,7 @@ def test_plain_rows_are_read_here(block):
     [
         b"", b"\n", b"1,a,2,b", b"1,a,2\n", b"1,a,2,b,c\n", b"1,a,2\n,b\n", b'1,"a",2,b\n', b"1,a,x,b\n",
         b"1,a,2,b\r3,a,4,b\n", b"1,a\r,2,b\r\n", b"1,a,2,b\n\n", b"1,\xff,2,b\n", b"1,a,NA ,b\n",
+        b"\xef\xbb\xbf1,a,2,b\n",
     ],
 )  # fmt: skip
 def test_other_rows_are_left_to_the_csv_reader(block):

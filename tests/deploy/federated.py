@@ -20,7 +20,7 @@ from fedxl.deploy.server import serve as server
 from fedxl.deploy.site import requests, secure
 from fedxl.deploy.site.secret import FILE
 from fedxl.engine.drawing import NO_SECRETS, Secrets
-from fedxl.errors import first_line
+from fedxl.errors import for_others
 from fedxl.risks import RISKS
 from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
@@ -93,7 +93,7 @@ class InProcess:
             handler = handlers.get(kind)
             reply = handler(mine, request) if handler else requests.hello(mine)
         except ValueError as error:
-            return Failure(first_line(error))
+            return Failure(for_others(error))
         return copied(fault(reply) if fault else reply)
 
     def replies(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:

@@ -78,6 +78,9 @@ def test_files_that_a_data_set_looks_for_by_itself_are_found_from_anywhere(place
     for folder, root in (("trial", place / "data"), ("real", place / "real" / "sites" / "a" / "data")):
         site = read_site(place / folder / "sites" / "a" / "site.toml")
         assert cache.config_of(site).data["root"] == str(root)
+        root.mkdir()
+        (root / "cifar-10-batches-py").mkdir()
+        assert str(root) in cache._stamps(site), "so that new files are noticed"
         with pytest.raises(UserError, match="cifar-10") as told:
             cache.prepare(site)
         assert str(root) in str(told.value)

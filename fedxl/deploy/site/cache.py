@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__
-from fedxl.config.experiment import Config, load_data, load_unfitted, with_files
+from fedxl.config.experiment import Config, Table, load_data, load_unfitted, with_files
 from fedxl.data import NAMED
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
@@ -133,10 +133,15 @@ def count(site: SiteFile) -> int:
 
 def config_of(site: SiteFile) -> Config:
     """The data that a site's file names."""
-    given = files_below(site.folder, with_files(site.data))
+    given = _named(site)
     if given.get("name") in NAMED:
         given.setdefault("called", site.settings.name)  # its draws are those that it would make among all sites
     return Config(data=given, risk={}, algorithm={}, run={})
+
+
+def _named(site: SiteFile) -> Table:
+    """[data], with the files that its data set looks for by itself."""
+    return files_below(site.folder, with_files(site.data))
 
 
 def prepare(site: SiteFile) -> int:
@@ -199,6 +204,8 @@ def _examples(site: SiteFile, facts: Mapping[str, Any], prefix: str, made: Prepa
     if facts["table"] is None:
         return _mapped(site.cache / f"{prefix}x.npy")
     require(made is not None, "this site has a table, and the server sent no preparation of its columns")
+    # What follows compares it with this site's own names, and says where they differ.
+    require(site.settings.summary, "this site tells nothing of its table, so that no preparation can be made for it")
     assert made is not None
     return _mapped(tables.examples(site.cache, facts["table"], prefix, made))
 
@@ -216,7 +223,7 @@ def key(site: SiteFile) -> str:
 def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:
     """Names, sizes and times of all files that the site's settings name, to notice changes."""
     found: dict[str, list[list[Any]]] = {}
-    for value in (one for each in site.data.values() for one in (each if isinstance(each, list) else [each])):
+    for value in (one for each in _named(site).values() for one in (each if isinstance(each, list) else [each])):
         if not isinstance(value, str) or not value:
             continue
         named = [value] if os.path.exists(value) else sorted(glob.glob(value, recursive=True))

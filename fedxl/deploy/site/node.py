@@ -48,7 +48,6 @@ from fedxl.deploy.protocol.records import pull_message
 from fedxl.deploy.provision import keys, tls
 from fedxl.deploy.provision.connection import HOME_FOLDER, read_connection, read_server_key
 from fedxl.deploy.provision.settings import SiteFile, read_site
-from fedxl.deploy.site import cache
 from fedxl.deploy.site.replies import reply
 from fedxl.errors import first_line, printable
 
@@ -58,14 +57,10 @@ HEARTBEAT = 20.0  # seconds; SuperLink considers a node dead after twice as long
 log = logging.getLogger("fedxl")
 
 
-def main(folder: Path, say: Say, start: str) -> None:
-    """Stay connected until this process is stopped.
-
-    start: identifies the start of the site, of which this process may be the first or, after a crash, a later one.
-    """
+def main(folder: Path, say: Say) -> None:
+    """Stay connected until this process is stopped."""
     file = read_site(folder / "site.toml")
     name, (host, port) = file.settings.name, read_connection(folder)
-    _prepare(file, folder / HOME_FOLDER / "prepared", start, say)
     backoff = Backoff(lambda reason: say(f"site {name}: not connected: {reason}; retrying"))
     while True:
         try:
@@ -75,15 +70,6 @@ def main(folder: Path, say: Say, start: str) -> None:
                 connection.work(backoff)
         except (httpx.HTTPError, OSError, ssl.SSLError) as error:
             backoff.wait_after(error)
-
-
-def _prepare(file: SiteFile, done: Path, start: str, say: Say) -> None:
-    """Prepare the data once a start: those of a run that goes on must not change when a process crashes."""
-    if done.exists() and done.read_text() == start:
-        return
-    say(f"site {file.settings.name}: {cache.count(file)} examples ready")
-    with suppress(OSError):  # on a full disk the next process looks at the data's files again
-        done.write_text(start)
 
 
 class Backoff:

@@ -12,7 +12,7 @@ from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.protocol.records import KINDS, from_records, to_records
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import requests, secure, slots
-from fedxl.errors import RefusedError, UserError, first_line, printable
+from fedxl.errors import RefusedError, UserError, for_others, printable
 
 HANDLERS: Mapping[str, Callable[[SiteFile, Envelope], Envelope]] = {
     MessageType.QUERY: lambda site, request: requests.hello(site),
@@ -36,7 +36,7 @@ def reply(message: Message, read: Callable[[], SiteFile]) -> Message:
             envelope = HANDLERS[kind](site, request)
     except (UserError, RefusedError) as error:
         log.error("refused: %s", printable(error))
-        envelope = Envelope({"failure": first_line(error)}, {})
+        envelope = Envelope({"failure": for_others(error)}, {})
     except Exception:  # the text stays in the site's own log: it may reveal data
         log.exception("an internal error")
         envelope = Envelope({"failure": "an internal error; see the site's log"}, {})

@@ -39,7 +39,7 @@ from fedxl.deploy.site.secret import private_seed
 from fedxl.engine.choose import executor
 from fedxl.engine.drawing import NO_SECRETS, Secrets
 from fedxl.engine.simulator import Simulator
-from fedxl.errors import DivergedError, RefusedError, UserError, printable, require
+from fedxl.errors import DivergedError, OwnersError, RefusedError, UserError, printable, require
 from fedxl.models import weights_of
 from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedxl.training.problem import Problem
@@ -209,8 +209,17 @@ def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: 
     device = pick_device(site.settings.device)
     problem = build_problem(experiment, federation.example_shape, facts, device)
     require(not problem.algorithm.centralized, "this algorithm wants all data in one place")
-    check_label_names(problem.label_names, cache.label_names(site))
+    _require_own_labels(site, problem)
     return problem
+
+
+def _require_own_labels(site: SiteFile, problem: Problem) -> None:
+    """That the run is for the labels that this site has; their names leave only if its settings allow it."""
+    try:
+        check_label_names(problem.label_names, cache.label_names(site))
+    except UserError as error:
+        quiet = "this site's labels have other names, or another order; its own log says which"
+        raise error if site.settings.summary else OwnersError(str(error), quiet) from None
 
 
 def _received(problem: Problem, phase: AnyPhase, request: Envelope, source: Source) -> TrainRequest:

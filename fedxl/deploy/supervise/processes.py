@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from fedxl.deploy.provision.settings import ServerFile, read_server, read_site
 from fedxl.deploy.site import slots
 from fedxl.deploy.supervise import status
 from fedxl.deploy.supervise.children import HOME, die_with_parent, stopping_all
-from fedxl.deploy.supervise.supervisor import Child, Supervisor, command, environment
+from fedxl.deploy.supervise.supervisor import USER_ERROR, Child, Supervisor, command, environment
 from fedxl.errors import UserError, printable, require
 
 POLL = 0.5
@@ -102,15 +101,30 @@ def join(folder: Path, say: Say) -> None:
     keys.check_dates(shown, f"site {name}", RENEW_SITE)
     owner = keys.common_name(shown.subject)
     require(owner == name, f"site.toml names this site '{name}', but site.crt belongs to '{printable(owner)}'")
+    say(prepared(folder))
     home = private(folder / HOME_FOLDER)
 
     def remind() -> Iterator[str]:
         return _expiring(keys.read_certificate(certificate), f"site {name}", RENEW_SITE)
 
     with locked(home), stopping_all([home]) as started:
-        # It prepares the data, too: a supervisor that loads no torch takes little memory as long as the site runs.
-        node = Child("node", command("node", folder, secrets.token_hex(8)), home, shown=True)
+        node = Child("node", command("node", folder), home, shown=True)
         Supervisor([node], environment(home, HOME), say, remind=remind).run(started)
+
+
+def prepared(folder: Path) -> str:
+    """Prepare a site's data if needed; what there is to say of it.
+
+    A process of its own does it, whose torch and tables take no memory any more while the site runs. It works in the
+    user's folder and shows its progress here; its reason, if it fails, does not need a disk that may be full.
+    """
+    work = command("prepare", folder)
+    done = subprocess.run(work, stdout=subprocess.PIPE, text=True, errors="replace", preexec_fn=die_with_parent)
+    last = (done.stdout.strip().splitlines() or [""])[-1].removeprefix("fedxl: ")
+    if done.returncode == USER_ERROR:
+        raise UserError(last)
+    require(done.returncode == 0, f"the data were not prepared (code {done.returncode}); the reason stands above")
+    return last
 
 
 def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: None) -> ServerFile:
