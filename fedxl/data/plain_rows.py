@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +51,7 @@ class PlainRows:
         self.numbers, self.texts = _range(numbers), list(texts)
         self.missing = pa.array(missing, pa.string())
         # What one block of a file is like, others are, too. These spare attempts in vain; no result depends on them.
-        self.plain, self.gaps = not FIRST <= self.delimiter <= LAST, False
+        self.plain, self.gaps = not FIRST <= self.delimiter <= LAST, 0  # which way of finding gaps is enough
 
     def __call__(self, block: Any) -> Rows | None:
         """The rows of arrow's buffer; None if they are not plain."""
@@ -99,33 +100,42 @@ class PlainRows:
         return Fields(data, places, pa.StringArray.from_buffers(places.size, pa.py_buffer(bounds), block))
 
     def _numbers(self, fields: Fields) -> Block | None:
-        """The columns of numbers; None, or an error of arrow's, if a field holds another thing."""
+        """The columns of numbers; None if a field holds another thing."""
         import pyarrow as pa
-        from pyarrow import compute
 
-        if not self.gaps:
-            try:
-                return self._cast(fields, None)
-            except pa.ArrowInvalid:
-                self.gaps = True
-        begin = fields.data.take(fields.bounds[:, self.numbers, 0])
-        gone = (begin < FIRST) | (begin > LAST)
-        words = fields.texts.take(pa.array(_places(fields)[:, self.numbers][gone]))
-        if not compute.all(compute.is_in(words, self.missing), min_count=0).as_py():
+        for way, missing in enumerate((_nowhere, _empty, _no_number)):
+            if way >= self.gaps:
+                self.gaps = way
+                with suppress(pa.ArrowInvalid):
+                    return self._cast(fields, missing(fields, self.numbers))
+        return None
+
+    def _cast(self, fields: Fields, gone: Mask | None) -> Block | None:
+        """gone: the fields that are missing; None if one of them has a word that does not say so."""
+        import pyarrow as pa
+
+        if gone is not None and not self._missing(fields, gone):
             return None
-        return np.where(gone, np.nan, self._cast(fields, gone))
-
-    def _cast(self, fields: Fields, gone: Mask | None) -> Block:
-        """gone: fields that are not cast."""
-        import pyarrow as pa
-
         wanted = np.zeros(fields.bounds.shape, np.bool_)
         wanted[:, self.numbers, 0] = True if gone is None else ~gone
         mask = pa.py_buffer(np.packbits(wanted, bitorder="little"))
         _, offsets, data = fields.texts.buffers()
         floats = pa.StringArray.from_buffers(wanted.size, offsets, data, mask).cast(pa.float64())
         values = np.frombuffer(floats.buffers()[1], np.float64, wanted.size).reshape(wanted.shape)
-        return values[:, self.numbers, 0]
+        found = values[:, self.numbers, 0]
+        if gone is None:
+            return found
+        if not found.flags.writeable:
+            found = found.copy()
+        np.copyto(found, np.nan, where=gone)
+        return found
+
+    def _missing(self, fields: Fields, gone: Mask) -> bool:
+        import pyarrow as pa
+        from pyarrow import compute
+
+        words = fields.texts.take(pa.array(_places(fields)[:, self.numbers][gone]))
+        return bool(compute.all(compute.is_in(words, self.missing), min_count=0).as_py())
 
     def _text(self, fields: Fields, column: int) -> Any:
         """A column of texts with its gaps; an error of arrow's if it is not encoded as UTF-8."""
@@ -135,6 +145,22 @@ class PlainRows:
         found = fields.texts.take(pa.array(_places(fields)[:, column]))
         found.validate(full=True)
         return compute.if_else(compute.is_in(found, self.missing), pa.scalar(None, pa.string()), found)
+
+
+# Which of the columns' fields hold no number, [rows, columns]: the first two are quick, and mostly enough.
+
+
+def _nowhere(fields: Fields, columns: slice | Indices) -> None:
+    return None
+
+
+def _empty(fields: Fields, columns: slice | Indices) -> Mask:
+    return np.equal(fields.bounds[:, columns, 0], fields.bounds[:, columns, 1])
+
+
+def _no_number(fields: Fields, columns: slice | Indices) -> Mask:
+    begin = fields.data.take(fields.bounds[:, columns, 0])
+    return np.asarray((begin < FIRST) | (begin > LAST))
 
 
 def _places(fields: Fields) -> npt.NDArray[np.int32]:

@@ -174,12 +174,13 @@ class Preparation:
             values = block if len(numbers) == block.shape[1] else block[:, numbers]
             scaled = values - means
             scaled /= scales
-            if np.isnan(scaled.sum()):  # something is missing
-                np.copyto(scaled, 0.0, where=np.isnan(scaled))
+            gone = np.isnan(scaled) if np.isnan(scaled.sum()) else None
+            if gone is not None:
+                np.copyto(scaled, 0.0, where=gone)
             with np.errstate(over="ignore"):  # what is beyond a float32 is told with all that is not finite
                 out[:, : len(numbers)] = scaled
             if len(indicated):
-                out[:, len(numbers) : len(numbers) + len(indicated)] = np.isnan(values[:, indicated])
+                out[:, len(numbers) : len(numbers) + len(indicated)] = 0.0 if gone is None else gone[:, indicated]
         for at, start in places.items():
             column = self.columns[at]
             assert isinstance(column, Category)

@@ -121,9 +121,11 @@ def _moments(block: Block) -> tuple[Block, Block, Block]:
         apart = block - total / count
         return count, total / count, np.einsum("ij,ij->j", apart, apart)
     gone = np.isnan(block)
-    count -= gone.sum(0)
-    mean = np.where(gone, 0.0, block).sum(0) / np.maximum(count, 1)
-    apart = np.where(gone, 0.0, block - mean)
+    count -= np.bincount(np.flatnonzero(gone) % block.shape[1], minlength=block.shape[1])
+    apart = np.where(gone, 0.0, block)
+    mean = apart.sum(0) / np.maximum(count, 1)
+    apart -= mean
+    np.copyto(apart, 0.0, where=gone)
     return count, mean, np.einsum("ij,ij->j", apart, apart)
 
 
