@@ -60,10 +60,13 @@ class Features:
 
     def _block(self, numbers: Sequence[str], file: File, batch: Batch) -> tuple[Block, dict[str, Any]]:
         """Room for all columns of some rows, [rows, columns], with those of numbers filled in, and the texts."""
-        _require_below_largest(batch.numbers, numbers, file)
         block = untouched(len(batch.numbers), len(self.names), np.float64)
-        all_of_them = len(numbers) == len(self.names)
-        block[:, slice(None) if all_of_them else [self.names.index(name) for name in numbers]] = batch.numbers
+        if len(numbers) == len(self.names):
+            block[:] = batch.numbers
+            _require_below_largest(block, numbers, file)  # where they lie side by side now
+        else:
+            block[:, [self.names.index(name) for name in numbers]] = batch.numbers
+            _require_below_largest(batch.numbers, numbers, file)
         return block, batch.texts
 
     def _values(self, values: Any, name: str, file: File) -> Block:

@@ -50,6 +50,8 @@ class PlainRows:
         self.delimiter, self.width = ord(delimiter), width
         self.numbers, self.texts = _range(numbers), list(texts)
         self.missing = pa.array(missing, pa.string())
+        self.wanted = np.zeros((width, 2), np.bool_)  # of arrow's texts of a row, those that are numbers
+        self.wanted[self.numbers, 0] = True
         # What one block of a file is like, others are, too. These spare attempts in vain; no result depends on them.
         self.plain, self.gaps = not FIRST <= self.delimiter <= LAST, 0  # which way of finding gaps is enough
 
@@ -116,8 +118,10 @@ class PlainRows:
 
         if gone is not None and not self._missing(fields, gone):
             return None
-        wanted = np.zeros(fields.bounds.shape, np.bool_)
-        wanted[:, self.numbers, 0] = True if gone is None else ~gone
+        wanted = np.broadcast_to(self.wanted, fields.bounds.shape)
+        if gone is not None:
+            wanted = wanted.copy()
+            wanted[:, self.numbers, 0] = ~gone
         mask = pa.py_buffer(np.packbits(wanted, bitorder="little"))
         _, offsets, data = fields.texts.buffers()
         floats = pa.StringArray.from_buffers(wanted.size, offsets, data, mask).cast(pa.float64())
@@ -134,7 +138,8 @@ class PlainRows:
         import pyarrow as pa
         from pyarrow import compute
 
-        words = fields.texts.take(pa.array(_places(fields)[:, self.numbers][gone]))
+        places = np.arange(0, fields.bounds.size, 2).reshape(fields.bounds.shape[:2])[:, self.numbers]
+        words = fields.texts.take(pa.array(places[gone]))
         return bool(compute.all(compute.is_in(words, self.missing), min_count=0).as_py())
 
     def _text(self, fields: Fields, column: int) -> Any:
@@ -142,7 +147,7 @@ class PlainRows:
         import pyarrow as pa
         from pyarrow import compute
 
-        found = fields.texts.take(pa.array(_places(fields)[:, column]))
+        found = fields.texts.take(pa.array(np.arange(2 * column, fields.bounds.size, 2 * self.width)))
         found.validate(full=True)
         return compute.if_else(compute.is_in(found, self.missing), pa.scalar(None, pa.string()), found)
 
@@ -161,11 +166,6 @@ def _empty(fields: Fields, columns: slice | Indices) -> Mask:
 def _no_number(fields: Fields, columns: slice | Indices) -> Mask:
     begin = fields.data.take(fields.bounds[:, columns, 0])
     return np.asarray((begin < FIRST) | (begin > LAST))
-
-
-def _places(fields: Fields) -> npt.NDArray[np.int32]:
-    """Where each field stands among arrow's texts, [rows, width]."""
-    return np.arange(0, fields.bounds.size, 2, dtype=np.int32).reshape(fields.bounds.shape[:2])
 
 
 def _scratch(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
