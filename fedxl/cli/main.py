@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedxl import __version__
-from fedxl.cli.consoles import err
+from fedxl.cli.consoles import tell
 from fedxl.errors import UserError
 
 HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
@@ -100,7 +100,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        err.print(f"fedxl: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
+        tell(error)
         sys.exit(2)
 
 

@@ -37,13 +37,13 @@ Limit = Annotated[
 
 def follows() -> bool:
     """Whether this is one of several processes, and not the first, which alone writes and speaks."""
-    return os.environ.get("RANK", "0") != "0" and _one_of_several()
+    return os.environ.get("RANK", "0") != "0" and one_of_several()
 
 
 def execute(experiment: configs.Config, folder: Path, resume: bool, hooks: Hooks, limit: float = LIMIT) -> Result:
     """Run a config: in this process, or in those that torchrun or `start` have started."""
     require(limit > 0, f"--limit must be positive, got {limit:g}")
-    if not _one_of_several():
+    if not one_of_several():
         return configs.execute(experiment, folder, resume, hooks)
     # Not before it is needed: nothing else loads torch.distributed.
     from fedxl.config.ranked import execute_on
@@ -71,23 +71,23 @@ def follow(experiment: configs.Config, folder: Path, resume: bool, limit: float)
     except UserError as error:
         if os.environ.get("LOCAL_RANK") == "0":  # on another machine than the first process
             print(f"fedxl: {error}", file=sys.stderr)
-        sys.exit(2)
+        leave(2)
     leave()
 
 
-def leave() -> None:
-    """End one of several processes whose work is done. Threads of the network are not waited for: some abort then."""
-    if _one_of_several():
+def leave(code: int = 0) -> None:
+    """End one of several processes. Threads of the network are not waited for: some abort then, and say so."""
+    if one_of_several():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(code)
 
 
 def start(count: int, arguments: Sequence[str], folder: Path, limit: float) -> None:
     """Start `count` processes on this machine with these arguments, and wait until all have ended."""
     require(count <= MOST, f"--devices must be at most {MOST}, got {count}")
     require(limit > 0, f"--limit must be positive, got {limit:g}")
-    require(not _one_of_several(), "--devices starts processes, and torchrun has started this one: leave it out")
+    require(not one_of_several(), "--devices starts processes, and torchrun has started this one: leave it out")
     port, given = free_port(), [*arguments, f"--limit={limit:g}"]
     processes = [_started(rank, count, port, given) for rank in range(count)]
     leader = processes[0]
@@ -110,7 +110,7 @@ def start(count: int, arguments: Sequence[str], folder: Path, limit: float) -> N
         _conclude(ended, leader.returncode, processes[ended].returncode, folder)
 
 
-def _one_of_several() -> bool:
+def one_of_several() -> bool:
     return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 

@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from fedxl.cli import processes
-from fedxl.cli.consoles import Overrides, out
+from fedxl.cli.consoles import Overrides, out, tell
 from fedxl.config import experiment as configs
 from fedxl.errors import UserError, require
 from fedxl.metrics import METRICS
@@ -96,6 +96,12 @@ def _show(
         hooks = Hooks(on_progress=advance, say=say, should_stop=lambda: interrupts.asked)
         try:
             result = processes.execute(experiment, folder, resume, hooks, limit)
+        except UserError as error:
+            bar.stop()
+            if processes.one_of_several():
+                tell(error)
+                processes.leave(2)
+            raise
         finally:
             bar.stop()
     _conclude(result, folder)
