@@ -78,6 +78,21 @@ def _show(
         return processes.start(devices, given, folder, limit)
     if processes.follows():
         return processes.follow(experiment, folder, resume, limit)
+    try:
+        result = _run(experiment, folder, resume, limit)
+    except UserError as error:
+        if processes.one_of_several():
+            tell(error)
+            processes.leave(2)
+        raise
+    code = _conclude(result, folder)
+    processes.leave(code)
+    if code:
+        sys.exit(code)
+    return None
+
+
+def _run(experiment: configs.Config, folder: Path, resume: bool, limit: float) -> Result:
     bar = _bar()
     with Interrupts(bar.console) as interrupts:
         task = bar.add_task("round", total=None, metric="")
@@ -95,20 +110,13 @@ def _show(
 
         hooks = Hooks(on_progress=advance, say=say, should_stop=lambda: interrupts.asked)
         try:
-            result = processes.execute(experiment, folder, resume, hooks, limit)
-        except UserError as error:
-            bar.stop()
-            if processes.one_of_several():
-                tell(error)
-                processes.leave(2)
-            raise
+            return processes.execute(experiment, folder, resume, hooks, limit)
         finally:
             bar.stop()
-    _conclude(result, folder)
-    return processes.leave()
 
 
-def _conclude(result: Result, folder: Path) -> None:
+def _conclude(result: Result, folder: Path) -> int:
+    """Say what came of a run; the exit code."""
     if result.interrupted:
         out.print(
             f"stopped after the round was finished; go on with: fedxl resume {folder}",
@@ -116,7 +124,7 @@ def _conclude(result: Result, folder: Path) -> None:
             soft_wrap=True,
             markup=False,
         )
-        sys.exit(130)
+        return 130
     tested = result.metrics["test"]
     values = tested or result.metrics["validation"]
     shown = text.in_words(values)
@@ -126,6 +134,7 @@ def _conclude(result: Result, folder: Path) -> None:
     out.print(line, highlight=False, soft_wrap=True)
     where = f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/"
     out.print(where, highlight=False, soft_wrap=True, markup=False)
+    return 0
 
 
 def _latest(progress: Progress) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Chunks:
         first, last = np.searchsorted(self.edges, (rows[0], rows[-1]), side="right") - 1
         places = np.searchsorted(rows, self.edges[first : last + 2])
         within = rows - np.repeat(self.edges[first : last + 1], np.diff(places))
-        for piece, start, end in zip(self.pieces[first : last + 1], places, places[1:], strict=False):
+        for piece, (start, end) in zip(self.pieces[first : last + 1], pairwise(places), strict=True):
             if piece is not None:
                 piece.take(within[start:end], axis=0, out=found[start:end], mode="clip")
         return found

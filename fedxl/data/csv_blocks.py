@@ -15,7 +15,7 @@ from fedxl.errors import UserError, printable, require
 from fedxl.sampling import Indices
 
 Bytes = npt.NDArray[np.uint8]
-BLOCK = 2**21  # bytes that are parsed at a time, which a processor's cache has room for; no row may be longer
+BLOCK = 2**21  # bytes parsed at a time: with fewer, threads wait for Python's lock; no row may be longer
 # What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
 WORDY = min(max(word.encode()) for word in MISSING if word)  # each of these words has a character from here on

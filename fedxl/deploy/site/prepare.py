@@ -11,4 +11,5 @@ from fedxl.deploy.site import cache
 
 def main(folder: Path, say: Say) -> None:
     file = read_site(folder / "site.toml")
+    # Not by `say`: the supervisor, who reads this line, says it.
     print(f"site {file.settings.name}: {cache.count(file)} examples ready", flush=True)

@@ -100,7 +100,10 @@ class Supervisor:
                     started.append(child.start(self.environment))
                     continue
                 ended = child.process is not None and not child.alive
-                for line in child.new_lines():
+                lines = child.new_lines()
+                if ended and child.process and child.process.returncode == USER_ERROR:
+                    lines = lines[:-1]  # the last one ends this process, which says it then
+                for line in lines:
                     self.say(line)
                 if ended:
                     assert child.process
