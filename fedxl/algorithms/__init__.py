@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from fedxl.algorithms.codasca import CODASCA
 from fedxl.algorithms.descent import Descent
@@ -10,6 +11,8 @@ from fedxl.algorithms.fedxl import FeDXL1, FeDXL2
 from fedxl.algorithms.local_pair import SOX, CentralizedSGD, LocalPair
 from fedxl.algorithms.local_sgd import LocalSGD
 from fedxl.algorithms.protocol import Algorithm, AnyAlgorithm, Phase
+from fedxl.options import call
+from fedxl.risks import XRisk
 
 __all__ = [
     "ALGORITHMS",
@@ -24,6 +27,7 @@ __all__ = [
     "LocalPair",
     "LocalSGD",
     "Phase",
+    "build",
 ]
 
 ALGORITHMS: Mapping[str, Callable[..., AnyAlgorithm]] = {
@@ -35,3 +39,13 @@ ALGORITHMS: Mapping[str, Callable[..., AnyAlgorithm]] = {
     "sgd": CentralizedSGD,
     "sox": SOX,
 }
+
+
+def build(name: str, risk: XRisk, **settings: Any) -> AnyAlgorithm:
+    """An algorithm from its settings by their flat names, as in the [algorithm] table of a config.
+
+    >>> from fedxl import auroc
+    >>> build("fedxl1", auroc(), lr=0.5, level="free").lr
+    0.5
+    """
+    return call(ALGORITHMS[name], settings, "algorithm", {"risk": risk})
