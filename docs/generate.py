@@ -34,7 +34,7 @@ from fedxl.data import DATASETS
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.experiments.tune.plan import TuneSettings
 from fedxl.models import MODELS
-from fedxl.options import accepted
+from fedxl.options import accepted, groups_of
 from fedxl.risks import KNOWN_RISKS, SURROGATES
 from fedxl.training.advice import RULES
 
@@ -107,13 +107,13 @@ def options(fn: Callable[..., Any]) -> list[Option]:
 
 
 def _defaults(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Defaults by name; where a default is a dataclass, those of its fields, as `options.call` takes them."""
+    """Defaults by name; of a group of options, those of its options."""
+    groups = groups_of(fn)
     for name, parameter in inspect.signature(fn).parameters.items():
-        default = parameter.default
-        if dataclasses.is_dataclass(default) and not isinstance(default, type):
-            yield from ((field.name, getattr(default, field.name)) for field in dataclasses.fields(default))
+        if name in groups:
+            yield from groups[name].defaults.items()
         else:
-            yield name, default
+            yield name, parameter.default
 
 
 def comments(fn: Callable[..., Any]) -> dict[str, str]:
@@ -123,11 +123,21 @@ def comments(fn: Callable[..., Any]) -> dict[str, str]:
         for base in reversed(fn.__mro__):
             if dataclasses.is_dataclass(base):
                 found |= {name: text for name, text in _field_comments(base).items() if text}
-        return found
-    for parameter in inspect.signature(fn).parameters.values():
-        if dataclasses.is_dataclass(parameter.default):
-            found |= comments(type(parameter.default))
+    else:
+        found |= _parameter_comments(fn)
+    for group in groups_of(fn).values():
+        found |= comments(group.source)
     return found
+
+
+def _parameter_comments(fn: Callable[..., Any]) -> dict[str, str]:
+    """The comments beside the parameters of a function."""
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(fn)))
+    node = ast.parse(source).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    by_line = _comments_by_line(source)
+    parameters = [*node.args.args, *node.args.kwonlyargs]
+    return {each.arg: by_line[each.lineno] for each in parameters if each.lineno in by_line}
 
 
 def _field_comments(cls: type) -> dict[str, str]:
@@ -138,11 +148,14 @@ def _field_comments(cls: type) -> dict[str, str]:
 def _annotated(cls: type) -> tuple[list[ast.AnnAssign], dict[int, str]]:
     """The annotated names in a class's source, and its comments by line."""
     source = textwrap.dedent(inspect.getsource(cls))
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    by_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
-    return [node for node in body.body if isinstance(node, ast.AnnAssign)], by_line
+    return [node for node in body.body if isinstance(node, ast.AnnAssign)], _comments_by_line(source)
+
+
+def _comments_by_line(source: str) -> dict[int, str]:
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
 
 
 def _default(value: Any) -> str:

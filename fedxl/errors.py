@@ -7,6 +7,18 @@ from collections.abc import Iterable
 
 WORDS = 300  # characters of another party's text that we quote
 LONGEST = 2000  # characters of an error message
+# Settings, values of settings and risks that version 0.4 removed, each because it was measured to gain nothing, and
+# what to use instead. docs/notes/removed.md has the measurements.
+REMOVED = {
+    **dict.fromkeys(("worst_site", "mix", "reach", "estimator", "correction"), "leave it out"),
+    **dict.fromkeys(("top_form", "tau1", "tau2"), "top = k alone counts the first k places"),
+    "cohort_weights": "leave it out",
+    "one_class=centre": "use 'lend' or 'train'",
+    "aggregation=median": "use 'trimmed', which is never worse",
+    "participation=cyclic": "use 'uniform'",
+    "participation=reshuffled": "use 'uniform'",
+    "cvar_tpauc": "use tpauc",
+}
 
 
 class UserError(ValueError):
@@ -65,11 +77,22 @@ def unknown(kind: str, name: str, known: Iterable[str], section: str = "") -> Us
     >>> str(unknown("setting", "outputs", ["width", "norm"], "model."))
     "unknown setting 'model.outputs'; known: model.norm, model.width"
     """
+    if name in REMOVED:
+        return was_removed(section + name, REMOVED[name])
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     everything = ", ".join(section + other for other in names)
     hint = f"did you mean '{section}{near[0]}'?" if near else f"known: {everything}"
     return UserError(f"unknown {kind} '{section}{name}'; {hint}")
+
+
+def was_removed(what: str, instead: str) -> UserError:
+    """The error for something that an older version knew.
+
+    >>> str(unknown("setting", "mix", ["lr"], "algorithm."))
+    "'algorithm.mix' was removed in version 0.4, because it gained nothing: leave it out"
+    """
+    return UserError(f"'{what}' was removed in version 0.4, because it gained nothing: {instead}")
 
 
 def kind_of(value: object) -> str:

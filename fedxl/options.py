@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import inspect
 import types
 import typing
@@ -11,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedxl.errors import UserError, unknown
+from fedxl.errors import REMOVED, UserError, unknown, was_removed
 
 R = TypeVar("R")
 
@@ -19,7 +21,9 @@ R = TypeVar("R")
 def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, ours: Mapping[str, Any] | None = None) -> R:
     """`fn(**options, **ours)`, if every option is known and has the right type. Users cannot set what is in `ours`.
 
-    If a parameter's default is a dataclass, its fields are options of `fn`, so that functions can share options.
+    A parameter may stand for a group of options, so that functions can share them: if its default is a dataclass,
+    the options are the fields of that; if it is a dataclass field with "options" in its metadata, which names a
+    function as "module:name", they are the parameters of that function, which builds the value.
 
     >>> def power(base: float, times: int = 2) -> float:
     ...     return base**times
@@ -41,19 +45,19 @@ def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, ours: Map
         if name in parameters and parameters[name].default is inspect.Parameter.empty and name not in given:
             raise UserError(f"the setting '{where}.{name}' is missing")
     try:
-        for name, default in _groups(fn).items():
-            names = [field.name for field in dataclasses.fields(default) if field.name in given]
-            if names:
-                given[name] = dataclasses.replace(default, **{inner: given.pop(inner) for inner in names})
+        for name, group in groups_of(fn).items():
+            inner = {option: given.pop(option) for option in group.hints if option in given}
+            if inner:
+                given[name] = group.build(**inner)
         return fn(**given)
     except UserError as error:
         raise UserError(f"[{where}] {error}") from None
 
 
 def require_types(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """One line if one of these arguments is a text where a number should be, and the like.
+    """Raises UserError if one of these arguments is a text where a number should be, and the like.
 
-    Only plain types are checked: numbers, texts, booleans, and lists of them.
+    Only plain types are checked (numbers, texts, booleans, choices, lists of them), and groups of options.
 
     >>> def power(base: float, times: int = 2) -> float: ...
     >>> require_types(power, {"base": "3"})
@@ -67,8 +71,11 @@ def require_types(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         hint = hints.get(name)
         each = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
-        if each in (int, float, bool, str):
+        if each in (int, float, bool, str) or typing.get_origin(each) is typing.Literal:
             convert(value, hint, f"{fn.__name__}.{name}")
+        elif dataclasses.is_dataclass(hint) and isinstance(hint, type) and not isinstance(value, hint):
+            kind = f"'{fn.__name__}.{name}' must be a {hint.__name__}, such as {hint.__name__}(...), not {value!r}"
+            raise UserError(f"{kind}; fedxl.build takes settings by their flat names")
 
 
 def accepted(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -79,13 +86,12 @@ def accepted(fn: Callable[..., Any]) -> dict[str, Any]:
     {'base': <class 'float'>, 'times': <class 'int'>}
     """
     hints = _hints(fn)
-    groups = _groups(fn)
+    groups = groups_of(fn)
     names: dict[str, Any] = {}
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     for name, parameter in inspect.signature(fn).parameters.items():
         if name in groups:
-            inner = typing.get_type_hints(type(groups[name]))
-            names |= {field.name: inner[field.name] for field in dataclasses.fields(groups[name])}
+            names |= groups[name].hints
         elif parameter.kind not in variadic:
             names[name] = hints.get(name, Any)
     return names
@@ -99,14 +105,57 @@ def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _groups(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters whose default is a dataclass: users set its fields instead."""
-    defaults = {name: parameter.default for name, parameter in inspect.signature(fn).parameters.items()}
-    return {
-        name: default
-        for name, default in defaults.items()
-        if dataclasses.is_dataclass(default) and not isinstance(default, type)
-    }
+class Group(typing.NamedTuple):
+    """Options that together make one argument."""
+
+    hints: dict[str, Any]  # the type of each option
+    build: Callable[..., Any]
+    defaults: dict[str, Any]
+    source: Callable[..., Any]  # the function or the dataclass whose options these are
+
+
+def groups_of(fn: Callable[..., Any]) -> dict[str, Group]:
+    """The parameters that stand for a group of options."""
+    found: dict[str, Group] = {}
+    own = {field.name: field for field in dataclasses.fields(fn)} if dataclasses.is_dataclass(fn) else {}
+    for name, parameter in inspect.signature(fn).parameters.items():
+        default, source = parameter.default, own[name].metadata.get("options") if name in own else None
+        if source:
+            build = _load(source)
+            parameters = inspect.signature(build).parameters
+            defaults = {key: parameter.default for key, parameter in parameters.items()}
+            hints = {key: hint for key, hint in _hints(build).items() if key in defaults}
+            found[name] = Group(hints, build, defaults, build)
+        elif dataclasses.is_dataclass(default) and not isinstance(default, type):
+            hints = typing.get_type_hints(type(default))
+            fields = [field.name for field in dataclasses.fields(default)]
+            hints = {key: hints[key] for key in fields}
+            defaults = {key: getattr(default, key) for key in fields}
+            found[name] = Group(hints, functools.partial(dataclasses.replace, default), defaults, type(default))
+    return found
+
+
+def _load(source: str) -> Callable[..., Any]:
+    module, _, name = source.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+def flatten(obj: Any) -> dict[str, Any]:
+    """A dataclass as its options by their flat names. An argument that no option can describe keeps its own name.
+
+    >>> import fedxl
+    >>> flatten(fedxl.LocalSGD(lr=0.5))["weight_decay"]
+    0.0
+    """
+    found: dict[str, Any] = {}
+    groups = groups_of(type(obj))
+    for field in dataclasses.fields(obj):
+        value = getattr(obj, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type) and field.name in groups:
+            found |= {inner.name: getattr(value, inner.name) for inner in dataclasses.fields(value)}
+        else:
+            found[field.name] = value
+    return found
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
@@ -117,6 +166,9 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin is typing.Literal:
         if value not in args:
+            removed = f"{where.rpartition('.')[2]}={value}"
+            if removed in REMOVED:
+                raise was_removed(f"{where} = {value!r}", REMOVED[removed])
             raise UserError(f"'{where}' must be one of {', '.join(map(repr, args))}, not {value!r}")
         return value
     if origin in (typing.Union, types.UnionType):

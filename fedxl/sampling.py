@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 
@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     FRESH_LABELS = 31
     QUERIES = 20  # the order in which a client reads its queries
     ITEMS = 21  # which items of its queries a client reads in a round
+    FRESH_ITEMS = 22
 
 
 def generator(seed: int, purpose: Purpose, client: int = 0, position: int = 0) -> np.random.Generator:
@@ -147,30 +148,20 @@ def _block(seed: int, purpose: Purpose, client: int, block: int, per_block: int,
 _remembered = lru_cache(maxsize=8192)(_block)
 
 
-def couples(
-    seed: int,
-    purposes: tuple[Purpose, Purpose],
-    client: int,
-    position: int,
-    count: int,
-    members: Mapping[int, Indices],
-    labels: int,
-) -> Indices:
-    """`count` couples of an example and a label, example * labels + label, from `position` of a client's stream.
+@dataclass(frozen=True)
+class Stream:
+    """The draws of one client from one seed."""
 
-    members: the examples of each label that the client has any of. Every label has its turn once in each epoch of
-    labels, in a random order, and reads its own examples in epochs. purposes: of the labels and of the examples.
-    """
-    held = list(members)
-    turns = epochs(seed, purposes[0], client, position, count, len(held))
-    drawn = np.empty(count, np.int64)
-    for turn, label in enumerate(held):
-        places = np.flatnonzero(turns == turn)
-        if len(places):
-            begin = (position + int(places[0])) // len(held)
-            mine = epochs(seed, purposes[1], client, begin, len(places), len(members[label]), label=label)
-            drawn[places] = members[label][mine] * labels + label
-    return drawn
+    seed: int
+    client: int
+
+    def generator(self, purpose: Purpose, position: int) -> np.random.Generator:
+        return generator(self.seed, purpose, self.client, position)
+
+    def epochs(
+        self, purpose: Purpose, position: int, count: int, size: int, weights: Floats | None = None, label: int = 0
+    ) -> Indices:
+        return epochs(self.seed, purpose, self.client, position, count, size, weights, label)
 
 
 def codes(rng: np.random.Generator | None, shape: tuple[int, ...], count: int) -> Indices:
@@ -179,7 +170,7 @@ def codes(rng: np.random.Generator | None, shape: tuple[int, ...], count: int) -
 
 
 def pooled(rng: np.random.Generator, count: int, weights: Floats | int) -> Indices:
-    """The entries of a score pool that a client reads in a round: a shuffle, repeated with new order when exhausted.
+    """The entries of a score pool that a client meets in a round: a shuffle, repeated in a new order when exhausted.
 
     `weights` is the number of entries, or an array with one weight per entry. With weights, an entry is drawn in
     proportion to its weight (systematic resampling: its count differs from its share by less than one).

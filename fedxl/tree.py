@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+SORTING_STEPS = 2.0**20  # in a unit of a number; far above rounding, far below what scores differ by
 
 
 def map(fn: Callable[..., Tensor], tree: T, *rest: T) -> T:
@@ -134,3 +135,33 @@ def nbytes(tree: Any) -> int:
     """The bytes of a message with these tensors. A tensor that occurs several times counts once."""
     places = {(leaf.data_ptr(), leaf.shape): leaf.numel() * leaf.element_size() for leaf in leaves(tree)}
     return sum(places.values())
+
+
+def sort_rows(rows: T) -> T:
+    """Leaves [n, ...] that belong together, sorted by all that they hold: the first column counts most.
+
+    Scores in the order of their draws tell which example each is of, to whoever knows the seed. A sorted list is a
+    multiset and nothing else.
+
+    >>> sort_rows((torch.tensor([2.0, 1.0, 2.0]), torch.tensor([5, 4, 3])))
+    (tensor([1., 2., 2.]), tensor([4, 3, 5]))
+    """
+    exact = [column for leaf in leaves(rows) for column in columns_of(leaf)]
+    # Executors differ in the last bits. If scores are equal but for these, what belongs to them decides first.
+    rounded = [torch.round(column * SORTING_STEPS) if column.is_floating_point() else column for column in exact]
+    order = sorting_order([*rounded, *exact])
+    return map(lambda leaf: leaf[order], rows)
+
+
+def sorting_order(keys: Sequence[Tensor]) -> Tensor:
+    """The indices [n] that sort by the first key, then by the next. Rows that differ nowhere look the same."""
+    last, *others = reversed(keys)
+    rows = torch.sort(last, stable=True).indices
+    for key in others:
+        rows = rows[torch.sort(key[rows], stable=True).indices]
+    return rows
+
+
+def columns_of(leaf: Tensor) -> Sequence[Tensor]:
+    """What sorts the rows of [n, ...]: n numbers each."""
+    return leaf.flatten(1).unbind(1) if leaf.ndim > 1 else (leaf,)

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from fedxl import fit
-from fedxl.algorithms import ALGORITHMS
-from fedxl.algorithms.protocol import AnyAlgorithm
+from fedxl.algorithms import ALGORITHMS, build
+from fedxl.algorithms.protocol import Algorithm
 from fedxl.data.federation import Federation
 from fedxl.engine.group import Executor
 from fedxl.engine.simulator import Simulator
@@ -21,20 +21,20 @@ from fedxl.training.settings import Settings
 from fedxl.training.simulation import simulator
 
 
-def problem_of(algorithm: AnyAlgorithm, model: nn.Module, federation: Federation, **settings: Any) -> Problem:
+def problem_of(algorithm: Algorithm, model: nn.Module, federation: Federation, **settings: Any) -> Problem:
     run = Settings(**{"device": "cpu", "dtype": "float64", **settings})
     return assemble(model, algorithm, run, federation.facts(run.weighting))
 
 
 def engine_for(
-    algorithm: AnyAlgorithm, model: nn.Module, federation: Federation, executor: Executor, local_steps: int,
+    algorithm: Algorithm, model: nn.Module, federation: Federation, executor: Executor, local_steps: int,
     batch1: int, batch2: int, **settings: Any,
 ) -> Simulator:  # fmt: skip
     sizes = {"local_steps": local_steps, "batch1": batch1, "batch2": batch2}
     return simulator(problem_of(algorithm, model, federation, **sizes, **settings), federation, executor)
 
 
-def play(algorithm: AnyAlgorithm, engine: Any, server: Any, round: int, cohort: Any) -> Any:
+def play(algorithm: Algorithm, engine: Any, server: Any, round: int, cohort: Any) -> Any:
     """The server's state after a round."""
     return play_round(algorithm, engine, server, round, cohort).server
 
@@ -45,4 +45,4 @@ def fit_named(model: nn.Module, clients: Any, risk: XRisk, name: str = "fedxl2",
     options = {key: settings.pop(key) for key in [*settings] if key in known}
     if "batch1" in settings:
         settings["batch_size"] = (settings.pop("batch1"), settings.pop("batch2"))
-    return fit(model, clients, ALGORITHMS[name](risk, **options), **settings)
+    return fit(model, clients, build(name, risk, **options), **settings)

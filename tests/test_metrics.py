@@ -15,7 +15,6 @@ from fedxl import METRICS, Metric, UserError, metrics
 from fedxl.deploy.server.examiner import ROUNDING
 from fedxl.metrics import value_of
 from fedxl.training.evaluate import Evaluator, asked_for, check_selection
-from fedxl.training.simulation import Simulation
 from tests.conftest import make_clients
 from tests.running import fit_named
 
@@ -258,21 +257,14 @@ def test_own_metrics_in_a_run_and_to_select_by():
 
 
 def test_vectors_have_no_metrics_of_scores():
-    with pytest.raises(UserError, match="metrics need one score an example"):
+    with pytest.raises(UserError, match="metrics need one score per example"):
         asked_for(fedxl.contrastive(dim=4), "-risk", (), [share])
     assert asked_for(fedxl.contrastive(dim=4), "-risk", (0.3,)) == []
 
 
-def test_a_run_that_began_before_there_were_own_metrics_goes_on(tmp_path, monkeypatch):
+def test_metrics_may_be_added_when_a_run_goes_on(tmp_path):
     model, clients, risk, settings = data()
-    described = Simulation.description.func
-
-    def older(self):
-        return {name: value for name, value in described(self).items() if name != "run.metrics"}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "description", property(older))
-        fit_named(model, clients, risk, out=tmp_path, **settings)
+    fit_named(model, clients, risk, out=tmp_path, **settings)
     later = fit_named(model, clients, risk, out=tmp_path, resume=True, metrics=[share], **{**settings, "rounds": 4})
     assert [("share" in record["validation"]) for record in later.history] == [False, False, False, True]
 

@@ -8,9 +8,11 @@ from typing import Any
 from fedxl.algorithms.codasca import CODASCA
 from fedxl.algorithms.descent import Descent
 from fedxl.algorithms.fedxl import FeDXL1, FeDXL2
+from fedxl.algorithms.level import Level
 from fedxl.algorithms.local_pair import SOX, CentralizedSGD, LocalPair
 from fedxl.algorithms.local_sgd import LocalSGD
-from fedxl.algorithms.protocol import Algorithm, AnyAlgorithm, Phase
+from fedxl.algorithms.pool import Pooling
+from fedxl.algorithms.protocol import Algorithm, Phase
 from fedxl.options import call
 from fedxl.risks import XRisk
 
@@ -19,18 +21,19 @@ __all__ = [
     "CODASCA",
     "SOX",
     "Algorithm",
-    "AnyAlgorithm",
     "CentralizedSGD",
     "Descent",
     "FeDXL1",
     "FeDXL2",
+    "Level",
     "LocalPair",
     "LocalSGD",
     "Phase",
+    "Pooling",
     "build",
 ]
 
-ALGORITHMS: Mapping[str, Callable[..., AnyAlgorithm]] = {
+ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "fedxl1": FeDXL1,
     "fedxl2": FeDXL2,
     "local_pair": LocalPair,
@@ -41,7 +44,7 @@ ALGORITHMS: Mapping[str, Callable[..., AnyAlgorithm]] = {
 }
 
 
-def build(name: str, risk: XRisk, **settings: Any) -> AnyAlgorithm:
+def build(name: str, risk: XRisk, **settings: Any) -> Algorithm:
     """An algorithm from its settings by their flat names, as in the [algorithm] table of a config.
 
     >>> from fedxl import auroc

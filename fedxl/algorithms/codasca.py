@@ -11,18 +11,19 @@ Local steps are corrected by control variates, c - c_i, and pulled to a referenc
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.descent import Descent
-from fedxl.algorithms.merging import stretched
-from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, NoTrace, Share
+from fedxl.algorithms.protocol import Algorithm, Assignment, Batch, DataFacts, NoTrace
 from fedxl.errors import require
 from fedxl.models import Score, Weights
-from fedxl.risks import XRisk, auroc
+from fedxl.risks.auc import auroc
+from fedxl.risks.pairing import Share
+from fedxl.risks.xrisk import XRisk
 
 
 class Scalars(NamedTuple):
@@ -52,7 +53,7 @@ class CODASCAServer(NamedTuple):
     reference: Point  # where this stage began
     c: Point  # mean of all clients' control variates
     step: Tensor
-    norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
+    rules: Any = ()
 
     @property
     def point(self) -> Point:
@@ -81,14 +82,17 @@ class CODASCAUpdate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
+class CODASCA(Algorithm):
     """Min-max AUC with control variates.
 
     The defaults are its authors' settings. The risk is reported, not optimised.
     """
 
+    averaged: ClassVar[tuple[str, ...]] = ("weights", "scalars")
+    summable: ClassVar[bool] = False  # control variates are weighted by other shares than models
+
     risk: XRisk = field(default_factory=auroc, kw_only=False)  # what is reported
-    weight_decay: float = 1e-5
+    descent: Descent = Descent(weight_decay=1e-5)
     positive_share: float = 0.0  # p of its objective; 0: the data's own, with clients weighted as in the run
     margin: float = 1.0  # m of its objective: by how much positives should score above negatives
     proximal: float = 500.0  # gamma of its paper: the pull to the reference is (v - v_ref) / proximal
@@ -99,11 +103,9 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(not self.risk.score_shape, "this algorithm needs one score an example, and the risk pairs vectors")
-        own = self.descent == "sgd" and self.server_update == "mean"
-        require(
-            own, "codasca moves its primal and dual variables by its own rule: leave out descent and server_update"
-        )
+        require(not self.risk.score_shape, "this algorithm needs one score per example, and the risk pairs vectors")
+        own = self.descent.descent == "sgd"
+        require(own, "codasca moves its primal and dual variables by its own rule: leave descent out")
         require(0 <= self.positive_share < 1, f"positive_share must lie in [0, 1), got {self.positive_share}")
         require(self.margin > 0, f"margin must be positive, got {self.margin}")
         require(self.proximal > 0, f"proximal must be positive, got {self.proximal}")
@@ -121,7 +123,7 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
         point = Point(weights.params, zero, zero, zero)
         still = tree.map(torch.zeros_like, point)
         step = torch.zeros_like(zero, dtype=torch.int64)
-        return self.with_norms(CODASCAServer(weights, point.scalars, point, still, step))
+        return CODASCAServer(weights, point.scalars, point, still, step)
 
     def init_client(self, server: CODASCAServer, num_rows: int) -> CODASCAClient:
         return CODASCAClient(tree.map(torch.zeros_like, server.c), self.own_buffers(server.weights.buffers))
@@ -138,9 +140,11 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
     def step(
         self, score: Score, server: CODASCAServer, work: CODASCAWork, batch: Batch
     ) -> tuple[CODASCAWork, NoTrace]:
+        of = batch.examples
+
         def objective(point: Point) -> tuple[Tensor, dict[str, Tensor]]:
-            h, buffers = score(Weights(point.params, work.buffers), batch.x)
-            return self.min_max(torch.sigmoid(h), batch.y, point), buffers
+            h, buffers = score(Weights(point.params, work.buffers), of.x)
+            return self.min_max(torch.sigmoid(h), of.y, point), buffers
 
         gradient, buffers = torch.func.grad(objective, has_aux=True)(work.point)
         direction = self.direction(gradient)
@@ -166,7 +170,7 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
         dtype = point.a.dtype
         rate = self.rate(step, dtype) * self.stage_decay ** -(step // self.stage_steps).to(dtype)
         decay = tree.map(torch.zeros_like, point)._replace(
-            params=tree.map(lambda w: self.weight_decay * w, point.params)
+            params=tree.map(lambda w: self.descent.weight_decay * w, point.params)
         )
         pulled = tree.map(
             lambda v, d, ref, w: v - rate * (d + (v - ref) / self.proximal + w),
@@ -191,48 +195,19 @@ class CODASCA(Descent[CODASCAServer, CODASCAClient, CODASCAUpdate]):
     def update_like(self, server: CODASCAServer, assignment: Assignment) -> CODASCAUpdate:
         return CODASCAUpdate(server.weights, server.scalars, server.c, assignment.share, server.step)
 
-    def aggregate(self, server: CODASCAServer, updates: CODASCAUpdate) -> CODASCAServer:
-        updates, norms = self.clipped(server, updates, updates.share.model)
-        shares = self.chosen(server, updates, updates.share.model)
-        weights, scalars = self.merged((updates.weights, updates.scalars), shares, (server.weights, server.scalars))
-        c = self.mean_variate(server.c, updates, shares)
-        step = server.step + updates.steps.max()
+    def aggregate(self, server: CODASCAServer, mean: dict[str, Any], updates: CODASCAUpdate) -> CODASCAServer:
+        step, point = server.step + updates.steps.max(), Point(mean["weights"].params, *mean["scalars"])
         new_stage = step // self.stage_steps > server.step // self.stage_steps
-        point = Point(weights.params, *scalars)
         reference = tree.map(lambda old, new: torch.where(new_stage, new, old), server.reference, point)
-        return CODASCAServer(weights, scalars, reference, c, step, norms)
+        # Absent clients keep their c_i, so the mean over all moves by the changes of the others.
+        part = updates.share.part
+        c = tree.map(lambda mean, d: mean + torch.tensordot(part.to(d.dtype), d, 1), server.c, updates.change)
+        return CODASCAServer(mean["weights"], mean["scalars"], reference, c, step)
 
-    def scaled(self, before: Any, after: Any, by: float) -> Any:
-        """The whole primal-dual variable moves. A stage's reference is the point that it begins with."""
-        moved = super().scaled(before, after, by)
-        scalars = stretched(before.scalars, after.scalars, by)
-        scalars = scalars._replace(alpha=torch.relu(scalars.alpha))
-        new_stage = after.step // self.stage_steps > before.step // self.stage_steps
-        point = Point(moved.weights.params, *scalars)
-        reference = tree.map(lambda old, new: torch.where(new_stage, new, old), before.reference, point)
-        return moved._replace(scalars=scalars, reference=reference)
-
-    def mean_variate(self, c: Point, updates: CODASCAUpdate, shares: Tensor) -> Point:
-        """The mean over all clients. Absent ones keep their c_i, so the mean moves by the changes of the others."""
-        parts = updates.share.part
-        if self.aggregation == "mean":
-            return tree.map(lambda mean, d: mean + torch.tensordot(parts.to(d.dtype), d, 1), c, updates.change)
-        change = self.merged(updates.change, parts * (shares > 0), tree.map(torch.zeros_like, c))
-        return tree.map(lambda mean, d: mean + parts.sum().to(d.dtype) * d, c, change)
-
-    def changing(self, state: CODASCAServer | CODASCAUpdate) -> dict[str, Any]:
+    def parts(self, state: CODASCAServer | CODASCAUpdate) -> dict[str, Any]:
+        """Control variates follow from the primal-dual variable; of the server they are no change."""
         change = state.change if isinstance(state, CODASCAUpdate) else tree.map(torch.zeros_like, state.c)
-        return super().changing(state) | {"scalars": state.scalars, "change": change}
+        return super().parts(state) | {"change": change}
 
-    def with_parts(self, updates: Any, parts: dict[str, Any]) -> Any:
-        return super().with_parts(updates, parts)._replace(scalars=parts["scalars"], change=parts["change"])
-
-    def measured(self, server: Any, updates: Any) -> Any:
-        """The primal-dual variable. Control variates follow from it, and do not move it by themselves."""
+    def position(self, server: CODASCAServer, updates: CODASCAUpdate) -> tuple[Any, ...]:
         return updates.weights.params, updates.scalars
-
-    def check_update(self, server: CODASCAServer, update: CODASCAUpdate, assignment: Assignment) -> dict[str, Tensor]:
-        return super().check_update(server, update, assignment) | {
-            "change of the control variate": tree.norm(update.change),
-            "change of a, b and alpha": tree.norm(tree.map(torch.sub, update.scalars, server.scalars)),
-        }

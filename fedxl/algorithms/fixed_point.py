@@ -11,16 +11,14 @@ that cancel modulo 2^bits. A simulation with the same setting, `fixed_point`, co
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.optional import fixed_point, summed_parts
+from fedxl.algorithms.protocol import Phase
 from fedxl.errors import DivergedError, RefusedError
-
-U = TypeVar("U")
 
 
 class FixedPoint(NamedTuple):
@@ -45,19 +43,13 @@ class FixedPoint(NamedTuple):
             raise RefusedError(f"the sum of the changes is out of the range of fixed_point = {self.bits}")
 
 
-FORMS = {32: FixedPoint(32, 24), 64: FixedPoint(64, 40)}  # the values of an algorithm's setting `fixed_point`
+FORMS = {32: FixedPoint(32, 24), 64: FixedPoint(64, 40)}  # by the setting `fixed_point`
 
 
-def parts(names: tuple[str, ...], state: Any) -> dict[str, Any]:
-    """These fields of a server state or of an update."""
-    return {name: getattr(state, name) for name in names}
-
-
-def codes(algorithm: Any, server: Any, updates: Any) -> dict[str, Any]:
-    """The codes of stacked updates, a row a client; DivergedError for a change beyond the range."""
-    form, names = FORMS[algorithm.fixed_point], summed_parts(algorithm)
-    weights = algorithm.trained(updates.share).double()
-    found = tree.map(lambda new, old: new.double() - old.double(), parts(names, updates), parts(names, server))
+def codes(bits: int, phase: Phase, server: Any, updates: Any) -> dict[str, Any]:
+    """The codes of stacked updates, one row per client. Raises DivergedError for a change beyond the range."""
+    form, weights = FORMS[bits], phase.counts(updates.share).double()
+    found = tree.map(lambda new, old: new.double() - old.double(), phase.parts(updates), phase.parts(server))
     # Who does not count may have come to anything.
     found = tree.map(lambda change: torch.where(_column(weights > 0, change), change, 0.0), found)
     largest = torch.stack([leaf.abs().amax() for leaf in tree.leaves(found) if leaf.numel()]).amax()
@@ -70,31 +62,21 @@ def codes(algorithm: Any, server: Any, updates: Any) -> dict[str, Any]:
     return tree.map(lambda change: form.encode(change, weights), found)
 
 
-def with_mean(algorithm: Any, server: Any, updates: U, total: dict[str, Any]) -> U:
+def with_mean(bits: int, phase: Phase, server: Any, updates: Any, total: dict[str, Any]) -> Any:
     """Updates in which each row holds the mean that these sums of codes stand for.
 
     Any weighted mean of these rows is that mean, so an algorithm's `aggregate` stays the only one.
     """
-    form, seen = FORMS[algorithm.fixed_point], _any(updates)
-    weight = algorithm.trained(seen.share).double().sum()
+    form, weight = FORMS[bits], phase.counts(updates.share).double().sum()
     each = 2.0**-form.fraction / torch.where(weight > 0, weight, torch.ones_like(weight))
-    rows = len(seen.share.model)
+    rows = len(updates.share.model)
 
     def mean(codes: Tensor, old: Tensor) -> Tensor:
         moved = old.double() + codes.double() * each
         found = moved if old.is_floating_point() else moved.round()
         return found.to(old.dtype).expand(rows, *old.shape)
 
-    means: U = seen._replace(**tree.map(mean, total, parts(tuple(total), server)))
-    return means
-
-
-def summed(phase: Any, server: Any, updates: U) -> U:
-    """Updates as a server that knows only their sum would have them; as they are unless `fixed_point` is set."""
-    if not fixed_point(phase):
-        return updates
-    total = tree.map(lambda each: each.sum(0), codes(phase, server, updates))
-    return with_mean(phase, server, updates, total)
+    return updates._replace(**tree.map(mean, total, phase.parts(server)))
 
 
 def flat(found: Any) -> Tensor:
@@ -111,7 +93,3 @@ def unflat(like: Any, vector: Tensor) -> Any:
 def _column(each: Tensor, like: Tensor) -> Tensor:
     """A number for each row, in a shape that fits the rows."""
     return each.view(-1, *[1] * (like.ndim - 1))
-
-
-def _any(value: Any) -> Any:
-    return value

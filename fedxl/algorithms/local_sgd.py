@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from fedxl.algorithms.descent import Descent
-from fedxl.algorithms.optimisers import Moments
-from fedxl.algorithms.protocol import Assignment, Batch, NoTrace, Share
+from fedxl.algorithms.protocol import Algorithm, Assignment, Batch, NoTrace
 from fedxl.errors import require, unknown
 from fedxl.models import Score, Weights
-from fedxl.risks import XRisk, auroc
+from fedxl.risks.auc import auroc
+from fedxl.risks.pairing import Share
+from fedxl.risks.xrisk import XRisk
 
 
 class LocalSGDServer(NamedTuple):
     weights: Weights
     step: Tensor
-    norms: Tensor | tuple[()] = ()  # usual norms of clients' changes, where they are clipped
-    moments: Moments | tuple[()] = ()  # of the server's momentum or Adam
+    rules: Any = ()
 
 
 class LocalSGDClient(NamedTuple):
@@ -31,7 +30,7 @@ class LocalSGDClient(NamedTuple):
 class LocalSGDWork(NamedTuple):
     weights: Weights
     step: Tensor
-    moments: Moments | tuple[()] = ()  # of local momentum or Adam
+    moments: Any  # of the local optimiser
 
 
 class LocalSGDUpdate(NamedTuple):
@@ -50,14 +49,12 @@ def cross_entropy(h: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
+class LocalSGD(Algorithm):
     """Cross entropy, models averaged (FedAvg).
 
     Each client descends the cross entropy of its own examples, drawn regardless of label. The risk is reported, not
     optimised.
     """
-
-    summed: ClassVar[tuple[str, ...]] = ("weights",)
 
     risk: XRisk = field(default_factory=auroc, kw_only=False)  # what is reported
     loss: Loss = "cross_entropy"  # cross_entropy of labels; squared: distance from labels, which may be grades
@@ -66,29 +63,30 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
         super().__post_init__()
         if self.loss not in get_args(Loss):
             raise unknown("loss", self.loss, get_args(Loss))
-        require(not self.risk.score_shape, "this algorithm needs one score an example, and the risk pairs vectors")
+        require(not self.risk.score_shape, "this algorithm needs one score per example, and the risk pairs vectors")
 
     def init(self, weights: Weights) -> LocalSGDServer:
         device = next(iter(weights.params.values())).device
-        server = LocalSGDServer(weights, torch.zeros((), dtype=torch.int64, device=device))
-        return self.with_moments(self.with_norms(server))
+        return LocalSGDServer(weights, torch.zeros((), dtype=torch.int64, device=device))
 
     def init_client(self, server: LocalSGDServer, num_rows: int) -> LocalSGDClient:
         return LocalSGDClient(self.own_buffers(server.weights.buffers))
 
     def start(self, server: LocalSGDServer, client: LocalSGDClient, share: Share) -> LocalSGDWork:
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
-        return LocalSGDWork(weights, server.step, self.begin_moments(weights.params, server.step))
+        return LocalSGDWork(weights, server.step, self.descent.optimiser.init(weights.params, server.step))
 
     def step(
         self, score: Score, server: LocalSGDServer, work: LocalSGDWork, batch: Batch
     ) -> tuple[LocalSGDWork, NoTrace]:
+        of = batch.examples
+
         def objective(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            h, buffers = score(work.weights._replace(params=params), batch.x)
-            return nnf.mse_loss(h, batch.y) if self.loss == "squared" else cross_entropy(h, batch.y), buffers
+            h, buffers = score(work.weights._replace(params=params), of.x)
+            return nnf.mse_loss(h, of.y) if self.loss == "squared" else cross_entropy(h, of.y), buffers
 
         gradient, buffers = torch.func.grad(objective, has_aux=True)(work.weights.params)
-        params, moments = self.advanced(work.weights.params, gradient, work.step, work.moments)
+        params, moments = self.descent.move(work.weights.params, gradient, self.lr, work.step, work.moments)
         after = work._replace(weights=Weights(params, buffers), step=work.step + 1, moments=moments)
         return after, NoTrace()
 
@@ -101,9 +99,5 @@ class LocalSGD(Descent[LocalSGDServer, LocalSGDClient, LocalSGDUpdate]):
     def update_like(self, server: LocalSGDServer, assignment: Assignment) -> LocalSGDUpdate:
         return LocalSGDUpdate(server.weights, assignment.share, server.step)
 
-    def aggregate(self, server: LocalSGDServer, updates: LocalSGDUpdate) -> LocalSGDServer:
-        updates, norms = self.clipped(server, updates, updates.share.model)
-        shares = self.chosen(server, updates, updates.share.model)
-        weights = self.merged(updates.weights, shares, server.weights)
-        weights, moments = self.improved(server, weights, shares)
-        return LocalSGDServer(weights, server.step + updates.steps.max(), norms, moments)
+    def aggregate(self, server: LocalSGDServer, mean: dict[str, Any], updates: LocalSGDUpdate) -> LocalSGDServer:
+        return LocalSGDServer(mean["weights"], server.step + updates.steps.max())

@@ -2,67 +2,62 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.protocol import PoolWeights
-from fedxl.errors import RefusedError
-from fedxl.risks import XRisk
-from fedxl.risks.saturation import saturated
+from fedxl.errors import require
+from fedxl.options import require_types
+from fedxl.risks.pairing import Entry, PoolWeights, Share
+from fedxl.risks.xrisk import XRisk
 
-S = TypeVar("S", "S1Scores", "S2Scores")
-ENOUGH = 8  # scores of a side that say where the pool lies
-FARTHEST = 100.0  # times the pool's spread, from its median: how far a raw score may lie
-# What a smaller spread of raw scores counts as: ten margins of the surrogates. In honest runs at high learning rates
-# the farthest score was at 15 times this, and at 840 times the pool's own spread.
-LEAST_SPREAD = 10.0
-PATIENCE = 10  # rounds by which the scores of a side may be older than the pool keeps any
+S = TypeVar("S", "S1", "S2")
+Order = Literal["drawn", "sorted"]
+PoolU = Literal["clients", "server"]
+# u that the server computes are estimated against so many pooled b. All pairs of a large pool would take too long.
+MOST_COMPARED = 1024
 
 
-class S1Scores(NamedTuple):
+class Scores(NamedTuple):
+    """Scores of S1 with the inner estimates that belong to them, and scores of S2: of a step, a round or the pool."""
+
+    a: Entry  # [B1]
+    u: Tensor  # [B1, *m]
+    b: Entry  # [B2]
+
+
+class S1(NamedTuple):
     """Pooled examples of S1. A score and its inner estimate belong together, so they are drawn by one index."""
 
-    a: Tensor  # [P1, *d]; of several labels [P1, 2]: the score of one label, and the label
+    entry: Entry  # [P1]
     u: Tensor  # [P1, *m]
     weight: Tensor  # [P1] how likely to be drawn; 0: never, the entry is a placeholder
     age: Tensor  # [P1] rounds since it was uploaded
-    owner: Tensor | tuple[()] = ()  # [P1] the client that uploaded it, where that matters
-    query: Tensor | tuple[()] = ()  # [P1] of an item, if pairs lie within queries
-    constants: Tensor | tuple[()] = ()  # [P1, 2] weight and size of such an item
+    owner: Tensor  # [P1] the client that uploaded it
 
 
-class S2Scores(NamedTuple):
+class S2(NamedTuple):
     """Pooled examples of S2."""
 
-    b: Tensor  # [P2, *d]
-    y: Tensor  # [P2], of several labels [P2, L]
+    entry: Entry  # [P2]
     weight: Tensor  # [P2]
     age: Tensor  # [P2]
-    owner: Tensor | tuple[()] = ()  # [P2]
-    query: Tensor | tuple[()] = ()  # [P2]
-
-
-class Passive(NamedTuple):
-    """What one step takes from the pool."""
-
-    a: Tensor  # [B1, *d]
-    u: Tensor  # [B1, *m]
-    b: Tensor  # [B2, *d]
-    y: Tensor  # [B2]
+    owner: Tensor  # [P2]
 
 
 class Pool(NamedTuple):
-    first: S1Scores
-    second: S2Scores
+    first: S1
+    second: S2
 
-    def take(self, lag1: Tensor, lag2: Tensor) -> Passive:
-        return Passive(self.first.a[lag1], self.first.u[lag1], self.second.b[lag2], self.second.y[lag2])
+    def take(self, lag1: Tensor, lag2: Tensor) -> Scores:
+        a = tree.map(lambda leaf: leaf[lag1], self.first.entry)
+        return Scores(a, self.first.u[lag1], tree.map(lambda leaf: leaf[lag2], self.second.entry))
 
-    def emptied(self) -> Pool:
-        """Without its scores: one entry a side, whose weight says whether the side had any."""
+    def empty(self) -> Pool:
+        """Without its scores: one entry per side, whose weight says whether the side had any."""
 
         def side(scores: S) -> S:
             one = tree.map(lambda leaf: leaf.new_zeros(1, *leaf.shape[1:]), scores)
@@ -70,70 +65,110 @@ class Pool(NamedTuple):
 
         return Pool(side(self.first), side(self.second))
 
-    def weights(self) -> PoolWeights:
-        first, second = self.first.owner, self.second.owner
-        owners = (first, second) if isinstance(first, Tensor) and isinstance(second, Tensor) else None
-        query1, query2 = self.first.query, self.second.query
-        queries = (query1, query2) if isinstance(query1, Tensor) and isinstance(query2, Tensor) else None
-        return PoolWeights(self.first.weight, self.second.weight, owners, queries)
-
-    def ready(self) -> tuple[Tensor, Tensor]:
-        """Whether there is anything to take on either side, as 0 or 1."""
-        return tuple((side.weight.sum() > 0).to(side.weight.dtype) for side in self)  # type: ignore[return-value]
-
-    def saturated(self, risk: XRisk) -> bool:
-        """Whether the latest scores of both sides have collapsed."""
-        (first, second), (new1, new2) = self, ((side.weight > 0) & (side.age == side.age.min()) for side in self)
-        return saturated(risk, first.a[new1], second.b[new2], second.y[new2])
-
-    def stale(self, rounds: int) -> tuple[int, int]:
-        """How many rounds ago each side was last refreshed; 0 if that is not long, for a pool of so many rounds."""
-        first, second = (int(side.age.min()) for side in self)
-        limit = rounds - 1 + PATIENCE
-        return first if first > limit else 0, second if second > limit else 0
+    def ready(self) -> Tensor:
+        """Whether there is something to meet for S1 (a pooled b) and for S2 (a pooled a), as 1 or 0: [2]."""
+        return torch.stack([(side.weight.sum() > 0).to(side.weight.dtype) for side in (self.second, self.first)])
 
 
-def empty(risk: XRisk, like: Tensor, owned: bool = False) -> Pool:
-    """One placeholder of weight 0 a side, so that an index always has an entry."""
+def begin(risk: XRisk, like: Tensor) -> Pool:
+    """One placeholder of weight 0 per side, so that an index always has an entry."""
     nothing, age = like.new_zeros(1), torch.zeros(1, dtype=torch.int64, device=like.device)
-    a, b = like.new_zeros(1, *risk.first_shape), like.new_zeros(1, *risk.score_shape)
-    y = like.new_zeros(1, *risk.label_shape)
+    d = () if risk.pairing.labels else risk.score_shape
+    a = Entry(like.new_zeros(1, *d), risk.pairing.pool_target(True, like))
+    b = Entry(like.new_zeros(1, *risk.score_shape), risk.pairing.pool_target(False, like))
     u = like.new_zeros(1, *risk.inner_shape, dtype=risk.dtype(like.dtype))
-    owner = nothing if owned else ()
-    return Pool(S1Scores(a, u, nothing, age, owner), S2Scores(b, y, nothing, age, owner))
+    return Pool(S1(a, u, nothing, age, nothing), S2(b, nothing, age, nothing))
 
 
-def merge(kept: S, uploads: S, rounds: int) -> S:
-    """The last `rounds` rounds' entries of one side; those that there are, a round older, if no client uploaded any.
+@dataclass(frozen=True)
+class Pooling:
+    """What is remembered of the other side of pairs."""
 
-    `uploads` holds one row a client; entries of weight 0 come from clients without examples of this side.
+    pool_rounds: int = 1  # rounds of which the pool keeps the scores; with queries it keeps the latest of each
+    uploads: int = 0  # scores that a client uploads for each side in a round; 0: all K * B of them
+    pool_u: PoolU = "clients"  # u of pooled scores: the clients' running estimates, or the server's own (server)
+    pool_share: float = 1.0  # the share of a side of the pool that one client may fill; 1: all
+    order: Order = "drawn"  # of uploaded scores: drawn, from which the server knows the examples; or sorted
+    fresh: bool = False  # pool scores of fresh examples (the paper's z-hat, an extra forward pass), not of the batch
+
+    def __post_init__(self) -> None:
+        require_types(type(self), vars(self))
+        require(self.pool_rounds >= 1, f"pool_rounds must be at least 1, got {self.pool_rounds}")
+        require(self.uploads >= 0, f"uploads must not be negative (0: all), got {self.uploads}")
+        require(0 < self.pool_share <= 1, f"pool_share must lie in (0, 1], got {self.pool_share}")
+
+    def count(self, total: int) -> int:
+        """How many of a round's scores of a side a client uploads."""
+        return self.uploads if 0 < self.uploads < total else total
+
+    def upload(self, scores: Scores) -> Scores:
+        """What a client sends of a round's scores [K, B, ...]: spread evenly over its steps, in the wanted order."""
+        a, u, b = tree.map(lambda leaf: thin(leaf, self.uploads), scores)
+        if self.pool_u == "server":
+            u = torch.full_like(u, torch.nan)  # which the server does not use, so it need not know them
+        if self.order == "sorted":
+            (a, u), b = tree.sort_rows((a, u)), tree.sort_rows(b)
+        return Scores(a, u, b)
+
+    def merge(self, risk: XRisk, pool: Pool, sent: Scores, share: Share) -> Pool:
+        """The pool with what clients have sent, one row per client [C, n]."""
+        first, second = (self._weigh(risk, entry, side, share) for side, entry in enumerate((sent.a, sent.b)))
+        fresh1 = S1(first.entry, sent.u, first.weight, first.age, first.owner)
+        rounds, pairing = self.pool_rounds, risk.pairing
+        new1 = merge(pool.first, fresh1, rounds, pairing.group(pool.first.entry), pairing.group(sent.a))
+        return Pool(new1, merge(pool.second, second, rounds, pairing.group(pool.second.entry), pairing.group(sent.b)))
+
+    def _weigh(self, risk: XRisk, entry: Entry, side: int, share: Share) -> S2:
+        weight = cap(risk.pairing.entry_weights(entry, side, share), self.pool_share)
+        owner = share.client[:, None].expand_as(weight)
+        return S2(entry, weight, torch.zeros_like(weight, dtype=torch.int64), owner)
+
+
+def merge(kept: S, sent: S, rounds: int, groups: Tensor | None = None, sent_groups: Tensor | None = None) -> S:
+    """The last `rounds` rounds' entries of one side; the old ones, a round older, if no client has sent any.
+
+    `sent` holds one row per client; entries of weight 0 come from clients without examples of this side. If only
+    entries of one group meet, the pool keeps every client's latest entries of each group instead.
     """
-    fresh = tree.map(lambda leaf: leaf.flatten(0, 1), uploads)
-    said = fresh.weight > 0
-    if not bool(said.all()):
-        fresh = tree.map(lambda leaf: leaf[said], fresh)
+    fresh = tree.map(lambda leaf: leaf.flatten(0, 1), sent)
+    counted = fresh.weight > 0
+    if not bool(counted.all()):
+        fresh = tree.map(lambda leaf: leaf[counted], fresh)
     older = kept._replace(age=kept.age + 1)
     if not len(fresh.weight):
         return older
+    if groups is not None and sent_groups is not None:
+        return _latest(older, groups, fresh, sent_groups.flatten(0, 1)[counted])
     if rounds == 1:
         return tree.map(torch.clone, fresh)  # uploads may lie in memory that an executor uses again
     recent = (older.age < rounds) & (older.weight > 0)
     return tree.concat([tree.map(lambda leaf: leaf[recent], older), fresh])
 
 
-def capped(uploads: S, most: float) -> S:
-    """Uploads [C, n], the weights of which are lowered so that no client fills more than `most` of the side.
+def _latest(older: S, groups: Tensor, fresh: S, fresh_groups: Tensor) -> S:
+    """Of each client and group the latest entries. Together they weigh as much as one, however many there are."""
+    keys = [torch.stack((side.owner.long(), of), -1) for side, of in ((older, groups), (fresh, fresh_groups))]
+    _, number, counts = torch.unique(torch.cat(keys), dim=0, return_inverse=True, return_counts=True)
+    before, now = number.split([len(older.weight), len(fresh.weight)])
+    counts = torch.bincount(now, minlength=len(counts))
+    fresh = fresh._replace(weight=fresh.weight / counts[now].to(fresh.weight.dtype))
+    stays = ~torch.isin(before, now) & (older.weight > 0)
+    return tree.concat([tree.map(lambda leaf: leaf[stays], older), fresh])
 
-    Where fewer than 1 / most clients hold the side, all of them fill the same share.
+
+def cap(weight: Tensor, most: float) -> Tensor:
+    """Weights [C, n], lowered so that no client fills more than `most` of the side.
+
+    If fewer than 1 / most clients hold the side, all of them fill the same share.
     """
-    mass = uploads.weight.double().sum(1)  # [C]
+    mass = weight.double().sum(1)  # [C]
     if most >= 1 or not bool((mass > most * mass.sum()).any()):
-        return uploads
-    scale = (_level(mass, most) / mass.clamp(min=torch.finfo(mass.dtype).tiny)).clamp(max=1)
-    return uploads._replace(weight=uploads.weight * scale.to(uploads.weight.dtype)[:, None])
+        return weight
+    scale = (_cap_level(mass, most) / mass.clamp(min=torch.finfo(mass.dtype).tiny)).clamp(max=1)
+    return weight * scale.to(weight.dtype)[:, None]
 
 
-def _level(mass: Tensor, most: float) -> Tensor:
+def _cap_level(mass: Tensor, most: float) -> Tensor:
     """To which level masses are lowered if the largest may be `most` of what is left.
 
     If the k largest are lowered to t, then t = most * (k t + the rest).
@@ -148,6 +183,48 @@ def _level(mass: Tensor, most: float) -> Tensor:
         if bool(level >= present[k]):
             return level
     return present[-1]
+
+
+def estimate_u(risk: XRisk, before: Pool, pool: Pool) -> Pool:
+    """The pool with u that follow from its own scores.
+
+    Without any b there are none, and an a without its u cannot be used: then S1 stays as it was before.
+    """
+    if risk.linear:
+        return pool
+    first, second = pool
+    if not bool(second.weight.sum() > 0):
+        return Pool(before.first, second)
+    groups = risk.pairing.group(first.entry)
+    if groups is None:
+        some = tree.map(lambda leaf: leaf[spread(second.weight, MOST_COMPARED)], second.entry)
+        u = risk.inner(first.entry, some)
+        return drop_unknown(risk, Pool(first._replace(u=u), second))
+    u, theirs = torch.full_like(first.u, torch.nan), risk.pairing.group(second.entry)
+    assert theirs is not None
+    for group in groups.unique():
+        rows, columns = groups == group, (theirs == group) & (second.weight > 0)
+        a = tree.map(lambda leaf, at=rows: leaf[at], first.entry)
+        b = tree.map(lambda leaf, at=columns: leaf[at], second.entry)
+        if bool(columns.any()):
+            share = second.weight[columns].expand(len(a.score), -1)
+            u[rows] = risk.estimate(risk.losses(a, b), share).to(u.dtype)
+    return drop_unknown(risk, Pool(first._replace(u=u), second))
+
+
+def drop_unknown(risk: XRisk, pool: Pool) -> Pool:
+    """The pool, in which examples of S1 that met nobody yet, so that they have no u, are never drawn."""
+    if risk.linear:
+        return pool
+    u, weight = pool.first.u, pool.first.weight
+    unknown_u = u.isnan().reshape(len(u), -1).any(1)
+    first = pool.first._replace(u=torch.where(u.isnan(), 0.0, u), weight=torch.where(unknown_u, 0.0, weight))
+    return pool._replace(first=first)
+
+
+def pool_weights(risk: XRisk, pool: Pool) -> PoolWeights:
+    groups = [risk.pairing.group(side.entry) for side in pool]
+    return PoolWeights(pool.first.weight, pool.second.weight, None if groups[0] is None else tuple(groups))
 
 
 def spread(weight: Tensor, count: int) -> Tensor:
@@ -165,67 +242,3 @@ def thin(scores: Tensor, count: int) -> Tensor:
     if not 0 < count < total:
         return flat
     return flat[torch.arange(count, device=flat.device) * total // count]
-
-
-def check_upload(name: str, side: S1Scores | S2Scores, count: int, mass: Tensor | None, client: Tensor) -> None:
-    """RefusedError unless there are `count` new scores of this client, all of one weight, together at most `mass`.
-
-    mass: None where weights are checked elsewhere.
-    """
-    if {len(leaf) for leaf in tree.leaves(side)} != {count}:
-        raise RefusedError(f"its scores ({name}) and what belongs to them are not {count}")
-    even = mass is None or bool((side.weight == side.weight[0]).all())
-    within = mass is None or 0 <= float(side.weight[0]) * count <= float(mass) * (1 + 1e-5)
-    if not (even and within) or bool((side.age != 0).any()):
-        raise RefusedError(f"the weights or ages of its scores ({name}) are none that it was given")
-    if isinstance(side.owner, Tensor) and not bool((side.owner == client).all()):
-        raise RefusedError(f"its scores ({name}) are marked as those of another client")
-
-
-def check_values(risk: XRisk, pool: Pool, with_u: bool) -> None:
-    """RefusedError unless the link can give these scores, labels are 0 or 1, and such scores can have these u."""
-    low, high = risk.score_range[:2]
-    for name, scores in (("first", risk.bare(pool.first.a)), ("second", pool.second.b)):
-        if not risk.score_range.holds(scores):
-            raise RefusedError(f"its scores ({name}) are not all within [{low:g}, {high:g}], as this risk's are")
-    y = pool.second.y
-    if not bool(((y == 0) | (y == 1) | ((y == -1) & (risk.labels > 0))).all()):
-        raise RefusedError("its labels (second) are not all 0 or 1")
-    u = pool.first.u[pool.first.weight > 0]  # the others are placeholders
-    if not with_u or not len(u):
-        return
-    if not bool(u.isfinite().all()):
-        raise RefusedError("its inner estimates hold NaN or infinity")
-    least, most = risk.inner_range()
-    if not bool(((u >= least) & (u <= most)).all()):
-        raise RefusedError("its inner estimates u are beyond what pairs of scores in range can give")
-
-
-def check_distance(risk: XRisk, pool: Pool, uploads: Pool) -> None:
-    """RefusedError for a raw score that lies far from the pool's. A bounded link bounds scores by itself.
-
-    The spread is the median distance from the median, which less than half of the pool cannot move far. A client
-    does not know the pool, and cannot check this.
-    """
-    sides = _counted(risk, pool)
-    if risk.score_range.bounded or min(map(len, sides)) < ENOUGH:
-        return
-    known = torch.cat([scores.flatten() for scores in sides]).double()
-    level = known.median()
-    reach = FARTHEST * (known - level).abs().median().clamp(min=LEAST_SPREAD)
-    for name, scores in zip(("first", "second"), _counted(risk, uploads), strict=True):
-        if bool(((scores - level).abs() > reach).any()):
-            raise RefusedError(
-                f"its scores ({name}) lie more than {FARTHEST:g} times the pool's spread from its median"
-            )
-
-
-def largest_score(risk: XRisk, pool: Pool) -> Tensor:
-    """The largest absolute value of the scores with a weight above 0."""
-    each = torch.cat([scores.flatten() for scores in _counted(risk, pool)]).abs().double()
-    return each.max() if len(each) else each.new_zeros(())
-
-
-def _counted(risk: XRisk, pool: Pool) -> tuple[Tensor, Tensor]:
-    """The scores of S1 and of S2 with a weight above 0."""
-    return risk.bare(pool.first.a)[pool.first.weight > 0], pool.second.b[pool.second.weight > 0]

@@ -13,18 +13,19 @@ nothing else mixes the examples of a batch. docs/differential-privacy.md has the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fedxl import tree
+from fedxl.algorithms.gradient import Back, Exact
 from fedxl.errors import require
 from fedxl.models import Score, Weights
-from fedxl.risks import XRisk
-from fedxl.risks.scores import ScoreRange
+from fedxl.risks.pairing import Entry
+from fedxl.risks.xrisk import ScoreRange, XRisk
 
 # Rounding may leave a clipped gradient a little longer than the clip; so it is cut to a little less.
 SHORTER = 1 - 1e-5
@@ -33,17 +34,90 @@ SHORTER = 1 - 1e-5
 class Noise(NamedTuple):
     """The noise of a step: draws of N(0, 1)."""
 
-    gradient: dict[str, Tensor]  # as the weights; {}: the phase has no gradient
+    gradient: dict[str, Tensor]  # as the weights; {} if the round has no gradient
     scores: Tensor  # [B1 + B2]
 
 
-class PrivacySettings(NamedTuple):
-    """What an algorithm promises its examples."""
+@dataclass(frozen=True)
+class ByExample(Exact):
+    """Each example's gradient, cut to dp_clip, with noise on their sum; noise on every score that leaves."""
 
-    clip: float  # C
-    noise: float  # standard deviation on the sum of gradients, in units of C
-    score_noise: float  # standard deviation on an uploaded score, in units of the scores' range
-    delta: float
+    private: ClassVar[bool] = True
+
+    dp_clip: float
+    dp_noise: float
+    dp_score_noise: float
+    dp_delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("dp_clip", "dp_noise", "dp_score_noise"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name} must be a finite number and not negative, got {value}")
+        require(0 < self.dp_delta < 1, f"dp_delta must lie in (0, 1), got {self.dp_delta}")
+        require(self.dp_clip > 0, "dp_noise and dp_score_noise need dp_clip, the bound of a gradient")
+        require(
+            self.dp_noise > 0 and self.dp_score_noise > 0,
+            "dp_clip needs noise: set dp_noise (for gradients) and dp_score_noise (for uploaded scores), too",
+        )
+
+    def check(self, algorithm: Any) -> None:
+        """Raises UserError for a setting that couples examples, or that releases something without noise."""
+        pool = algorithm.pool
+        wanted = (
+            (algorithm.level.level == "free", "set level = 'free': other levels mix the scores of a batch"),
+            (not pool.fresh, "set fresh = false: fresh scores are read in an order of their own"),
+            (pool.pool_u == "server", "set pool_u = 'server': clients' u have no noise"),
+        )
+        for fine, why in wanted:
+            require(fine, f"with dp_clip, {why}")
+        _check_risk(algorithm.risk)
+
+    def check_weights(self, weights: Weights) -> None:
+        names = ", ".join(list(weights.buffers)[:2])
+        require(
+            not weights.buffers,
+            f"with dp_clip, the network must have no buffers ({names}): statistics of a batch have no noise; use "
+            "norm = 'group'",
+        )
+
+    def outputs(
+        self, score: Score, weights: Weights, x: Tensor, noise: Noise
+    ) -> tuple[Tensor, Back, dict[str, Tensor]]:
+        def output(params: dict[str, Tensor], each: Tensor) -> Tensor:
+            return _alone(score, weights._replace(params=params), each)
+
+        found: Any = vmap(grad_and_value(output), in_dims=(None, 0), randomness="different")(weights.params, x)
+        slopes, h = found  # [B, ...] of each example
+        return h, lambda d: (noisy_mean(slopes, d, noise.gradient, self.dp_clip, self.dp_noise),), weights.buffers
+
+    def scorer(self, score: Score) -> Score:
+        return one_by_one(score)
+
+    def noise_like(self, params: dict[str, Tensor], count: int, trains: bool) -> Any:
+        return Noise(params if trains else {}, next(iter(params.values())).new_zeros(count))
+
+    def disclose(self, a: Entry, b: Entry, noise: Noise, within: ScoreRange) -> tuple[Entry, Entry]:
+        parts = noise.scores.split([len(a.score), len(b.score)])
+        pairs = zip((a, b), parts, strict=True)
+        found = [e._replace(score=noisy_scores(e.score, z, self.dp_score_noise, within)) for e, z in pairs]
+        return found[0], found[1]
+
+    def blank(self, entry: Entry, mass: Tensor, within: ScoreRange) -> Entry:
+        """Scores of a side that the client does not hold are of other examples, and stay at home."""
+        middle = torch.full_like(entry.score, 0.5 * (within.low + within.high))
+        return entry._replace(score=torch.where(mass > 0, entry.score, middle))
+
+
+def gradient(
+    dp_clip: float = 0.0,  # differential privacy: the length that an example's gradient is cut to; 0: no privacy
+    dp_noise: float = 0.0,  # standard deviation of the noise on the sum of a step's gradients, in units of dp_clip
+    dp_score_noise: float = 0.0,  # standard deviation of the noise on an uploaded score, which lies in [0, 1]
+    dp_delta: float = 1e-5,  # the delta at which epsilon is reported; below one in the number of examples
+) -> Exact:
+    """The gradient that these options ask for."""
+    if not (dp_clip or dp_noise or dp_score_noise):
+        return Exact()
+    return ByExample(dp_clip, dp_noise, dp_score_noise, dp_delta)
 
 
 def one_by_one(score: Score) -> Score:
@@ -62,30 +136,15 @@ def _alone(score: Score, weights: Weights, x: Tensor) -> Tensor:
     return h.reshape(())
 
 
-def private_outputs(
-    score: Score, weights: Weights, x: Tensor, noise: Noise, settings: PrivacySettings
-) -> tuple[Tensor, Callable[[Tensor], tuple[dict[str, Tensor]]], dict[str, Tensor]]:
-    """Outputs [B], and how gradients by them become a private gradient by the weights, in place of a vjp."""
-
-    def output(params: dict[str, Tensor], each: Tensor) -> Tensor:
-        return _alone(score, weights._replace(params=params), each)
-
-    found: Any = vmap(grad_and_value(output), in_dims=(None, 0), randomness="different")(weights.params, x)
-    slopes, h = found  # [B, ...] of each example
-    return h, lambda d: (noisy_mean(slopes, d, noise.gradient, settings),), weights.buffers
-
-
 def noisy_mean(
-    slopes: dict[str, Tensor], d: Tensor, noise: dict[str, Tensor], settings: PrivacySettings
+    slopes: dict[str, Tensor], d: Tensor, noise: dict[str, Tensor], clip: float, sigma: float
 ) -> dict[str, Tensor]:
     """The sum of d_i slope_i, each clipped to C / B, plus noise. slopes: [B, ...]; d: [B]."""
-    size, clip = d.shape[0], settings.clip
+    size = d.shape[0]
     weight = bounded(slopes, d * size, clip)
     # 0 * infinity is not 0: an example whose gradient is not finite must not be there at all.
     finite = tree.map(lambda leaf: torch.where(leaf.isfinite(), leaf, torch.zeros_like(leaf)), slopes)
-    return tree.map(
-        lambda leaf, z: (torch.tensordot(weight, leaf, 1) + settings.noise * clip * z) / size, finite, noise
-    )
+    return tree.map(lambda leaf, z: (torch.tensordot(weight, leaf, 1) + sigma * clip * z) / size, finite, noise)
 
 
 def bounded(slopes: dict[str, Tensor], d: Tensor, clip: float) -> Tensor:
@@ -97,55 +156,18 @@ def bounded(slopes: dict[str, Tensor], d: Tensor, clip: float) -> Tensor:
     return torch.where(lengths.isfinite(), lowered, torch.zeros_like(d))
 
 
-def noisy_scores(scores: Tensor, noise: Tensor, settings: PrivacySettings, within: ScoreRange) -> Tensor:
+def noisy_scores(scores: Tensor, noise: Tensor, sigma: float, within: ScoreRange) -> Tensor:
     """Scores as they may leave a client: in range, with noise, and in range again."""
     width, middle = within.high - within.low, 0.5 * (within.low + within.high)
     known = torch.where(scores.isnan(), torch.full_like(scores, middle), scores).clamp(within.low, within.high)
-    return (known + settings.score_noise * width * noise).clamp(within.low, within.high)
-
-
-def blank(scores: Tensor, mass: Tensor, within: ScoreRange) -> Tensor:
-    """Scores of a side that the client does not hold are of other examples, and stay at home."""
-    return torch.where(mass > 0, scores, torch.full_like(scores, 0.5 * (within.low + within.high)))
-
-
-def check_settings(settings: PrivacySettings) -> None:
-    clip, noise, score_noise, delta = settings
-    numbers = {"dp_clip": clip, "dp_noise": noise, "dp_score_noise": score_noise}
-    for name, value in numbers.items():
-        require(0 <= value < math.inf, f"{name} must be a finite number and not negative, got {value}")
-    require(0 < delta < 1, f"dp_delta must lie in (0, 1), got {delta}")
-    require(
-        clip > 0 or not (noise or score_noise), "dp_noise and dp_score_noise need dp_clip, the bound of a gradient"
-    )
-    require(
-        not clip or (noise > 0 and score_noise > 0),
-        "dp_clip needs noise: set dp_noise (for gradients) and dp_score_noise (for uploaded scores), too",
-    )
-
-
-def check_method(algorithm: Any) -> None:
-    """One line for a setting that couples examples, or that releases something without noise."""
-    wanted = {
-        "level": (algorithm.level == "free", "set level = 'free': other levels mix the scores of a batch"),
-        "one_class": (algorithm.one_class != "centre", "one_class = 'centre' mixes the gradients of a batch"),
-        "reach": (not algorithm.reach, "set reach = 0: it shortens steps by gradients without noise"),
-        "mix": (not algorithm.mix, "set mix = 0: it pairs a client's examples with each other"),
-        "worst_site": (not algorithm.worst_site, "set worst_site = 0: a client's own risk is sent without noise"),
-        "estimator": (algorithm.estimator == "average", "set estimator = 'average': msvr scores a batch twice"),
-        "fresh": (not algorithm.fresh, "set fresh = false: fresh scores are read in an order of their own"),
-        "pool_u": (algorithm.pool_u == "server", "set pool_u = 'server': clients' u have no noise"),
-    }
-    for fine, why in wanted.values():
-        require(fine, f"with dp_clip, {why}")
-    _check_risk(algorithm.risk)
+    return (known + sigma * width * noise).clamp(within.low, within.high)
 
 
 def _check_risk(risk: XRisk) -> None:
-    require(not risk.labels, "dp_clip is for one label, not for several")
-    require(not risk.queries, "dp_clip is not for risks of queries")
+    plain = not risk.pairing.labels and not risk.pairing.ranked
+    require(plain, "dp_clip is for risks of one label, not for several labels or queries")
     require(
-        not risk.thresholds,
+        not risk.mixes_pairs,
         f"with dp_clip, an example must not change the gradients of others, and ties of {risk!r} do; use partial_auc",
     )
     require(
@@ -156,13 +178,4 @@ def _check_risk(risk: XRisk) -> None:
         set(risk.sides) == {"positive", "negative"},
         f"with dp_clip, a risk must pair positives with negatives; {risk!r} pairs {' with '.join(risk.sides)} "
         "examples, so that labels would leave clients without noise",
-    )
-
-
-def check_weights(weights: Weights) -> None:
-    names = ", ".join(list(weights.buffers)[:2])
-    require(
-        not weights.buffers,
-        f"with dp_clip, the network must have no buffers ({names}): statistics of a batch have no noise; use norm = "
-        "'group'",
     )

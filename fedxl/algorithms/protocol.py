@@ -3,56 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from fedxl import tree
+from fedxl.algorithms.descent import Descent
+from fedxl.errors import require
 from fedxl.models import Score, Weights
-from fedxl.risks import Side, XRisk
+from fedxl.options import require_types
+from fedxl.risks.pairing import Examples, OneLabel, PoolWeights, Share, Side
+from fedxl.risks.xrisk import XRisk
 
-
-class Share(NamedTuple):
-    """How much one client counts; scalars but for `labels`, see `data.federation.shares`."""
-
-    model: Tensor  # in the average of the models; only the ratios within a cohort matter
-    first: Tensor  # factor of its gradient from S1, 0 if it holds none
-    second: Tensor  # the same for S2
-    part: Tensor  # of the population; sums to 1 over all clients. It differs from `model` where cohorts are by size
-    client: Tensor  # its number
-    labels: Tensor | tuple[()] = ()  # [2, L] of several labels: `first` and `second` for each of them
-
-
-class Fresh(NamedTuple):
-    """Examples that are scored for the pool but not trained on: the z-hat of Algorithm 2."""
-
-    x: Tensor  # [F1 + F2, ...]
-    y: Tensor  # [F1 + F2]
-    rows: Tensor  # [F1]
-
-
-class Items(NamedTuple):
-    """What is known of items of queries (`risks/queries.py`), example by example."""
-
-    query: Tensor  # [n] the number of its query, the same at all clients
-    weight: Tensor  # [n] of its f, 0 if it is not relevant
-    size: Tensor  # [n] items of its query
-    part1: Tensor  # [n] which part of its query's relevant items is at its client
-    part2: Tensor  # [n] which part of its query's items is at its client
+A = TypeVar("A", bound="Algorithm")
 
 
 class Batch(NamedTuple):
-    """One step's examples of S1, then of S2, and the pooled scores to pair them with."""
+    """What one step reads."""
 
-    x: Tensor  # [B1 + B2, ...]
-    y: Tensor  # [B1 + B2] 0 or 1, as floats; of several labels [B1 + B2, L], and -1 where one is not known
-    rows: Tensor  # [B1] where the examples of S1 stand in this client's u
+    examples: Examples
     passive: Any  # what the phase's `passive` took from the pool for this step
-    fresh: Fresh | tuple[()]
-    noise: Any = ()  # draws of N(0, 1), like the phase's `noise_like`, where it has one
-    items: Items | tuple[()] = ()  # [B1 + B2], if pairs lie within queries; each side is in equal blocks, one a query
+    fresh: tuple[Examples, ...] = ()  # examples that are scored for the pool but not trained on: the paper's z-hat
+    noise: Any = ()  # draws of N(0, 1), as the phase's `noise_like` asks for
 
 
 class NoTrace(NamedTuple):
@@ -63,11 +36,11 @@ class Reading(NamedTuple):
     """What an algorithm reads at each step."""
 
     first: Side  # which labels form S1
-    second: Side  # which labels form S2; "none": there are no pairs
-    size1: int  # examples of S1 a step
-    size2: int  # examples of S2 a step
+    second: Side  # which labels form S2; "none" if there are no pairs
+    size1: int  # examples of S1 per step
+    size2: int  # examples of S2 per step
     fresh: bool = False  # whether as many fresh examples are scored besides
-    queries: int = 0  # into how many queries both sides of a step are divided; 0: there are none
+    pairing: OneLabel = OneLabel()  # how examples are drawn
 
 
 class Assignment(NamedTuple):
@@ -78,29 +51,12 @@ class Assignment(NamedTuple):
     reading: Reading
 
 
-class PoolWeights(NamedTuple):
-    """How likely each entry of the pool is to be drawn, S1's and S2's. An empty side is one entry of weight 0."""
-
-    first: Tensor
-    second: Tensor
-    # Whose each entry is, where nobody is to draw its own; None: anyone may draw any.
-    owners: tuple[Tensor, Tensor] | None = None
-    queries: tuple[Tensor, Tensor] | None = None  # of each entry, if pairs lie within queries
-
-
 class DataFacts(NamedTuple):
     """What an algorithm may know of all clients' data together."""
 
     # The probability that an example is positive, with clients weighted as in the run.
     positive_share: float = math.nan
     both_classes: float = 1.0  # whether any client holds both classes: 1 or 0
-
-
-class Health(NamedTuple):
-    """What may have gone wrong in training."""
-
-    collapsed: bool = False  # scores are all alike, or no gradient passes their link
-    stale: Mapping[str, int] = {}  # the age of a side's passive scores in rounds, by name, if it is too high
 
 
 class ServerState(Protocol):
@@ -110,7 +66,12 @@ class ServerState(Protocol):
     def weights(self) -> Weights: ...
 
     @property
-    def step(self) -> Tensor: ...
+    def step(self) -> Tensor:
+        """Local steps since the beginning."""
+
+    @property
+    def rules(self) -> Any:
+        """The states of the server's rules; an algorithm leaves them alone."""
 
 
 class ClientUpdate(Protocol):
@@ -126,67 +87,104 @@ class ClientUpdate(Protocol):
     def steps(self) -> Tensor: ...
 
 
-Server = TypeVar("Server", bound=ServerState)
-Client = TypeVar("Client")
-Work = TypeVar("Work")
-Trace = TypeVar("Trace")
-Update = TypeVar("Update", bound=ClientUpdate)
+class Rule(Protocol):
+    """Something the server does to updates before it takes their mean: a part that any algorithm gets.
+
+    `server_rules.py` has clipping, robust means, whole-number sums, momentum and Adam.
+    """
+
+    def init(self, phase: Phase, server: Any) -> Any:
+        """Its state before the first round."""
+
+    def __call__(
+        self, state: Any, phase: Phase, server: Any, updates: Any, shares: Tensor
+    ) -> tuple[Any, Any, Tensor]:
+        """Its next state, and what it makes of updates [C, ...] and of how much each counts [C]."""
 
 
-class Phase(Protocol[Server, Client, Work, Trace, Update]):
-    """One kind of round, clients and server together; `Algorithm` has the contract."""
+class Phase:
+    """One kind of round, clients and server together. `Algorithm` has the contract."""
 
-    @property
-    def name(self) -> str:
-        """Rounds with the same name run the same program: "warm-up", "training"."""
+    name: ClassVar[str] = "training"  # rounds with the same name run the same program
+    risk: XRisk
+    averaged: ClassVar[tuple[str, ...]] = ("weights",)  # fields of state and update that the server averages
+    rules: tuple[Rule, ...] = ()
 
     # At the server, before the round.
 
-    def pool_weights(self, server: Server) -> PoolWeights | None:
-        """How to draw from the pool; None: nothing is drawn."""
+    def pool_weights(self, server: Any) -> PoolWeights | None:
+        """How to draw from the pool; None if nothing is drawn."""
+        return None
 
-    def passive(self, server: Server, lag1: Tensor, lag2: Tensor) -> Any:
+    def passive(self, server: Any, lag1: Tensor, lag2: Tensor) -> Any:
         """The pool's entries at these indices of S1 and of S2. They are those of a whole round, in any shape."""
+        return ()
 
-    def downlink(self, server: Server) -> Server:
+    def downlink(self, server: Any) -> Any:
         """The state as clients receive it: without the pool, of which they receive `passive`."""
+        return server._replace(rules=())
 
     # At a client.
 
-    def start(self, server: Server, client: Client, share: Share) -> Work:
+    def noise_like(self, server: Any, reading: Reading) -> Any:
+        """The noise that a step wants, with the right names, types and shapes."""
+        return ()
+
+    def start(self, server: Any, client: Any, share: Share) -> Any:
         """What the first step begins with."""
+        raise NotImplementedError
 
-    def step(self, score: Score, server: Server, work: Work, batch: Batch) -> tuple[Work, Trace]:
-        """One mini-batch."""
+    def step(self, score: Score, server: Any, work: Any, batch: Batch) -> tuple[Any, Any]:
+        """One mini-batch: the next work, and what the step emits."""
+        raise NotImplementedError
 
-    def finish(self, server: Server, share: Share, work: Work, trace: Trace) -> tuple[Client, Update]:
+    def finish(self, server: Any, share: Share, work: Any, trace: Any) -> tuple[Any, Any]:
         """What the client keeps until its next round, and what it sends."""
+        raise NotImplementedError
 
     # At the server, after the round.
 
-    def update_like(self, server: Server, assignment: Assignment) -> Update:
+    def update_like(self, server: Any, assignment: Assignment) -> Any:
         """An update with the right names, types and shapes; its numbers do not matter."""
+        raise NotImplementedError
 
-    def check_update(self, server: Server, update: Update, assignment: Assignment) -> dict[str, Tensor]:
-        """How large each part of an update is, by name. An engine compares these sizes with other clients'.
+    def counts(self, share: Share) -> Tensor:
+        """How much clients count in the mean: 0 if they do not train."""
+        return share.model
 
-        Raises RefusedError for values that no honest client can send. The engine has checked before that the update
-        has the form of `update_like`, and that its numbers are finite, except for NaN where `may_be_nan` allows it.
-        """
+    def growth(self, share: Share) -> Tensor:
+        """By how much a client's gradient is multiplied if it holds rare examples; at least 1."""
+        return torch.ones_like(share.model, dtype=torch.float64)
 
-    def aggregate(self, server: Server, updates: Update) -> Server:
-        """The new state, from updates stacked with one row a client."""
+    def parts(self, state: Any) -> dict[str, Any]:
+        """The parts of a server state, or of an update, that rules may change and checks compare."""
+        return {name: getattr(state, name) for name in self.averaged}
 
-    def check_server(self, server: Server) -> None:
-        """Raises RefusedError for a state from which clients could not continue."""
+    def position(self, server: Any, updates: Any) -> tuple[Any, ...]:
+        """Where updates lie, as checks and rules measure it: the parameters, and what else moves the model."""
+        return (updates.weights.params,)
+
+    def sent_scores(self, update: Any) -> Any:
+        """The scores in an update; None if it has none."""
+        return None
+
+    def pooled_scores(self, server: Any) -> Any:
+        """The score pool; None if there is none."""
+        return None
+
+    def aggregate(self, server: Any, mean: dict[str, Any], updates: Any) -> Any:
+        """The new state, from the mean of `averaged` and from updates stacked with one row per client."""
+        raise NotImplementedError
 
 
-class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
+@dataclass(frozen=True, eq=False)
+class Algorithm(Phase):
     """An immutable object of hyper-parameters and a risk. It knows no network, no device and no file.
 
-    The states that it moves are NamedTuples of tensors: *Server* is the global state and the downlink message,
-    *Client* is private to its site, *Work* lives inside a round, *Trace* is what a step emits, and *Update* is the
-    uplink message. A `Phase` is what runs in a round.
+    The states that it moves are NamedTuples of tensors: *server* is the global state and the downlink message,
+    *client* is private to its site, *work* lives inside a round, *trace* is what a step emits, and *update* is the
+    uplink message. A `Phase` is what runs in a round; an algorithm is its own, unless it overrides `phase`. One of
+    your own adds `init`, `init_client`, `start`, `step`, `finish`, `update_like` and `aggregate`.
 
     The contract of a phase's functions:
 
@@ -196,90 +194,82 @@ class Algorithm(Protocol[Server, Client, Work, Trace, Update]):
       Use `torch.where` instead. `aggregate` and the checks may branch.
     - Nothing that `step` returns is a view of what came in, and no leaf of the new work is another leaf of the old.
     - `finish` gets the traces stacked, steps first.
-    - `aggregate` gets updates stacked, a row a client. They may lie in memory that the engine uses again, so
-      `aggregate` copies what it keeps.
+    - Updates may lie in memory that the engine uses again, so `aggregate` copies what it keeps of them.
     - A NaN means "unknown" in leaves named in `may_be_nan`, and a mistake everywhere else.
-
-    `Descent` is a base class with defaults for all but the maths. What an algorithm may have besides is listed in
-    `algorithms/optional.py`.
     """
 
-    @property
-    def risk(self) -> XRisk:
-        """The risk that is reported and, except by Local SGD and CODASCA, optimised."""
+    centralized: ClassVar[bool] = False  # whether it wants all data in one place: a reference, not a federated method
+    local_pairs: ClassVar[bool] = False  # whether both sides of a pair must be at one client
+    summable: ClassVar[bool] = True  # whether the server needs `averaged` in sum only, so that secure sums suffice
+    may_be_nan: ClassVar[tuple[str, ...]] = ()  # leaves of states and updates in which NaN means "unknown"
+    first_round: ClassVar[int] = 1  # 0 if there is a warm-up round
+
+    risk: XRisk  # what is reported and, except by Local SGD and CODASCA, optimised
+    _: KW_ONLY
+    lr: float = 0.1  # learning rate
+    descent: Descent = Descent()
+    buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client keeps its own
+    server: tuple[Rule, ...] = field(default=(), metadata={"options": "fedxl.algorithms.server_rules:server_rules"})
+
+    def __post_init__(self) -> None:
+        require_types(type(self), {item.name: getattr(self, item.name) for item in fields(self)})
+        require(self.lr > 0, f"lr must be positive, got {self.lr}")
 
     @property
-    def centralized(self) -> bool:
-        """Whether it wants all data in one place: a reference, not a federated method."""
-
-    @property
-    def local_pairs(self) -> bool:
-        """Whether both sides of a pair must be at one client."""
+    def rules(self) -> tuple[Rule, ...]:  # type: ignore[override]
+        return self.server
 
     @property
     def needs_both_classes(self) -> bool:
         """Whether some client must hold both classes, or nobody would train."""
+        return False
 
     @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """Names of the leaves of server states and updates in which NaN means "unknown"."""
+    def private(self) -> bool:
+        """Whether it clips and adds noise, so that a run has an epsilon."""
+        return False
 
     @property
-    def first_round(self) -> int:
-        """0 if there is a warm-up round, else 1."""
+    def order(self) -> str:
+        """The order of uploaded scores: drawn or sorted. Algorithms that upload no scores count as sorted."""
+        return "sorted"
 
-    def phase(self, round: int) -> Phase[Server, Client, Work, Trace, Update]:
+    def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor:
+        """The learning rate at a step of the run."""
+        return self.descent.rate(self.lr, step, dtype)
+
+    def phase(self, round: int) -> Phase:
         """What runs in this round."""
+        return self
 
-    def with_network(self, normed_scores: bool) -> Algorithm[Server, Client, Work, Trace, Update]:
+    def with_network(self: A, normed_scores: bool) -> A:
         """The algorithm as it suits a network; normed_scores: whether that norms its scores itself."""
+        return self
 
-    def with_facts(self, facts: DataFacts) -> Algorithm[Server, Client, Work, Trace, Update]:
+    def with_facts(self: A, facts: DataFacts) -> A:
         """The algorithm with what it needs to know of the data filled in."""
+        return self
 
     def reading(self, batch1: int, batch2: int) -> Reading:
         """What a step reads, with the batch sizes of the run."""
+        return Reading("all", "none", batch1 + batch2, 0)
 
-    def init(self, weights: Weights) -> Server:
-        """The state before the first round."""
+    def init(self, weights: Weights) -> Any:
+        """The state before the first round; `server_rules.begin` adds the rules' own."""
+        raise NotImplementedError
 
-    def init_client(self, server: Server, num_rows: int) -> Client:
+    def init_client(self, server: Any, num_rows: int) -> Any:
         """The state of a client before it first takes part; it holds `num_rows` examples of S1."""
+        raise NotImplementedError
 
-    def rejoin(self, server: Server, num_rows: int) -> Client:
+    def rejoin(self, server: Any, num_rows: int) -> Any:
         """The state of a client that took part before and has lost its state."""
+        return self.init_client(server, num_rows)
 
+    def own_buffers(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The buffers that a client keeps between its rounds: all, or none."""
+        return buffers if self.buffers == "local" else {}
 
-# An engine moves the states of any algorithm and looks into none of them.
-AnyPhase = Phase[Any, Any, Any, Any, Any]
-AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
-
-
-class ClientRound(Protocol):
-    """A phase's client side with its score function bound. An executor may wrap it to run many clients at once."""
-
-    def start(self, server: ServerState, client: Any, share: Share) -> Any: ...
-
-    def step(self, server: ServerState, work: Any, batch: Batch) -> tuple[Any, Any]: ...
-
-    def finish(self, server: ServerState, share: Share, work: Any, trace: Any) -> tuple[Any, Any]: ...
-
-
-class BoundRound:
-    """A phase's client side with the network that it trains."""
-
-    def __init__(self, phase: AnyPhase, score: Score) -> None:
-        self.phase, self.score = phase, score
-        self.start, self.step, self.finish = phase.start, partial(phase.step, score), phase.finish
-
-
-def local_round(
-    running: ClientRound, server: ServerState, client: Any, share: Share, batches: Iterable[Batch]
-) -> tuple[Any, Any]:
-    """One client's round, a scan over its steps: (client, update). Traces come stacked, steps first."""
-    work = running.start(server, client, share)
-    traces = []
-    for batch in batches:
-        work, trace = running.step(server, work, batch)
-        traces.append(trace)
-    return running.finish(server, share, work, tree.stack(traces))
+    def optimised_scores(self, h: Tensor, y: Tensor) -> Tensor:
+        """Outputs of examples with these labels as the risk sees them before its link."""
+        return h

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
-from fedxl.algorithms.protocol import AnyAlgorithm, DataFacts
+from fedxl.algorithms.protocol import Algorithm, DataFacts
 from fedxl.config.file import FILES
 from fedxl.config.file import SECTIONS as SECTIONS  # these are part of what this module offers
 from fedxl.config.file import TUNE as TUNE
@@ -141,7 +141,7 @@ def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Modul
     seed = sampling.torch_seed(int(config.run.get("seed", 0)), sampling.Purpose.WEIGHTS)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        return build_network(config.model, shape, risk.score_shape, bool(risk.labels))
+        return build_network(config.model, shape, risk.score_shape, bool(risk.pairing.labels))
 
 
 def build_network(
@@ -174,12 +174,12 @@ def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callab
     return build
 
 
-def build_algorithm(config: Config) -> AnyAlgorithm:
+def build_algorithm(config: Config) -> Algorithm:
     """The algorithm that a config names, or a class of your own, with its risk and hyper-parameters."""
     name, build, options = _named(config.algorithm, "algorithm", ALGORITHMS)
     require("risk" in accepted(build), f"the algorithm '{name}' must take its risk as the argument 'risk'")
-    algorithm: AnyAlgorithm = call(build, options, "algorithm", ours={"risk": build_risk(config)})
-    right = isinstance(getattr(algorithm, "risk", None), XRisk)
+    algorithm: Algorithm = call(build, options, "algorithm", ours={"risk": build_risk(config)})
+    right = isinstance(algorithm, Algorithm) and isinstance(algorithm.risk, XRisk)
     require(right, f"'{name}' gave a {type(algorithm).__name__}, not an algorithm with its risk")
     return algorithm
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedxl import sampling, tree
-from fedxl.algorithms.protocol import DataFacts, Share
+from fedxl.algorithms.protocol import DataFacts
 from fedxl.data.augment import Augment
 from fedxl.data.holders import gather, gather_split
 from fedxl.data.label_columns import Columns
 from fedxl.data.label_forms import Label
 from fedxl.data.preparation import Preparation
-from fedxl.data.source import Source, TensorSource
+from fedxl.data.source import Source, TensorSource, queries_of
 from fedxl.errors import require
-from fedxl.risks import Side, belongs
+from fedxl.risks.pairing import Holder, Share, Side, belongs
 from fedxl.sampling import Floats, Indices
 
 Weighting = Literal["clients", "samples"]
@@ -29,22 +29,26 @@ Pair = tuple[Any, Any]  # x and y: tensors, arrays, data frames or lists
 Clients = Mapping[str, Pair | Dataset[Any]] | Iterable[Pair | Dataset[Any]]
 
 
-class Counted(Protocol):
-    """A client or site, of which the number of examples is known."""
-
-    def count(self, side: Side) -> int: ...
-
-
 class Holding(NamedTuple):
-    """How many examples one client holds; of several labels, how many with any that is positive or negative."""
+    """What one client holds, in numbers; of several labels, examples with any that is positive or negative."""
 
     positives: int
     negatives: int
-    both: int = 0  # examples that count as both, which with one label there are none of
+    both: int = 0  # examples that count as both, of which there are none with one label
+    label_counts: npt.NDArray[np.int64] = np.zeros((2, 0), np.int64)  # positives and negatives by label, [2, L]
+    lists: tuple[Indices, Indices] = (np.zeros(0, np.int64),) * 2  # its queries, and those with a relevant item
 
     def count(self, side: Side) -> int:
         total = self.positives + self.negatives - self.both
         return {"positive": self.positives, "negative": self.negatives, "all": total}.get(side, 0)
+
+    def by_label(self, side: Side) -> npt.NDArray[np.int64]:
+        positives, negatives = self.label_counts
+        found: npt.NDArray[np.int64] = {"positive": positives, "negative": negatives}.get(side, positives + negatives)
+        return found
+
+    def queries(self, relevant: bool) -> Indices:
+        return self.lists[relevant]
 
 
 @dataclass(frozen=True)
@@ -97,15 +101,6 @@ class Federation:
         """How many labels examples have, in columns; 0: they have one."""
         return self.source.labels.shape[1] if self.source.labels.ndim == 2 else 0
 
-    def by_label(self, rows: Sequence[Indices], side: Side) -> list[dict[int, Indices]]:
-        """Of several labels: where in each client's rows of the source those of a label's side stand.
-
-        Labels of which a client has none are left out.
-        """
-        member = self._members(side)
-        each = [{label: np.flatnonzero(member[mine, label]) for label in range(self.labels)} for mine in rows]
-        return [{label: found for label, found in held.items() if len(found)} for held in each]
-
     def _members(self, side: Side) -> npt.NDArray[np.bool_]:
         """Which labels, [n] or [n, L], put their example into a side; of several, one that is not known does not."""
         labels = self.source.labels.cpu()
@@ -114,21 +109,32 @@ class Federation:
         return found
 
     def holdings(self) -> list[Holding]:
-        sides = zip(self.side("positive"), self.side("negative"), strict=True)
-        if not self.labels:
-            return [Holding(len(p), len(n)) for p, n in sides]
-        return [Holding(len(p), len(n), len(np.intersect1d(p, n))) for p, n in sides]
+        """What each client holds, in numbers."""
+        sides = [self.side("positive"), self.side("negative")]
+        found = []
+        member = [self._members(side) for side in ("positive", "negative")] if self.labels else []
+        groups = queries_of(self.source)
+        query = None if groups is None else groups.cpu().numpy()
+        for part, positives, negatives in zip(self.parts, *sides, strict=True):
+            held = Holding(len(positives), len(negatives))
+            if self.labels:
+                both = len(np.intersect1d(positives, negatives))
+                held = held._replace(both=both, label_counts=np.stack([each[part].sum(0) for each in member]))
+            if query is not None:
+                held = held._replace(lists=(np.unique(query[part]), np.unique(query[positives])))
+            found.append(held)
+        return found
 
     def facts(self, weighting: Weighting) -> DataFacts:
         return facts_about(self.holdings(), weighting)
 
 
-def facts_about(holdings: Sequence[Counted], weighting: Weighting) -> DataFacts:
+def facts_about(holders: Sequence[Holder], weighting: Weighting) -> DataFacts:
     """What an algorithm may know of these clients' data together."""
-    positives, sizes = ([float(one.count(side)) for one in holdings] for side in ("positive", "all"))
+    positives, sizes = ([float(one.count(side)) for one in holders] for side in ("positive", "all"))
     shares = [many / size for many, size in zip(positives, sizes, strict=True)]
     share = sum(positives) / sum(sizes) if weighting == "samples" else float(np.mean(shares))
-    both = any(one.count("positive") and one.count("negative") for one in holdings)
+    both = any(one.count("positive") and one.count("negative") for one in holders)
     return DataFacts(share, float(both))
 
 
@@ -218,7 +224,7 @@ def weigh(num_first: Sequence[int], num_second: Sequence[int], weighting: Weight
     certain = torch.from_numpy(chances == 1)
     others = (1 - share.part[certain].sum()) / max(1, cohort - int(certain.sum()))
     model = torch.where(certain, share.part, torch.where(share.part > 0, others, 0.0))
-    return Weighted(share._replace(model=model), chances)
+    return Weighted(_counting(share, model), chances)
 
 
 def weigh_by(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting, frequency: Floats) -> Share:
@@ -228,20 +234,20 @@ def weigh_by(num_first: Sequence[int], num_second: Sequence[int], weighting: Wei
     """
     present: list[int] = np.flatnonzero(frequency > 0).tolist()
     some = shares([num_first[i] for i in present], [num_second[i] for i in present], weighting)
-    # Only ratios matter. The largest frequency counts as 1, so that where all are alike the shares are the parts.
+    # Only ratios matter. The largest frequency counts as 1, so that if all are alike the shares are the parts.
     often = torch.from_numpy(frequency[present] / frequency.max())
-    some = some._replace(model=some.part / often)
+    some = _counting(some, some.part / often)
     index = torch.tensor(present)
-    spread = tree.map(lambda leaf: leaf.new_zeros(len(frequency)).index_put((index,), leaf), some)
+    spread = tree.map(lambda leaf: leaf.new_zeros(len(frequency), *leaf.shape[1:]).index_put((index,), leaf), some)
     return spread._replace(client=torch.arange(len(frequency), dtype=torch.float64))
 
 
 def shares(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting) -> Share:
-    """The weight of each client if all take part; model * first (or second) is its part of S1 (or S2).
+    """The weight of each client if all take part; model * factors is its mass, its part of S1 and of S2.
 
     `clients` is the paper's objective: every client that holds a side counts the same on it. `samples` is the
-    objective of the pooled data: a client counts by its examples. Either way a client without S1 has first = 0, and
-    the others make up for it, so that the average over clients stays an unbiased gradient of the whole risk.
+    objective of the pooled data: a client counts by its examples. Either way a client without S1 has a factor of 0
+    there, and the others make up for it, so that the average over clients stays an unbiased gradient of the risk.
     """
     counts = torch.tensor([list(num_first), list(num_second)], dtype=torch.float64)  # [2, N]
     if weighting == "clients":
@@ -251,5 +257,11 @@ def shares(num_first: Sequence[int], num_second: Sequence[int], weighting: Weigh
         model = counts.sum(0) / counts.sum()
         mass = counts
     mass = mass / mass.sum(1, keepdim=True).clamp(min=1)  # [2, N], each row sums to 1, or is all 0
-    first, second = torch.where(model > 0, mass / model, torch.zeros_like(mass))
-    return Share(model, first, second, part=model.clone(), client=torch.arange(len(model), dtype=torch.float64))
+    factors = torch.where(model > 0, mass / model, torch.zeros_like(mass))
+    client = torch.arange(len(model), dtype=torch.float64)
+    return _counting(Share(model, model.clone(), client, mass.T, factors.T.contiguous()), model)
+
+
+def _counting(share: Share, model: Tensor) -> Share:
+    """Shares of clients that count by these weights in the average of the models."""
+    return share._replace(model=model, mass=model[:, None] * share.factors)

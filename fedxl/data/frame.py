@@ -13,7 +13,7 @@ from fedxl.data.label_forms import Label
 from fedxl.data.preparation import Preparation, Rows
 from fedxl.data.table import TableOptions, table
 from fedxl.errors import UserError, first_line, kind_of, printable, require
-from fedxl.risks.several import checked_names
+from fedxl.risks.several import label_names
 
 R = TypeVar("R")
 SITE = "site"  # the column that names the sites of several data frames
@@ -66,7 +66,7 @@ def from_frame(
         right = isinstance(given, (list, tuple)) and all(isinstance(one, str) for one in given)
         require(right, f"{name} must be a list of columns' names, such as ['age'], not {kind_of(given)}")
     rows, site = _one_table(frame, site)
-    named = label if isinstance(label, str) else checked_names(label)
+    named = label if isinstance(label, str) else label_names(label)
     options = TableOptions(
         positive=positive, site=site, split=split, group=group, query=query, id=id, columns=tuple(columns),
         drop=tuple(drop), categorical=tuple(categorical), rare=rare, validation=validation, test=test, seed=seed,

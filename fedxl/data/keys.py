@@ -13,7 +13,7 @@ from fedxl.data.holdout import SPLITS, WORDS, Codes, Whole
 from fedxl.data.labels import Value, canonical, two_values
 from fedxl.data.table_labels import label_cells
 from fedxl.errors import UserError, printable, require
-from fedxl.risks.queries import HIGHEST_GRADE
+from fedxl.risks.ranking import HIGHEST_GRADE
 from fedxl.sampling import Floats
 
 HEAVIEST = 1e12  # of weights: far beyond any use, and sums of them are still exact enough

@@ -26,7 +26,7 @@ from fedxl.data.source import TensorSource
 from fedxl.data.table import find, names_of
 from fedxl.errors import UserError, printable, require, unknown
 from fedxl.progress import progress
-from fedxl.risks.queries import HIGHEST_GRADE
+from fedxl.risks.ranking import HIGHEST_GRADE
 from fedxl.sampling import Indices, Purpose
 
 Scatter = Literal["queries", "items"]

@@ -1,10 +1,8 @@
 """Who takes part in which round: plans, each a pure function of the seed and the round.
 
-uniform: a cohort drawn anew in each round. cyclic: fixed groups, each in turn (Vangapally, Wu, Chen, Guo.
-Communication-Efficient Federated AUC Maximization with Cyclic Client Participation. arXiv:2601.01649). reshuffled:
-the same with new groups in each cycle. trace: a cohort among those that a file says are available.
+uniform: a cohort drawn anew in each round. trace: a cohort among those that a file says are available.
 
-A plan knows its *frequency*: in which share of its rounds each client takes part, on average over a cycle and over
+A plan knows its *frequency*: in which share of its rounds each client takes part, on average over the trace and over
 draws. Whatever it is, weights p_i / frequency_i make client i count p_i on average (docs/maths.md).
 """
 
@@ -19,10 +17,7 @@ from fedxl import sampling
 from fedxl.data.availability import Available
 from fedxl.sampling import Floats, Indices, Purpose
 
-Participation = Literal["uniform", "cyclic", "reshuffled", "trace"]
-# unbiased: where cohorts differ in weight, a round's step is as long as its cohort weighs. normalised: always 1.
-CohortWeights = Literal["unbiased", "normalised"]
-ROUNDING = 1e-9  # by which the weight of a cohort may differ from 1 and still be 1
+Participation = Literal["uniform", "trace"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,10 +25,9 @@ class Plan:
     """A cohort for each round. This one is uniform, or by size if there are chances."""
 
     num_clients: int
-    size: int  # clients a round; 0: all
+    size: int  # clients per round; 0: all
     seed: int
     chances: Floats | None = None  # of each client to be in a cohort; None: all are alike
-    weights: Floats | None = None  # what each client adds to the weight of its cohort; None: all cohorts weigh 1
 
     def cohort(self, round: int) -> Indices:
         """The clients of a round, in ascending order."""
@@ -45,40 +39,6 @@ class Plan:
         if self.chances is not None:
             return self.chances
         return np.full(self.num_clients, min(self.size or self.num_clients, self.num_clients) / self.num_clients)
-
-    def weight(self, cohort: Indices) -> float:
-        """How much a cohort counts beside others; 1 on average over a cycle and over draws."""
-        found = 1.0 if self.weights is None else float(self.weights[cohort].sum())
-        return 1.0 if abs(found - 1) < ROUNDING else found
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Cyclic(Plan):
-    """Groups of at most `size` clients, drawn once; each takes part in turn, and each client once in a cycle."""
-
-    @property
-    def groups(self) -> int:
-        """Their number, and the rounds of a cycle."""
-        return -(-self.num_clients // self.size)
-
-    @property
-    def frequency(self) -> Floats:
-        return np.full(self.num_clients, 1 / self.groups)
-
-    def cohort(self, round: int) -> Indices:
-        return self._group(0, round % self.groups)
-
-    def _group(self, cycle: int, which: int) -> Indices:
-        order = sampling.generator(self.seed, Purpose.COHORT, 1, cycle).permutation(self.num_clients)
-        return np.sort(np.array_split(order, self.groups)[which])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Reshuffled(Cyclic):
-    """Groups drawn anew for each cycle."""
-
-    def cohort(self, round: int) -> Indices:
-        return self._group(*divmod(round, self.groups))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,6 +76,3 @@ class Trace(Plan):
         for row in range(len(self.available)):
             total += self.chances_of(row)
         return total / len(self.available)
-
-
-PLANS: dict[str, type[Plan]] = {"uniform": Plan, "cyclic": Cyclic, "reshuffled": Reshuffled, "trace": Trace}

@@ -19,7 +19,7 @@ from fedxl.data.csv_blocks import require_delimiter
 from fedxl.data.summary import LABELS, LARGEST, MOST_CATEGORIES, Categories, Numbers, Summary
 from fedxl.errors import UserError, printable, require
 from fedxl.options import call
-from fedxl.risks.several import checked_names
+from fedxl.risks.several import label_names
 
 Block = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -133,7 +133,7 @@ class Preparation:
         require(len(names) <= MOST_COLUMNS, f"a preparation has at most {MOST_COLUMNS} columns, not {len(names)}")
         require(len(set(names)) == len(names), "a preparation has a column twice")
         require(not (self.label and self.labels), "a preparation has one label or several, not both")
-        checked_names(self.labels or ("label",))
+        label_names(self.labels or ("label",))
         roles = {self.label, *self.labels, self.site, self.id}
         taken = next((name for name in names if name in roles), None)
         require(

@@ -13,15 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedxl.algorithms.protocol import Items
 from fedxl.data.feature_forms import features
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.label_forms import as_array
-from fedxl.data.source import Source, TensorSource, checked_tensors
+from fedxl.data.source import TensorSource, checked_tensors
 from fedxl.errors import kind_of, require
-from fedxl.risks import QueryRisk
-from fedxl.risks.queries import HIGHEST_GRADE, gains
-from fedxl.sampling import Indices
+from fedxl.risks.ranking import HIGHEST_GRADE
 
 Ranked = tuple[Any, Any, Any]  # examples, grades, queries
 
@@ -94,74 +91,6 @@ def whole(values: Any, where: str) -> np.ndarray:
     return np.asarray(array, np.int64)
 
 
-def queries_of(source: Source) -> Tensor | None:
-    """The query of each example; None: the source knows none."""
-    return getattr(source, "queries", None)
-
-
 def count_relevant(grades: Tensor, queries: Tensor) -> int:
     """How many queries hold a relevant item."""
     return len(torch.unique(queries[grades > 0]))
-
-
-def item_table(risk: QueryRisk, federation: Federation, own_lists: bool) -> Items:
-    """What is known of every example of the source. Examples that nobody holds have parts of 0.
-
-    own_lists: whether a query's items at one client are a list of their own, as for methods with local pairs alone.
-    """
-    source, holder = federation.source, holders(federation)
-    queries = queries_of(source)
-    assert queries is not None
-    grades, query = source.labels.cpu(), queries.cpu()
-    held = torch.from_numpy(holder >= 0)
-    # Numbered anew: a query of one client, or of all.
-    mine = torch.unique(torch.stack((query, torch.from_numpy(holder)), -1), dim=0, return_inverse=True)[1]
-    lists = mine if own_lists else torch.unique(query, return_inverse=True)[1]
-    items = risk.constants(torch.where(held, grades, 0), torch.where(held, lists, -1))
-    relevant = (grades > 0) & held
-    ours1, whole1 = (_counted(keys, relevant) for keys in (mine, lists))
-    ours2, whole2 = (_counted(keys, held) for keys in (mine, lists))
-    # A list without any relevant item has no gradient.
-    part1 = ours1 / whole1.clamp(min=1)
-    part2 = torch.where((whole1 > 0) & held, ours2 / whole2.clamp(min=1), 0.0)
-    return Items(query, items.weight, items.size, torch.where(held, part1, 0.0), part2)
-
-
-def items_among(grades: Tensor, query: Tensor, names: Tensor, totals: Tensor) -> Items:
-    """The same for one client, where others hold items of its queries, too.
-
-    names, totals: of the client's queries in ascending order, the number that all clients know each by [Q], and
-    relevant, size and ideal of all its items [Q, 3] (`QueryTotals`).
-    """
-    which = torch.unique(query, return_inverse=True)[1]
-    relevant, size, ideal = totals[which].unbind(-1)
-    weight = torch.where(relevant > 0, relevant * gains(grades) / ideal, 0.0)
-    ours1, ours2 = (_counted(which, some) for some in (grades > 0, torch.ones_like(grades)))
-    part2 = torch.where(relevant > 0, ours2 / size, 0.0)
-    return Items(names[which], weight, size, ours1 / relevant.clamp(min=1), part2)
-
-
-def _counted(keys: Tensor, which: Tensor) -> Tensor:
-    """For every example, how many of its key there are among some."""
-    return torch.bincount(keys, weights=which.double(), minlength=int(keys.max()) + 1)[keys]
-
-
-def holders(federation: Federation) -> Indices:
-    """The client that holds each example of the source; -1: nobody."""
-    found = np.full(len(federation.source.labels), -1, np.int64)
-    for client, part in enumerate(federation.parts):
-        found[part] = client
-    return found
-
-
-def usable_queries(federation: Federation, items: Items) -> list[Indices]:
-    """For each client, the numbers of the queries that it can learn from, in ascending order."""
-    query, part = items.query.numpy(), items.part2.numpy()
-    return [np.unique(query[held[part[held] > 0]]) for held in federation.parts]
-
-
-def query_counts(federation: Federation, items: Items) -> tuple[list[int], list[int]]:
-    """How many queries each client holds, as S1 (0 if it holds no relevant item) and as S2: what it counts by."""
-    counts = [len(queries) for queries in usable_queries(federation, items)]
-    relevant = [bool((items.part1.numpy()[held] > 0).any()) for held in federation.parts]
-    return [count if some else 0 for count, some in zip(counts, relevant, strict=True)], counts

@@ -86,6 +86,11 @@ class TensorSource:
         return len(self.labels)
 
 
+def queries_of(source: Source) -> Tensor | None:
+    """The query of each example; None if the source knows none."""
+    return getattr(source, "queries", None)
+
+
 def fingerprint(source: Source) -> str:
     """A hash of all numbers in a source, read in blocks."""
     digest = hashlib.sha256()

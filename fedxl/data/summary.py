@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedxl.data.columns import LONGEST, MOST_COLUMNS
 from fedxl.errors import RefusedError, UserError, printable
-from fedxl.risks.several import checked_names
+from fedxl.risks.several import label_names
 
 Block = npt.NDArray[np.float64]
 ROWS = 1024  # summed at a time: a site comes to the same bits wherever it sums, and squares take little memory
@@ -251,7 +251,7 @@ def _check(summary: Summary, examples: int) -> None:
 def _named(labels: Any) -> bool:
     """Whether this is a list of labels' names; it may be empty."""
     try:
-        return isinstance(labels, list) and bool(checked_names(labels or ["label"]))
+        return isinstance(labels, list) and bool(label_names(labels or ["label"]))
     except UserError:
         return False
 

@@ -27,7 +27,7 @@ from fedxl.data.row_numbers import RowNumbers
 from fedxl.data.table_labels import listed, positive_rows
 from fedxl.errors import UserError, printable, require
 from fedxl.files import read_bytes
-from fedxl.risks.several import checked_names
+from fedxl.risks.several import label_names
 
 Label = str | tuple[str, ...]  # the column of the label, or those of several
 
@@ -107,7 +107,7 @@ def load_preparation(path: Path) -> Preparation:
 
 def open_files(path: str | tuple[str, ...], label: Label, options: TableOptions) -> list[File]:
     """The files, checked for the columns that settings name; all must have the same columns."""
-    several = () if isinstance(label, str) else checked_names(label)
+    several = () if isinstance(label, str) else label_names(label)
     require(not (several and options.query), "with query, a label is one column of grades; name one")
     files = [open_table(file, options.delimiter) for file in find(path)]
     named = [

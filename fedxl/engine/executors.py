@@ -12,8 +12,8 @@ import torch
 from torch.func import vmap
 
 from fedxl import tree
-from fedxl.algorithms.protocol import ClientRound, ClientUpdate, ServerState, local_round
-from fedxl.engine.group import Group
+from fedxl.algorithms.protocol import ClientUpdate, ServerState
+from fedxl.engine.group import ClientRound, Group, local_round
 
 
 def loop(running: ClientRound, server: ServerState, group: Group) -> tuple[list[object], ClientUpdate]:

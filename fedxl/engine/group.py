@@ -1,18 +1,51 @@
-"""What an executor gets: the clients that run together, with everything drawn and nothing fetched yet."""
+"""What an executor gets: a round, and the clients that run together, with everything drawn and nothing fetched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.protocol import Batch, ClientRound, ClientUpdate, ServerState, Share
+from fedxl.algorithms.protocol import Batch, ClientUpdate, Phase, ServerState
+from fedxl.models import Score
+from fedxl.risks.pairing import Share
 from fedxl.sampling import Indices
 
 I = TypeVar("I", Indices, Tensor)
+
+
+class BoundRound:
+    """A phase's client side with the network that it trains. An executor may wrap it to run many clients at once."""
+
+    def __init__(self, phase: Phase, score: Score) -> None:
+        self.phase, self.score = phase, score
+        self.start, self.step, self.finish = phase.start, partial(phase.step, score), phase.finish
+
+
+class ClientRound(Protocol):
+    """A bound round, of one client or of many."""
+
+    def start(self, server: ServerState, client: Any, share: Share) -> Any: ...
+
+    def step(self, server: ServerState, work: Any, batch: Batch) -> tuple[Any, Any]: ...
+
+    def finish(self, server: ServerState, share: Share, work: Any, trace: Any) -> tuple[Any, Any]: ...
+
+
+def local_round(
+    running: ClientRound, server: ServerState, client: Any, share: Share, batches: Iterable[Batch]
+) -> tuple[Any, Any]:
+    """One client's round, a scan over its steps: (client, update). Traces come stacked, steps first."""
+    work = running.start(server, client, share)
+    traces = []
+    for batch in batches:
+        work, trace = running.step(server, work, batch)
+        traces.append(trace)
+    return running.finish(server, share, work, tree.stack(traces))
 
 
 class Draws(NamedTuple, Generic[I]):
@@ -33,6 +66,7 @@ class Feed(NamedTuple):
 
     draws: Draws[Tensor]
     y: Tensor  # [.., B1 + B2]
+    items: object  # [.., B1 + B2] what else the pairing knows of these examples
     passive: object  # what the phase's `passive` took from the pool
     noise: object = ()  # of a private algorithm
 

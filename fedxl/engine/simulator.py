@@ -11,32 +11,18 @@ import torch
 from torch import Tensor
 
 from fedxl import sampling, tree
-from fedxl.algorithms.optional import is_private, noise_like
-from fedxl.algorithms.protocol import (
-    AnyAlgorithm,
-    AnyPhase,
-    Batch,
-    BoundRound,
-    ClientUpdate,
-    Fresh,
-    Items,
-    Reading,
-    ServerState,
-    Share,
-)
+from fedxl.algorithms.protocol import Algorithm, Batch, ClientUpdate, Phase, Reading, ServerState
 from fedxl.data.federation import Federation
 from fedxl.data.participation import Plan
-from fedxl.data.queries import item_table
-from fedxl.data.source import Source, floats_as
+from fedxl.data.source import Source, floats_as, queries_of
 from fedxl.engine import noise
-from fedxl.engine.drawing import NO_SECRETS, Drawing, PoolDraws, Schedule, Secrets
-from fedxl.engine.group import Draws, Executor, Feed, Group
-from fedxl.engine.query_drawing import QueryDrawing
+from fedxl.engine.drawing import NO_SECRETS, Drawing, Schedule, Secrets, host_weights
+from fedxl.engine.group import BoundRound, Draws, Executor, Feed, Group
 from fedxl.engine.store import ClientStates, ClientStore
 from fedxl.errors import require
 from fedxl.models import Score
 from fedxl.models.precision import PRECISIONS, products
-from fedxl.risks import QueryRisk
+from fedxl.risks.pairing import Examples, PoolWeights, Share
 from fedxl.sampling import Floats, Indices, Purpose
 
 CPU = torch.device("cpu")
@@ -59,7 +45,7 @@ class Simulator:
     """Runs rounds of a federation in this process."""
 
     sums: ClassVar[bool] = False
-    algorithm: AnyAlgorithm
+    algorithm: Algorithm
     score: Score
     federation: Federation
     executor: Executor
@@ -71,17 +57,18 @@ class Simulator:
     secrets: Secrets = NO_SECRETS  # seeds that take the place of the run's
     here: Callable[[Indices], Indices] = lambda cohort: cohort  # which clients of a cohort run in this process
     plan: Plan | None = None  # who takes part in which round; None: uniform cohorts, as large as the last one
-    known: Items | None = None  # what is known of items of queries, if others hold some; None: all are here
 
     def __post_init__(self) -> None:
         device, dtype = self.placement[:2]
         self.reading: Reading = self.algorithm.reading(self.schedule.batch1, self.schedule.batch2)
-        self.items, self.drawing = self._drawing()
+        items = self._items()
+        self.drawing = Drawing(self.federation, self.reading, self.schedule, items, self.first_number, self.secrets)
         require(
-            self.drawing.weights is None or not is_private(self.algorithm),
+            not self.drawing.weighted or not self.algorithm.private,
             "differential privacy limits how often an example is read, and weights read some more often; "
             "leave them out",
         )
+        self.items = tree.map(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype), items)
         self.source: Source = self.federation.source.to(device)
         self.labels = self.source.labels.to(dtype)
         self.shares = tree.map(lambda leaf: leaf.to(device, dtype), self.shares)
@@ -91,18 +78,11 @@ class Simulator:
         self.store = ClientStore(len(self.federation.parts))
         self._bound: dict[str, BoundRound] = {}
 
-    def _drawing(self) -> tuple[Items | tuple[()], Drawing]:
-        """How clients draw; with queries, what is known of their items besides."""
-        drawn = (self.federation, self.reading, self.schedule, self.first_number, self.secrets)
-        if not self.reading.queries:
-            return (), Drawing(*drawn)
-        risk, (device, dtype) = self.algorithm.risk, self.placement[:2]
-        assert isinstance(risk, QueryRisk)
-        items = self.known
-        if items is None:
-            items = item_table(risk, self.federation, own_lists=self.algorithm.local_pairs)
-        floats = Items(items.query, *(leaf.to(dtype) for leaf in items[1:]))
-        return tree.map(lambda leaf: leaf.to(device), floats), QueryDrawing(*drawn, items)
+    def _items(self) -> Any:
+        """What the pairing knows of examples besides their labels."""
+        source = self.federation.source
+        parts, local = self.federation.parts, self.algorithm.local_pairs
+        return self.reading.pairing.items(source.labels, queries_of(source), parts, local)
 
     def run_round(
         self, server: ServerState, round: int, cohort: Indices, passive: object = None, whole: int = 0
@@ -114,7 +94,7 @@ class Simulator:
         """
         phase, size = self.algorithm.phase(round), self.placement.clients_at_once or len(cohort)
         weights = phase.pool_weights(server) if passive is None else None
-        pool = None if weights is None else PoolDraws.of(weights)
+        pool = None if weights is None else host_weights(weights)
         states: dict[int, Any] = {}
         updates = []
         for begin in range(0, len(cohort), size):
@@ -143,7 +123,7 @@ class Simulator:
     def population(self) -> ClientStates:
         return self.store.packed
 
-    def _bind(self, phase: AnyPhase) -> BoundRound:
+    def _bind(self, phase: Phase) -> BoundRound:
         """The phase with our network; the same object each time, so that an executor recognises its program."""
         return self._bound.setdefault(phase.name, BoundRound(phase, self.score))
 
@@ -153,11 +133,11 @@ class Simulator:
 
     def _group(
         self,
-        phase: AnyPhase,
+        phase: Phase,
         server: ServerState,
         round: int,
         members: list[int],
-        pool: PoolDraws | None,
+        pool: PoolWeights | None,
         passive: Any,
     ) -> Group:
         each = [self.drawing.draw(client, round, self.store.visits(client), pool) for client in members]
@@ -170,16 +150,22 @@ class Simulator:
             clients=[self.store.state(client, lambda client: self.initial(server, client)) for client in members],
             largest_state=lambda: self.algorithm.init_client(server, self.most_rows),
             shares=tree.map(lambda leaf: leaf[index], self.shares),
-            feed=Feed(draws, self.labels[draws.examples], passive, self._noise(phase, server, round, members)),
+            feed=Feed(
+                draws,
+                self.labels[draws.examples],
+                tree.map(lambda leaf: leaf[draws.examples], self.items),
+                passive,
+                self._noise(phase, server, round, members),
+            ),
             batch=self._batch,
             seed=lambda i: sampling.torch_seed(seed(members[i]), Purpose.LAYERS, first + members[i], round),
             comes_again=self.algorithm.phase(round + 1).name == phase.name,
         )
 
-    def _noise(self, phase: AnyPhase, server: ServerState, round: int, members: list[int]) -> Any:
+    def _noise(self, phase: Phase, server: ServerState, round: int, members: list[int]) -> Any:
         numbers = [self.first_number + client for client in members]
         seeds = noise.seeds_of(numbers, self.secrets.noise, self.schedule.seed)
-        like = noise_like(phase, server, self.reading)
+        like = phase.noise_like(server, self.reading)
         return noise.drawn(like, seeds, numbers, round, self.schedule.local_steps)
 
     def _upload(self, arrays: list[Indices]) -> Draws[Tensor]:
@@ -195,7 +181,7 @@ class Simulator:
         # From pinned memory, so that the next round's draws are on their way while this one is still running.
         return tensor.pin_memory().to(device, non_blocking=True)
 
-    def _draw_ahead(self, round: int, size: int, pool: PoolDraws | None) -> None:
+    def _draw_ahead(self, round: int, size: int, pool: PoolWeights | None) -> None:
         many, seed = len(self.federation.parts), self.schedule.seed
         plan = self.plan or Plan(num_clients=many, size=size, seed=seed, chances=self.chances)
         members = plan.cohort(round)
@@ -204,12 +190,13 @@ class Simulator:
 
     def _batch(self, now: Feed) -> Batch:
         """One step's examples, of a client [B, ...] or of several [C, B, ...]."""
-        draws, fresh = now.draws, None
-        x = self._fetch(draws.examples, draws.codes)
+        draws, fresh = now.draws, tuple[Examples, ...]()
+        own = Examples(self._fetch(draws.examples, draws.codes), now.y, draws.rows, now.items)
         if self.reading.fresh:
-            fresh = Fresh(self._fetch(draws.fresh, draws.fresh_codes), self.labels[draws.fresh], draws.fresh_rows)
-        items = tree.map(lambda leaf: leaf[draws.examples], self.items)
-        return Batch(x, now.y, draws.rows, now.passive, fresh or (), now.noise, items)
+            items = tree.map(lambda leaf: leaf[draws.fresh], self.items)
+            x = self._fetch(draws.fresh, draws.fresh_codes)
+            fresh = (Examples(x, self.labels[draws.fresh], draws.fresh_rows, items),)
+        return Batch(own, now.passive, fresh, now.noise)
 
     def _fetch(self, indices: Tensor, codes: Tensor) -> Tensor:
         return floats_as(self.source.fetch(indices, codes), self.placement.dtype)

@@ -22,7 +22,7 @@ from fedxl.evaluation.scored import Scored
 from fedxl.files import read_json
 from fedxl.options import convert
 from fedxl.prediction.network import WEIGHTS, read_weights, rebuilt, with_weights
-from fedxl.risks.several import checked_names
+from fedxl.risks.several import label_names
 from fedxl.training.members import Form
 from fedxl.training.predict import decision_for
 from fedxl.training.run_files import ABOUT, CURVES, LABEL_CURVES, LABEL_SCORES, SCORES, read_metrics
@@ -135,7 +135,7 @@ def read_form(content: Mapping[str, Any], path: Path) -> Form:
     labels = [] if isinstance(found, dict) else found
     right = isinstance(labels, list) and all(isinstance(name, str) for name in labels)
     require(right and (not labels or (len(labels),) == form.score_shape), f"{path}: labels must name each score")
-    return form._replace(columns=tuple(columns), labels=checked_names(labels) if labels else ())
+    return form._replace(columns=tuple(columns), labels=label_names(labels) if labels else ())
 
 
 def read_preparation(path: Path) -> Preparation | None:

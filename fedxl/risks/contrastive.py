@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from fedxl.errors import require
-from fedxl.risks.scores import ScoreRange
-from fedxl.risks.xrisk import XRisk, named
+from fedxl.risks.scores import named
+from fedxl.risks.xrisk import ScoreRange, XRisk
 
 MOST_OUTPUTS = 2**16  # numbers that an example is embedded in
 

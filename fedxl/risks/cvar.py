@@ -1,7 +1,7 @@
-"""Partial AUC, one-way and two-way, in CVaR form: exact ranges of false and true positive rates.
+"""Partial AUC in CVaR form: an exact range of false positive rates.
 
 The negatives at false positive rates up to beta are those with the largest losses, a share beta of them. Their mean
-loss is a conditional value at risk (Zhu, Li, Wang, Wu, Yang. When AUC meets DRO. ICML 2022, SOPA and SOTA-s):
+loss is a conditional value at risk (Zhu, Li, Wang, Wu, Yang. When AUC meets DRO. ICML 2022, SOPA):
 
     CVaR_beta(i) = min_s  s + mean_{j in S2} (l_ij - s)_+ / beta
     f_i = (beta CVaR_beta(i) - alpha CVaR_alpha(i)) / (beta - alpha)          rates from alpha to beta
@@ -11,23 +11,20 @@ quantiles of all of S2 as their fixed points, however small a batch is; f is a m
 
     s <- s + gamma width (mean_j 1[l_ij > s] - beta)
     c_ij = (1[l_ij > s_beta] - 1[l_ij > s_alpha]) / (beta - alpha)
-
-Two-way, F is the mean of f over a share of S1: its CVaR, whose threshold is the quantile of f over all of S1. It is
-taken over every f that is known, the score pool's or a client's own (`share_threshold`). That of a batch is biased.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedxl.errors import require
-from fedxl.risks.scores import link_named
-from fedxl.risks.surrogates import surrogate_named
-from fedxl.risks.xrisk import XRisk, gap, named
+from fedxl.risks.scores import link_named, named, surrogate_named
+from fedxl.risks.xrisk import XRisk, gap
 
 
 def top(values: Tensor, share: float) -> Tensor:
@@ -57,27 +54,18 @@ def tail(values: Tensor, threshold: Tensor, share: float) -> Tensor:
 class CVaRRisk(XRisk):
     """The mean loss of pairs in a range of ranks. l holds the same loss m times, once for each number of u."""
 
+    mixes_pairs: ClassVar[bool] = True  # those with the same loss divide what is left of the range
+
     levels: tuple[float, ...] = (1.0,)  # beta, or beta and alpha
-    share: float = 1.0  # of S1 that counts: the examples with the largest f
     width: float = 1.0  # unit of the steps of thresholds
 
-    @property
-    def thresholds(self) -> bool:
-        return True
-
-    @property
-    def emphasises(self) -> bool:
-        return self.counts_share
-
-    @property
-    def counts_share(self) -> bool:
-        return self.share < 1
-
-    def estimate(self, l: Tensor) -> Tensor:
+    def estimate(self, l: Tensor, meets: Tensor | None = None) -> Tensor:
+        assert meets is None, "thresholds are those of all pairs"
         l = l.to(self.dtype(l.dtype))[..., 0]
         return self._with_f(torch.stack([top(l, level) for level in self.levels], -1), l)
 
-    def renew(self, u: Tensor, l: Tensor, gamma: float) -> Tensor:
+    def update_u(self, u: Tensor, l: Tensor, meets: Tensor | None, gamma: float) -> Tensor:
+        """Thresholds step by gamma width at most, and not beyond the losses of the batch, or themselves."""
         l = l.to(self.dtype(l.dtype))
         each, s = l[..., 0], u[..., :-1]
         above = (each.unsqueeze(-1) > s.unsqueeze(-2)).to(s.dtype).mean(-2)  # [.., B1, levels]
@@ -85,7 +73,8 @@ class CVaRRisk(XRisk):
         missing = torch.stack([above[..., i] - level for i, level in enumerate(self.levels)], -1)
         new = self._with_f(s + gamma * self.width * missing, each)
         new = torch.cat((new[..., :-1], torch.lerp(u[..., -1:], new[..., -1:], gamma)), -1)
-        return torch.where(u.isnan(), self.estimate(l), self.within(new, u, l))
+        low, high = torch.fmin(l.amin(-2), u), torch.fmax(l.amax(-2), u)
+        return torch.where(u.isnan(), self.estimate(l, meets), new.clamp(low, high))
 
     def _with_f(self, s: Tensor, l: Tensor) -> Tensor:
         """Thresholds [.., levels] and f [..], of the losses l [.., B2]."""
@@ -104,31 +93,6 @@ class CVaRRisk(XRisk):
         signed = [inside[0], *(-other for other in inside[1:]), torch.zeros_like(each)]
         return torch.stack(signed, -1) / self._length
 
-    def share_threshold(self, u: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The quantile [] of f where u [n, m] is known (not NaN), by weight; NaN if it is known nowhere."""
-        f = self.outer(u.detach())
-        mass = (~f.isnan()).double() if weight is None else torch.where(f.isnan(), 0.0, weight.double())
-        f, order = torch.where(mass > 0, f, -torch.inf).sort(descending=True)
-        above = mass[order].cumsum(-1)
-        last = (above < (self.share - 1e-9) * above[-1]).sum().clamp(max=len(f) - 1)
-        return torch.where(above[-1] > 0, f.gather(0, last.reshape(1)).squeeze(0), torch.nan)
-
-    def emphasis(self, u: Tensor, sample: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:
-        """1 / share for the examples of S1 with f above the threshold, 0 for the others; its mean over S1 is 1.
-
-        Where the threshold is not known (NaN) it is that of the sample or, without one, of the rows.
-        """
-        f = self.outer(u.detach())
-        if not self.emphasises:
-            return torch.ones_like(f)
-        t = top(f if sample is None else self.outer(sample.detach()), self.share)
-        if threshold is not None:
-            t = torch.where(threshold.isnan(), t, threshold)
-        return counted(f, t, self.share) / self.share
-
-    def over_first(self, f: Tensor) -> Tensor:
-        return tail(f, top(f, self.share), self.share)
-
 
 @named
 def cvar_partial_auc(
@@ -144,30 +108,6 @@ def cvar_partial_auc(
     F = mean_{i in +} of the mean loss l(h_i - h_j) over the negatives j in this range of ranks. Inner estimates are
     thresholds; `width` is about the spread of losses, and a step moves a threshold by gamma width at most.
     """
-    return _cvar(1.0, fpr, fpr_from, width, surrogate, margin, scores)
-
-
-@named
-def cvar_two_way_partial_auc(
-    tpr: float = 0.5,
-    fpr: float = 0.5,
-    fpr_from: float = 0.0,
-    width: float = 1.0,
-    surrogate: str = "squared_hinge",
-    margin: float = 1.0,
-    scores: str = "sigmoid",
-) -> XRisk:
-    """Two-way partial AUC, CVaR form: true positive rates from `tpr` on, false positive rates up to `fpr`.
-
-    F = mean of the one-way f_i over the positives with the largest f_i, a share 1 - tpr of them.
-    """
-    require(0 <= tpr < 1, f"tpr must lie in [0, 1), got {tpr}")
-    return _cvar(1 - tpr, fpr, fpr_from, width, surrogate, margin, scores)
-
-
-def _cvar(
-    share: float, fpr: float, fpr_from: float, width: float, surrogate: str, margin: float, scores: str
-) -> CVaRRisk:
     require(0 < fpr <= 1, f"fpr must lie in (0, 1], got {fpr}")
     require(0 <= fpr_from < fpr, f"fpr_from must lie in [0, fpr), got {fpr_from} with fpr = {fpr}")
     require(width > 0, f"width must be positive, got {width}")
@@ -188,6 +128,5 @@ def _cvar(
         double=not link.range.bounded,
         metric=f"pauc@{fpr:g}" if fpr < 1 else "auroc",
         levels=levels,
-        share=share,
         width=width,
     )

@@ -1,54 +1,44 @@
-"""Which scores a model's output becomes, and in which range they lie."""
+"""What risks are built of: names, links from a model's output to scores, and surrogates of a misranked pair."""
 
 from __future__ import annotations
 
-import math
+import functools
+import inspect
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
+from torch.nn import functional as nnf
 
-from fedxl.errors import unknown
+from fedxl.errors import require, unknown
+from fedxl.options import require_types
+from fedxl.risks.xrisk import RAW, ScoreRange, XRisk, identity
 
-# No network in single precision gives a score beyond this and still learns: of two neighbouring numbers there one is
-# 0.001 larger. Every named surrogate and its derivative is finite there; the largest is square's, 4e8 for a pair.
-MOST_RAW = 1e4
-
-
-def identity(h: Tensor) -> Tensor:
-    return h
+P = ParamSpec("P")
 
 
-class ScoreRange(NamedTuple):
-    """Which scores a link can give, entry by entry. A score outside of it is a mistake or an attack."""
+def named(build: Callable[P, XRisk]) -> Callable[P, XRisk]:
+    """Let a factory's risks say how they were built.
 
-    low: float
-    high: float
-    unit: int = 0  # a score is vectors of so many numbers side by side, none longer than 1; 0: it is not
-    bounded: bool = True  # False: the link has no bound of its own, and low and high are far beyond honest scores
+    >>> @named
+    ... def mine(power: float = 3) -> XRisk:
+    ...     return XRisk(pair=lambda a, b, y: torch.relu(1 - gap(a, b)), outer=lambda g: g**power)
+    >>> mine(power=2)
+    mine(power=2)
+    """
+    parameters = inspect.signature(build).parameters
 
-    def holds(self, scores: Tensor) -> bool:
-        """Whether all of these scores [n, *d] are in range; NaN is not."""
-        if self.unit:
-            lengths = scores.unflatten(-1, (-1, self.unit)).norm(dim=-1)
-            return bool((lengths <= 1 + 1e-3).all())  # which the entries' own range follows from
-        return bool(((scores >= self.low) & (scores <= self.high)).all())
+    @functools.wraps(build)
+    def built(*args: P.args, **options: P.kwargs) -> XRisk:
+        given = inspect.signature(build).bind(*args, **options).arguments
+        require_types(build, given)
+        # One name for one risk: options at their defaults are left out.
+        call = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != parameters[name].default)
+        return replace(build(*args, **options), name=f"{build.__name__}({call})")
 
-    def probes(self, shape: tuple[int, ...]) -> Tensor | None:
-        """Scores [n, *d] between which pair losses reach their extremes; None: not to be found by a few of them."""
-        if not shape:
-            return torch.linspace(self.low, self.high, 65, dtype=torch.float64)
-        if not self.unit:
-            return None
-        vectors = math.prod(shape) // self.unit
-        signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * vectors)  # [2^v, v]
-        along = torch.zeros(self.unit, dtype=torch.float64)
-        along[0] = 1
-        return (signs.reshape(-1, vectors, 1) * along).reshape(-1, *shape)
-
-
-RAW = ScoreRange(-MOST_RAW, MOST_RAW, bounded=False)
+    return built
 
 
 class Link(NamedTuple):
@@ -78,3 +68,19 @@ def link_named(scores: str) -> Link:
     if scores not in LINKS:
         raise unknown("kind of scores", scores, LINKS)
     return LINKS[scores]
+
+
+# Of the indicator [t <= 0], where t = h(should be high) - h(should be low) and m is a margin.
+SURROGATES: Mapping[str, Callable[[Tensor, float], Tensor]] = {
+    "psm": lambda t, m: torch.sigmoid(-t),  # pairwise sigmoid: l(t) + l(-t) = 1, robust to flipped labels
+    "square": lambda t, m: (m - t).square(),
+    "squared_hinge": lambda t, m: torch.relu(m - t).square(),
+    "logistic": lambda t, m: nnf.softplus(-t),
+}
+
+
+def surrogate_named(name: str, margin: float) -> Callable[[Tensor], Tensor]:
+    if name not in SURROGATES:
+        raise unknown("surrogate", name, SURROGATES)
+    require(margin > 0, f"margin must be positive, got {margin}")
+    return lambda t: SURROGATES[name](t, margin)

@@ -2,91 +2,189 @@
 
     F(w) = sum_l w_l F_l(w),    F_l compares the examples of S1 of label l with those of S2 of label l
 
-An entry of S1 is a *couple*: an example and one of the labels for which it belongs to S1. Its score is two numbers:
-the score of that label, and the label. An example of S2 has a score for every label and counts for those for which it
-belongs to S2. A pair that does not count has the loss NaN (docs/maths.md).
+An entry of S1 is a *couple*: an example and one of the labels for which it belongs to S1. Row r of a client's u is
+couple r: example r // L for label r % L. An entry of S2 has a score for every label, and counts for those for which
+it belongs to S2. docs/maths.md has the algebra.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedxl.errors import require
-from fedxl.risks.xrisk import XRisk, belongs, log_mean_exp
+from fedxl.risks.pairing import (
+    Entry,
+    Examples,
+    Held,
+    Holder,
+    Masks,
+    OneLabel,
+    PairLoss,
+    Share,
+    Side,
+    Sides,
+    belongs,
+)
+from fedxl.risks.xrisk import XRisk
+from fedxl.sampling import Indices, Purpose, Stream
 
 MOST_LABELS = 4096
 LONGEST = 100  # characters of a label's name
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Several(XRisk):
-    """One risk for each of several labels; build it with `several`."""
+@dataclass(frozen=True)
+class SeveralLabels(OneLabel):
+    """A couple meets the examples that belong to S2 for its label."""
 
-    base: XRisk = field(kw_only=True)  # of one label
-    label_names: tuple[str, ...] = field(kw_only=True)
-    label_weights: tuple[float, ...] = field(kw_only=True)  # they sum to 1
+    names: tuple[str, ...]  # of the labels
+    weights: tuple[float, ...]  # they sum to 1
 
     @property
-    def first_shape(self) -> tuple[int, ...]:
-        return (2,)
+    def labels(self) -> tuple[str, ...]:
+        return self.names
 
-    def bare(self, a: Tensor) -> Tensor:
-        return a[..., 0]
+    def sides(self, h: Tensor, of: Examples) -> tuple[Entry, Entry]:
+        size1 = of.rows.shape[0]
+        label = of.rows % len(self.labels)
+        score = torch.take_along_dim(h[:size1], label.unsqueeze(-1), -1).squeeze(-1)
+        return Entry(score, label), Entry(h[size1:], of.y[size1:])
 
-    def label_of(self, a: Tensor) -> Tensor:
-        """The labels [..] of scores of S1 [.., 2]."""
-        return a[..., 1].long()
+    def members(self, of: Examples, sides: Sides) -> Any:
+        count, label = len(self.labels), of.rows % len(self.labels)
+        own = label.unsqueeze(-1) == torch.arange(count, device=label.device)
+        second = self.of_side(of.y[of.rows.shape[0] :], sides[1])
+        return Masks(torch.cat((own, torch.zeros_like(second))), torch.cat((torch.zeros_like(own), second)))
 
-    def losses(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
-        """Every couple's losses [.., B1, B2, *m] with S2, NaN where an example does not count for its label."""
-        index = self.label_of(a).unsqueeze(-1)  # [.., B1, 1]
-        b, y = (torch.take_along_dim(each.mT, index, -2) for each in (b, y))  # [.., B1, B2]
-        l = self.base.losses(self.bare(a).unsqueeze(-1), b, y).squeeze(self._j - 1)
-        counts = belongs(y, self.sides[1]) & (y >= 0)
-        return torch.where(counts.reshape(*counts.shape, *[1] * len(self.inner_shape)), l, torch.nan)
+    def of_side(self, y: Tensor, side: Side) -> Tensor:
+        return belongs(y, side) & (y >= 0)
 
-    def estimate(self, l: Tensor) -> Tensor:
-        """NaN for a couple without any pair that counts."""
-        l = l.to(self.dtype(l.dtype))
-        if self.lam is None:
-            return l.nanmean(self._j)
-        some, number = ~l.isnan(), l.shape[self._j]
-        log_share = (some.sum(self._j).to(l.dtype) / number).log()
-        scaled = torch.where(some, l / self.lam, torch.finfo(l.dtype).min)
-        return torch.where(some.any(self._j), log_mean_exp(scaled, self._j) - log_share, torch.nan)
+    def losses(self, pair: PairLoss, a: Entry, b: Entry) -> Tensor:
+        score, y = (_of_label(each, a.target) for each in (b.score, b.target))  # [.., B1, B2]
+        l = pair(a.score.unsqueeze(-1), score, y)  # [.., B1, 1, B2, *m]
+        return l.squeeze(a.score.ndim)
 
-    def blend(self, u: Tensor, g: Tensor, gamma: float) -> Tensor:
-        """A couple that met no pair keeps its u."""
-        return torch.where(g.isnan(), u, super().blend(u, g, gamma))
+    def meets(self, a: Entry, b: Entry, side: Side) -> Tensor | None:
+        return self.of_side(_of_label(b.target, a.target), side).to(b.score.dtype)
 
-    def weights(self, l: Tensor, u: Tensor, sample: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:
-        """c over the number of couples and the number of pairs that count for the couple; 0 for the others."""
-        some = ~l.isnan()
-        number = l.shape[self._j - 1] * some.sum(self._j, keepdim=True).clamp(min=1).to(l.dtype)
-        c = torch.ones_like(l) if self.linear else self.coupling(l, u, sample, threshold).expand_as(l)
-        return torch.where(some & ~c.isnan(), c / number, 0.0)
+    def forces(self, factors: Tensor, mine: tuple[Entry, Entry], passive: Entry) -> Tensor:
+        """By the labels of couples. Pooled couples are drawn by the labels' weights, so these are in the draws."""
+        first = (self._turns(factors) * factors[0])[mine[0].target]
+        return torch.stack((first, factors[1][passive.target])).unsqueeze(-1)
 
-    def inner_range(self) -> tuple[Tensor, Tensor]:
-        return self.base.inner_range()
+    def over_labels(self, factors: Tensor) -> Tensor:
+        return (torch.tensor(self.weights, dtype=factors.dtype, device=factors.device) * factors).sum(-1)
 
-    def value(self, h: Tensor, labels: Tensor) -> Tensor:
+    def _turns(self, factors: Tensor) -> Tensor:
+        """What a couple counts by its label [.., L]. Labels take turns, so a couple stands for as many as are held.
+
+        factors: [.., 2, L].
+        """
+        weights = torch.tensor(self.weights, dtype=factors.dtype, device=factors.device)
+        return weights * (factors[..., 0, :] > 0).sum(-1, keepdim=True)
+
+    def entry_weights(self, entry: Entry, side: int, share: Share) -> Tensor:
+        if side == 1:
+            return super().entry_weights(entry, side, share)
+        each = share.model[:, None] * self._turns(share.factors) * share.factors[:, 0]  # [C, L]
+        return each.gather(1, entry.target) / entry.score.shape[1]
+
+    def pool_target(self, first: bool, like: Tensor) -> Any:
+        zero = torch.zeros(1, dtype=torch.int64, device=like.device)
+        return zero if first else like.new_zeros(1, len(self.labels))
+
+    def check_entries(self, first: Entry, second: Entry) -> str:
+        label = first.target
+        if not bool(((label >= 0) & (label < len(self.labels))).all()):
+            return "its scores (first) are not scores of labels that there are"
+        known = torch.isin(second.target, second.target.new_tensor([-1.0, 0.0, 1.0])).all()
+        return "" if bool(known) else "its labels (second) are not all 0, 1, or -1 for unknown"
+
+    def hold(self, part: Indices, first: Indices, second: Indices, labels: Tensor, items: Any, side: Side) -> Any:
+        """The client's examples of S1 by label, as positions in `first`; labels that it lacks are left out."""
+        member = self.of_side(labels[torch.from_numpy(first)], side).numpy()
+        each = {label: np.flatnonzero(member[:, label]) for label in range(len(self.labels))}
+        return {label: found for label, found in each.items() if len(found)}
+
+    def num_rows(self, held: Held) -> int:
+        return len(held.first) * len(self.labels)
+
+    def _read_first(self, stream: Stream, held: Held, visits: int, shape: tuple[int, int], fresh: bool) -> Indices:
+        if not len(held.first):
+            return np.zeros(shape, np.int64)
+        purposes = (Purpose.FRESH_LABELS, Purpose.FRESH_FIRST) if fresh else (Purpose.LABELS, Purpose.FIRST)
+        count = shape[0] * shape[1]
+        return self.couples(stream, purposes, visits * count, count, held.more).reshape(shape)
+
+    def couples(
+        self, stream: Stream, purposes: tuple[Purpose, Purpose], position: int, count: int,
+        members: Mapping[int, Indices],
+    ) -> Indices:  # fmt: skip
+        """`count` couples, example * L + label, from `position` of a client's stream.
+
+        members: the examples of each label that the client has any of. Every label has its turn once in each epoch
+        of labels, in a random order, and reads its own examples in epochs. purposes: of the labels, of the examples.
+        """
+        held = list(members)
+        turns = stream.epochs(purposes[0], position, count, len(held))
+        drawn = np.empty(count, np.int64)
+        for turn, label in enumerate(held):
+            places = np.flatnonzero(turns == turn)
+            if len(places):
+                begin = (position + int(places[0])) // len(held)
+                mine = stream.epochs(purposes[1], begin, len(places), len(members[label]), label=label)
+                drawn[places] = members[label][mine] * len(self.labels) + label
+        return drawn
+
+    def _locate(self, held: Held, rows: Indices) -> Indices:
+        return super()._locate(held, rows // len(self.labels))
+
+    def spread(self, share: Share, holders: Sequence[Holder], sides: Sides, by_samples: bool, local: bool) -> Share:
+        """With factors for each label.
+
+        For S1 the rule is that of one label. An example of S2 is drawn whatever its labels are, so a client's part
+        of a label's S2 is its part of S2, times the fraction that counts for the label, over the sum of these.
+        """
+        first, second = (np.stack([holder.by_label(side) for holder in holders]) for side in sides)
+        seconds = np.maximum(1, np.array([holder.count(sides[1]) for holder in holders]))[:, None]
+        part = share.part.numpy()[:, None]
+        mass = first.astype(np.float64) if by_samples else (first > 0).astype(np.float64)
+        mass = mass * (part > 0)  # who is never there counts for nothing
+        drawn = part * share.factors.numpy()[:, 1:] * second / seconds
+        of = np.where(part > 0, part, 1.0)
+        factors = [each / np.maximum(each.sum(0), 1e-300) / of for each in (mass, drawn)]
+        return share._replace(factors=torch.from_numpy(np.stack(factors, 1)))  # [N, 2, L]
+
+    def value(self, risk: XRisk, h: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tensor:
         """The mean of the labels' risks by their weights; labels without S1 or S2 here are left out."""
-        each = torch.stack([self.base.value(*self.of_label(h, labels, l)) for l in range(self.labels)])
-        weights, known = each.new_tensor(self.label_weights), ~each.isnan()
+        one, count = one_label(risk), range(len(self.labels))
+        each = torch.stack([one.pairing.value(one, *self.of_label(h, labels, label)) for label in count])
+        weights, known = each.new_tensor(self.weights), ~each.isnan()
         return (weights * each)[known].sum() / weights[known].sum()
 
     def of_label(self, h: Tensor, labels: Tensor, label: int) -> tuple[Tensor, Tensor]:
-        """Outputs [n, L] and labels [n, L] of the examples whose label of this number is known: [m] and [m]."""
+        """Scores [n, L] and labels [n, L] of the examples whose label of this number is known: [m] and [m]."""
         known = labels[:, label] >= 0
         return h[known, label], labels[known, label]
 
 
-def several(risk: XRisk, labels: int | Sequence[str], weights: Sequence[float] = ()) -> Several:
+def _of_label(each: Tensor, label: Tensor) -> Tensor:
+    """Values of S2 [.., B2, L] at the labels [.., B1] of couples: [.., B1, B2]."""
+    return torch.take_along_dim(each.mT, label.unsqueeze(-1), -2)
+
+
+def one_label(risk: XRisk) -> XRisk:
+    """The risk of one of several labels."""
+    return replace(risk, pairing=OneLabel(), score_shape=())
+
+
+def several(risk: XRisk, labels: int | Sequence[str], weights: Sequence[float] = ()) -> XRisk:
     """One risk for each of several labels, and their mean, over a network with as many outputs.
 
     Labels are [n, L], with NaN or -1 where one is not known; or numbers [n] of classes, each of which is then
@@ -99,31 +197,30 @@ def several(risk: XRisk, labels: int | Sequence[str], weights: Sequence[float] =
 
     >>> from fedxl import auroc
     >>> risk = several(auroc(), ["mass", "nodule"], weights=[3, 1])
-    >>> risk, risk.label_weights
+    >>> risk, risk.pairing.weights
     (several(auroc(), labels=['mass', 'nodule'], weights=[3, 1]), (0.75, 0.25))
     """
     require(isinstance(risk, XRisk), f"several needs a risk first, such as several(auroc(), 14), not {risk!r:.60}")
-    names = checked_names(labels)
-    require(not risk.queries, "several labels are not for risks of queries, whose labels are grades")
-    require(not risk.thresholds, "several labels are not for CVaR risks; use partial_auc, for example")
-    require(not risk.score_shape, "several labels need a risk of one score an example")
+    names = label_names(labels)
+    plain = type(risk.pairing) is OneLabel
+    require(plain, "several labels need a risk of one label; risks of queries have grades instead")
+    require(not risk.mixes_pairs, "several labels are not for CVaR risks; use partial_auc, for example")
+    require(not risk.score_shape, "several labels need a risk of one score per example")
     require(
         risk.lam_outer is None,
-        "several labels have too few positives a step for the emphasis of tpauc; set normalised = false",
+        "several labels have too few positives per step for the emphasis of tpauc; set normalised = false",
     )
     right = len(weights) in (0, len(names)) and all(math.isfinite(w) and w > 0 for w in weights)
     require(right, f"weights must be {len(names)} positive numbers, one for each label, not {list(weights)!r:.100}")
     given = [float(w) for w in weights] or [1.0] * len(names)
-    parts = {item.name: getattr(risk, item.name) for item in fields(XRisk)}
     said = list(labels) if not isinstance(labels, int) else labels
     name = f"several({risk!r}, labels={said!r}" + (f", weights={list(weights)!r})" if weights else ")")
-    parts |= {"score_shape": (len(names),), "labels": len(names), "name": name}
-    each = tuple(w / sum(given) for w in given)
-    return Several(**parts, base=risk, label_names=names, label_weights=each)
+    pairing = SeveralLabels(names, tuple(w / sum(given) for w in given))
+    return replace(risk, score_shape=(len(names),), pairing=pairing, name=name)
 
 
-def checked_names(labels: int | Sequence[str]) -> tuple[str, ...]:
-    """The names of labels, or numbers as names; one line if that is none."""
+def label_names(labels: int | Sequence[str]) -> tuple[str, ...]:
+    """The names of labels, or numbers as names. Raises UserError if they are neither."""
     if isinstance(labels, int) and not isinstance(labels, bool):
         require(1 <= labels <= MOST_LABELS, f"labels must lie between 1 and {MOST_LABELS}, got {labels}")
         return tuple(map(str, range(labels)))

@@ -7,21 +7,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.influence import Influence, Sizes
-from fedxl.algorithms.protocol import AnyPhase, Assignment, ClientUpdate, ServerState, Share
+from fedxl.algorithms.checks import Influence, Sizes, check_update
+from fedxl.algorithms.protocol import ClientUpdate, ServerState
 from fedxl.errors import RefusedError, UserError
+from fedxl.risks.pairing import Share
 from fedxl.sampling import Floats, Indices
 from fedxl.training.problem import Problem
 from fedxl.training.rounds import Engine
 
 USUAL = "usual."
-
-
-def sizes_of(phase: AnyPhase, server: ServerState, update: ClientUpdate, assignment: Assignment) -> Sizes:
-    """How large an update is, once its algorithm finds that a client can have come to it; else RefusedError."""
-    sizes = phase.check_update(server, update, assignment)
-    # A client that does not count in the average says nothing about usual sizes.
-    return {name: float(size) for name, size in sizes.items()} if update.share.model > 0 else {}
 
 
 class Population(NamedTuple):
@@ -59,7 +53,7 @@ class Checked:
             try:
                 if not tree.finite(update.weights):
                     raise RefusedError("its weights hold NaN or infinity")
-                sizes[row] = sizes_of(phase, server, update, self.problem.assignment(share))
+                sizes[row] = check_update(phase, server, update, self.problem.assignment(share))
             except RefusedError as error:
                 refused[row] = str(error)
         refused |= self.influence.excesses(sizes)

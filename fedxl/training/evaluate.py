@@ -14,8 +14,8 @@ from torch import Tensor
 from fedxl import metrics, registry
 from fedxl.data.federation import Split
 from fedxl.data.label_columns import Columns
-from fedxl.data.queries import queries_of, ranked
-from fedxl.data.source import Source, checked, floats_as
+from fedxl.data.queries import ranked
+from fedxl.data.source import Source, checked, floats_as, queries_of
 from fedxl.errors import require, unknown
 from fedxl.evaluation import labelled
 from fedxl.evaluation.curves import Curves
@@ -25,7 +25,7 @@ from fedxl.evaluation.scored import Scored
 from fedxl.metrics import METRICS, Item, NamedMetric
 from fedxl.models import Score, Weights
 from fedxl.models.precision import PRECISIONS, products
-from fedxl.risks import QueryRisk, Several, XRisk
+from fedxl.risks.xrisk import XRisk
 from fedxl.sampling import Indices
 
 BATCH = 4096
@@ -55,7 +55,7 @@ class Evaluator:
     def metrics_of(self, h: Tensor, labels: Tensor, queries: Tensor | None = None) -> dict[str, float]:
         """Metrics of scores need one score an example; the risk is always there. With queries, labels are grades."""
         risk = self.risk_of(h, labels, queries)
-        if isinstance(self.risk, Several):
+        if self.risk.pairing.labels:
             return labelled.judge(self.metrics, self.label_scores(h, labels))[0] | risk
         if self.risk.score_shape:
             return risk
@@ -64,21 +64,19 @@ class Evaluator:
 
     def risk_of(self, h: Tensor, labels: Tensor, queries: Tensor | None = None) -> dict[str, float]:
         seen = self.shown(h, labels) if self.shown else h
-        of = (queries,) if isinstance(self.risk, QueryRisk) else ()
-        return {"risk": float(self.risk.value(seen, labels, *of))}
+        return {"risk": float(self.risk.value(seen, labels, queries))}
 
     def label_scores(self, h: Tensor, labels: Tensor, origin: Origin | None = None) -> LabelScores:
         """Outputs [n, L] of several labels for reports."""
-        assert isinstance(self.risk, Several)
         sites, names, _ = origin or Origin()
         scores, y = h.double().cpu().numpy(), labels.to(torch.int64).cpu().numpy()
-        return LabelScores(scores, y, self.risk.label_names, sites, tuple(names))
+        return LabelScores(scores, y, self.risk.pairing.labels, sites, tuple(names))
 
     def findings(
         self, h: Tensor, labels: Tensor, split: str, origin: Origin, queries: Tensor | None = None
     ) -> Findings:
         """Metrics of outputs; of several labels their means, and each label's own as a remark."""
-        if not self.risk.labels:
+        if not self.risk.pairing.labels:
             return Findings(self.metrics_of(h, labels, queries), h, labels, origin=origin)
         found = self.label_scores(h, labels, origin)
         values, each = labelled.judge(self.metrics, found)
@@ -199,15 +197,15 @@ def asked_for(risk: XRisk, select: str, fprs: Sequence[float], more: Sequence[It
     A limit of the false positive rate in `select` joins the others. A name in `select` that stands for nothing is
     left to `check_selection`.
     """
-    if risk.score_shape and not risk.labels:
-        require(not more, "metrics need one score an example, and the risk pairs vectors")
+    if not risk.single_score:
+        require(not more, "metrics need one score per example, and the risk pairs vectors")
         return []
     base = select.removeprefix("-").partition("@")[0]
     own = registry.own(base)
     limits = {f"{limit:g}": limit for limit in fprs}
     if base in METRICS and METRICS[base].takes_limit and (limit := metrics.split(select)[1]) is not None:
         limits[f"{limit:g}"] = limit
-    if risk.queries:
+    if risk.pairing.ranked:
         more = [*more, *metrics.QUERY_METRICS, *([select] if base in metrics.QUERY_METRICS else [])]
     items = [*metrics.usual(), *more, *([select.removeprefix("-")] if own else [])]
     return metrics.resolve(items, sorted(limits.values()))
@@ -215,7 +213,7 @@ def asked_for(risk: XRisk, select: str, fprs: Sequence[float], more: Sequence[It
 
 def check_selection(select: str, evaluator: Evaluator, validation: Source | None = None) -> None:
     """That there is a metric of this name, and that the validation data, where they are at hand, have it."""
-    if validation is not None and (evaluator.risk.labels or not evaluator.risk.score_shape):
+    if validation is not None and evaluator.risk.single_score:
         labels = validation.labels
         both = bool(((labels > 0).any(0) & (labels == 0).any(0)).any())
         require(both, "validation must hold both classes, or the best model cannot be chosen on it")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fedxl.algorithms.protocol import AnyAlgorithm
+from fedxl.algorithms.protocol import Algorithm
 from fedxl.data.augment import Augment
-from fedxl.data.federation import Clients, Federation, HeldBack, Splits, Weighting, as_splits
+from fedxl.data.federation import Clients, Federation, HeldBack, Splits, as_splits
 from fedxl.data.label_columns import Columns
 from fedxl.data.label_forms import Label
-from fedxl.data.participation import CohortWeights, Participation
 from fedxl.errors import UserError, kind_of, require
-from fedxl.metrics import Item
 from fedxl.options import call
 from fedxl.training.hooks import Hooks
 from fedxl.training.problem import require_algorithm
@@ -27,101 +26,52 @@ from fedxl.training.settings import Settings
 from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
 
+LISTS = ("fpr", "metrics", "track")  # settings that are lists
+
 
 def fit(
     model: nn.Module,
     clients: Federation | Splits | Clients,
-    algorithm: AnyAlgorithm,
+    algorithm: Algorithm,
     *,
-    rounds: int = 100,
-    local_steps: int = 32,
     batch_size: int | tuple[int, int] = (32, 32),
     validation: HeldBack | None = None,
     test: HeldBack | None = None,
     positive: Label | None = None,
-    cohort: int = 0,
-    participation: Participation = "uniform",
-    trace: str | Path = "",
-    cohort_weights: CohortWeights = "unbiased",
-    weighting: Weighting = "clients",
-    seed: int = 0,
     augment: Augment | None = None,
-    eval_every: int = 10,
-    checkpoint_every: int = 10,
-    fpr: Sequence[float] = (0.1, 0.3, 0.5),
-    metrics: Sequence[Item] = (),
-    select: str = "",
-    patience: int = 0,
-    train_metrics: bool = False,
-    track: Sequence[str] = (),
-    tracking_uri: str = "",
-    executor: str = "auto",
-    compile: bool = True,
-    precision: str = "fp32",
-    clients_at_once: int = 0,
-    device: str | torch.device = "auto",
-    dtype: str | torch.dtype = "float32",
     out: str | Path | None = None,
     resume: bool = False,
     hooks: Hooks | None = None,
+    **settings: Any,
 ) -> Result:
     """Train `model` on the clients' data, and choose the best round on validation data.
 
     The model itself is left as it is: `Result.model` is a trained copy.
 
     Args:
-        model: Any network with one score an example, or as many as the risk pairs.
+        model: Any network with one score per example, or as many as the risk pairs.
         clients: For each client a pair (x, y) of tensors, arrays, data frames or lists, or a torch Dataset; in a
             list, or in a dict by the clients' names. Or what `fedxl.from_frame` returns, or a `Federation`.
             Images as bytes become floats in [0, 1].
         algorithm: Hyper-parameters and risk, for example `fedxl.FeDXL2(fedxl.partial_auc(lam=1.0), lr=0.02)`.
-        rounds: Each ends with a communication between clients and server.
-        local_steps: K, the steps of a client in a round.
-        batch_size: Examples of S1 and of S2 a step; one number for both sides.
+        batch_size: Examples of S1 and of S2 per step; one number for both sides.
         validation: (x, y) or a Dataset to choose the best round on; or one for each client, as a list or by name, for
             metrics by client. Without it, the last round is the result.
         test: The same to evaluate the chosen model on.
         positive: The label that counts as positive. Not needed if labels are 0 and 1, -1 and 1, or booleans.
-        cohort: Clients a round, drawn anew each time (by size if they count by samples); 0: all.
-        participation: Who takes part in a round: "uniform" cohorts, "cyclic" groups in turn, "reshuffled" (groups
-            drawn anew in each cycle), or those available by a "trace".
-        trace: A JSON file of who is available when, for participation="trace".
-        cohort_weights: With groups or a trace, a round's step is as long as its cohort weighs ("unbiased"), or all
-            are alike ("normalised": less noise, biased).
-        weighting: Every client counts the same ("clients"), or by its examples ("samples").
-        seed: Of all random draws. Training starts from the weights that the model has.
         augment: Crops, flips and noise of training images, drawn each time an image is read.
-        eval_every: Rounds between two evaluations.
-        checkpoint_every: Rounds between two checkpoints.
-        fpr: False positive rates up to which partial AUC is reported.
-        metrics: More metrics: "package.module:function", functions of scores and labels, or `fedxl.Metric`s.
-        select: The validation metric that chooses the best round ("-name": less is better); empty: the risk's own.
-        patience: Evaluations without a better validation metric after which the run ends; 0: it never does.
-        train_metrics: Whether to evaluate on the training data, too.
-        track: Where metrics go besides `out`: "tensorboard", "mlflow", or "package.module:Class" of your own.
-        tracking_uri: MLflow's store; empty: MLFLOW_TRACKING_URI, else mlflow.db beside `out`.
-        executor: loop, vmap, graph (on a GPU), or auto.
-        compile: Whether graph compiles the step, which takes a while before the first round.
-        precision: Of the network in training: fp32, or tf32 and bf16, which are faster on a GPU.
-        clients_at_once: How many clients the executor runs together; 0: the whole cohort.
-        device: cpu, cuda, ..., or auto.
-        dtype: float32 or float64.
         out: A folder for metrics and checkpoints.
         resume: Whether to continue from the last checkpoint in `out`.
         hooks: Functions that receive progress and messages, and one that may stop the run.
+        settings: How to run: the fields of `fedxl.Settings`, for example `rounds=100, local_steps=32, seed=0`.
+            Training starts from the weights that the model has, whatever the seed.
     """
     _require_model(model)
-    both = _two(batch_size)
-    given = {
-        "rounds": rounds, "local_steps": local_steps, "batch1": both[0], "batch2": both[1], "cohort": cohort,
-        "participation": participation, "trace": str(trace), "cohort_weights": cohort_weights,
-        "weighting": weighting, "seed": seed, "eval_every": eval_every, "checkpoint_every": checkpoint_every,
-        "fpr": _several(fpr, "fpr"), "metrics": _several(metrics, "metrics"), "select": select, "patience": patience,
-        "train_metrics": train_metrics, "track": _several(track, "track"), "tracking_uri": tracking_uri,
-        "executor": executor, "compile": compile, "precision": precision, "clients_at_once": clients_at_once,
-        "device": _text(device), "dtype": _text(dtype),
-    }  # fmt: skip
-    settings = call(Settings, given, "run")
+    named = [key for key in ("batch1", "batch2") if key in settings]
+    require(not named, f"{', '.join(named)}: give batch_size, one number or two")
+    given = {key: _several(value, key) if key in LISTS else _plain(value) for key, value in settings.items()}
+    given["batch1"], given["batch2"] = _two(batch_size)
+    run = call(Settings, given, "run")
     require(
         isinstance(out, (str, Path)) or out is None, f"out must be a folder, such as 'runs/first', not {kind_of(out)}"
     )
@@ -131,14 +81,14 @@ def fit(
         right = item.name == "stop_collapsed" or callable(getattr(hooks, item.name))
         require(right, f"hooks: {item.name} must be a function, not {kind_of(getattr(hooks, item.name))}")
     require_algorithm(algorithm)
-    columns, given_positive = algorithm.risk.labels, positive is not None
+    columns, given_positive = len(algorithm.risk.pairing.labels), positive is not None
     require(not (columns and given_positive), "positive is for one label; of several, labels are 0 and 1 in columns")
     splits = as_splits(clients, Columns(columns) if columns else positive, validation, test)
     federation = splits.train if augment is None else splits.train.augmented(_augment(augment))
     hooks = hooks or Hooks()
     held_back = {"validation": splits.validation, "test": splits.test}
     kept = (splits.names, splits.preparation, splits.columns)
-    simulation = Simulation(model, federation, algorithm, settings, held_back, hooks.say, None, *kept)
+    simulation = Simulation(model, federation, algorithm, run, held_back, hooks.say, None, *kept)
     return train(simulation, hooks, None if out is None else Path(out), resume)
 
 
@@ -179,6 +129,18 @@ def _several(items: Any, name: str) -> Any:
     return tuple(items)
 
 
-def _text(choice: str | torch.device | torch.dtype) -> Any:
-    """torch's devices and types by name."""
-    return str(choice).removeprefix("torch.") if isinstance(choice, (torch.device, torch.dtype)) else choice
+def _plain(value: Any) -> Any:
+    """Paths, and torch's devices and types, as texts."""
+    return str(value).removeprefix("torch.") if isinstance(value, (Path, torch.device, torch.dtype)) else value
+
+
+def _signature() -> inspect.Signature:
+    """What `fit` takes, with the settings of a run by their own names and defaults."""
+    own = [each for each in inspect.signature(fit).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    fields_ = [item for item in fields(Settings) if item.name not in ("batch1", "batch2")]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    run = [inspect.Parameter(item.name, kind, default=item.default, annotation=item.type) for item in fields_]
+    return inspect.Signature([*own, *run], return_annotation=Result)
+
+
+fit.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from fedxl.algorithms import optional
-from fedxl.algorithms.protocol import Share
 from fedxl.data.availability import read_trace
 from fedxl.data.federation import shares, weigh, weigh_by
-from fedxl.data.participation import PLANS, Plan, Trace
-from fedxl.errors import require
+from fedxl.data.participation import Plan, Trace
+from fedxl.errors import printable, require
+from fedxl.risks.pairing import Holder, Share
 from fedxl.sampling import Floats
 from fedxl.training.problem import Problem
 from fedxl.training.settings import Settings
+
+Counts = npt.NDArray[np.int64]
 
 
 class Participants(NamedTuple):
@@ -25,46 +26,33 @@ class Participants(NamedTuple):
     plan: Plan
 
 
-def participants(problem: Problem, first: Sequence[int], second: Sequence[int], names: Sequence[str]) -> Participants:
-    """Shares and plan of clients with so many examples of S1 and S2. A centralised method has one client, always."""
-    run, many = problem.settings, len(first)
-    size: dict[str, Any] = {"num_clients": many, "size": run.cohort, "seed": run.seed}
-    if run.participation == "uniform" or problem.algorithm.centralized:
+def participants(problem: Problem, holders: Sequence[Holder], names: Sequence[str]) -> Participants:
+    """Shares and plan of clients that hold so much. A centralised method has one client, always."""
+    run, algorithm, reading = problem.settings, problem.algorithm, problem.reading
+    pairing, sides, local = reading.pairing, (reading.first, reading.second), algorithm.local_pairs
+    first, second = pairing.counts(holders, sides, local)
+    size: dict[str, Any] = {"num_clients": len(holders), "size": run.cohort, "seed": run.seed}
+    if run.participation == "uniform" or algorithm.centralized:
         share, chances = weigh(first, second, run.weighting, run.cohort)
-        return Participants(share, Plan(**size, chances=chances))
-    plan = _traced(problem, first, second, names, size) if run.trace else PLANS[run.participation](**size)
-    frequency = plan.frequency
-    _require_present(first, second, frequency)
-    share = weigh_by(first, second, run.weighting, frequency)
-    _require_trained(problem, share, frequency)
-    if run.cohort_weights == "normalised":
-        return Participants(share, plan)
-    plain = optional.plain_average(problem.algorithm)
-    require(
-        plain,
-        "unbiased cohorts make the server's steps of different lengths, which momentum and adam would undo; "
-        'set cohort_weights = "normalised" or server_update = "mean"',
-    )
-    return Participants(share, replace(plan, weights=_weights(problem, share, frequency)))
+        plan = Plan(**size, chances=chances)
+    else:
+        parts = shares(first, second, run.weighting).part.numpy() if run.weighting == "samples" else None
+        plan = Trace(**size, available=read_trace(Path(run.trace), names), parts=parts)
+        _require_present(first, second, plan.frequency)
+        share = weigh_by(first, second, run.weighting, plan.frequency)
+        _require_trained(problem, share, plan.frequency)
+    share = pairing.spread(share, holders, sides, run.weighting == "samples", local)
+    return Participants(share, plan)
 
 
-def never_there(plan: Plan, names: Sequence[str]) -> str:
-    """A line on the clients whose risk cannot be optimised, because they never take part; empty: there are none."""
+def never_available(plan: Plan, names: Sequence[str]) -> str:
+    """A line on the clients whose risk cannot be optimised, because they never take part; empty if there are none."""
     if not isinstance(plan, Trace):
         return ""
     absent = np.flatnonzero(~plan.available.any(0))
     some = ", ".join(names[number] for number in absent[:3]) + (", ..." if len(absent) > 3 else "")
-    told = f"{len(absent)} of {len(names)} clients are never available ({some})"
-    return f"trace: {told}; the run optimises the risk of the others" if len(absent) else ""
-
-
-def _traced(
-    problem: Problem, first: Sequence[int], second: Sequence[int], names: Sequence[str], size: dict[str, Any]
-) -> Trace:
-    run = problem.settings
-    available = read_trace(Path(run.trace), names)
-    parts = shares(first, second, run.weighting).part.numpy() if run.weighting == "samples" else None
-    return Trace(**size, available=available, parts=parts)
+    line = f"trace: {len(absent)} of {len(names)} clients are never available ({some})"
+    return f"{line}; the run optimises the risk of the others" if len(absent) else ""
 
 
 def _require_present(first: Sequence[int], second: Sequence[int], frequency: Floats) -> None:
@@ -74,22 +62,8 @@ def _require_present(first: Sequence[int], second: Sequence[int], frequency: Flo
         require(some, f"no client that holds examples of {name} is ever available; the trace must name one")
 
 
-def _weights(problem: Problem, share: Share, frequency: Floats) -> Floats:
-    """What each client adds to the weight of its cohort, so that cohorts weigh 1 on average.
-
-    A client that does not train, for example one that only lends its scores, adds nothing.
-    """
-    kind = type(problem.algorithm).__name__
-    told = "needs an algorithm based on fedxl's Descent; set cohort_weights = 'normalised'"
-    require(
-        optional.can_scale(problem.algorithm), f"participation = '{problem.settings.participation}' {told} for {kind}"
-    )
-    each: Floats = optional.trained(problem.algorithm, share).numpy()
-    return each / float((frequency * each).sum())
-
-
 def _require_trained(problem: Problem, share: Share, frequency: Floats) -> None:
-    some = float((frequency * optional.trained(problem.algorithm, share).numpy()).sum()) > 0
+    some = float((frequency * problem.algorithm.counts(share).numpy()).sum()) > 0
     require(some, "no client that trains is ever available; the trace must name one that holds both classes")
 
 
@@ -98,3 +72,26 @@ def present(run: Settings, names: Sequence[str]) -> list[int]:
     if not run.trace:
         return [*range(len(names))]
     return np.flatnonzero(read_trace(Path(run.trace), names).any(0)).tolist()
+
+
+def check_labels(first: Counts, second: Counts, names: Sequence[str], needs_both: bool) -> None:
+    """Raises UserError if some label cannot be trained. first, second: examples of each side, [N, L]."""
+    for label, name in enumerate(names):
+        for side, counts in (("S1", first), ("S2", second)):
+            require(
+                bool(counts[:, label].any()),
+                f"no client holds an example of {side} for the label '{name}'; leave it out",
+            )
+        both = bool(((first[:, label] > 0) & (second[:, label] > 0)).any())
+        require(
+            both or not needs_both,
+            f"no client holds both classes of the label '{name}', so nobody would train it; leave it out, or set "
+            "one_class = 'train'",
+        )
+
+
+def check_label_names(of_risk: Sequence[str], of_data: Sequence[str]) -> None:
+    """Raises UserError if the risk names labels differently from the table, or in another order."""
+    same = not of_data or list(of_risk) == list(of_data)
+    wanted = ", ".join(f'"{printable(name, 40)}"' for name in of_data)
+    require(same, f"the risk must name the labels as the table does, in the same order: labels = [{wanted:.500}]")

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fedxl.algorithms.optional import is_private
-from fedxl.algorithms.private import PrivacySettings
+from fedxl.algorithms.private import ByExample
 from fedxl.algorithms.protocol import Reading
 from fedxl.data.participation import Plan
 from fedxl.errors import UserError, require
@@ -34,9 +33,9 @@ class Releases(NamedTuple):
     gradients: int = 0  # in sums of gradients; an example that stands m times in one batch counts m^2 times
     scores: int = 0  # its uploaded scores
 
-    def squared_mu(self, settings: PrivacySettings) -> float:
+    def squared_mu(self, settings: ByExample) -> float:
         """Of the one Gaussian mechanism that all of these are together."""
-        return self.gradients / settings.noise**2 + self.scores / (2 * settings.score_noise) ** 2
+        return self.gradients / settings.dp_noise**2 + self.scores / (2 * settings.dp_score_noise) ** 2
 
 
 class Spent(NamedTuple):
@@ -84,11 +83,11 @@ class Ledger:
 
     def after(self, round: int) -> Spent:
         """What has been spent once this round is done."""
-        settings, worst = self.algorithm.privacy, Releases()
+        settings, worst = self.algorithm.gradient, Releases()
         for releases in set(self._releases(round)):
             worst = max(worst, releases, key=lambda each: each.squared_mu(settings))
         blank, replaced = (epsilon(worst, settings, blanks) for blanks in (1, 2))
-        return Spent(blank, replaced, settings.delta, *worst)
+        return Spent(blank, replaced, settings.dp_delta, *worst)
 
     @property
     def announcement(self) -> str:
@@ -100,7 +99,7 @@ class Ledger:
         (first, _, size1, size2, *_), found = self.reading, []
         for member, warm_up, visited in zip(self.members, warm_ups, visits, strict=True):
             sides = (member.positives, member.negatives)
-            trains = all(sides) or self.algorithm.with_one_class != "lend"
+            trains = all(sides) or not self.algorithm.lends
             for count, size in zip(sides if first == "positive" else sides[::-1], (size1, size2), strict=True):
                 if count:
                     found.append(self._side(count, size, int(warm_up), int(visited), trains))
@@ -108,7 +107,7 @@ class Ledger:
 
     def _side(self, count: int, size: int, warm_up: int, visited: int, trains: bool) -> Releases:
         steps, total = self.run.local_steps, self.run.local_steps * size
-        kept = self.algorithm.uploaded(total)
+        kept = self.algorithm.pool.count(total)
         gradients = most_squared(count, size, warm_up * steps, (warm_up + visited) * steps) if trains else 0
         return Releases(gradients, most_uploaded(count, total, kept, warm_up + visited))
 
@@ -136,7 +135,7 @@ class Accountable(Protocol):
 def ledger(task: Accountable) -> Ledger | None:
     """The account of a run; None if its algorithm makes no promise."""
     problem = task.problem
-    if not is_private(problem.algorithm):
+    if not problem.algorithm.private:
         return None
     run = problem.settings
     return Ledger(problem.algorithm, problem.reading, run, task.members, task.plan)
@@ -197,7 +196,7 @@ def accountant() -> Any:
     return dp_accounting
 
 
-def epsilon(releases: Releases, settings: PrivacySettings, blanks: int = 1) -> float:
+def epsilon(releases: Releases, settings: ByExample, blanks: int = 1) -> float:
     """The epsilon of all releases together at delta, by the privacy loss distribution of their composition.
 
     blanks: 1 for an example against a blank. Replacing one by another is two such steps, and moves sums twice as far.
@@ -206,20 +205,20 @@ def epsilon(releases: Releases, settings: PrivacySettings, blanks: int = 1) -> f
 
 
 @lru_cache(maxsize=1024)
-def _epsilon(releases: Releases, settings: PrivacySettings, blanks: int) -> float:
+def _epsilon(releases: Releases, settings: ByExample, blanks: int) -> float:
     squared = blanks**2 * releases.squared_mu(settings)
     if squared == 0:
         return 0.0
     if squared > MOST_MU**2:
         return math.inf
     dp, events = accountant(), []
-    for count, noise in zip(releases, (settings.noise, 2 * settings.score_noise), strict=True):
+    for count, noise in zip(releases, (settings.dp_noise, 2 * settings.dp_score_noise), strict=True):
         if count:
             events.append(dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise / blanks), count))
     # Losses are spread over about mu, so a grid in proportion to it is as fine for every mu.
     account = dp.pld.PLDAccountant(value_discretization_interval=1e-3 * max(1.0, math.sqrt(squared)))
     account.compose(dp.ComposedDpEvent(events))
-    return float(account.get_epsilon(settings.delta))
+    return float(account.get_epsilon(settings.dp_delta))
 
 
 def noise_for(target: float, spent: Callable[[float], float]) -> float:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedxl.algorithms import optional
-from fedxl.algorithms.protocol import AnyAlgorithm, Assignment, DataFacts, Reading, Share
-from fedxl.data.federation import Counted
+from fedxl.algorithms.protocol import Algorithm, Assignment, DataFacts, Reading
+from fedxl.data.federation import Split
+from fedxl.data.source import Source, queries_of
 from fedxl.engine.drawing import Schedule
 from fedxl.engine.simulator import Placement
-from fedxl.errors import printable, require
+from fedxl.errors import UserError, first_line, printable, require
 from fedxl.models import Score, scorer
 from fedxl.models.layers import check_classes, norms_scores
-from fedxl.risks import Several, XRisk, check_risk
+from fedxl.risks.pairing import Entry, Holder, OneLabel, Share
+from fedxl.risks.xrisk import XRisk
 from fedxl.training.evaluate import Evaluator, asked_for
 from fedxl.training.settings import DTYPES, Settings, pick_device
 
@@ -32,10 +33,10 @@ class Problem:
     """A network on its device, and the algorithm that trains it."""
 
     model: nn.Module
-    algorithm: AnyAlgorithm
+    algorithm: Algorithm
     settings: Settings
     device: torch.device
-    given: AnyAlgorithm  # as the user built it, without facts about the data
+    given: Algorithm  # as the user built it, without facts about the data
     uses_facts: bool = False  # whether the algorithm had to know something about the data
 
     @property
@@ -44,8 +45,8 @@ class Problem:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Of several labels; empty: there is one."""
-        return self.risk.label_names if isinstance(self.risk, Several) else ()
+        """Of several labels; empty if there is one."""
+        return self.risk.pairing.labels
 
     @property
     def needs_both_sides(self) -> bool:
@@ -85,9 +86,8 @@ class Problem:
         # Never in half precision, in which many scores would be tied.
         exact = "fp32" if self.settings.precision == "fp32" else "tf32"
         metrics = asked_for(self.risk, self.select, self.settings.fpr, self.settings.metrics)
-        shown = optional.shown(self.algorithm)
         score = scorer(self.model, False, score_shape=self.risk.score_shape)
-        return Evaluator(score, self.risk, metrics, self.dtype, exact, shown)
+        return Evaluator(score, self.risk, metrics, self.dtype, exact, self.algorithm.optimised_scores)
 
     def assignment(self, share: Share) -> Assignment:
         """What a client with this share does in a round."""
@@ -96,17 +96,17 @@ class Problem:
 
 def assemble(
     model: nn.Module,
-    algorithm: AnyAlgorithm,
+    algorithm: Algorithm,
     settings: Settings,
     facts: DataFacts,
     device: torch.device | None = None,
 ) -> Problem:
-    """A problem whose parts fit together, or one line. The model is copied."""
+    """A problem whose parts fit together. Raises UserError if they do not. The model is copied."""
     require_algorithm(algorithm)
     check_risk(algorithm.risk)
     device = device or pick_device(settings.device)
     model = copy.deepcopy(model).to(device, DTYPES[settings.dtype])
-    if optional.is_private(algorithm):
+    if algorithm.private:
         told = "with dp_clip, {}: set {}"
         require(
             not settings.train_metrics, told.format("metrics of training data have no noise", "train_metrics = false")
@@ -119,14 +119,30 @@ def assemble(
 
 
 def require_algorithm(algorithm: Any) -> None:
-    """One line for a name, a risk or a class in its place."""
-    right = isinstance(getattr(algorithm, "risk", None), XRisk)
+    """Raises UserError for a name, a risk or a class in its place."""
+    right = isinstance(algorithm, Algorithm) and isinstance(algorithm.risk, XRisk)
     found = printable(repr(algorithm), 60)
     require(right, f"algorithm must be an object such as fedxl.FeDXL2(fedxl.auroc()), not {found}")
 
 
-def check_data(problem: Problem, holders: Sequence[Counted]) -> None:
-    """One line if there is nothing to train on."""
+def check_risk(risk: XRisk) -> None:
+    """Raises UserError if a risk of the user's own does not give one number (or `m`) per pair."""
+    if type(risk.pairing) is not OneLabel:
+        return  # built of a risk that was checked, or one of ours
+    a, b, y = torch.zeros(2, 3, *risk.score_shape), torch.zeros(2, 4, *risk.score_shape), torch.zeros(2, 4)
+    try:
+        l = risk.losses(Entry(a, ()), Entry(b, y))
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UserError(f"the risk's pair cannot take a [2, 3], b [2, 4], y [2, 4]: {first_line(error)}") from None
+    wanted = (2, 3, 4, *risk.inner_shape)
+    right = tuple(l.shape) == wanted
+    require(right, f"the risk's pair must return {list(wanted)} for a [2, 3], b [2, 4], not {list(l.shape)}")
+    f = risk.outer(torch.ones(2, 3, *risk.inner_shape))
+    require(tuple(f.shape) == (2, 3), f"the risk's outer must work entry by entry: [2, 3] became {list(f.shape)}")
+
+
+def check_data(problem: Problem, holders: Sequence[Holder]) -> None:
+    """Raises UserError if there is nothing to train on."""
     risk, algorithm, cohort = problem.risk, problem.algorithm, problem.settings.cohort
     for name, side in zip(("S1", "S2"), risk.sides, strict=True):
         some = any(holder.count(side) for holder in holders)
@@ -143,4 +159,46 @@ def check_data(problem: Problem, holders: Sequence[Counted]) -> None:
     require(
         algorithm.centralized or cohort <= len(holders),
         f"cohort is {cohort}, but there are only {len(holders)} clients",
+    )
+
+
+def check_queries(problem: Problem, source: Source, pairs: Mapping[str, Any]) -> None:
+    """Raises UserError unless data and risk agree on queries. pairs: data to evaluate on."""
+    check_ranked(problem, queries_of(source) is not None)
+    check_held_back(problem, pairs)
+
+
+def check_held_back(problem: Problem, pairs: Mapping[str, Any]) -> None:
+    """Raises UserError if the risk needs queries that data to evaluate on do not name."""
+    for name, pair in pairs.items() if problem.risk.pairing.ranked else ():
+        known = pair is None or (isinstance(pair, Split) and pair.queries is not None)
+        require(known, f"{name} must name the query of each item, as the training data do")
+
+
+def check_ranked(problem: Problem, known: bool, whose: str = "the data") -> None:
+    """Raises UserError unless data, risk and algorithm agree on queries."""
+    risk = problem.risk
+    if not risk.pairing.ranked:
+        require(not known, f"{whose} are items of queries with grades; use a risk of queries: ndcg or listwise")
+        return
+    require(
+        known,
+        f"the risk {risk} ranks items within queries, and {whose} name none: give the query of each item "
+        "(fedxl.from_queries, or query in [data])",
+    )
+    some = problem.reading.pairing.ranked or getattr(problem.algorithm, "loss", "") == "squared"
+    require(
+        some,
+        f"{type(problem.algorithm).__name__} does not rank items within queries: use FeDXL2 (fedxl2), LocalPair, "
+        "SOX, or LocalSGD with loss = 'squared' for grades",
+    )
+
+
+def require_own_lists(problem: Problem) -> None:
+    """Raises UserError if scores of one query would have to meet across real sites."""
+    meets = problem.reading.pairing.ranked and not problem.algorithm.local_pairs
+    require(
+        not meets,
+        "scores of one query meet in simulations alone, since version 0.4: it gained nothing at real sites; use "
+        "local_pair, which ranks each site's own lists",
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedxl.data.preparation import Preparation
-from fedxl.data.queries import queries_of
+from fedxl.data.source import queries_of
 from fedxl.engine.ranks.place import costs, operations
 from fedxl.engine.ranks.ranked import Ranked
 from fedxl.engine.ranks.spread import as_bytes, row_bytes
@@ -69,7 +69,7 @@ def ranked(simulation: Simulation, team: Team) -> Ranked:
         operations(problem.model, simulation.probe),
         (size1 + size2) * (1 + fresh),
         problem.settings.local_steps,
-        [len(side) for side in engine.drawing.first],
+        [len(held.first) for held in engine.drawing.held],
         padded=graph,
     )
     return Ranked(engine, team, each)

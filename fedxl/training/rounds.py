@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedxl import tree
-from fedxl.algorithms.fixed_point import summed
-from fedxl.algorithms.protocol import AnyAlgorithm, AnyPhase, ClientUpdate, Reading, ServerState
+from fedxl.algorithms.protocol import Algorithm, ClientUpdate, Phase, Reading, ServerState
+from fedxl.algorithms.server_rules import next_state
 from fedxl.sampling import Floats, Indices
 
 
@@ -50,21 +50,13 @@ class Played(NamedTuple):
     updates: ClientUpdate
 
 
-def play_round(
-    algorithm: AnyAlgorithm, engine: Engine, server: ServerState, round: int, cohort: Indices, weight: float = 1.0
-) -> Played:
-    """One round of a cohort, whose step is as long as it weighs. Round 0 is the warm-up, if there is one."""
+def play_round(algorithm: Algorithm, engine: Engine, server: ServerState, round: int, cohort: Indices) -> Played:
+    """One round of a cohort. Round 0 is the warm-up, if there is one."""
     updates, phase = engine.run_round(server, round, cohort), algorithm.phase(round)
-    if not engine.sums:
-        updates = summed(phase, server, updates)
-    after = phase.aggregate(server, updates)
-    if weight != 1:
-        scaling: Any = algorithm
-        after = scaling.scaled(server, after, weight)
-    return Played(after, updates)
+    return Played(next_state(phase, server, updates, engine.sums), updates)
 
 
-def passive_like(phase: AnyPhase, server: ServerState, reading: Reading, steps: int) -> Any:
+def passive_like(phase: Phase, server: ServerState, reading: Reading, steps: int) -> Any:
     """What a client reads of the pool in a round, with the right names, types and shapes, and any numbers."""
     if phase.pool_weights(server) is None:
         return ()
@@ -72,7 +64,7 @@ def passive_like(phase: AnyPhase, server: ServerState, reading: Reading, steps: 
     return phase.passive(server, *(nothing.expand(steps, size) for size in (reading.size1, reading.size2)))
 
 
-def traffic(phase: AnyPhase, reading: Reading, steps: int, server: ServerState, updates: ClientUpdate) -> Traffic:
+def traffic(phase: Phase, reading: Reading, steps: int, server: ServerState, updates: ClientUpdate) -> Traffic:
     """What a round has cost: the state without the pool, what a client reads of the pool, and its update."""
     passive = passive_like(phase, server, reading, steps)
     down = tree.nbytes(phase.downlink(server)) + tree.nbytes(passive)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
 from fedxl import registry
 from fedxl.data.federation import Weighting
-from fedxl.data.participation import PLANS, CohortWeights, Participation
+from fedxl.data.participation import Participation
 from fedxl.engine.choose import EXECUTORS
 from fedxl.errors import UserError, first_line, require, unknown
 from fedxl.metrics import Item
@@ -22,7 +23,7 @@ MOST = {
     "rounds": 10**9, "local_steps": 10**6, "batch1": 10**6, "batch2": 10**6, "eval_every": 10**9,
     "checkpoint_every": 10**9, "patience": 10**9, "cohort": 10**9, "clients_at_once": 10**9,
 }  # fmt: skip
-MOST_READ = 10**8  # examples a client and round
+MOST_READ = 10**8  # examples per client and round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +32,11 @@ class Settings:
 
     rounds: int = 100  # a round ends with a communication between clients and server
     local_steps: int = 32  # K: steps of a client in a round
-    batch1: int = 32  # examples of S1 a step; methods without pairs read batch1 + batch2 examples of any label
-    batch2: int = 32  # examples of S2 a step
-    cohort: int = 0  # clients a round, drawn anew each time (by size if they count by samples); 0: all
-    participation: Participation = "uniform"  # who: uniform cohorts, cyclic groups (or reshuffled), or by a trace
+    batch1: int = 32  # examples of S1 per step; methods without pairs read batch1 + batch2 examples of any label
+    batch2: int = 32  # examples of S2 per step
+    cohort: int = 0  # clients per round, drawn anew each time (by size if they count by samples); 0: all
+    participation: Participation = "uniform"  # who takes part: uniform cohorts, or those available by a trace
     trace: str = ""  # a JSON file of who is available when, for participation = "trace"
-    cohort_weights: CohortWeights = "unbiased"  # groups, trace: steps as long as cohorts weigh; or "normalised"
     weighting: Weighting = "clients"  # every client counts the same, or "samples": by its examples
     seed: int = 0  # of all random draws
     eval_every: int = 10  # rounds between two evaluations
@@ -66,7 +66,8 @@ class Settings:
             require(getattr(self, name) <= most, f"{name} must be at most {most:,}, got {getattr(self, name)}")
         reads = self.local_steps * (self.batch1 + self.batch2)
         require(
-            reads <= MOST_READ, f"local_steps * (batch1 + batch2) must be at most {MOST_READ:,} a round, got {reads}"
+            reads <= MOST_READ,
+            f"local_steps * (batch1 + batch2) must be at most {MOST_READ:,} per round, got {reads}",
         )
         self._require_participation()
         require(all(0 < limit <= 1 for limit in self.fpr), f"fpr must lie in (0, 1], got {list(self.fpr)}")
@@ -85,16 +86,13 @@ class Settings:
         )
 
     def _require_participation(self) -> None:
-        if self.participation not in PLANS:
-            raise unknown("participation", self.participation, PLANS)
-        traced, grouped = self.participation == "trace", self.participation in ("cyclic", "reshuffled")
+        if self.participation not in get_args(Participation):
+            raise unknown("participation", self.participation, get_args(Participation))
+        traced = self.participation == "trace"
         require(
             not traced or bool(self.trace), "participation = 'trace' needs trace, a JSON file of who is available"
         )
         require(traced or not self.trace, f"trace is for participation = 'trace', not for '{self.participation}'")
-        require(
-            not grouped or self.cohort > 0, f"participation = '{self.participation}' needs cohort: clients a group"
-        )
 
     def selects_by(self, risk: XRisk) -> str:
         """The metric that the best model is chosen by."""

@@ -6,17 +6,17 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields, is_dataclass, replace
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedxl.algorithms import ALGORITHMS
-from fedxl.algorithms.protocol import AnyAlgorithm
+from fedxl.algorithms.protocol import Algorithm
 from fedxl.data.federation import Federation, Split, facts_about
-from fedxl.data.label_shares import check_label_names, check_labels, label_counts, with_labels
 from fedxl.data.participation import Plan, Trace
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import Source, fingerprint, floats_as
@@ -26,11 +26,17 @@ from fedxl.engine.group import Executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import require
 from fedxl.models import check_output, weights_of
+from fedxl.options import flatten
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
 from fedxl.training.members import Form, members, numbered
-from fedxl.training.participants import never_there, participants, present
-from fedxl.training.problem import Problem, assemble, check_data
-from fedxl.training.queries import check_queries, weigh_queries
+from fedxl.training.participants import (
+    check_label_names,
+    check_labels,
+    never_available,
+    participants,
+    present,
+)
+from fedxl.training.problem import Problem, assemble, check_data, check_queries
 from fedxl.training.settings import Settings
 from fedxl.training.suited import suited
 
@@ -42,7 +48,7 @@ class Simulation:
         self,
         model: nn.Module,
         federation: Federation,
-        algorithm: AnyAlgorithm,
+        algorithm: Algorithm,
         settings: Settings,
         pairs: Mapping[str, Pair | Split | None],
         announce: Callable[[str], None],
@@ -79,7 +85,7 @@ class Simulation:
         self.probe = self._probe()
         check_output(self.problem.model, self.probe, self.problem.risk.score_shape)
         self.engine, self.plan = _engine(self.problem, self.federation, self._executor(), self.names)
-        if line := never_there(self.plan, self.names):
+        if line := never_available(self.plan, self.names):
             announce(line)
         if centralized and settings.participation != "uniform":
             announce(f"participation = '{settings.participation}' does not apply: all data are in one place")
@@ -87,16 +93,14 @@ class Simulation:
 
     def _check_labels(self) -> None:
         """One line if labels are not those of the risk, or some cannot be trained."""
-        risk, many = self.problem.risk, self.federation.labels
-        told = f"several(..., labels={many})" if many else f"labels [n, {risk.labels}]"
-        require(
-            risk.labels == many,
-            f"examples have {many or 1} label(s), and the risk is for {risk.labels or 1}: give {told}",
-        )
+        risk, many, wanted = self.problem.risk, self.federation.labels, len(self.problem.label_names)
+        told = f"several(..., labels={many})" if many else f"labels [n, {wanted}]"
+        require(wanted == many, f"examples have {many or 1} label(s), and the risk is for {wanted or 1}: give {told}")
         if many:
             # Who never takes part trains no label.
             there = present(self.problem.settings, self.names) if len(self.federation.parts) > 1 else [0]
-            first, second = (label_counts(self.federation, side)[there] for side in risk.sides)
+            held = [self.federation.holdings()[client] for client in there]
+            first, second = (np.stack([holder.by_label(side) for holder in held]) for side in risk.sides)
             check_labels(first, second, self.problem.label_names, self.problem.needs_both_sides)
             check_label_names(self.problem.label_names, self.preparation.labels if self.preparation else ())
 
@@ -125,7 +129,7 @@ class Simulation:
         return executor(name, run.compile, self.announce)
 
     def _held_back(self, pairs: Mapping[str, Pair | Split | None]) -> dict[str, Source]:
-        return held_back(pairs, self.probe, self.problem.risk.labels)
+        return held_back(pairs, self.probe, len(self.problem.label_names))
 
     def _examiner(self, pairs: Mapping[str, Pair | Split | None]) -> HeldBack:
         found = self.problem.evaluator
@@ -177,14 +181,7 @@ def simulator(problem: Problem, federation: Federation, run: Executor) -> Simula
 
 
 def _engine(problem: Problem, federation: Federation, run: Executor, names: Sequence[str]) -> tuple[Simulator, Plan]:
-    first, second = (list(map(len, federation.side(side))) for side in problem.reading[:2])
-    shares, plan = participants(problem, first, second, names)
-    if problem.reading.queries:
-        shares, chances = weigh_queries(problem, federation)
-        plan = replace(plan, chances=chances)
-    if federation.labels:
-        each, every = (label_counts(federation, side) for side in problem.reading[:2])
-        shares = with_labels(shares, each, every, second, problem.settings.weighting)
+    shares, plan = participants(problem, federation.holdings(), names)
     engine = Simulator(
         problem.algorithm, problem.score, federation, run, problem.schedule, shares, plan.chances,
         placement=problem.placement, plan=plan,
@@ -192,12 +189,11 @@ def _engine(problem: Problem, federation: Federation, run: Executor, names: Sequ
     return engine, plan
 
 
-def describe_algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
+def describe_algorithm(algorithm: Algorithm) -> dict[str, Any]:
     """Its name and its hyper-parameters."""
     kind = type(algorithm)
     name = next((name for name, known in ALGORITHMS.items() if known is kind), f"{kind.__module__}:{kind.__name__}")
-    known: tuple[Field[Any], ...] = fields(algorithm) if is_dataclass(algorithm) else ()
-    chosen = {item.name: getattr(algorithm, item.name) for item in known if item.name != "risk"}
+    chosen = {key: value for key, value in flatten(algorithm).items() if key != "risk"}
     return {"name": name, **chosen}
 
 

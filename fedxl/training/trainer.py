@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedxl import metrics, tree
 from fedxl.algorithms.protocol import ServerState
+from fedxl.algorithms.server_rules import begin
 from fedxl.data.participation import Plan
 from fedxl.data.preparation import NAME, Preparation
 from fedxl.errors import DivergedError, UserError, require
@@ -28,7 +29,7 @@ from fedxl.training.members import Form, Member, about
 from fedxl.training.privacy import ledger, planned, spent
 from fedxl.training.problem import Problem
 from fedxl.training.result import Result
-from fedxl.training.resuming import BY_SIZE, require_same, with_defaults
+from fedxl.training.resuming import STATES, VERSION, require_same
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
 from fedxl.training.run_files import ABOUT, COLLAPSED, STOPPED_EARLY
 from fedxl.training.rundir import RunDir
@@ -133,7 +134,7 @@ class Trainer:
         self.task, self.hooks, self.folder = task, hooks, folder
         self.trackers = trackers or Trackers({}, hooks.say)
         self.problem, self.run, self.algorithm = task.problem, task.problem.settings, task.problem.algorithm
-        self.server = self.algorithm.init(weights_of(task.problem.model))
+        self.server = begin(self.algorithm, weights_of(task.problem.model))
         self.round = self.algorithm.first_round - 1  # the last round done
         self.best, self.best_round, self.best_value = self.server.weights, -1, -math.inf
         self.seconds = 0.0
@@ -211,8 +212,7 @@ class Trainer:
     def _round(self) -> None:
         task, before = self.task, self.server
         cohort = task.plan.cohort(self.round)
-        weight = task.plan.weight(cohort)
-        self.server, updates = play_round(self.algorithm, task.engine, before, self.round, cohort, weight)
+        self.server, updates = play_round(self.algorithm, task.engine, before, self.round, cohort)
         if self.round > 0 and self.traffic is None:  # the warm-up is another kind of round; the rest are alike
             phase, steps = self.algorithm.phase(self.round), self.run.local_steps
             self.traffic = traffic(phase, self.problem.reading, steps, before, updates)
@@ -274,8 +274,7 @@ class Trainer:
     @property
     def _settings(self) -> dict[str, Any]:
         """What must be the same when this run is resumed."""
-        by_size = {BY_SIZE: True} if self.task.engine.chances is not None else {}
-        return {**with_defaults(self.task.description, self.algorithm), **by_size}
+        return {**self.task.description, STATES: VERSION}
 
     def _checkpoint(self, folder: RunDir) -> None:
         self._require_finite()
@@ -293,7 +292,7 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
             standing = call(Standing, checkpoint.info, "checkpoint")
-            require_same(standing.settings, self._settings, self.algorithm)
+            require_same(standing.settings, self._settings)
             done, wanted = standing.round, self.run.rounds
             require(done <= wanted, f"this run is at round {done} already, beyond rounds = {wanted}")
             self._take_up(checkpoint.tensors)
@@ -307,9 +306,6 @@ class Trainer:
         prefix, engine = "population.", self.task.engine
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
         like = State(self.server, self.best)
-        # A run that version 0.2 began may hold a G that its algorithm never used.
-        unused = () if any(name.startswith("server.G.") for name in tree.pack(like)) else ("server.G.",)
-        own = {name: t for name, t in own.items() if not name.startswith(unused)}
         state = fitted(like, own, ragged=True)
         self.server, self.best = tree.to(state, self.problem.device)
         population = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import numpy as np
 import pytest
@@ -12,11 +11,7 @@ from torch import nn
 from torch.nn import functional as nnf
 
 from fedxl import tree
-from fedxl.algorithms import CODASCA, SOX, FeDXL2, LocalPair, LocalSGD
-from fedxl.algorithms.averages import average
-from fedxl.algorithms.compositional import PairWork
-from fedxl.algorithms.descent import Descent
-from fedxl.algorithms.pool import Passive, S2Scores, merge, spread, thin
+from fedxl.algorithms import build
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.data.source import TensorSource
 from fedxl.engine.executors import vectorised
@@ -42,7 +37,7 @@ def batches_of(engine: Simulator, client: int, r: int) -> list[tuple[torch.Tenso
 def test_local_sgd_is_torch_sgd_and_an_average(network, weighting):
     """Against torch.optim.SGD run by hand on the same batches, with weight decay and a milestone inside a round."""
     federation = from_arrays(make_clients(RAGGED))
-    algorithm = LocalSGD(lr=0.3, weight_decay=0.01, milestones=(4,), decay=0.1)
+    algorithm = build("local_sgd", auroc(), lr=0.3, weight_decay=0.01, milestones=[4], decay=0.1)
     engine = engine_of(algorithm, network(), federation, weighting=weighting)
     server = algorithm.init(weights_of(network()))
     reference = network()
@@ -69,14 +64,14 @@ def test_local_sgd_is_torch_sgd_and_an_average(network, weighting):
 
 @pytest.mark.parametrize("control", [True, False], ids=["CODASCA", "CODA+"])
 def test_codasca_against_a_plain_transcription(control):
-    """A linear model, every derivative by hand, two of three clients a round, a stage that ends on the way."""
+    """A linear model, every derivative by hand, two of three clients per round, a stage that ends on the way."""
     sizes = [(4, 9), (5, 5), (0, 7)]
     federation = from_arrays(make_clients(sizes))
     model = nn.Linear(5, 1, bias=False).double()
     nn.init.constant_(model.weight, 0.2)
     p, eta, gamma, wd, clip, T0 = federation.facts("clients").positive_share, 0.4, 20.0, 1e-2, 0.05, 6
-    algorithm = CODASCA(
-        lr=eta, positive_share=p, proximal=gamma, weight_decay=wd, clip=clip,
+    algorithm = build(
+        "codasca", auroc(), lr=eta, positive_share=p, proximal=gamma, weight_decay=wd, clip=clip,
         stage_steps=T0, control=control,
     )  # fmt: skip
     engine = engine_of(algorithm, model, federation)
@@ -134,7 +129,7 @@ def test_sox_is_local_pair_alone_and_follows_its_paper(network):
     """u from the batch itself, gradient with both sides active, moving average: against autograd by hand."""
     federation = from_arrays(make_clients([(12, 20)]))
     risk = partial_auc(lam=1.5, scores="raw")
-    algorithm = SOX(risk=risk, lr=0.05, beta=0.3, gamma=0.4)
+    algorithm = build("sox", risk, lr=0.05, beta=0.3, gamma=0.4)
     engine = engine_of(algorithm, network(), federation)
     server = algorithm.init(weights_of(network()))
     model, u, G = network(), {}, None
@@ -161,25 +156,6 @@ def test_sox_is_local_pair_alone_and_follows_its_paper(network):
             torch.testing.assert_close(server.weights.params[name], p.data, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("lam_outer", [1.0, 0.1])
-@pytest.mark.parametrize("scores", ["sigmoid", "raw"])
-def test_both_pulls_of_a_normalised_risk_are_its_exact_gradient(scores, lam_outer):
-    """All of S1 and S2 in one batch, the same scores in the pool: G1 is the gradient by a, G2 the one by b."""
-    risk = two_way_partial_auc(lam=0.3, lam_outer=lam_outer, scores=scores)
-    h = torch.rand(12, generator=torch.Generator().manual_seed(3), dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor([1] * 5 + [0] * 7)
-    (exact,) = torch.autograd.grad(dataclasses.replace(risk, link=lambda h: h).value(h, labels), h)
-    a, b, y = h.detach()[:5], h.detach()[5:], torch.zeros(7, dtype=torch.float64)
-    passive = Passive(a, risk.inner(a, b, y), b, y)
-    unknown, whole = torch.full((5,), float("nan"), dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    for algorithm in (FeDXL2(risk, lr=0.1), LocalPair(risk, lr=0.1)):
-        work = PairWork(
-            weights_of(nn.Linear(1, 1)), {}, unknown, whole[0], factors=whole, both=whole[0], moved=0 * whole[0]
-        )
-        da, db, _ = algorithm.pull(passive, work, a, b, y, unknown)
-        torch.testing.assert_close(torch.cat((da, db)), exact, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("name", ["fedxl2", "local_pair", "sox"])
 def test_a_normalised_risk_trains(name):
     """Where the plain form begins with a gradient of 2e10, at a common rate, to what these classes allow."""
@@ -194,11 +170,11 @@ def test_a_normalised_risk_trains(name):
 
 @pytest.mark.parametrize("scores", ["sigmoid", "raw"])
 def test_estimates_of_raw_scores_are_kept_in_double_precision(scores):
-    algorithm = FeDXL2(partial_auc(scores=scores), lr=0.1)
+    algorithm = build("fedxl2", partial_auc(scores=scores))
     server = algorithm.init(weights_of(nn.Linear(5, 1)))
     wanted = torch.float64 if scores == "raw" else torch.float32
     assert server.pool.first.u.dtype == algorithm.init_client(server, 3).u.dtype == wanted
-    assert server.pool.first.a.dtype == torch.float32
+    assert server.pool.first.entry.score.dtype == torch.float32
 
 
 def test_local_pair_leaves_out_clients_without_pairs(network):
@@ -206,7 +182,7 @@ def test_local_pair_leaves_out_clients_without_pairs(network):
     results = []
     for sizes in ([(5, 8), (4, 6)], [(5, 8), (4, 6), (7, 0), (0, 9)]):
         federation = from_arrays(make_clients(sizes))
-        algorithm = LocalPair(risk=partial_auc(), lr=0.1)
+        algorithm = build("local_pair", partial_auc(), lr=0.1)
         engine = engine_of(algorithm, network(), federation)
         server = algorithm.init(weights_of(network()))
         results.append(play(algorithm, engine, server, 1, np.arange(len(sizes))))
@@ -220,7 +196,7 @@ def test_local_pair_leaves_out_clients_without_pairs(network):
 def test_a_cohort_without_negatives_waits_for_them(network):
     """Round 0 finds no S2 at all: nothing moves, no u is invented, and training starts once negatives come."""
     federation = from_arrays(make_clients([(5, 0), (6, 0), (4, 7)]))
-    algorithm = FeDXL2(risk=partial_auc(), lr=0.1)
+    algorithm = build("fedxl2", partial_auc(), lr=0.1)
     engine = engine_of(algorithm, network(), federation)
     server = start = algorithm.init(weights_of(network()))
     one_class, all_clients = np.array([0, 1]), np.arange(3)
@@ -238,7 +214,7 @@ def test_a_cohort_without_negatives_waits_for_them(network):
 
 def test_the_absent_keep_their_u(network):
     federation = from_arrays(make_clients(RAGGED))
-    algorithm = FeDXL2(risk=partial_auc(), lr=0.1)
+    algorithm = build("fedxl2", partial_auc(), lr=0.1)
     engine = engine_of(algorithm, network(), federation)
     server = algorithm.init(weights_of(network()))
     server = play(algorithm, engine, server, 0, np.arange(6))
@@ -248,60 +224,17 @@ def test_the_absent_keep_their_u(network):
     torch.testing.assert_close(engine.population.states["3"].u, before, rtol=0, atol=0, equal_nan=True)
 
 
-def seconds(values: list[float], weight: float) -> S2Scores:
-    b = torch.tensor([values])
-    return S2Scores(b, torch.zeros_like(b), torch.full_like(b, weight), torch.zeros_like(b, dtype=torch.int64))
-
-
-def test_the_pool_keeps_so_many_rounds_and_drops_what_says_nothing():
-    empty = tree.map(lambda leaf: leaf[0], seconds([0.0], 0.0))
-    one = merge(empty, seconds([1.0, 2.0], 0.5), rounds=2)
-    assert one.b.tolist() == [1, 2], "the stand-in of weight 0 is gone"
-    two = merge(one, seconds([3.0], 0.5), rounds=2)
-    assert two.b.tolist() == [1, 2, 3]
-    assert merge(two, seconds([4.0], 0.5), rounds=2).b.tolist() == [3, 4]
-    assert merge(two, seconds([4.0], 0.5), rounds=1).b.tolist() == [4]
-    for rounds in (1, 2):
-        kept = merge(two, seconds([9.0], 0.0), rounds)
-        assert kept.b.tolist() == [1, 2, 3], "nothing new: as it was"
-        assert kept.age.tolist() == [2, 2, 1], "but a round older"
-    assert merge(kept, seconds([4.0], 0.5), rounds=2).b.tolist() == [4], "what is too old goes once there is new"
-
-
-def test_uploads_are_spread_over_the_steps():
-    scores = torch.arange(12.0).reshape(4, 3)
-    assert thin(scores, 0).tolist() == list(range(12))
-    assert thin(scores, 4).tolist() == [0, 3, 6, 9]
-    assert thin(scores, 100).tolist() == list(range(12))
-
-
-def test_the_rate_decays_at_its_milestones():
-    descent = Descent(auroc(), lr=1.0, milestones=(5, 10), decay=0.1)
-    rates = [float(descent.rate(torch.tensor(step), torch.float64)) for step in (0, 4, 5, 9, 10, 50)]
-    assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01], rel=1e-12)
-
-
-def test_averages_of_counters_stay_counters():
-    stacked = {"mean": torch.tensor([[1.0], [3.0]]), "count": torch.tensor([4, 7])}
-    otherwise = {"mean": torch.tensor([9.0]), "count": torch.tensor(9)}
-    averaged = average(stacked, torch.tensor([1.0, 3.0]), otherwise)
-    assert averaged["mean"].tolist() == [2.5]
-    assert averaged["count"].dtype == torch.int64
-    assert int(averaged["count"]) == 6
-    assert int(average(stacked, torch.zeros(2), otherwise)["count"]) == 9, "nobody counts: as it was"
-
-
 def test_fresh_points_are_scored_by_the_model_and_not_trained_on(network):
     """With fresh points the pool differs, and round 0 and 1 train on the very same batches."""
     federation = from_arrays(make_clients([(9, 9), (8, 7)]))
     pools, params = [], []
     for fresh in (False, True):
-        algorithm = FeDXL2(risk=auroc(), lr=0.1, fresh=fresh)
+        algorithm = build("fedxl2", auroc(), lr=0.1, fresh=fresh)
         engine = engine_of(algorithm, network(), federation)
         server = algorithm.init(weights_of(network()))
         server = play(algorithm, engine, server, 0, np.arange(2))
         server = play(algorithm, engine, server, 1, np.arange(2))
-        pools.append(server.pool.first.a)
+        pools.append(server.pool.first.entry.score)
         params.append(server.weights.params["0.weight"])
     assert pools[0].shape == pools[1].shape
     assert not torch.equal(*pools)
@@ -315,7 +248,7 @@ def test_stand_ins_leave_batch_statistics_alone():
         torch.manual_seed(0)
         model = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 1)).double()
     federation = from_arrays([(3 * x + 2, y), *make_clients([(8, 8)])])
-    algorithm = FeDXL2(risk=auroc(), lr=0.1, buffers="local")
+    algorithm = build("fedxl2", auroc(), lr=0.1, buffers="local")
     engine = engine_for(algorithm, model, federation, vectorised, 60, 32, 8)
     server = algorithm.init(weights_of(model))
     server = play(algorithm, engine, server, 0, np.arange(2))
@@ -325,19 +258,13 @@ def test_stand_ins_leave_batch_statistics_alone():
     torch.testing.assert_close(found["0.running_var"], (3 * x + 2).var(0), rtol=0.3, atol=0.5)
 
 
-def test_the_first_estimates_of_a_large_pool_are_from_an_even_sample():
-    assert spread(torch.ones(5), 10).tolist() == [0, 1, 2, 3, 4], "a small pool is taken whole"
-    assert spread(torch.ones(100), 4).tolist() == [12, 37, 62, 87]
-    assert spread(torch.tensor([0.0, 1.0, 0.0, 3.0]), 4).tolist() == [1, 3, 3, 3]
-
-
 def test_local_sgd_with_several_classes_is_multinomial_cross_entropy():
     """One client, one step, plain autograd beside it."""
     torch.manual_seed(0)
     model = nn.Linear(5, 3).double()
     x, y = torch.randn(8, 5).double(), torch.tensor([0, 1, 2, 2, 1, 0, 1, 2])
     federation = Federation(TensorSource(x, y), [np.arange(8)])
-    algorithm = LocalSGD(lr=0.5)
+    algorithm = build("local_sgd", auroc(), lr=0.5)
     engine = engine_for(algorithm, model, federation, vectorised, 1, 4, 4)
     server = algorithm.init(weights_of(model))
     after = play(algorithm, engine, server, 1, np.arange(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedxl.algorithms import FeDXL2
+from fedxl.algorithms import build
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.engine.executors import vectorised
 from fedxl.models import weights_of
@@ -27,12 +27,10 @@ def problem(num_clients: int) -> tuple[nn.Module, Federation]:
     return model, from_arrays([(0.4 * x[part], y[part]) for part in split])
 
 
-def squared_norms(
-    algorithm_class, risk: XRisk, clients: int, rounds: int, steps: int, seed: int, **options
-) -> Tensor:
+def squared_norms(risk: XRisk, clients: int, rounds: int, steps: int, seed: int, **options) -> Tensor:
     """|grad F|^2 at the averaged model after each round, F over all examples of all clients."""
     model, federation = problem(clients)
-    algorithm = algorithm_class(risk=risk, **options)
+    algorithm = build("fedxl2", risk, **options)
     engine = engine_for(algorithm, model, federation, vectorised, steps, 1, 1, seed=seed)
     server = algorithm.init(weights_of(model))
     x, y = federation.source.x, federation.source.labels
@@ -58,7 +56,7 @@ def test_the_average_squared_gradient_falls_with_the_number_of_rounds():
     for rounds in (8, 64, 343):
         steps, rate = round(rounds ** (1 / 3)), rounds ** (2 / 3)
         rates = {"lr": 20 / rate, "beta": min(1, 4 / rate), "gamma": min(1, 4 / rate)}
-        runs = [squared_norms(FeDXL2, risk, 4, rounds, steps, seed, **rates) for seed in range(2)]
+        runs = [squared_norms(risk, 4, rounds, steps, seed, **rates) for seed in range(2)]
         averages.append(float(torch.stack(runs)[:, 1:].mean()))
     print(f"average |grad F|^2 for R = 8, 64, 343: {averages}")
     assert averages[0] > 1.3 * averages[1] > 1.3 * 1.3 * averages[2]

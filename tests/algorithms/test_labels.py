@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedxl import sampling, tree
-from fedxl.algorithms import ALGORITHMS, FeDXL2, labels
-from fedxl.algorithms.pool import Pool, check_values
-from fedxl.algorithms.protocol import Assignment
+from fedxl import tree
+from fedxl.algorithms import Algorithm, build
+from fedxl.algorithms.pool import Pool, estimate_u
 from fedxl.data.federation import from_arrays
 from fedxl.data.label_columns import Columns
 from fedxl.engine.executors import loop
-from fedxl.errors import RefusedError, UserError
+from fedxl.errors import UserError
 from fedxl.models import mlp, weights_of
 from fedxl.risks import auroc, average_precision, partial_auc, several
-from fedxl.sampling import Purpose
+from fedxl.risks.pairing import Share
+from fedxl.sampling import Purpose, Stream
+from tests.algorithms.rounds import after_rounds, assert_agree
 from tests.conftest import EXECUTORS, RAGGED, make_clients
 from tests.running import engine_for, play
 
@@ -46,27 +47,13 @@ def clients_with_labels() -> list[tuple[Tensor, Tensor]]:
     return made
 
 
-def final_state(
-    algorithm: Any, clients: Any, executor: str, outputs: int = L, one: bool = False, **settings: Any
-) -> dict[str, Tensor]:
-    federation = from_arrays(clients, None if one else Columns(outputs))
-    federation = federation.pooled() if algorithm.centralized else federation
-    net = network(outputs)
-    engine = engine_for(algorithm, net, federation, EXECUTORS[executor](), 3, 4, 5, seed=1, **settings)
-    algorithm = engine.algorithm
-    server = algorithm.init(weights_of(net))
-    for r in range(algorithm.first_round, 5):
-        members = sampling.cohort(1, r, len(federation.parts), settings.get("cohort", 0), engine.chances)
-        server = play(algorithm, engine, server, r, members)
-    return tree.pack({"server": server, "population": engine.population})
-
-
-ONE_LABEL = {
-    "fedxl2": lambda risk: FeDXL2(risk, lr=0.3),
-    "fedxl2, fresh and few": lambda risk: FeDXL2(risk, lr=0.3, fresh=True, uploads=5, pool_rounds=2),
-    "fedxl2, free": lambda risk: FeDXL2(risk, lr=0.3, level="free"),
-    "local_pair": lambda risk: ALGORITHMS["local_pair"](risk, lr=0.3),
-    "sox": lambda risk: ALGORITHMS["sox"](risk, lr=0.3),
+ONE_LABEL: dict[str, dict[str, Any]] = {
+    "fedxl2": {},
+    "fedxl2, fresh and few": {"fresh": True, "uploads": 5, "pool_rounds": 2},
+    "fedxl2, free": {"level": "free"},
+    "fedxl2, balanced": {"level": "balanced"},
+    "local_pair": {},
+    "sox": {},
 }
 
 
@@ -80,15 +67,16 @@ RISKS = {"auroc": auroc(), "pauc": partial_auc(), "ap": average_precision()}
 )
 def test_one_of_several_labels_is_the_plain_algorithm(name, risk, settings):
     """The same draws, the same guard, the same factors: the same weights, and the same pool."""
-    plain = final_state(ONE_LABEL[name](risk), make_clients(RAGGED), "loop", 1, one=True, **settings)
-    wrapped = final_state(ONE_LABEL[name](several(risk, 1)), make_clients(RAGGED), "loop", 1, **settings)
-    moved = False
+
+    def state(risk: Any, columns: Columns | None) -> dict[str, Tensor]:
+        algorithm = build(name.partition(",")[0], risk, lr=0.3, **ONE_LABEL[name])
+        return after_rounds(algorithm, network(1), from_arrays(make_clients(RAGGED), columns), rounds=4, **settings)
+
+    plain, wrapped, moved = state(risk, None), state(several(risk, 1), Columns(1)), False
     for key, value in plain.items():
-        own = wrapped[key]
-        if key == "server.pool.first.a":
-            own = own[:, 0]
+        own = wrapped[key].reshape(value.shape)
         torch.testing.assert_close(
-            own.reshape(value.shape), value, rtol=0, atol=1e-12, equal_nan=True, msg=lambda text, key=key: key + text
+            own, value, rtol=0, atol=1e-12, equal_nan=True, msg=lambda text, key=key: key + text
         )
         moved |= "params" in key and bool((value - weights_at_start(key, value)).abs().max() > 1e-3)
     assert moved
@@ -99,26 +87,27 @@ def weights_at_start(key: str, like: Tensor) -> Tensor:
     return next((value for name, value in start.items() if key.endswith(name)), torch.zeros_like(like))
 
 
+def many(name: str = "fedxl2", risk: Any = None, weights: tuple[float, ...] = (), **options: Any) -> Algorithm:
+    return build(name, several(risk or partial_auc(), L, weights), lr=0.3, **options)
+
+
 SEVERAL = {
-    "auroc": lambda: FeDXL2(several(auroc(), L), lr=0.3),
-    "pauc": lambda: FeDXL2(several(partial_auc(), L, [1, 2, 3]), lr=0.3),
-    "ap, fresh and few": lambda: FeDXL2(several(average_precision(), L), lr=0.3, fresh=True, uploads=5),
-    "pauc, server's u": lambda: FeDXL2(several(partial_auc(), L), lr=0.3, pool_u="server", level="bounded"),
-    "local_pair": lambda: ALGORITHMS["local_pair"](several(partial_auc(), L), lr=0.3),
+    "auroc": lambda: many(risk=auroc()),
+    "pauc": lambda: many(weights=(1, 2, 3)),
+    "pauc, balanced": lambda: many(level="balanced"),
+    "ap, fresh and few": lambda: many(risk=average_precision(), fresh=True, uploads=5),
+    "pauc, server's u": lambda: many(pool_u="server", level="bounded"),
+    "local_pair": lambda: many("local_pair"),
 }
 
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_executors_agree(name):
     executors = EXECUTORS if name == "pauc" else ("loop", "vmap")  # tracing takes seconds
-    first, *others = (
-        final_state(SEVERAL[name](), clients_with_labels(), executor, cohort=3) for executor in executors
-    )
-    for other in others:
-        assert first.keys() == other.keys()
-        for key, value in first.items():
-            torch.testing.assert_close(other[key], value, rtol=0, atol=1e-9, equal_nan=True, msg=key)
-    assert all(value.isfinite().all() for key, value in first.items() if "params" in key)
+    federation = from_arrays(clients_with_labels(), Columns(L))
+    states = [after_rounds(SEVERAL[name](), network(), federation, each, 4, cohort=3) for each in executors]
+    assert_agree(*states)
+    assert all(value.isfinite().all() for key, value in states[0].items() if "params" in key)
 
 
 def examples(size: int, *positives: list[int]) -> tuple[Tensor, Tensor]:
@@ -139,15 +128,16 @@ def test_the_averaged_step_is_the_exact_gradient_step(base):
     """
     clients = [examples(6, [0, 1], [2, 3]), examples(8, [3, 4])]
     risk, model, everyone = several(base, 2), network(2), np.arange(2)
-    algorithm = FeDXL2(risk, lr=1.0, beta=1.0, gamma=1.0, level="free")
+    algorithm = build("fedxl2", risk, lr=1.0, beta=1.0, gamma=1.0, level="free")
     federation = from_arrays(clients, Columns(2))
     engine = engine_for(algorithm, model, federation, loop, 1, 8, 168, weighting="samples")
     server = play(algorithm, engine, algorithm.init(weights_of(model)), 0, everyone)
     pool = server.pool
-    first, second = one_of_each(pool.first, pool.first.a), one_of_each(pool.second, pool.second.b)
-    assert (len(first.a), len(second.b)) == (6, 12 if base.sides[1] == "negative" else 14)
+    couples = torch.stack(pool.first.entry, -1)
+    first, second = one_of_each(pool.first, couples), one_of_each(pool.second, pool.second.entry.score)
+    assert (len(first.weight), len(second.weight)) == (6, 12 if base.sides[1] == "negative" else 14)
     assert sorted((first.weight * 8).tolist()) == pytest.approx([1, 1, 1, 1, 2, 2])
-    server = server._replace(pool=algorithm.estimated(Pool(first, second)))
+    server = server._replace(pool=estimate_u(risk, pool, Pool(first, second)))
     after = play(algorithm, engine, server, 1, everyone)
 
     leaves = {name: p.clone().requires_grad_() for name, p in weights_of(model).params.items()}
@@ -169,7 +159,8 @@ def test_couples_have_their_turns_and_go_on_where_they_stopped():
     members = {0: np.array([0, 2, 5]), 2: np.array([1]), 3: np.arange(7)}
 
     def drawn(position: int, count: int) -> np.ndarray:
-        return sampling.couples(5, (Purpose.LABELS, Purpose.FIRST), 1, position, count, members, 4)
+        purposes = (Purpose.LABELS, Purpose.FIRST)
+        return several(auroc(), 4).pairing.couples(Stream(5, 1), purposes, position, count, members)
 
     whole = drawn(0, 63)
     np.testing.assert_array_equal(whole, np.concatenate([drawn(0, 10), drawn(10, 32), drawn(42, 21)]))
@@ -182,49 +173,20 @@ def test_couples_have_their_turns_and_go_on_where_they_stopped():
         assert sorted(mine) == sorted(np.repeat(held, 21 // len(held)))
 
 
-def test_a_server_accepts_honest_couples_and_refuses_others():
-    algorithm = FeDXL2(several(partial_auc(), L), lr=0.1)
-    federation = from_arrays(clients_with_labels(), Columns(L))
-    engine = engine_for(algorithm, network(), federation, loop, 3, 4, 5)
-    server = algorithm.init(weights_of(network()))
-    for r in range(3):
-        updates = engine.run_round(server, r, np.arange(4))
-        phase = algorithm.phase(r)
-        for client in range(4):
-            update = tree.map(lambda leaf, client=client: leaf[client], updates)
-            phase.check_update(server, update, Assignment(update.share, 3, algorithm.reading(4, 5)))
-        server = phase.aggregate(server, updates)
-    honest = Pool(update.first, update.second)
-    risk, share = algorithm.risk, update.share
-    labels.check_couples(risk, share, honest)
-    first, second = honest
-    lies = [
-        (first._replace(a=first.a + torch.tensor([0.0, 0.5])), second),
-        (first._replace(a=first.a + torch.tensor([0.0, 3.0])), second),
-        (first._replace(weight=2 * first.weight), second),
-        (first, second._replace(y=second.y + 2)),
-    ]
-    for lie in lies:
-        with pytest.raises(RefusedError):
-            labels.check_couples(risk, share, Pool(*lie))
-    with pytest.raises(RefusedError, match="scores \\(first\\)"):
-        check_values(risk, Pool(first._replace(a=first.a + torch.tensor([5.0, 0.0])), second), True)
-
-
 def test_what_does_not_work_with_several_labels_is_one_line():
-    risk = several(partial_auc(), L)
-    for options in ({"mix": 0.1}, {"one_class": "centre"}, {"level": "balanced"}):
-        with pytest.raises(UserError, match="one label"):
-            FeDXL2(risk, **options)
     for name in ("local_sgd", "codasca"):
-        with pytest.raises(UserError, match="one score an example"):
-            ALGORITHMS[name](risk)
+        with pytest.raises(UserError, match="one score per example"):
+            many(name)
 
 
-def test_the_largest_factor_of_each_client_is_its_own():
+def test_the_growth_of_each_client_is_its_own():
     """Stacked shares, as the server clips by them, give what each share gives alone."""
-    algorithm = FeDXL2(several(auroc(), L))
+    algorithm, one = many(weights=(1, 2, 5)), torch.ones(4, dtype=torch.float64)
     factors = torch.rand(4, 2, L, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 4
-    stacked = labels.largest_factor(algorithm.risk, factors, "even")
-    alone = [labels.largest_factor(algorithm.risk, each, "even") for each in factors]
+    share = Share(one, one, one, torch.ones(4, 2, dtype=torch.float64), factors)
+    stacked = algorithm.growth(share)
+    alone = [algorithm.growth(tree.map(lambda leaf, at=at: leaf[at], share)) for at in range(4)]
     torch.testing.assert_close(stacked, torch.stack(alone))
+    even = (factors[:, 0] * factors[:, 1]).sqrt()
+    expected = (torch.tensor([1, 2, 5]).double() / 8 * even).sum(1).clamp(min=1)
+    torch.testing.assert_close(stacked, expected)

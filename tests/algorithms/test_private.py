@@ -13,17 +13,30 @@ from scipy import stats
 from torch import Tensor, nn
 
 from fedxl import gaussian, tree
-from fedxl.algorithms import ALGORITHMS, FeDXL2
-from fedxl.algorithms.pool import Passive
-from fedxl.algorithms.private import Noise, PrivacySettings, noisy_mean, noisy_scores
-from fedxl.algorithms.protocol import Batch, Share
+from fedxl.algorithms import ALGORITHMS, build
+from fedxl.algorithms.pool import Scores
+from fedxl.algorithms.private import Noise, noisy_mean, noisy_scores
+from fedxl.algorithms.protocol import Batch
+from fedxl.algorithms.server_rules import next_state
 from fedxl.data.federation import from_arrays
 from fedxl.engine.executors import loop
 from fedxl.errors import UserError
 from fedxl.models import scorer, weights_of
-from fedxl.risks import auroc, average_precision, cvar_partial_auc, p_norm_push, partial_auc, two_way_partial_auc
+from fedxl.options import accepted
+from fedxl.risks import (
+    Entry,
+    auroc,
+    average_precision,
+    cvar_partial_auc,
+    p_norm_push,
+    partial_auc,
+    several,
+    two_way_partial_auc,
+)
+from fedxl.risks.pairing import Examples, Share
+from tests.algorithms.rounds import after_rounds, assert_agree
 from tests.conftest import EXECUTORS, RAGGED, make_clients
-from tests.running import engine_for, fit_named, play
+from tests.running import engine_for, fit_named
 
 PRIVATE: dict[str, Any] = {
     "level": "free",
@@ -42,13 +55,9 @@ RISKS = {
 }
 
 
-def after_rounds(algorithm: FeDXL2, network: nn.Module, executor: Any = loop, rounds: int = 3) -> dict[str, Tensor]:
-    federation = from_arrays(make_clients(RAGGED))
-    engine = engine_for(algorithm, network, federation, executor, 3, SIZE1, SIZE2, seed=1)
-    server = engine.algorithm.init(weights_of(network))
-    for round in range(rounds):
-        server = play(engine.algorithm, engine, server, round, np.arange(len(RAGGED)))
-    return tree.pack({"server": server, "population": engine.population})
+def after_two(risk: Any, network: nn.Module, executor: str = "loop", **options: Any) -> dict[str, Tensor]:
+    """States after the warm-up and two rounds."""
+    return after_rounds(build("fedxl2", risk, **options), network, from_arrays(make_clients(RAGGED)), executor, 2)
 
 
 LENDING = {"uploads": 3, "one_class": "lend"}
@@ -58,21 +67,19 @@ LENDING = {"uploads": 3, "one_class": "lend"}
     ("executor", "options"), [*((name, {}) for name in EXECUTORS if name != "loop"), ("vmap", LENDING)]
 )
 def test_executors_add_the_same_noise(network, executor, options):
-    algorithm = FeDXL2(partial_auc(scores="sigmoid"), **PRIVATE, **options)
-    state, expected = (after_rounds(algorithm, network(), EXECUTORS[name](), 2) for name in (executor, "loop"))
-    for key, value in expected.items():
-        torch.testing.assert_close(state[key], value, rtol=0, atol=1e-9, equal_nan=True, msg=key)
+    risk = partial_auc(scores="sigmoid")
+    assert_agree(*(after_two(risk, network(), name, **PRIVATE, **options) for name in ("loop", executor)))
 
 
 @pytest.mark.parametrize("risk", RISKS)
 def test_with_a_wide_clip_and_no_noise_nothing_changes(network, risk):
     given = {**PRIVATE, "dp_clip": 1e6, "dp_noise": SILENT, "dp_score_noise": SILENT}
-    plain = after_rounds(FeDXL2(RISKS[risk], level="free", pool_u="server"), network())
-    private = after_rounds(FeDXL2(RISKS[risk], **given), network())
+    plain = after_two(RISKS[risk], network(), level="free", pool_u="server")
+    private = after_two(RISKS[risk], network(), **given)
     for key, value in plain.items():
         if "pool.first.u" not in key:  # which a linear risk does not use
             torch.testing.assert_close(private[key], value, rtol=0, atol=1e-9, equal_nan=True, msg=key)
-    clipped = after_rounds(FeDXL2(RISKS[risk], **{**given, "dp_clip": 1e-3}), network())
+    clipped = after_two(RISKS[risk], network(), **{**given, "dp_clip": 1e-3})
     name = "server.weights.params.0.weight"
     assert not torch.allclose(clipped[name], plain[name], rtol=0, atol=1e-4), "and a narrow one does change it"
 
@@ -82,12 +89,13 @@ class OneStep:
 
     def __init__(self, risk: str, network: nn.Module, rng: torch.Generator, sizes: float) -> None:
         silent = {"dp_noise": SILENT, "dp_score_noise": SILENT}
-        self.algorithm = FeDXL2(RISKS[risk], beta=1.0, lr=1.0, **{**PRIVATE, "dp_clip": CLIP, **silent})
+        self.algorithm = build("fedxl2", RISKS[risk], beta=1.0, lr=1.0, **{**PRIVATE, "dp_clip": CLIP, **silent})
         self.score = scorer(network, training=True)
         self.server = self.algorithm.init(weights_of(network))
         self.rng, self.sizes = rng, sizes
         scores = torch.rand(3, 8, generator=rng, dtype=torch.float64)
-        self.passive = Passive(scores[0, :SIZE1], scores[1, :SIZE1], scores[2, :SIZE2], torch.zeros(SIZE2).double())
+        b = Entry(scores[2, :SIZE2], torch.zeros(SIZE2).double())
+        self.passive = Scores(Entry(scores[0, :SIZE1], ()), scores[1, :SIZE1], b)
         self.u = torch.rand(SIZE1, generator=rng, dtype=torch.float64)
         self.x = self.examples(SIZE1 + SIZE2)
 
@@ -98,14 +106,16 @@ class OneStep:
         """The step's gradient, as one vector, and the scores that leave."""
         one = torch.ones((), dtype=torch.float64)
         client = self.algorithm.init_client(self.server, SIZE1)._replace(u=u)
-        share = Share(one, 3 * one, 0.4 * one, one, one)
-        work = self.algorithm.begin(self.server, client, share, torch.stack((share.first, share.second)))
+        share = Share(one, one, one, torch.stack((one, one)), torch.stack((3 * one, 0.4 * one)))
+        full = tree.map(torch.ones_like, self.server.pool)
+        work = self.algorithm.start(self.server._replace(pool=full), client, share)
         noise = Noise(tree.map(torch.zeros_like, self.server.weights.params), torch.zeros(SIZE1 + SIZE2).double())
         y = torch.cat((torch.ones(SIZE1), torch.zeros(SIZE2))).double()
         rows = torch.arange(SIZE1) if rows is None else rows
-        after, trace = self.algorithm.step(self.score, self.server, work, Batch(x, y, rows, self.passive, (), noise))
+        batch = Batch(Examples(x, y, rows, ()), self.passive, (), noise)
+        after, trace = self.algorithm.step(self.score, self.server, work, batch)
         moved = tree.map(torch.sub, work.weights.params, after.weights.params)
-        return torch.cat([leaf.flatten() for leaf in tree.leaves(moved)]), torch.cat((trace.a, trace.b))
+        return torch.cat([leaf.flatten() for leaf in tree.leaves(moved)]), torch.cat((trace.a.score, trace.b.score))
 
 
 @pytest.mark.parametrize("risk", RISKS)
@@ -147,24 +157,22 @@ def test_an_example_without_a_finite_gradient_counts_for_nothing(bad):
     slopes = {"w": torch.ones(3, 2, dtype=torch.float64), "b": torch.ones(3, dtype=torch.float64)}
     slopes["w"][1, 0] = bad
     noise = tree.map(lambda leaf: torch.zeros_like(leaf[0]), slopes)
-    settings = PrivacySettings(clip=1.0, noise=1.0, score_noise=1.0, delta=1e-5)
-    found = noisy_mean(slopes, torch.full((3,), 0.1, dtype=torch.float64), noise, settings)
+    found = noisy_mean(slopes, torch.full((3,), 0.1, dtype=torch.float64), noise, clip=1.0, sigma=1.0)
     for leaf in found.values():
         torch.testing.assert_close(leaf, torch.full_like(leaf, 0.2))
 
 
 def test_noise_is_as_large_as_it_should_be():
-    settings = PrivacySettings(clip=2.0, noise=3.0, score_noise=0.25, delta=1e-5)
-    draws = torch.from_numpy(gaussian.normals(1, 0, 0, 0, 20_000))
-    found = noisy_mean({"w": torch.zeros(8, 20_000).double()}, torch.ones(8).double(), {"w": draws}, settings)["w"]
+    draws, still = torch.from_numpy(gaussian.normals(1, 0, 0, 0, 20_000)), torch.zeros(8, 20_000).double()
+    found = noisy_mean({"w": still}, torch.ones(8).double(), {"w": draws}, clip=2.0, sigma=3.0)["w"]
     assert stats.kstest(found.numpy() / (2.0 * 3.0 / 8), "norm").pvalue > 0.01
     within = partial_auc(scores="sigmoid").score_range
-    scores = noisy_scores(torch.full((20_000,), 0.5).double(), draws, settings, within)
+    scores = noisy_scores(torch.full((20_000,), 0.5).double(), draws, 0.25, within)
     assert float(scores.min()) == 0
     assert float(scores.max()) == 1
     inner = scores[(scores > 0) & (scores < 1)]
     assert stats.kstest(inner.numpy(), stats.truncnorm(-2, 2, loc=0.5, scale=0.25).cdf).pvalue > 0.01
-    unknown = noisy_scores(torch.tensor([float("nan")]), torch.zeros(1), settings, within)
+    unknown = noisy_scores(torch.tensor([float("nan")]), torch.zeros(1), 0.25, within)
     assert float(unknown) == 0.5
 
 
@@ -179,28 +187,25 @@ def test_draws_are_normal_and_differ_for_every_client_round_step_and_seed():
 
 def test_what_a_client_uploads_holds_no_estimates_and_no_stand_ins(network):
     """A client without positives scores negatives in their place. Those scores must stay at home."""
-    algorithm = FeDXL2(partial_auc(scores="sigmoid"), **{**PRIVATE, "dp_score_noise": SILENT})
+    algorithm = build("fedxl2", partial_auc(scores="sigmoid"), **{**PRIVATE, "dp_score_noise": SILENT})
     engine = engine_for(algorithm, network(), from_arrays(make_clients(RAGGED)), loop, 3, SIZE1, SIZE2, seed=1)
     server = algorithm.init(weights_of(network()))
     for round in range(2):
         updates: Any = engine.run_round(server, round, np.arange(len(RAGGED)))
         for client, (positives, negatives) in enumerate(RAGGED):
-            assert updates.first.u[client].isnan().all()
-            assert bool((updates.first.a[client] == 0.5).all()) == (positives == 0)
-            assert bool((updates.second.b[client] == 0.5).all()) == (negatives == 0)
-        server = algorithm.phase(round).aggregate(server, updates)
+            sent = tree.map(lambda leaf, at=client: leaf[at], updates.scores)
+            assert sent.u.isnan().all()
+            assert bool((sent.a.score == 0.5).all()) == (positives == 0)
+            assert bool((sent.b.score == 0.5).all()) == (negatives == 0)
+        server = next_state(algorithm.phase(round), server, updates)
 
 
 REFUSED = {
     "level": ({"level": "even"}, "set level = 'free'"),
-    "centre": ({"one_class": "centre"}, "one_class = 'centre' mixes"),
-    "reach": ({"reach": 0.1}, "set reach = 0"),
-    "mix": ({"mix": 0.1}, "set mix = 0"),
     "pool_u": ({"pool_u": "clients"}, "set pool_u = 'server'"),
     "fresh": ({"fresh": True}, "set fresh = false"),
     "cvar": ({"risk": cvar_partial_auc()}, "must not change the gradients of others"),
-    "worst site": ({"worst_site": 0.3}, "set worst_site = 0"),
-    "msvr": ({"estimator": "msvr"}, "set estimator = 'average'"),
+    "several": ({"risk": several(partial_auc(scores="sigmoid"), 2)}, "for risks of one label"),
     "raw": ({"risk": partial_auc(scores="raw")}, "set scores = 'sigmoid'"),
     "labels": ({"risk": average_precision(scores="sigmoid")}, "must pair positives with negatives"),
     "no noise": ({"dp_noise": 0.0}, "dp_clip needs noise"),
@@ -216,7 +221,7 @@ def test_what_would_break_the_promise_is_refused_in_one_line(case):
     changes, message = REFUSED[case]
     options = {"risk": partial_auc(scores="sigmoid"), **PRIVATE, **changes}
     with pytest.raises(UserError, match=message):
-        FeDXL2(**options)
+        build("fedxl2", **options)
 
 
 def test_a_network_with_statistics_of_batches_is_refused():
@@ -245,4 +250,4 @@ def test_weights_of_examples_are_refused():
 
 
 def test_other_algorithms_do_not_take_these_settings():
-    assert [name for name in ALGORITHMS if hasattr(ALGORITHMS[name], "dp_clip")] == ["fedxl1", "fedxl2"]
+    assert [name for name in ALGORITHMS if "dp_clip" in accepted(ALGORITHMS[name])] == ["fedxl1", "fedxl2"]

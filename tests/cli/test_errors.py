@@ -82,7 +82,7 @@ MISTAKES = {
     "half an import": ("model.name=:", "cannot import the model ':'"),
     "vectors for a method of scalars": (
         "risk.name=contrastive risk.dim=4 data.views=true algorithm.name=local_sgd",
-        "this algorithm needs one score an example",
+        "this algorithm needs one score per example",
     ),
     "a device without numbers": ("run.device=meta", "the device 'meta' holds no numbers"),
     "a negative seed": ("data.seed=-1", "seed must not be negative"),
@@ -124,7 +124,7 @@ MISTAKES = {
     "a batch beyond 64 bits": (f"run.batch1={2**64}", "'run.batch1' must lie between -2^63 and 2^63 - 1"),
     "a batch beyond memory": (f"run.batch1={2**63 - 1}", "batch1 must be at most 1,000,000"),
     "rounds beyond counting": (f"run.rounds={2**63 - 1}", "rounds must be at most 1,000,000,000"),
-    "a round beyond memory": ("run.batch1=1000000 run.local_steps=1000000", "must be at most 100,000,000 a round"),
+    "a round beyond memory": ("run.batch1=1000000 run.local_steps=1000000", "must be at most 100,000,000 per round"),
     "a number of 4401 digits": (f"run.seed={'9' * 4401}", "'run.seed' must be a whole number"),
     "a long number that Python cannot write": (f"run.seed=0x{'f' * 5000}", "'run.seed' must lie between"),
     "a layer beyond memory": (f"model.hidden=[{2**40}]", "weights; at most 1,000,000,000"),
@@ -286,7 +286,7 @@ def test_a_risk_of_the_wrong_shape(pair, outer, expected):
 
 def test_mistakes_in_the_library_call():
     clients = make_clients([(4, 4)])
-    with pytest.raises(TypeError, match="unexpected keyword argument 'rouns'"):
+    with pytest.raises(UserError, match=r"unknown setting 'run\.rouns'; did you mean 'run\.rounds'\?"):
         fit(nn.Linear(5, 1), clients, FeDXL2(auroc()), rouns=3)
     with pytest.raises(UserError, match="at least one client"):
         fit(nn.Linear(5, 1), [], FeDXL2(auroc()))

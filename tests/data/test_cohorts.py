@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedxl import sampling, tree
-from fedxl.algorithms import CODASCA, FeDXL2, LocalSGD
+from fedxl.algorithms import CODASCA, LocalSGD, build
 from fedxl.data.federation import from_arrays, shares, weigh
 from fedxl.engine.executors import vectorised
 from fedxl.models import weights_of
@@ -58,8 +58,7 @@ def test_every_client_counts_by_its_part_on_average(case):
         assert weights.sum() == pytest.approx(1, abs=1e-12) or probability < 1e-12
         expected[index] += probability * weights
         often[index] += probability
-        for side, factor in zip(pooled, (share.first, share.second), strict=True):
-            side[index] += probability * weights * factor.numpy()[index]
+        pooled[:, index] += probability * share.mass.numpy()[index].T
     np.testing.assert_allclose(expected, parts, rtol=0, atol=1e-12)
     np.testing.assert_allclose(often, chances, rtol=0, atol=1e-12)
     # What clients add to the pool, before its draws divide by the sum of the cohort.
@@ -106,7 +105,7 @@ def test_all_else_is_as_it_was(weighting, cohort):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [FeDXL2(partial_auc(), lr=0.3, level="free"), LocalSGD(lr=0.3), CODASCA(lr=0.3)],
+    [build("fedxl2", partial_auc(), lr=0.3, level="free"), LocalSGD(lr=0.3), CODASCA(lr=0.3)],
     ids=["fedxl2", "local_sgd", "codasca"],
 )
 @pytest.mark.parametrize("cohort", [2, 3], ids=["nobody is certain", "one is certain"])
@@ -150,8 +149,8 @@ def test_pooled_scores_are_a_ratio_estimate_as_documented():
     """docs/maths.md has these numbers: draws divide by what a cohort holds of a side, which differs."""
     share, chances = weigh(FIRST, SECOND, "samples", 2)
     errors = []
-    for counts, factor in ((FIRST, share.first), (SECOND, share.second)):
-        mass, expected = (share.model * factor).numpy(), np.zeros(6)
+    for counts, mass in zip((FIRST, SECOND), share.mass.numpy().T, strict=True):
+        expected = np.zeros(6)
         for members, probability in probabilities(chances).items():
             index = list(members)
             expected[index] += probability * mass[index] / mass[index].sum()

@@ -80,15 +80,16 @@ def test_shares_of_the_papers_objective():
     """Clients count alike; those that hold a side make up for those that do not."""
     share = shares([5, 7, 0, 3], [9, 0, 4, 4], "clients")
     assert share.model.tolist() == [0.25] * 4
-    torch.testing.assert_close(share.model * share.first, torch.tensor([1, 1, 0, 1]).double() / 3)
-    torch.testing.assert_close(share.model * share.second, torch.tensor([1, 0, 1, 1]).double() / 3)
+    torch.testing.assert_close(share.mass[:, 0], torch.tensor([1, 1, 0, 1]).double() / 3)
+    torch.testing.assert_close(share.mass[:, 1], torch.tensor([1, 0, 1, 1]).double() / 3)
 
 
 def test_shares_of_the_pooled_objective():
     first, second = [5, 7, 0, 3], [9, 0, 4, 4]
     share = shares(first, second, "samples")
-    torch.testing.assert_close(share.model * share.first, torch.tensor(first).double() / 15)
-    torch.testing.assert_close(share.model * share.second, torch.tensor(second).double() / 17)
+    torch.testing.assert_close(share.mass[:, 0], torch.tensor(first).double() / 15)
+    torch.testing.assert_close(share.mass[:, 1], torch.tensor(second).double() / 17)
+    torch.testing.assert_close(share.mass, share.model[:, None] * share.factors)
     assert float(share.model.sum()) == pytest.approx(1)
 
 

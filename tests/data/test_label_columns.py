@@ -10,9 +10,10 @@ from fedxl.data import medmnist
 from fedxl.data.federation import Federation, from_arrays, weigh
 from fedxl.data.label_columns import Columns
 from fedxl.data.label_forms import encoded
-from fedxl.data.label_shares import check_labels, label_counts, with_labels
 from fedxl.data.sites import Sites
 from fedxl.errors import UserError
+from fedxl.risks import auroc, several
+from fedxl.training.participants import check_labels
 
 NAN = float("nan")
 
@@ -62,18 +63,17 @@ def test_sides_and_holdings_count_examples_once():
     assert [held.tolist() for held in data.side("negative")] == [[0, 1], [3, 4]]
     counts = [[held.count(side) for side in ("positive", "negative", "all")] for held in data.holdings()]
     assert counts == [[2, 2, 3], [1, 2, 2]]
-    assert label_counts(data, "positive").tolist() == [[2, 1, 0], [0, 0, 1]]
-    assert label_counts(data, "negative").tolist() == [[1, 2, 0], [2, 0, 1]]
+    assert [held.by_label("positive").tolist() for held in data.holdings()] == [[2, 1, 0], [0, 0, 1]]
+    assert [held.by_label("negative").tolist() for held in data.holdings()] == [[1, 2, 0], [2, 0, 1]]
 
 
 def test_parts_of_each_label_sum_to_one():
-    data = federation()
-    first, second = (list(map(len, data.side(side))) for side in ("positive", "negative"))
-    some, every = (label_counts(data, side) for side in ("positive", "negative"))
+    holdings, pairing, sides = federation().holdings(), several(auroc(), 3).pairing, ("positive", "negative")
+    some, every = (np.stack([held.by_label(side) for held in holdings]) for side in sides)
     for weighting in ("clients", "samples"):
-        share = weigh(first, second, weighting).shares
-        labels = with_labels(share, some, every, second, weighting).labels
-        parts = share.part[:, None, None] * labels  # [N, 2, L]
+        share = weigh(*pairing.counts(holdings, sides, False), weighting).shares
+        share = pairing.spread(share, holdings, sides, weighting == "samples", False)
+        parts = share.part[:, None, None] * share.factors  # [N, 2, L]
         torch.testing.assert_close(parts.sum(0), torch.ones(2, 3, dtype=torch.float64))
         if weighting == "samples":
             torch.testing.assert_close(parts[:, 0], torch.from_numpy(some / some.sum(0)))

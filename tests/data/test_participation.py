@@ -1,4 +1,4 @@
-"""Plans of participation: who takes part when, and by enumeration that everyone counts by its part on average."""
+"""Plans of participation: who takes part when, and by enumeration that everyone weighs its part on average."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import pytest
 import torch
 
 from fedxl import UserError, sampling, tree
-from fedxl.algorithms import CODASCA, FeDXL2, LocalPair, LocalSGD
+from fedxl.algorithms import FeDXL2, LocalSGD
 from fedxl.data.availability import read_trace
 from fedxl.data.federation import from_arrays, shares
-from fedxl.data.participation import Cyclic, Plan, Reshuffled, Trace
+from fedxl.data.participation import Plan, Trace
 from fedxl.engine.executors import vectorised
-from fedxl.models import weights_of
 from fedxl.risks import partial_auc
 from fedxl.training.hooks import Hooks
-from fedxl.training.rounds import play_round
 from tests.conftest import RAGGED, make_clients
 from tests.data.test_cohorts import probabilities
-from tests.running import engine_for, fit_named, play
+from tests.running import engine_for, fit_named
 
 # Six clients, who are available unevenly; in its third round fewer than a cohort, and client 5 is there once.
 ROWS = [[0, 1, 2, 3], [0, 2, 3, 4], [3], [1, 2, 3, 4, 5]]
@@ -34,22 +32,6 @@ def trace_file(folder, rows) -> str:
     path = folder / "trace.json"
     path.write_text(json.dumps({"rounds": rows}))
     return str(path)
-
-
-def test_cyclic_groups_take_part_in_turn_and_in_the_same_order():
-    plan = Cyclic(num_clients=7, size=3, seed=4)
-    cohorts = [plan.cohort(r).tolist() for r in range(9)]
-    assert cohorts[:3] == cohorts[3:6] == cohorts[6:]
-    assert sorted(itertools.chain(*cohorts[:3])) == list(range(7))
-    assert sorted(map(len, cohorts[:3])) == [2, 2, 3], "as even as can be"
-    assert cohorts[:3] != [Cyclic(num_clients=7, size=3, seed=5).cohort(r).tolist() for r in range(3)]
-
-
-def test_reshuffled_groups_are_new_in_each_cycle():
-    plan = Reshuffled(num_clients=8, size=2, seed=4)
-    cycles = [[plan.cohort(4 * cycle + r).tolist() for r in range(4)] for cycle in range(3)]
-    assert all(sorted(itertools.chain(*cycle)) == list(range(8)) for cycle in cycles)
-    assert cycles[0] != cycles[1] != cycles[2]
 
 
 @pytest.mark.parametrize("parts", [None, np.array([0.4, 0.1, 0.1, 0.1, 0.2, 0.1])], ids=["alike", "by size"])
@@ -76,12 +58,8 @@ def test_only_who_is_available_takes_part():
 
 
 def cohorts_of(plan) -> dict[tuple[int, ...], float]:
-    """Every cohort of a cycle, with its exact probability."""
+    """Every cohort of a trace, with its exact probability."""
     found: dict[tuple[int, ...], float] = {}
-    if isinstance(plan, Cyclic):
-        for r in range(plan.groups):
-            found[tuple(plan.cohort(r).tolist())] = 1 / plan.groups
-        return found
     for row in range(len(plan.available)):
         present = np.flatnonzero(plan.available[row]).tolist()
         if not 0 < plan.size < len(present):
@@ -96,67 +74,18 @@ def cohorts_of(plan) -> dict[tuple[int, ...], float]:
     return found
 
 
-ALGORITHMS = {
-    "fedxl2": FeDXL2(partial_auc(), lr=0.3, level="free"),
-    "fedxl2 that lends": FeDXL2(partial_auc(), lr=0.3),
-    "local pair": LocalPair(partial_auc(), lr=0.3),
-    "codasca": CODASCA(lr=0.3, stage_steps=1),
-}
-PLANNED = {
-    "four a group": {"participation": "cyclic", "cohort": 4},
-    "trace": {"participation": "trace", "cohort": 2},
-    "trace, all of them": {"participation": "trace"},
-}
-
-
 @pytest.mark.parametrize("weighting", ["clients", "samples"])
-@pytest.mark.parametrize("planned", list(PLANNED))
-@pytest.mark.parametrize("name", list(ALGORITHMS))
-def test_the_average_step_is_that_of_all_clients(name, planned, weighting, network, tmp_path):
-    """The same state, every cohort of a cycle, weighted by its probability: as if all had taken part."""
-    federation, algorithm = from_arrays(make_clients(RAGGED)), ALGORITHMS[name]
-    options = dict(PLANNED[planned])
-    if options["participation"] == "trace":
-        options["trace"] = trace_file(tmp_path, ROWS)
-
-    def engine(**settings):
-        return engine_for(algorithm, network(), federation, vectorised, 2, 3, 4, weighting=weighting, **settings)
-
-    everyone = engine()
-    bound, start = everyone.algorithm, everyone.algorithm.init(weights_of(network()))
-    if bound.first_round == 0:
-        start = play(bound, everyone, start, 0, np.arange(6))
-    full = play(bound, engine(), start, 1, np.arange(6))
-    plan = engine(**options).plan
-    found = cohorts_of(plan)
-    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
-    assert sum(p * plan.weight(np.array(members)) for members, p in found.items()) == pytest.approx(1, abs=1e-12)
-    moved = {"weights": full.weights.params, **({"G": full.G} if hasattr(full, "G") else {})}
-    mean = tree.map(torch.zeros_like, moved)
-    for members, probability in found.items():
-        cohort = np.array(members)
-        after = play_round(bound, engine(**options), start, 1, cohort, plan.weight(cohort)).server
-        now = {"weights": after.weights.params, **({"G": after.G} if hasattr(full, "G") else {})}
-        mean = tree.map(lambda total, new, p=probability: total + p * new, mean, now)
-    for key, expected in tree.pack(moved).items():
-        torch.testing.assert_close(tree.pack(mean)[key], expected, rtol=0, atol=1e-12, msg=key)
-    assert any((full.weights.params[key] - value).abs().max() > 1e-4 for key, value in start.weights.params.items())
-
-
-def test_normalised_cohorts_all_weigh_the_same_and_are_biased(network, tmp_path):
+@pytest.mark.parametrize("cohort", [0, 2])
+def test_every_client_weighs_its_part_on_average(cohort, weighting, network, tmp_path):
+    """Over all cohorts of a trace by their probabilities, before weights are divided by their sum in a cohort."""
+    options = {"participation": "trace", "trace": trace_file(tmp_path, ROWS), "cohort": cohort}
     federation = from_arrays(make_clients(RAGGED))
-    options = {"participation": "trace", "trace": trace_file(tmp_path, ROWS), "cohort": 2, "weighting": "samples"}
-    weighed, alike = (
-        engine_for(LocalSGD(lr=0.3), network(), federation, vectorised, 2, 3, 4, cohort_weights=way, **options)
-        for way in ("unbiased", "normalised")
-    )
-    assert {alike.plan.weight(alike.plan.cohort(r)) for r in range(8)} == {1.0}
-    assert len({round(weighed.plan.weight(weighed.plan.cohort(r)), 6) for r in range(8)}) > 2
-    parts, expected = alike.shares.part.numpy(), np.zeros(6)
-    for members, probability in cohorts_of(alike.plan).items():
-        share = alike.shares.model.numpy()[list(members)]
-        expected[list(members)] += probability * share / share.sum()
-    assert np.abs(expected - parts).max() > 0.01
+    engine = engine_for(LocalSGD(), network(), federation, vectorised, 2, 3, 4, weighting=weighting, **options)
+    expected, found = np.zeros(6), cohorts_of(engine.plan)
+    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
+    for members, probability in found.items():
+        expected[list(members)] += probability * engine.shares.model.numpy()[list(members)]
+    np.testing.assert_allclose(expected / expected.sum(), engine.shares.part.numpy(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("weighting", ["clients", "samples"])
@@ -166,10 +95,10 @@ def test_who_is_never_available_counts_for_nothing_and_the_others_make_up_for_it
     of_five = engine_for(
         FeDXL2(partial_auc()), network(), from_arrays(make_clients(RAGGED)), vectorised, 2, 3, 4, **options
     )
-    assert [float(leaf[5]) for leaf in tree.leaves(engine.shares)] == [0, 0, 0, 0, 5]
+    assert [leaf[5].tolist() for leaf in engine.shares] == [0, 0, 5, [0, 0], [0, 0]]
     first, second = ([size[side] for size in RAGGED[:5]] for side in (0, 1))
     expected = shares(first, second, weighting)
-    for name in ("part", "first", "second"):
+    for name in ("part", "factors"):
         torch.testing.assert_close(getattr(of_five.shares, name)[:5], getattr(expected, name))
     lines: list[str] = []
     fit_named(
@@ -178,25 +107,6 @@ def test_who_is_never_available_counts_for_nothing_and_the_others_make_up_for_it
     )  # fmt: skip
     told = "trace: 1 of 6 clients are never available (client 5); the run optimises the risk of the others"
     assert told in lines
-
-
-def test_a_pool_of_a_whole_cycle_weighs_every_client_by_its_part(network):
-    """With pool_rounds = groups the pool holds each client once: draws have no error of a ratio left."""
-    algorithm = FeDXL2(partial_auc(), lr=0.1, pool_rounds=3, mix=0.1)  # mix: entries say whose they are
-    options = {"participation": "cyclic", "cohort": 2, "weighting": "samples"}
-    engine = engine_for(algorithm, network(), from_arrays(make_clients(RAGGED)), vectorised, 2, 3, 4, **options)
-    server = algorithm.init(weights_of(network()))
-    for r in range(5):
-        server = play(engine.algorithm, engine, server, r, engine.plan.cohort(r))
-        for side in server.pool:
-            assert set(side.age[side.weight > 0].tolist()) <= set(range(3))
-    for side, counts in zip(server.pool, zip(*RAGGED, strict=True), strict=True):
-        mass = torch.zeros(6, dtype=torch.float64).index_add(0, side.owner.long(), side.weight)
-        parts = torch.tensor(counts, dtype=torch.float64) / sum(counts)
-        torch.testing.assert_close(mass / mass.sum(), parts, rtol=0, atol=1e-12)
-    when = {int(client): r for r in range(5) for client in engine.plan.cohort(r)}
-    first = server.pool.first
-    assert all(4 - when[int(owner)] == age for owner, age in zip(first.owner, first.age.tolist(), strict=True))
 
 
 BAD = {
@@ -240,10 +150,9 @@ def test_a_trace_is_read_by_name_and_by_number_and_has_limits(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"participation": "cyclic"}, "participation = 'cyclic' needs cohort"),
         ({"participation": "trace"}, "participation = 'trace' needs trace"),
         ({"trace": "x.json"}, "trace is for participation = 'trace', not for 'uniform'"),
-        ({"participation": "cycle"}, "must be one of 'uniform', 'cyclic', 'reshuffled', 'trace', not 'cycle'"),
+        ({"participation": "cycle"}, "must be one of 'uniform', 'trace', not 'cycle'"),
         ({"participation": "trace", "trace": "no.json"}, "there is no file no.json"),
     ],
 )
@@ -257,19 +166,16 @@ def test_a_trace_without_anyone_who_trains_is_one_line(network, tmp_path):
     with pytest.raises(UserError, match="no client that holds examples of S2 is ever available"):
         fit_named(network(), make_clients(RAGGED), partial_auc(), trace=trace_file(tmp_path, [[1]]), **options)
     lending = {"one_class": "lend", "trace": trace_file(tmp_path, [[1, 2]])}
-    for weights in ("unbiased", "normalised"):
-        with pytest.raises(UserError, match="no client that trains is ever available"):
-            fit_named(network(), make_clients(RAGGED), partial_auc(), cohort_weights=weights, **lending, **options)
+    with pytest.raises(UserError, match="no client that trains is ever available"):
+        fit_named(network(), make_clients(RAGGED), partial_auc(), **lending, **options)
 
 
-@pytest.mark.parametrize("participation", ["cyclic", "trace"])
-def test_a_run_goes_on_with_the_cohorts_that_it_would_have_had(participation, network, tmp_path):
+def test_a_run_goes_on_with_the_cohorts_that_it_would_have_had(network, tmp_path):
     options = {
-        "participation": participation, "cohort": 3, "eval_every": 2, "checkpoint_every": 1, "executor": "loop",
+        "participation": "trace", "trace": trace_file(tmp_path, ROWS), "cohort": 3, "eval_every": 2,
+        "checkpoint_every": 1, "executor": "loop",
         "dtype": "float64", "device": "cpu", "weighting": "samples", "pool_rounds": 2, **SMALL,
     }  # fmt: skip
-    if participation == "trace":
-        options["trace"] = trace_file(tmp_path, ROWS)
     through, out = (network(), make_clients(RAGGED), partial_auc()), tmp_path / "run"
     whole = fit_named(*through, rounds=5, **options)
     fit_named(*through, rounds=2, out=out, **options)
@@ -278,14 +184,14 @@ def test_a_run_goes_on_with_the_cohorts_that_it_would_have_had(participation, ne
         assert torch.equal(tree.pack(rest.server)[name], leaf) or leaf.isnan().any(), name
     with pytest.raises(UserError, match=r"run.participation was '\w+' and is now 'uniform'"):
         fit_named(*through, rounds=5, out=out, resume=True, **{**options, "participation": "uniform", "trace": ""})
-    if participation == "trace":
-        trace_file(tmp_path, ROWS[::-1])
-        with pytest.raises(UserError, match=r"task\.trace was"):
-            fit_named(*through, rounds=5, out=out, resume=True, **options)
+    trace_file(tmp_path, ROWS[::-1])
+    with pytest.raises(UserError, match=r"task\.trace was"):
+        fit_named(*through, rounds=5, out=out, resume=True, **options)
 
 
-def test_where_all_data_are_in_one_place_a_line_says_that_nobody_takes_turns(network):
+def test_where_all_data_are_in_one_place_a_line_says_that_a_trace_does_not_apply(network, tmp_path):
     lines: list[str] = []
-    settings = {"rounds": 1, **SMALL, "cohort": 2, "participation": "cyclic", "hooks": Hooks(say=lines.append)}
+    trace = {"participation": "trace", "trace": trace_file(tmp_path, ROWS)}
+    settings = {"rounds": 1, **SMALL, **trace, "hooks": Hooks(say=lines.append)}
     fit_named(network(), make_clients(RAGGED), partial_auc(), "sox", dtype="float64", **settings)
-    assert "participation = 'cyclic' does not apply: all data are in one place" in lines
+    assert "participation = 'trace' does not apply: all data are in one place" in lines

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedxl.algorithms import FeDXL2
+from fedxl.algorithms import build
+from fedxl.algorithms.pool import Pooling
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.server import directory
 from fedxl.deploy.site import requests
-from fedxl.engine.drawing import Drawing, PoolDraws, Schedule
+from fedxl.engine.drawing import Drawing, Schedule
 from fedxl.experiments.curious.attacks import (
     Success,
     Upload,
@@ -32,6 +33,7 @@ from fedxl.experiments.curious.attacks import (
     rows_by_seed,
 )
 from fedxl.risks import partial_auc
+from fedxl.risks.pairing import PoolWeights
 from fedxl.sampling import Purpose
 from tests.conftest import Clock
 from tests.deploy.federated import InProcess, config, deployed
@@ -74,21 +76,21 @@ class Run(NamedTuple):
 def listened(folder: Path, monkeypatch: pytest.MonkeyPatch, private: bool) -> Run:
     """A deployed run, and inside of its sites a spy that knows which example each score is of."""
     drawn: dict[tuple[int, int], dict[float, int]] = {}
-    draw, upload, last = Drawing.draw, FeDXL2.upload, {}
+    draw, upload, last = Drawing.draw, Pooling.upload, {}
 
     def spy_draw(self: Drawing, client: int, round: int, visits: int, pool: Any) -> Any:
         draws = draw(self, client, round, visits, pool)
         last["key"], last["rows"] = (self.first_number + client, round), draws.rows.ravel()
         return draws
 
-    def spy_upload(self: FeDXL2, trace: Any, *rest: Any) -> Any:
-        drawn[last["key"]] = dict(zip(trace.a.flatten().tolist(), last["rows"].tolist(), strict=True))
-        return upload(self, trace, *rest)
+    def spy_upload(self: Pooling, scores: Any) -> Any:
+        drawn[last["key"]] = dict(zip(scores.a.score.flatten().tolist(), last["rows"].tolist(), strict=True))
+        return upload(self, scores)
 
     rng = np.random.default_rng(0)
     with monkeypatch.context() as spied:
         spied.setattr(Drawing, "draw", spy_draw)
-        spied.setattr(FeDXL2, "upload", spy_upload)
+        spied.setattr(Pooling, "upload", spy_upload)
         spied.setattr(os, "urandom", rng.bytes)  # so that the test always says the same
         carrier = Listening(folder, private_draws=private, sorted_scores=private)
         plain = config("fedxl2", cohort=0, rounds=ROUNDS, local_steps=STEPS, batch1=BATCH, batch2=BATCH)
@@ -111,9 +113,9 @@ def runs(tmp_path_factory) -> dict[bool, Run]:
 def seen(run: Run, site: int, round: int) -> Upload:
     """S1 of an upload as the server sees it, and the truth about it."""
     told = run.told[site, round].upload
-    values = torch.stack((told["first.a"], told["first.u"]), 1).numpy()
+    values = torch.stack((told["scores.a.score"], told["scores.u"]), 1).numpy()
     rows = run.drawn[site, round]
-    return Upload(values, np.array([rows[float(a)] for a in told["first.a"]]))
+    return Upload(values, np.array([rows[float(a)] for a in told["scores.a.score"]]))
 
 
 def pairs(run: Run) -> Iterator[tuple[int, int]]:
@@ -168,9 +170,9 @@ def test_what_remains_is_what_scores_tell_by_themselves(runs):
 
 def test_what_a_site_sends_is_in_ascending_order(runs):
     for told in runs[True].told.values():
-        for name in ("first.a", "second.b"):
+        for name in ("scores.a.score", "scores.b.score"):
             assert bool((told.upload[name].diff() >= 0).all())
-    drawn = [bool((told.upload["second.b"].diff() >= 0).all()) for told in runs[False].told.values()]
+    drawn = [bool((told.upload["scores.b.score"].diff() >= 0).all()) for told in runs[False].told.values()]
     assert not any(drawn)
 
 
@@ -178,13 +180,13 @@ def recognised(run: Run, reader: int, side: int) -> Success:
     """How many of the pooled scores that a site reads it attributes to the right site. It knows seed and counts."""
     holders = [[site for site, held in enumerate(run.counts) if held[at]] for at in range(2)]
     owners = tuple(np.repeat(each, SEEN) for each in holders)
-    own = FeDXL2(partial_auc()).reading(BATCH, BATCH)
-    sent, read = (("first.a", "passive.a"), ("second.b", "passive.b"))[side]
+    own = build("fedxl2", partial_auc()).reading(BATCH, BATCH)
+    sent, read = (("scores.a.score", "passive.a.score"), ("scores.b.score", "passive.b.score"))[side]
     found = []
     for round in range(1, ROUNDS + 1):
         whose = {float(value): site for site in holders[side] for value in run.told[site, round - 1].upload[sent]}
         truth = [whose[float(value)] for value in run.told[reader, round].passive[read].flatten()]
-        pool = PoolDraws(len(owners[0]), len(owners[1]))
+        pool = PoolWeights(len(owners[0]), len(owners[1]))
         guess = owners_read(SCHEDULE, own, reader, round, pool, owners)[side]  # type: ignore[arg-type]
         found.append(np.mean(guess.ravel() == np.array(truth)))
     return Success(float(np.mean(found)), 1 / len(holders[side]))

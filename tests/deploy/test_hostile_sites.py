@@ -39,20 +39,25 @@ EXPERIMENTS = {
 # The experiment, which tensor of an update becomes what, and what the server says of it.
 SIZE = "times as large as usual"
 ATTACKS = {
-    "b = 10": ("sigmoid", "second.b", lambda t: 0 * t + 10, "its scores (second) are not all within [0, 1]"),
-    "b = 1e30": ("sigmoid", "second.b", lambda t: 0 * t + 1e30, "its scores (second) are not all within [0, 1]"),
-    "a = -0.5": ("sigmoid", "first.a", lambda t: 0 * t - 0.5, "its scores (first) are not all within [0, 1]"),
-    "y = 7": ("ap", "second.y", lambda t: 0 * t + 7, "its labels (second) are not all 0 or 1"),
-    "u = -1e30": ("sigmoid", "first.u", lambda t: 0 * t - 1e30, "its inner estimates u are beyond"),
-    "u at the pole of f": ("ap", "first.u", lambda t: 0 * t - 1e-3, "its inner estimates u are beyond"),
-    "weights x -3": ("sigmoid", "weights.params:float64", lambda t: -3 * t, f"weights and G is * {SIZE}"),
-    "weights x -3, local sgd": ("local sgd", "weights.params:float64", lambda t: -3 * t, f"weights is * {SIZE}"),
-    "G x 100": ("sigmoid", "G:float64", lambda t: 100 * t, f"its change of weights and G is * {SIZE}"),
-    "G x 1000, local pair": ("local pair", "G:float64", lambda t: 1000 * t, f"weights and G is * {SIZE}"),
+    "b = 10": ("sigmoid", "scores.b.score", lambda t: 0 * t + 10, "its scores (second) are not all within [0, 1]"),
+    "b = 1e30": (
+        "sigmoid",
+        "scores.b.score",
+        lambda t: 0 * t + 1e30,
+        "its scores (second) are not all within [0, 1]",
+    ),
+    "a = -0.5": ("sigmoid", "scores.a.score", lambda t: 0 * t - 0.5, "its scores (first) are not all within [0, 1]"),
+    "y = 7": ("ap", "scores.b.target", lambda t: 0 * t + 7, "its labels (second) are not all 0 or 1"),
+    "u = -1e30": ("sigmoid", "scores.u", lambda t: 0 * t - 1e30, "its inner estimates u are beyond"),
+    "u at the pole of f": ("ap", "scores.u", lambda t: 0 * t - 1e-3, "its inner estimates u are beyond"),
+    "weights x -3": ("sigmoid", "weights.params:float64", lambda t: -3 * t, f"change of the model is * {SIZE}"),
+    "weights x -3, local sgd": ("local sgd", "weights.params:float64", lambda t: -3 * t, f"the model is * {SIZE}"),
+    "G x 100": ("sigmoid", "G:float64", lambda t: 100 * t, f"its change of the model is * {SIZE}"),
+    "G x 1000, local pair": ("local pair", "G:float64", lambda t: 1000 * t, f"change of the model is * {SIZE}"),
     "no part in the average": ("raw", "share.model", lambda t: 0 * t, "its share is not the one that it was given"),
-    "raw b = 1e30": ("raw", "second.b", lambda t: 0 * t + 1e30, "are not all within [-10000, 10000]"),
-    "raw b = 2000": ("raw", "second.b", lambda t: 0 * t + 2000, "(second) lie more than 100 times the pool's spread"),
-    "raw b x 100": ("raw", "second.b", lambda t: 100 * t, f"its largest score, squared, is * {SIZE}"),
+    "raw b = 1e30": ("raw", "scores.b.score", lambda t: 0 * t + 1e30, "are not all within [-10000, 10000]"),
+    "raw b = 2000": ("raw", "scores.b.score", lambda t: 0 * t + 2000, "(second) lie more than 100 times the pool's"),
+    "raw b x 100": ("raw", "scores.b.score", lambda t: 100 * t, f"its largest score, squared, is * {SIZE}"),
     "a NaN buffer": (
         "batch norm",
         "weights.buffers:float64",
@@ -62,8 +67,8 @@ ATTACKS = {
     "a negative variance": ("batch norm", "weights.buffers:float64", lambda t: -t.abs(), "running_var is negative"),
     "buffers x 1e6": ("batch norm", "weights.buffers:float64", lambda t: 1e6 * t, f"change of buffers is * {SIZE}"),
     "a counter": ("batch norm", "weights.buffers:int64", lambda t: t + 10**9, f"change of counters is * {SIZE}"),
-    "a control variate": ("codasca", "change.params:float64", lambda t: 1e4 * t, f"control variate is * {SIZE}"),
-    "a dual variable": ("codasca", "scalars.alpha", lambda t: t + 1e6, f"a, b and alpha is * {SIZE}"),
+    "a control variate": ("codasca", "change.params:float64", lambda t: 1e4 * t, f"its change of * {SIZE}"),
+    "a dual variable": ("codasca", "scalars.alpha", lambda t: t + 1e6, f"its change of * {SIZE}"),
 }
 
 
@@ -113,7 +118,7 @@ def test_an_attack_is_refused_and_leaves_no_trace(tmp_path, without, attack):
     carrier.faults = {(0, ATTACKED): spoiling(tensor, change)}
     found = interrupted(tmp_path, name, carrier)
     assert found.interrupted
-    [dropped] = [entry for record in found.history for entry in record.get("dropped", [])]
+    [dropped] = dropped_in(found)
     assert dropped["site"] == "a"
     assert said_of(dropped["reason"], reason), dropped["reason"]
 
@@ -131,6 +136,60 @@ def test_an_attack_is_refused_and_leaves_no_trace(tmp_path, without, attack):
     assert_same(again, expected)
 
 
+def dropped_in(result) -> list[dict]:
+    return [entry for record in result.history for entry in record.get("dropped", [])]
+
+
+def attacked(folder: Path, name: str, site: int, *changes):
+    """What is refused in a short run, in which one site changes so much of its update in round 3."""
+    base, carrier = experiment(name), InProcess(folder)
+
+    def spoil(answer: Envelope) -> Envelope:
+        for tensor, change in changes:
+            answer = spoiling(tensor, change)(answer)
+        return answer
+
+    carrier.faults = {(site, 3): spoil}
+    return dropped_in(deployed(folder, replace(base, run={**base.run, "rounds": 3}), carrier))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "local pair"])
+def test_a_large_G_is_refused_however_few_steps_are_reported(tmp_path, name):
+    """Steps that a site has not made would not shorten those that all others make along its G."""
+    changes = ("G:float64", lambda t: 1000 * t), ("steps", torch.zeros_like)
+    [dropped] = attacked(tmp_path, name, 0, *changes)
+    assert said_of(dropped["reason"], f"its change of the model is * {SIZE}")
+
+
+def test_the_weights_of_codasca_are_compared_by_their_change_alone(tmp_path):
+    """Its scalars do not change much. Their values say nothing of how far an update moves the model."""
+    [dropped] = attacked(tmp_path, "codasca", 0, ("weights.params:float64", lambda t: t + 0.5 * t.sign()))
+    assert said_of(dropped["reason"], f"its change of the model is * {SIZE}")
+
+
+def test_scores_that_are_only_lent_are_compared_too(tmp_path):
+    """A site with one class does not count in the average, and its scores are in the pool all the same."""
+    [dropped] = attacked(tmp_path, "raw", 3, ("scores.b.score", lambda t: 100 * t))
+    assert dropped["site"] == "d"
+    assert said_of(dropped["reason"], f"its largest score, squared, is * {SIZE}")
+
+
+@pytest.mark.parametrize("surrogate", ["squared_hinge", "logistic"])
+def test_scores_whose_estimates_are_unknown_are_never_drawn(tmp_path, surrogate):
+    """NaN is what an example has that met nobody yet. One site that sends nothing else does not hold up the rest."""
+    base, carrier, lines = experiment("sigmoid"), InProcess(tmp_path), list[str]()
+    short = replace(base, run={**base.run, "rounds": 3}, risk={**base.risk, "surrogate": surrogate})
+    carrier.faults = {(0, 3): spoiling("scores.u", lambda t: t * math.nan)}
+    found = deployed(tmp_path, short, carrier, Hooks(say=lines.append), patience=1)
+    assert not any("discarded" in line for line in lines)
+    first = found.server.pool.first
+    unknown = (first.owner == 0) & (first.age == 0)
+    assert unknown.any()
+    assert (first.weight[unknown] == 0).all()
+    assert (first.weight[~unknown] > 0).all()
+    assert not first.u.isnan().any()
+
+
 def test_who_moves_weights_in_round_0_is_refused(tmp_path):
     carrier = InProcess(tmp_path)
     carrier.faults = {(0, 0): spoiling("weights.params:float64", lambda t: t * (1 + 1e-6))}
@@ -145,7 +204,7 @@ def test_an_attack_every_round_does_not_become_usual(tmp_path):
     carrier = InProcess(tmp_path)
     carrier.faults = {(0, r): spoiling("G:float64", lambda t: 1000 * t) for r in range(2, LAST + 1)}
     found = deployed(tmp_path, experiment("sigmoid"), carrier)
-    dropped = [entry["round"] for record in found.history for entry in record.get("dropped", [])]
+    dropped = [entry["round"] for entry in dropped_in(found)]
     assert dropped == list(range(2, LAST + 1))
 
 
@@ -176,7 +235,7 @@ def test_where_few_take_part_the_rounds_before_say_what_is_usual(tmp_path, cohor
     members = sampling.cohort(base.run["seed"], ATTACKED, len(SITES), cohort)
     carrier.faults = {(int(members[0]), ATTACKED): spoiling("weights.params:float64", lambda t: t + 100)}
     found = deployed(tmp_path, replace(short, run={**short.run, "rounds": ATTACKED}), carrier)
-    [dropped] = [entry for record in found.history for entry in record.get("dropped", [])]
+    [dropped] = dropped_in(found)
     assert dropped["site"] == SITES[members[0]]
     assert SIZE in dropped["reason"]
 
@@ -202,12 +261,13 @@ def test_a_state_that_sites_could_not_use_is_never_saved(tmp_path, monkeypatch):
     """Whatever the updates together come to: the round is held again."""
     aggregate, calls = FeDXL2.aggregate, []
 
-    def poisoned(self, state, updates):
-        new = aggregate(self, state, updates)
+    def poisoned(self, state, mean, updates):
+        new = aggregate(self, state, mean, updates)
         calls.append(int(state.step))
         first = calls.count(16) == 1 and calls[-1] == 16  # the first time that round 3 is aggregated
-        b = new.pool.second.b * (1e30 if first else 1)
-        return new._replace(pool=new.pool._replace(second=new.pool.second._replace(b=b)))
+        b = new.pool.second.entry
+        b = b._replace(score=b.score * (1e30 if first else 1))
+        return new._replace(pool=new.pool._replace(second=new.pool.second._replace(entry=b)))
 
     whole = deployed(tmp_path / "whole", experiment("sigmoid"), InProcess(tmp_path / "whole"))
     monkeypatch.setattr(FeDXL2, "aggregate", poisoned)

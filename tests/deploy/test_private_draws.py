@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedxl import UserError, tree
-from fedxl.algorithms import ALGORITHMS
+from fedxl.algorithms import build
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import read_server, read_site
@@ -69,13 +69,13 @@ def test_a_site_refuses_a_run_whose_scores_are_in_the_order_of_their_draws(tmp_p
 @pytest.mark.parametrize(("name", "uploads"), [("fedxl1", True), ("fedxl2", True), ("local_sgd", False)])
 def test_it_asks_that_only_of_algorithms_that_pool_scores(tmp_path, name, uploads):
     careful, risk = site_file(tmp_path, 0, sorted_scores=True), auroc() if name == "fedxl1" else partial_auc()
-    algorithm = ALGORITHMS[name](risk)
+    algorithm = build(name, risk)
     if not uploads:
         require_order(careful, algorithm)
         return
     with pytest.raises(UserError, match="uploads scores in no order but the sorted one"):
         require_order(careful, algorithm)
-    require_order(careful, replace(algorithm, order="sorted"))
+    require_order(careful, build(name, risk, order="sorted"))
 
 
 def test_init_switches_on_what_costs_nothing(tmp_path):

@@ -111,7 +111,8 @@ def test_a_site_believes_no_share_in_a_class_that_it_lacks(tmp_path):
 
     carrier.send = kept
     deployed(tmp_path, config("fedxl2", cohort=0, rounds=1), carrier)
-    forged = sent[-1]
-    forged.tensors["share.first"] = torch.ones_like(forged.tensors["share.first"])
-    with pytest.raises(UserError, match="counts examples of S1, of which this site has none"):
-        requests.train(carrier.sites[103], forged)
+    for part in ("share.factors", "share.mass"):
+        forged = copied(sent[-1])
+        forged.tensors[part] = torch.ones_like(forged.tensors[part])
+        with pytest.raises(UserError, match="counts examples of S1, of which this site has none"):
+            requests.train(carrier.sites[103], forged)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from fedxl import tree
-from fedxl.config.experiment import Config, build_algorithm, load_unfitted
+from fedxl.config.experiment import Config, build_algorithm
 from fedxl.deploy.protocol.envelope import Envelope, RunHeader
-from fedxl.deploy.protocol.query_lists import QueryLists, relevant_queries
+from fedxl.deploy.protocol.label_counts import relevant_queries
 from fedxl.deploy.provision.folders import init
 from fedxl.deploy.provision.settings import SiteFile, SiteSettings, read_server, read_site
+from fedxl.deploy.server.directory import SiteFacts
 from fedxl.deploy.site import requests
-from fedxl.deploy.site.queries import check_totals
 from fedxl.errors import RefusedError, UserError
 from tests.deploy.federated import SITES, InProcess, assert_same, deployed, secrets_of, simulated
 
@@ -69,9 +65,7 @@ def table(folder: Path) -> dict[str, Any]:
 DATA = {"letor": letor, "table": table}
 LOCAL = {"name": "local_pair", "lr": 0.2}
 POOLED = {"name": "fedxl2", "lr": 0.2}
-
-
-K_SONG = {"name": "ndcg", "top": 3, "queries": 2}
+NDCG = {"name": "ndcg", "top": 3, "queries": 2}
 
 
 def experiment(
@@ -105,15 +99,13 @@ def carrier(folder: Path, data: dict[str, Any], **settings: Any) -> InProcess:
         ("letor", LOCAL, "samples", "listwise"),
         ("table", LOCAL, "clients", "listwise"),
         ("letor", {"name": "local_sgd", "loss": "squared", "lr": 0.1}, "samples", "listwise"),
-        ("letor", POOLED, "samples", "listwise"),
-        ("letor", POOLED, "samples", K_SONG),
+        ("table", LOCAL, "samples", NDCG),
     ],
 )
 def test_sites_and_simulator_come_to_the_same_bits(tmp_path, kind, algorithm, weighting, risk):
     data = DATA[kind](tmp_path)
     wanted = experiment(data, algorithm, risk, weighting=weighting)
-    sites = carrier(tmp_path, data, queries=algorithm["name"] == "fedxl2")
-    found, expected = deployed(tmp_path, wanted, sites), simulated(wanted)
+    found, expected = deployed(tmp_path, wanted, carrier(tmp_path, data)), simulated(wanted)
     assert_same(found, expected)
     assert found.metrics["test"] == expected.metrics["test"]
     assert 0 < found.metrics["test"]["ndcg@10"] < 1
@@ -163,123 +155,49 @@ def test_risk_and_data_must_agree_on_queries(tmp_path):
         deployed(tmp_path / "own", experiment(digits, LOCAL), carrier(tmp_path / "own", data))
 
 
-def test_queries_of_tables_meet_by_their_names(tmp_path):
-    """Each table numbers its queries by itself, so the pool holds hashes of their names."""
-    data = table(tmp_path)
-    wanted = experiment(data, POOLED)
-    found, expected = deployed(tmp_path, wanted, carrier(tmp_path, data, queries=True)), simulated(wanted)
-    mine, theirs = tree.pack(found.server), tree.pack(expected.server)
-    for name, leaf in theirs.items():
-        if name.endswith(".query"):
-            pairs = set(zip(mine[name].tolist(), leaf.tolist(), strict=True))
-            assert len(pairs) == len(leaf.unique()) == len(mine[name].unique()), "one hash a query"
-        else:
-            torch.testing.assert_close(mine[name], leaf, rtol=0, atol=0, equal_nan=True, msg=name)
-
-
-def test_a_table_with_a_preparation_of_its_own_has_no_common_names(tmp_path):
-    raw = load_unfitted(Config(data=table(tmp_path), risk={}, algorithm={}, run={}))
-    assert raw is not None
-    path = tmp_path / "preparation.json"
-    path.write_text(raw.fitted().to_text())
-    data = {**table(tmp_path), "preparation": str(path)}
-    assert requests.hello(carrier(tmp_path, data).sites[100]).facts["queries"] > 0
-    with pytest.raises(UserError, match="have no names that all sites know"):
-        requests.hello(carrier(tmp_path, data, queries=True).sites[100])
-
-
-def test_draws_in_secret_are_the_servers_alone(tmp_path):
+def test_draws_in_secret_are_a_sites_alone(tmp_path):
     data = letor(tmp_path)
-    wanted = experiment(data, {**POOLED, "pool_u": "server"}, K_SONG, weighting="clients")
-    found = deployed(tmp_path, wanted, carrier(tmp_path, data, queries=True), private_draws=True)
+    wanted = experiment(data, LOCAL, NDCG, weighting="clients")
+    found = deployed(tmp_path, wanted, carrier(tmp_path, data, private_draws=True), private_draws=True)
     assert_same(found, simulated(wanted, secrets_of(tmp_path / "server" / "run", tmp_path)))
-    with pytest.raises(UserError, match="set private_draws = false, or queries = false"):
-        SiteSettings(name="a", queries=True, private_draws=True)
 
 
-LIES: list[tuple[str, Callable[[Tensor], Tensor], str]] = [
-    ("first.query", lambda leaf: leaf + 1, "of other queries than those that it reads"),
-    ("second.query", lambda leaf: leaf.flip(0), "of other queries than those that it reads"),
-    ("second.weight", torch.ones_like, "do not weigh what its part of their queries does"),
-    ("first.weight", lambda leaf: leaf / 2, "do not weigh what its part of their queries does"),
-    ("first.constants", lambda leaf: leaf * 1.01, "those of no item that it holds"),
-]
-
-
-def test_scores_of_other_queries_are_refused(tmp_path):
-    """A site lies in every round, in another way each time."""
+def test_scores_of_one_query_do_not_meet_across_sites(tmp_path):
+    """A server does not begin such a run, and a site would refuse it."""
     data = letor(tmp_path)
-    sites = carrier(tmp_path, data, queries=True)
-    for round, (name, change, _) in enumerate(LIES):
-        sites.faults[0, round] = lambda reply, name=name, change=change: reply._replace(
-            tensors={**reply.tensors, name: change(reply.tensors[name])}
-        )
-    found = deployed(tmp_path, experiment(data, POOLED, rounds=len(LIES), cohort=0), sites)
-    dropped = [line for row in found.history for line in row.get("dropped", ())]
-    assert [(line["site"], line["round"]) for line in dropped] == [("a", round) for round in range(len(LIES))]
-    for line, (_, _, told) in zip(dropped, LIES, strict=True):
-        assert told in line["reason"]
-
-
-@pytest.mark.parametrize("wrong", [(1, 4, 1.0), (2, 3, 1.0), (4, 3, 1.0), (2, 4, 0.0)])
-def test_a_site_checks_what_it_is_told_of_its_queries(wrong):
-    own = QueryLists((7,), ((2, 1, 1),))
-    check_totals(torch.tensor([[2.0, 4.0, 1.0]]), own)
-    with pytest.raises(RefusedError):
-        check_totals(torch.tensor([wrong]), own)
-
-
-def test_a_site_that_does_not_tell_its_queries(tmp_path):
-    """It is asked for no such run, and would refuse it."""
-    data = letor(tmp_path)
-    with pytest.raises(UserError, match="a does not tell which queries it holds"):
+    told = "scores of one query meet in simulations alone"
+    with pytest.raises(UserError, match=told) as error:
         deployed(tmp_path, experiment(data, POOLED), carrier(tmp_path, data))
-    exact = experiment(data, {**POOLED, "fixed_point": 64})
-    with pytest.raises(UserError, match="use local_pair, or set secure = false"):
-        deployed(tmp_path / "secure", exact, carrier(tmp_path, data, queries=True), secure=True)
-    site = carrier(tmp_path, data).sites[100]
-    assert "lists" not in requests.hello(site).facts
+    assert "\n" not in str(error.value)
     tables = {name: table for name, table in experiment(data, POOLED).tables().items() if name != "data"}
     facts = {**RunHeader("0" * 8, json.dumps(tables), "{}").facts, "wire": "float32", "round": 1}
-    with pytest.raises(UserError, match="does not tell which queries it holds, and this run pools"):
-        requests.train(site, Envelope(facts, {}))
+    with pytest.raises(UserError, match=told):
+        requests.train(carrier(tmp_path, data).sites[100], Envelope(facts, {}))
+
+
+def test_a_site_tells_how_many_queries_it_holds_and_not_which(tmp_path):
+    site = carrier(tmp_path, letor(tmp_path)).sites[100]
+    facts = requests.hello(site).facts
+    assert isinstance(facts["queries"], int)
+    assert facts["queries"] > 0
+    assert "lists" not in facts
     with pytest.raises(UserError, match="say standardise = false"):
         requests.hello(replace(site, data={"name": "letor", "path": str(tmp_path / "site0.txt")}))
 
 
-GOOD = {"names": [7, 2**63 - 1], "grades": [[2, 0, 1], [1]]}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "[]", "{}", "[" * 10**5, json.dumps({**GOOD, "more": 1}), json.dumps({**GOOD, "names": [7]}),
-        json.dumps({**GOOD, "names": [7, 7]}), json.dumps({**GOOD, "names": [7, 2**63]}),
-        json.dumps({**GOOD, "names": [7, -1]}), json.dumps({**GOOD, "names": [7, True]}),
-        json.dumps({**GOOD, "grades": [[2, 0, 1], []]}), json.dumps({**GOOD, "grades": [[2, 0, 1], [0]]}),
-        json.dumps({**GOOD, "grades": [[2, 0, 1], [1, -1]]}), json.dumps({**GOOD, "grades": [[2, 0, 1], [1.0]]}),
-        json.dumps({**GOOD, "grades": [[2, 0, 2], [1]]}), json.dumps({**GOOD, "grades": [[2, 0, 1], [2]]}),
-        json.dumps({**GOOD, "grades": [[1, 0, 1], [2, 0]]}), json.dumps({**GOOD, "grades": [[2] + 31 * [1], [1]]}),
-        json.dumps(GOOD) + " " * 2**20,
-    ],
-)  # fmt: skip
-def test_lists_that_cannot_be_true_are_refused(text):
-    assert QueryLists.from_text(json.dumps(GOOD), 1, 3, 1).to_text() == json.dumps(GOOD, separators=(",", ":"))
-    with pytest.raises(RefusedError):
-        QueryLists.from_text(text, 1, 3, 1)
-
-
 def test_new_folders_allow_what_the_experiment_needs(tmp_path):
-    data = letor(tmp_path)
-    for algorithm, told in ((POOLED, True), (LOCAL, False)):
-        out = tmp_path / str(algorithm["name"])
-        init(["a", "b"], out, config=experiment(data, algorithm))
-        build_algorithm(read_server(out / "server" / "server.toml").config)
-        settings = read_site(out / "sites" / "a" / "site.toml").settings
-        assert (settings.queries, settings.private_draws) == (told, not told)
+    init(["a", "b"], tmp_path / "f", config=experiment(letor(tmp_path), LOCAL))
+    build_algorithm(read_server(tmp_path / "f" / "server" / "server.toml").config)
+    assert read_site(tmp_path / "f" / "sites" / "a" / "site.toml").settings.private_draws
 
 
 @pytest.mark.parametrize(("told", "positives"), [(0, 3), (4, 3), (-1, 0), (1, 0), (1.0, 3), (True, 3), ("1", 3)])
 def test_counts_that_cannot_be_true_are_refused(told, positives):
     with pytest.raises(RefusedError):
         relevant_queries(told, positives)
+
+
+def test_a_site_that_claims_many_queries_fills_no_memory():
+    many = 10**13
+    facts = SiteFacts(positives=many, negatives=1, shape=(3,), relevant=many)
+    assert len(facts.queries(relevant=True)) == many

@@ -223,7 +223,7 @@ def test_the_server_receives_nothing_of_one_sites_weights_and_G(tmp_path, monkey
         plain[key] = [leaf.flatten().numpy() for leaf in tree.leaves((update.weights, update.G))]
         if "masked" in sent:
             one = tree.map(lambda leaf: leaf[None], update)
-            own[key] = secure.flat(secure.codes(algorithm, server, one)).numpy()
+            own[key] = secure.flat(secure.codes(64, algorithm, server, one)).numpy()
         return sent
 
     monkeypatch.setattr(requests.secure, "disclosed", noted)

@@ -29,6 +29,7 @@ from fedxl.evaluation import curves
 from fedxl.evaluation.binned import pooled
 from fedxl.evaluation.grid import Grid
 from fedxl.risks import contrastive
+from fedxl.risks.scores import outputs_behind
 from fedxl.training.hooks import Hooks
 from tests.deploy.federated import SITES, config, copied, deployed, simulated, site_file
 from tests.deploy.test_site_evaluation import Judging
@@ -107,8 +108,8 @@ def test_bins_follow_from_pooled_scores_or_else_fit_any(honest, tmp_path):
     grid = Grid.from_json(json.loads((honest[2] / "server" / "run" / "grids.json").read_text())["validation"])
     problem, state = config("fedxl2", rounds=2, eval_every=1), honest[3].server
     algorithm = build_problem(problem, (1, 8, 8), DataFacts(0.5, 0.5), torch.device("cpu")).algorithm
-    pool, outputs = state.pool, algorithm.pooled_outputs(state)
-    scores = torch.cat((pool.first.a, pool.second.b))
+    scores = torch.cat([side.entry.score for side in state.pool])
+    outputs = outputs_behind(algorithm.risk.link, scores)
     torch.testing.assert_close(torch.sigmoid(outputs), scores, rtol=1e-9, atol=1e-12)
     centre, width = float(outputs.median()), float(outputs.quantile(0.75) - outputs.quantile(0.25))
     assert grid.centre == pytest.approx(centre, abs=0.01)

@@ -45,7 +45,7 @@ def test_sites_and_simulator_come_to_the_same_bits(tmp_path, algorithm, weightin
 
 DEFENCES = {
     "fedxl2": {"clip_change": 1.0, "aggregation": "trimmed", "pool_u": "server", "pool_share": 0.34},
-    "local_pair": {"aggregation": "median"},
+    "local_pair": {"aggregation": "trimmed"},
     "codasca": {"clip_change": 1.0, "aggregation": "krum", "hostile": 0.34},
 }
 
@@ -73,7 +73,7 @@ def test_estimates_of_raw_scores_travel_in_double_precision(tmp_path):
     found = deployed(tmp_path, experiment)
     assert_same(found, simulated(experiment))
     assert found.server.pool.first.u.dtype == torch.float64
-    assert found.server.pool.first.a.dtype == torch.float32
+    assert found.server.pool.first.entry.score.dtype == torch.float32
 
 
 def test_a_round_that_is_asked_for_again_gives_the_same_bits(tmp_path):
@@ -166,22 +166,22 @@ GARBAGE = {
     "infinity": (lambda t: {**t, "weights.params:float64": t["weights.params:float64"] / 0}, "NaN or infinity"),
     "a count": (lambda t: {**t, "steps": torch.tensor(10**9)}, "it reports 1000000000 steps of 3"),
     "a share": (lambda t: {**t, "share.model": t["share.model"] * 100}, "its share is not the one that it was given"),
-    "a pool": (lambda t: {**t, "first.weight": t["first.weight"] * 1e6}, "weights or ages of its scores"),
-    "an old score": (lambda t: {**t, "second.age": t["second.age"] - 5}, "weights or ages of its scores"),
+    "a mass": (lambda t: {**t, "share.mass": t["share.mass"] * 1.5}, "its share is not the one that it was given"),
+    "another's number": (lambda t: {**t, "share.client": t["share.client"] + 1}, "its share is not the one"),
+    "the weights of scores": (lambda t: {**t, "scores.weight": torch.ones(12)}, "it holds scores.weight"),
     "too many scores": (
-        lambda t: {**t, "second.b": torch.zeros(1000, dtype=torch.float64)},
+        lambda t: {**t, "scores.b.score": torch.zeros(1000, dtype=torch.float64)},
         "instead of float64 [15]",
     ),
     "fewer scores": (
-        lambda t: {**t, **{n: v[:5] for n, v in t.items() if n.startswith("first.")}},
+        lambda t: {**t, **{n: t[n][:5] for n in ("scores.a.score", "scores.u")}},
         "instead of float64 [12]",
     ),
-    "mass": (lambda t: {**t, "first.weight": t["first.weight"] * 1.5}, "weights or ages of its scores"),
     "one score too many": (
-        lambda t: {**t, "second.b": torch.zeros(3, dtype=torch.float64)},
+        lambda t: {**t, "scores.b.score": torch.zeros(16, dtype=torch.float64)},
         "instead of float64 [15]",
     ),
-    "u": (lambda t: {**t, "first.u": t["first.u"] * math.nan}, "inner estimates hold NaN"),
+    "u": (lambda t: {**t, "scores.u": t["scores.u"] + math.inf}, "its inner estimates u are beyond"),
 }
 
 
@@ -229,8 +229,8 @@ def test_a_site_takes_only_what_it_should(tmp_path):
 def test_a_site_receives_the_scores_that_it_reads_and_no_others(tmp_path):
     _, sent = train_request(tmp_path)
     steps, size = config("fedxl2").run["local_steps"], config("fedxl2").run["batch1"]
-    assert sent.tensors["passive.a"].shape[:2] == (steps, size)
-    for name in ("first.a", "first.u", "second.b", "second.y"):
+    assert sent.tensors["passive.a.score"].shape[:2] == (steps, size)
+    for name in ("first.entry.score", "first.u", "second.entry.score", "second.entry.target"):
         assert sent.tensors[f"server.pool.{name}"].tolist() == [0.0], "an entry that says nothing"
     assert sent.facts["facts_of_all"] == "{}", "FeDXL needs to know nothing of other sites' labels"
 
@@ -238,7 +238,7 @@ def test_a_site_receives_the_scores_that_it_reads_and_no_others(tmp_path):
 @pytest.mark.parametrize("change", [lambda a: a[:-1], lambda a: a[:, :-1], lambda a: a.new_zeros(0, *a.shape[1:])])
 def test_a_site_refuses_another_number_of_scores_than_it_reads(tmp_path, change):
     _, good = train_request(tmp_path)
-    tensors = {**good.tensors, "passive.a": change(good.tensors["passive.a"])}
+    tensors = {**good.tensors, "passive.a.score": change(good.tensors["passive.a.score"])}
     with pytest.raises(wire.RefusedError, match=r"passive"):
         requests.train(site_file(tmp_path, 0), Envelope(good.facts, tensors))
 

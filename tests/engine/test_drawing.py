@@ -11,19 +11,20 @@ import torch
 from fedxl import sampling
 from fedxl.algorithms.protocol import Reading
 from fedxl.data.federation import Federation, from_arrays
-from fedxl.engine.drawing import NO_SECRETS, Drawing, PoolDraws, Schedule, Secrets
+from fedxl.engine.drawing import NO_SECRETS, Drawing, Schedule, Secrets
+from fedxl.risks.pairing import PoolWeights
 from fedxl.sampling import Purpose
 from tests.conftest import make_clients
 
 READING, SCHEDULE = Reading("positive", "negative", 4, 5, True), Schedule(3, 4, 5, seed=1)
-POOL = PoolDraws(40, np.linspace(1.0, 2.0, 50))
+POOL = PoolWeights(40, np.linspace(1.0, 2.0, 50))
 MINE, SERVERS = sampling.SECRET + 7, sampling.SECRET + 8
 OWN = ("examples", "rows", "fresh", "fresh_rows")
 LAGS = ("lag1", "lag2")
 
 
 def drawn(federation: Federation, client: int, secrets: Secrets = NO_SECRETS, first_number: int = 0):
-    return Drawing(federation, READING, SCHEDULE, first_number, secrets).draw(client, 2, 1, POOL)
+    return Drawing(federation, READING, SCHEDULE, (), first_number, secrets).draw(client, 2, 1, POOL)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_a_secret_is_a_clients_wherever_it_runs(ragged):
 
 
 def test_private_epochs_are_permutations_as_all_others_are(ragged):
-    held = len(Drawing(ragged, READING, SCHEDULE).first[3])
+    held = len(Drawing(ragged, READING, SCHEDULE).held[3].first)
     rows = sampling.epochs(MINE, Purpose.FIRST, 3, 0, 8 * held, held).reshape(8, held)
     np.testing.assert_array_equal(np.sort(rows, 1), np.tile(np.arange(held), (8, 1)))
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedxl import UserError, fit, sampling, tree
-from fedxl.algorithms import ALGORITHMS, FeDXL2
+from fedxl.algorithms import ALGORITHMS, FeDXL2, build
 from fedxl.data.federation import from_arrays
 from fedxl.engine.choose import choose
 from fedxl.engine.executors import vectorised
@@ -26,7 +26,7 @@ LINEAR_ONLY = {"fedxl1", "sgd"}
 def final_state(name: str, options: dict[str, Any], risk, model, clients, executor: str, **engine: Any) -> dict:
     """Server and population after several rounds, by name."""
     federation = from_arrays(clients)
-    algorithm = ALGORITHMS[name](risk, **options)
+    algorithm = build(name, risk, **options)
     federation = federation.pooled() if algorithm.centralized else federation
     cohort = engine.get("cohort", 0)
     simulator = engine_for(algorithm, model, federation, EXECUTORS[executor](), 3, 4, 5, seed=1, **engine)
@@ -106,7 +106,7 @@ def test_raw_scores_of_a_single_precision_model_agree(risk, fresh, network):
     assert_agree(*states, tolerance=1e-3)
     types = {key.rpartition(".")[2]: value.dtype for key, value in states[0].items()}
     assert types["u"] == torch.float64
-    assert types["a"] == types["b"] == types["weight"] == torch.float32
+    assert types["score"] == types["weight"] == torch.float32
 
 
 @pytest.mark.parametrize("order", ["drawn", "sorted"])
@@ -120,7 +120,7 @@ def test_vector_scores_agree(order, network):
         for executor in EXECUTORS
     ]
     assert_agree(*states)
-    assert states[0]["server.pool.first.a"].shape[1:] == (6,)
+    assert states[0]["server.pool.first.entry.score"].shape[1:] == (6,)
 
 
 POOLS = {
@@ -177,7 +177,7 @@ def test_thousands_of_clients_in_one_program():
     states = [final_state("fedxl2", {"lr": 0.05, "uploads": 1}, partial_auc(), model, clients, "vmap", cohort=2000)]
     assert len([key for key in states[0] if key.endswith(".u") and "states" in key]) > 2900  # who was ever drawn
     assert torch.isfinite(states[0]["server.weights.params.1.weight"]).all()
-    assert len(states[0]["server.pool.second.b"]) == 2000
+    assert len(states[0]["server.pool.second.entry.score"]) == 2000
 
 
 def test_dropout_is_reproducible(network):
@@ -243,12 +243,12 @@ def test_a_whole_gradient_from_one_class_clients(network):
     for risk in (auroc(), partial_auc()):
         model = network()
         federation = from_arrays(clients)
-        algorithm = FeDXL2(risk=risk, lr=1.0, beta=1.0, gamma=1.0, uploads=0, level="free")
+        algorithm = build("fedxl2", risk, lr=1.0, beta=1.0, gamma=1.0, uploads=0, level="free")
         engine = engine_for(algorithm, model, federation, vectorised, 1, 4, 4)
         server = algorithm.init(weights_of(model))
         everyone = np.arange(3)
         server = play(algorithm, engine, server, 0, everyone)
-        assert len(server.pool.first.a) == len(server.pool.second.b) == 8
+        assert len(server.pool.first.u) == len(server.pool.second.weight) == 8
         # Two copies of each score are in the pool; keep one, so that a draw of 4 takes each example once.
         server = server._replace(pool=tree.map(lambda leaf: leaf[:4], server.pool))
         after = play(algorithm, engine, server, 1, everyone)

@@ -9,17 +9,19 @@ from torch import nn
 
 import fedxl
 from fedxl import UserError, tree
-from fedxl.algorithms import ALGORITHMS, FeDXL2, LocalSGD
-from fedxl.algorithms.compositional import ClientEstimates
-from fedxl.algorithms.fedxl_state import FeDXLServer
-from fedxl.algorithms.queries import empty_pool
-from fedxl.data.queries import from_queries, holders
-from fedxl.engine.drawing import PoolDraws
+from fedxl.algorithms import FeDXL2, LocalSGD, build
+from fedxl.algorithms.pool import S1, S2, Pool
+from fedxl.algorithms.step import ClientEstimates
+from fedxl.data.federation import Federation
+from fedxl.data.queries import from_queries
+from fedxl.engine.drawing import host_weights
 from fedxl.engine.executors import loop, vectorised
 from fedxl.models import weights_of
 from fedxl.risks import auroc, listwise, ndcg
-from tests.algorithms.test_queries import scattered
+from fedxl.risks.pairing import Entry, PoolWeights
+from fedxl.risks.ranking import Item, Relevant
 from tests.conftest import EXECUTORS, make_clients
+from tests.queries import scattered
 from tests.running import engine_for, play
 
 
@@ -29,13 +31,21 @@ def linear() -> nn.Module:
     return model
 
 
+def holders(federation: Federation) -> np.ndarray:
+    """The client of each example."""
+    found = np.empty(len(federation.source.labels), np.int64)
+    for client, part in enumerate(federation.parts):
+        found[part] = client
+    return found
+
+
 FEW = ("loop", "vmap")
 CASES = [
     ("fedxl2", ndcg(queries=2), "samples", tuple(EXECUTORS)),
     ("fedxl2", listwise(queries=2), "clients", FEW),
     ("fedxl2", ndcg(queries=2, top=2), "samples", tuple(EXECUTORS)),
     ("local_pair", ndcg(queries=2), "clients", FEW),
-    ("local_pair", ndcg(queries=2, top=1, top_form="weight"), "clients", FEW),
+    ("local_pair", ndcg(queries=2, top=1), "clients", FEW),
     ("sox", listwise(queries=2), "samples", FEW),
 ]
 
@@ -44,7 +54,7 @@ CASES = [
 def test_executors_agree(name, risk, weighting, executors):
     states = []
     for executor in map(EXECUTORS.get, executors):
-        algorithm = ALGORITHMS[name](risk, lr=0.1)
+        algorithm = build(name, risk, lr=0.1)
         federation = scattered().pooled() if algorithm.centralized else scattered()
         engine = engine_for(algorithm, linear(), federation, executor(), 3, 4, 6, seed=1, weighting=weighting)
         server = algorithm.init(weights_of(linear()))
@@ -63,10 +73,9 @@ def test_steps_read_items_of_their_queries_and_passive_scores_of_the_same():
     federation, steps = scattered(), 4
     engine = engine_for(FeDXL2(ndcg(queries=2)), linear(), federation, loop, steps, 4, 6)
     source, holder = federation.source, holders(federation)
-    pool = PoolDraws(
-        np.array([0.5, 0.5, 1.0]), np.array([1.0, 1.0]), queries=(np.array([10, 10, 10]), np.array([11, 10]))
-    )
-    times = np.zeros(3, int)
+    weights = np.array([0.0, 0.5, 0.5, 1.0]), np.array([0.0, 1.0, 1.0])  # the first entry of a pool is a placeholder
+    pool = PoolWeights(*weights, groups=(np.array([-1, 10, 10, 10]), np.array([-1, 11, 10])))
+    times = np.zeros(4, int)
     for visit in range(6):
         for client in range(3):
             draws = engine.drawing.draw(client, visit + 1, visit, pool)
@@ -80,46 +89,62 @@ def test_steps_read_items_of_their_queries_and_passive_scores_of_the_same():
             assert not (query == 12).any(), "nothing can be learned from it"
             rows = draws.rows.reshape(steps, 2, -1)
             stands_in = source.labels.numpy()[first] == 0
-            assert (stands_in == (rows == len(engine.drawing.first[client]))).all()
-            held = engine.drawing.first[client]
+            held = engine.drawing.held[client].first
+            assert (stands_in == (rows == len(held))).all()
             assert (held[rows[~stands_in]] == first[~stands_in]).all()
             entries1, entries2 = draws.lag1.reshape(steps, 2, -1), draws.lag2.reshape(steps, 2, -1)
-            assert (entries1[query[:, :, 0] == 11] == -1).all(), "the pool holds no relevant item of it"
-            assert (entries2 == np.where(query == 11, 0, 1)).all()
-            times += np.bincount(entries1[entries1 >= 0], minlength=3)
-    assert abs(times[2] - times[0] - times[1]) <= 0.1 * times.sum(), "in proportion to the weights"
+            assert (entries1[query[:, :, 0] == 11] == 0).all(), "the pool holds no relevant item of it"
+            assert (entries2 == np.where(query == 11, 1, 2)).all()
+            times += np.bincount(entries1[query[:, :, 0] == 10].ravel(), minlength=4)
+    assert times[0] == 0
+    assert abs(times[3] - times[1] - times[2]) <= 0.1 * times.sum(), "in proportion to the weights"
 
 
-@pytest.mark.parametrize("risk", [ndcg(queries=2), ndcg(queries=2, top=2, tau1=0.3)], ids=str)
+def test_what_stands_in_for_a_query_that_the_pool_lacks_meets_nobody():
+    """Cohorts of one client, so that the pool holds some queries late, and relevant items later still."""
+    federation, algorithm = scattered(), FeDXL2(ndcg(queries=2))
+    engine = engine_for(algorithm, linear(), federation, loop, 4, 4, 6)
+    algorithm = engine.algorithm
+    server = algorithm.init(weights_of(linear()))
+    lacking = 0
+    for round, cohort in enumerate(([2], [0], [1], [0])):
+        if round:
+            pool = host_weights(algorithm.pool_weights(server))
+            for client in range(3):
+                draws = engine.drawing.draw(client, round, 0, pool)
+                lags = torch.from_numpy(draws.lag1), torch.from_numpy(draws.lag2)
+                passive = algorithm.passive(server, *lags)
+                read = federation.source.queries[torch.from_numpy(draws.examples)]  # [K, B1 + B2]
+                for own, met in ((read[:, :4], passive.a.target.query), (read[:, 4:], passive.b.target.query)):
+                    stands_in = met != own
+                    met_here = (met.unsqueeze(-1) == read.unsqueeze(-2)).any(-1)
+                    assert not (stands_in & met_here).any()
+                    lacking += int(stands_in.sum())
+        server = play(algorithm, engine, server, round, np.array(cohort))
+    assert lacking > 0
+
+
+@pytest.mark.parametrize("risk", [ndcg(queries=2), ndcg(queries=2, top=2), listwise(queries=2)], ids=str)
 def test_the_averaged_step_is_the_gradient_on_average(risk):
     """Exact u and an exact pool; the mean over many rounds' draws against autograd of F."""
     federation, rounds = scattered(), 150
-    algorithm = FeDXL2(risk, lr=1.0, beta=1.0, gamma=1e-12, one_class="train", level="free")
+    algorithm = build("fedxl2", risk, lr=1.0, beta=1.0, gamma=1e-12, one_class="train", level="free")
     engine = engine_for(algorithm, linear(), federation, vectorised, 1, 2, 4, weighting="samples")
     source, items = federation.source, engine.items
     model = linear()
     h = model(source.x).squeeze(-1)
     (exact,) = torch.autograd.grad(risk.value(h, source.labels, source.queries), model.weight)
     h = h.detach()
-    u = torch.full((len(h), *risk.inner_shape), float("nan"), dtype=h.dtype)
-    for query in source.queries.unique():
-        of = source.queries == query
-        u[of] = risk.inner(h[of], h[of], torch.zeros(int(of.sum())))
-    relevant, pool = source.labels > 0, empty_pool(risk, h[:1])
-    each = torch.from_numpy(holders(federation)).double()
-    first = pool.first._replace(
-        a=h[relevant], u=u[relevant], weight=torch.ones_like(h[relevant]), age=relevant[relevant].long() * 0,
-        owner=each[relevant], query=source.queries[relevant],
-        constants=torch.stack((items.weight, items.size), -1)[relevant],
-    )  # fmt: skip
-    second = pool.second._replace(
-        b=h, y=0 * h, weight=torch.ones_like(h), age=source.queries * 0, owner=each, query=source.queries
-    )
+    first = Entry(h, Relevant(items.query, items.weight, items.size, items.part1))
+    second = Entry(h, Item(items.query, items.part2))
+    u, relevant = risk.inner(first, second), source.labels > 0
+    known = (torch.ones_like(h), torch.zeros_like(items.query), torch.from_numpy(holders(federation)).double())
+    pool = Pool(tree.map(lambda leaf: leaf[relevant], S1(first, u, *known)), S2(second, *known))
     start = algorithm.init(weights_of(linear()))
-    server = FeDXLServer(start.weights, start.G, pool._replace(first=first, second=second), start.step)
-    for client, side in enumerate(engine.drawing.first):
-        unknown = u.new_full((1, *risk.inner_shape), float("nan"))
-        engine.store.put({client: ClientEstimates(torch.cat((u[side], unknown)), {})})
+    server = start._replace(pool=pool)
+    for client, held in enumerate(engine.drawing.held):
+        unknown = u.new_full((1,), float("nan"))
+        engine.store.put({client: ClientEstimates(torch.cat((u[held.first], unknown)), {})})
     steps = torch.stack(
         [
             start.weights.params["weight"] - play(algorithm, engine, server, r, np.arange(3)).weights.params["weight"]
@@ -172,7 +197,7 @@ def test_what_does_not_go_together_is_one_line():
     held, whole = clients()
     ranked, plain = from_queries(held), make_clients([(4, 4), (4, 4)], dim=3)
     x, grades, query = whole
-    for build, told in (
+    for attempt, told in (
         (lambda: fedxl.fit(linear(), plain, FeDXL2(ndcg())), "ranks items within queries, and the data name none"),
         (lambda: fedxl.fit(linear(), ranked, FeDXL2(auroc())), "use a risk of queries"),
         (lambda: fedxl.fit(linear(), ranked, FeDXL2(ndcg()), validation=(x, grades > 0)), "validation must name"),
@@ -187,4 +212,4 @@ def test_what_does_not_go_together_is_one_line():
         (lambda: from_queries([(x, grades, query), (x[:, 1:], grades, query)]), "different shapes"),
     ):
         with pytest.raises(UserError, match=told):
-            build()
+            attempt()

@@ -9,15 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedxl.risks import partial_auc, two_way_partial_auc
+from fedxl.risks import Entry, partial_auc, two_way_partial_auc
 
 NAN = float("nan")
 
 
-def raw_scores(spread: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Positives, negatives and the negatives' labels, in single precision."""
+def entries(a: Tensor, b: Tensor) -> tuple[Entry, Entry]:
+    """Scores of positives and of negatives."""
+    return Entry(a, ()), Entry(b, torch.zeros_like(b))
+
+
+def raw_scores(spread: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Of positives and of negatives, in single precision."""
     h = spread * torch.rand(200, generator=torch.Generator().manual_seed(seed))
-    return h[:50], h[50:], torch.zeros(150)
+    return h[:50], h[50:]
 
 
 def exact_couplings(a: Tensor, b: Tensor, lam: float) -> Tensor:
@@ -31,10 +36,10 @@ def exact_couplings(a: Tensor, b: Tensor, lam: float) -> Tensor:
 def test_couplings_of_raw_scores_sum_to_the_number_of_negatives(lam, spread):
     risk = partial_auc(lam=lam, scores="raw")
     for seed in range(5):
-        a, b, y = raw_scores(spread, seed)
-        u = risk.blend(torch.full((50,), NAN), risk.inner(a, b, y), gamma=1.0)
+        a, b = raw_scores(spread, seed)
+        u = risk.blend(torch.full((50,), NAN), risk.inner(*entries(a, b)), gamma=1.0)
         # S2 in three blocks, as steps see it: no block's own sum could put a wrong u right.
-        c = torch.cat([risk.coupling(risk.pairs(a, part, y[:50])[0], u) for part in b.split(50)], 1)
+        c = torch.cat([risk.coupling(risk.pairs(*entries(a, part))[0], u) for part in b.split(50)], 1)
         torch.testing.assert_close(c.sum(1), torch.full((50,), 150.0, dtype=c.dtype), rtol=1e-6, atol=0)
         torch.testing.assert_close(c, exact_couplings(a, b, lam), rtol=1e-5, atol=1e-9)
 
@@ -43,24 +48,24 @@ def test_couplings_of_raw_scores_sum_to_the_number_of_negatives(lam, spread):
 def test_blended_estimates_of_raw_scores_are_as_precise(lam):
     """Two halves of S2, blended with gamma = 1/2, are the mean over S2; blending that in again changes nothing."""
     risk = partial_auc(lam=lam, scores="raw")
-    a, b, y = raw_scores(3333, seed=0)
-    first, second = (risk.inner(a, half, y[:75]) for half in (b[:75], b[75:]))
+    a, b = raw_scores(3333, seed=0)
+    first, second = (risk.inner(*entries(a, half)) for half in (b[:75], b[75:]))
     u = risk.blend(first, second, gamma=0.5)
     for _ in range(30):
-        u = risk.blend(u, risk.inner(a, b, y), gamma=0.1)
-    c = risk.coupling(risk.pairs(a, b, y)[0], u)
+        u = risk.blend(u, risk.inner(*entries(a, b)), gamma=0.1)
+    c = risk.coupling(risk.pairs(*entries(a, b))[0], u)
     torch.testing.assert_close(c, exact_couplings(a, b, lam), rtol=1e-5, atol=1e-9)
 
 
 def test_bounded_scores_keep_the_precision_of_the_model():
-    a, b, y = raw_scores(1, seed=0)
+    a, b = raw_scores(1, seed=0)
     for risk in (partial_auc(), two_way_partial_auc()):
-        l, back = risk.pairs(a, b, y)
+        l, back = risk.pairs(*entries(a, b))
         u = risk.estimate(l)
         assert {l.dtype, u.dtype, risk.weights(l, u).dtype, risk.dtype(a.dtype)} == {torch.float32}
     raw = partial_auc(scores="raw")
-    l, back = raw.pairs(a, b, y)
-    assert l.dtype == raw.inner(a, b, y).dtype == raw.dtype(a.dtype) == torch.float64
+    l, back = raw.pairs(*entries(a, b))
+    assert l.dtype == raw.inner(*entries(a, b)).dtype == raw.dtype(a.dtype) == torch.float64
     assert {gradient.dtype for gradient in back(raw.weights(l, raw.estimate(l)))} == {torch.float32}
 
 
@@ -70,7 +75,7 @@ def test_two_way_gradient_is_of_order_one_where_all_scores_are_equal():
     for normalised in (True, False):
         risk = two_way_partial_auc(lam=0.05, lam_outer=0.05, normalised=normalised)
         a, b = torch.full((8,), 0.5), torch.full((9,), 0.5)
-        l, back = risk.pairs(a, b, torch.zeros(9))
+        l, back = risk.pairs(*entries(a, b))
         da, db = back(risk.weights(l, risk.estimate(l)))
         torch.testing.assert_close(da.sum(), -db.sum())
         sizes[normalised] = float(db.sum())
@@ -84,7 +89,7 @@ def test_two_way_gradient_of_large_raw_scores_is_finite(lam_outer):
     risk = two_way_partial_auc(lam=0.05, lam_outer=lam_outer, scores="raw")
     a, b = torch.tensor([-1e4, 1e4, 0.0]), torch.tensor([1e4, -1e4, 3.0, 0.0])
     labels = torch.tensor([1, 1, 1, 0, 0, 0, 0])
-    l, back = risk.pairs(a, b, torch.zeros(4))
+    l, back = risk.pairs(*entries(a, b))
     u = risk.estimate(l)
     da, db = back(risk.weights(l, u))
     assert float(da[0]) == pytest.approx(-2e4 - 2e4, rel=1e-3), "the hardest pair holds all of the weight"
@@ -93,7 +98,7 @@ def test_two_way_gradient_of_large_raw_scores_is_finite(lam_outer):
     assert math.isfinite(risk.value(torch.cat((a, b)), labels))
     for sample in (torch.zeros(3).double(), torch.full((3,), 8e9).double()):
         for estimate in (u, torch.zeros_like(u)):
-            assert all(gradient.isfinite().all() for gradient in back(risk.weights(l, estimate, sample)))
+            assert all(gradient.isfinite().all() for gradient in back(risk.weights(l, estimate, sample=sample)))
 
 
 def emphases_by_hand(u: list[float], sample: list[float], power: float) -> list[float]:

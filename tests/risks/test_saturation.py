@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedxl.risks import auroc, average_precision, contrastive, partial_auc
+from fedxl.risks import Entry, auroc, average_precision, contrastive, partial_auc
 from fedxl.risks.saturation import alike, saturated, saturated_outputs
 
 LABELS = (torch.arange(400) % 4 == 0).long()  # 100 positives
@@ -57,8 +57,9 @@ def test_embeddings_collapse_to_one_vector():
 
 
 def test_without_a_side_nothing_is_known():
-    risk, up = partial_auc(), torch.ones(5)
-    assert saturated(risk, up, up, up * 0)
-    assert not saturated(risk, up[:0], up, up * 0)
-    assert not saturated(risk, up, up[:0], up[:0])
+    risk, up, down = partial_auc(), Entry(torch.ones(5), ()), Entry(torch.ones(5), torch.zeros(5))
+    nothing = Entry(torch.ones(0), torch.zeros(0))
+    assert saturated(risk, up, down)
+    assert not saturated(risk, nothing._replace(target=()), down)
+    assert not saturated(risk, up, nothing)
     assert not alike(torch.ones(1)), "one score is no evidence"

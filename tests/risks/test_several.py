@@ -8,10 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedxl.algorithms.labels import chosen, unchosen
 from fedxl.errors import UserError
-from fedxl.risks import Several, auroc, average_precision, contrastive, p_norm_push, partial_auc, several
+from fedxl.risks import (
+    Entry,
+    XRisk,
+    auroc,
+    average_precision,
+    contrastive,
+    cvar_partial_auc,
+    ndcg,
+    p_norm_push,
+    partial_auc,
+    several,
+)
 from fedxl.risks import two_way_partial_auc as tpauc
+from fedxl.risks.pairing import Examples
 from fedxl.risks.saturation import saturated_outputs
 
 N, L = 24, 3
@@ -37,10 +48,16 @@ def population() -> tuple[Tensor, Tensor]:
     return h, y
 
 
-def all_couples(risk: Several, y: Tensor) -> Tensor:
+def all_couples(risk: XRisk, y: Tensor) -> Tensor:
     """Every couple of an example and a label of S1, as its number."""
     positive = y == (1 if risk.sides[0] == "positive" else 0)
     return torch.tensor([i * L + l for i in range(N) for l in range(L) if positive[i, l]])
+
+
+def entries(risk: XRisk, h: Tensor, y: Tensor, rows: Tensor) -> tuple[Entry, Entry]:
+    """These couples, and all examples."""
+    of = Examples(h, torch.cat((y[rows // L], y)).double(), rows, ())
+    return risk.pairing.sides(risk.link(torch.cat((h[rows // L], h))), of)
 
 
 @every_risk
@@ -70,17 +87,16 @@ def test_gradient_of_the_pull_is_the_gradient_of_the_risk(base):
     leaf = h.clone().requires_grad_()
     (expected,) = torch.autograd.grad(risk.value(leaf, y), leaf)
 
-    linked = risk.link(h)
     rows = all_couples(risk, y)
-    a = chosen(linked[rows // L], rows)
-    l, back = risk.pairs(a, linked, y.double())
+    a, b = entries(risk, leaf, y, rows)
+    l, back = risk.pairs(a._replace(score=a.score.detach()), b._replace(score=b.score.detach()))
+    meets = risk.pairing.meets(a, b, risk.sides[1])
     numbers = torch.bincount(rows % L, minlength=L)
-    factor = len(rows) * torch.tensor(risk.label_weights, dtype=torch.float64) / numbers
-    weights = risk.weights(l, risk.estimate(l))
-    da, db = back(weights * factor[rows % L].reshape(-1, *[1] * (l.ndim - 1)))
-    by_linked = db.index_add(0, rows // L, unchosen(da, rows, L))
-    _, back_to_h = torch.func.vjp(risk.link, h)
-    torch.testing.assert_close(back_to_h(by_linked)[0], expected, rtol=0, atol=1e-12)
+    factor = len(rows) * torch.tensor(risk.pairing.weights, dtype=torch.float64) / numbers
+    weights = risk.weights(l, risk.estimate(l, meets), meets)
+    pulls = back(weights * factor[rows % L].reshape(-1, *[1] * (l.ndim - 1)))
+    (found,) = torch.autograd.grad((a.score, b.score), leaf, pulls)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @every_risk
@@ -89,17 +105,19 @@ def test_estimates_leave_out_what_does_not_count(base):
     h, y = population()
     risk = several(base, L)
     linked, rows = risk.link(h), all_couples(risk, y)
-    found = risk.inner(chosen(linked[rows // L], rows), linked, y.double())
+    a, b = entries(risk, h, y, rows)
+    found = risk.inner(a, b)
     side = {"negative": [0], "positive": [1], "all": [0, 1]}[risk.sides[1]]
     for row, u in zip(rows.tolist(), found, strict=True):
         i, l = divmod(row, L)
         mine = torch.isin(y[:, l], torch.tensor(side))
-        alone = base.inner(linked[i : i + 1, l], linked[mine, l], y[mine, l].double())[0]
+        alone = base.inner(Entry(linked[i : i + 1, l], ()), Entry(linked[mine, l], y[mine, l].double()))[0]
         torch.testing.assert_close(u, alone, rtol=0, atol=1e-12)
-    nothing = risk.inner(chosen(linked[:2], rows[:2]), linked, torch.full((N, L), -1.0, dtype=torch.float64))
-    assert nothing.isnan().all()
-    kept = risk.blend(found[:2], nothing, 0.1)
-    torch.testing.assert_close(kept, found[:2], rtol=0, atol=0)
+    unknown = b._replace(target=torch.full_like(b.target, -1))
+    assert risk.inner(a, unknown).isnan().all()
+    nobody = risk.pairing.meets(a, unknown, risk.sides[1])
+    kept = risk.update_u(found, risk.losses(a, unknown), nobody, 0.1)
+    torch.testing.assert_close(kept, found, rtol=0, atol=0)
 
 
 def test_labels_without_a_side_are_left_out_of_the_value():
@@ -128,8 +146,10 @@ def test_scores_have_collapsed_only_if_those_of_all_labels_have():
         (lambda: several(auroc(), "ab"), "list of their names"),
         (lambda: several(auroc(), 2, [1]), "2 positive numbers"),
         (lambda: several(auroc(), 2, [1, -1]), "2 positive numbers"),
-        (lambda: several(contrastive(), 2), "one score an example"),
-        (lambda: several(several(auroc(), 2), 2), "one score an example"),
+        (lambda: several(contrastive(), 2), "one score per example"),
+        (lambda: several(several(auroc(), 2), 2), "a risk of one label"),
+        (lambda: several(ndcg(), 2), "a risk of one label"),
+        (lambda: several(cvar_partial_auc(), 2), "not for CVaR"),
         (lambda: several(tpauc(), 2), "normalised = false"),
         (lambda: several("auroc", 2), "needs a risk"),  # type: ignore[arg-type]
     ],

@@ -52,7 +52,7 @@ def last_row(leaf, value):
 
 LIES = {
     "scores": (
-        lambda u: u._replace(second=u.second._replace(b=last_row(u.second.b, 7.0))),
+        lambda u: u._replace(scores=u.scores._replace(b=u.scores.b._replace(score=last_row(u.scores.b.score, 7.0)))),
         "its scores (second) are not all within [0, 1]",
     ),
     "G": (lambda u: u._replace(G=tree.map(lambda leaf: last_row(leaf, 1e4), u.G)), "times as large as usual"),

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import FeDXL1, FeDXL2, LocalPair, LocalSGD, auroc, fit, partial_auc, sampling
-from fedxl.algorithms.protocol import Health
+from fedxl import FeDXL2, LocalPair, LocalSGD, auroc, build, fit, partial_auc, sampling
 from fedxl.training.health import Watch
 from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
@@ -37,20 +36,20 @@ def run(algorithm: Any, said: list[str], clients: Any = None, network: Any = Non
 
 def test_a_collapse_is_said_at_the_first_evaluation_and_once(tmp_path):
     said: list[str] = []
-    result = run(FeDXL2(partial_auc(), lr=1000.0, level="free"), said, out=tmp_path)
+    result = run(build("fedxl2", partial_auc(), lr=1000.0, level="free"), said, out=tmp_path)
     [line] = said
     assert line.startswith("the scores have collapsed by round 2: ")
     assert "smaller lr" in line
     assert [record.get("collapsed") for record in result.history] == [True] * 3
     rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("collapsed") for row in rows if "validation" in row] == [True] * 3
-    run(FeDXL2(partial_auc(), lr=1000.0, level="free"), said, out=tmp_path, resume=True, rounds=8)
+    run(build("fedxl2", partial_auc(), lr=1000.0, level="free"), said, out=tmp_path, resume=True, rounds=8)
     assert len(said) == 1, "nor again when the run is resumed"
 
 
 def test_without_scores_of_its_own_fedxl_asks_the_pool():
     said: list[str] = []
-    result = run(FeDXL2(partial_auc(), lr=1000.0, level="free"), said, validation=None)
+    result = run(build("fedxl2", partial_auc(), lr=1000.0, level="free"), said, validation=None)
     assert result.history[0]["collapsed"]
     assert len(said) == 1
 
@@ -69,7 +68,7 @@ def zero_head() -> nn.Module:
         (FeDXL2(partial_auc(), lr=0.3), {"validation": None}),
         (FeDXL2(partial_auc(), lr=1e-9), {"network": zero_head()}),
         (FeDXL2(partial_auc(), lr=1e-9), {"network": zero_head(), "validation": None}),
-        (FeDXL1(auroc(scores="raw"), lr=1000.0, level="free"), {}),
+        (build("fedxl1", auroc(scores="raw"), lr=1000.0, level="free"), {}),
         (LocalPair(partial_auc(), lr=0.3), {}),
     ],
     ids=["healthy", "by its pool", "slow", "slow, by its pool", "raw scores do not saturate", "local pair"],
@@ -83,17 +82,21 @@ def test_who_learns_or_has_not_begun_is_not_collapsed(algorithm, changes):
 
 def test_cross_entropy_does_not_depend_on_the_link_of_the_reported_risk():
     """With rare positives all of its outputs may be far down and still rank well."""
-    algorithm, (_, y) = LocalSGD(partial_auc(), lr=0.1), VALIDATION
-    h = -12 + torch.linspace(0, 1, len(y)).double()
-    assert algorithm.health(None, h, y) == Health(collapsed=False)
-    assert algorithm.health(None, torch.full_like(h, -3.0), y) == Health(collapsed=True)
-    assert LocalPair(partial_auc()).health(None, h, y) == Health(collapsed=True), "its gradient is that of the link"
+    said: list[str] = []
+
+    def collapsed(algorithm: Any, h: torch.Tensor) -> bool:
+        return Watch(algorithm, said.append)(None, 1, h, VALIDATION[1]) == {"collapsed": True}
+
+    low = -12 + torch.linspace(0, 1, len(VALIDATION[1])).double()
+    assert not collapsed(LocalSGD(partial_auc(), lr=0.1), low)
+    assert collapsed(LocalSGD(partial_auc(), lr=0.1), torch.full_like(low, -3.0))
+    assert collapsed(LocalPair(partial_auc()), low), "its gradient is that of the link"
 
 
 def test_a_run_may_stop_where_its_scores_have_collapsed():
     said: list[str] = []
     hooks = Hooks(say=said.append, stop_collapsed=True)
-    result = run(FeDXL2(partial_auc(), lr=1000.0, level="free"), said, hooks=hooks, rounds=20)
+    result = run(build("fedxl2", partial_auc(), lr=1000.0, level="free"), said, hooks=hooks, rounds=20)
     assert result.interrupted
     assert [record["round"] for record in result.history] == [2]
     assert result.metrics["validation"]["auroc"] == result.history[0]["validation"]["auroc"]
@@ -110,7 +113,7 @@ def test_old_passive_scores_are_said_and_again_when_twice_as_old(pool_rounds):
     seed = next(seed for seed in itertools.count() if drawn(seed) == [0])
     clients = make_clients([(6, 6)] + [(0, 6)] * 19)
     said: list[str] = []
-    algorithm = FeDXL2(partial_auc(), lr=0.01, pool_rounds=pool_rounds)
+    algorithm = build("fedxl2", partial_auc(), lr=0.01, pool_rounds=pool_rounds)
     settings = {"rounds": 45, "local_steps": 1, "eval_every": 1, "cohort": 1, "validation": None, "seed": seed}
     result = run(algorithm, said, clients, **settings)
     ages = [int(line.split(" are ")[1].split()[0]) for line in said]
@@ -120,7 +123,3 @@ def test_old_passive_scores_are_said_and_again_when_twice_as_old(pool_rounds):
     assert ages == [age for age in (first, 2 * first, 4 * first) if age <= 45]
     assert result.server.pool.first.age.unique().tolist() == [45]
     assert result.server.pool.second.age.min() == 0
-
-
-def test_an_algorithm_may_do_without():
-    assert Watch(object(), print)(None, 1, torch.ones(3), torch.ones(3)) == {}

@@ -14,9 +14,9 @@ from scipy import optimize, special
 from torch import nn
 
 from fedxl import UserError, auroc, fit, partial_auc
-from fedxl.algorithms import FeDXL2
+from fedxl.algorithms import FeDXL2, build
 from fedxl.algorithms.pool import thin
-from fedxl.algorithms.private import PrivacySettings
+from fedxl.algorithms.private import ByExample
 from fedxl.data.federation import from_arrays
 from fedxl.data.participation import Plan
 from fedxl.engine.drawing import Drawing, Schedule
@@ -62,7 +62,7 @@ def exact_epsilon(squared_mu: float, delta: float) -> float:
 def test_the_accountants_epsilon_is_that_of_one_gaussian_mechanism(
     gradients, scores, noise, score_noise, delta, blanks
 ):
-    settings = PrivacySettings(1.0, noise, score_noise, delta)
+    settings = ByExample(1.0, noise, score_noise, delta)
     found = epsilon(Releases(gradients, scores), settings, blanks)
     exact = exact_epsilon(blanks**2 * (gradients / noise**2 + scores * (0.5 / score_noise) ** 2), delta)
     assert found == pytest.approx(exact, rel=1e-3)
@@ -70,7 +70,7 @@ def test_the_accountants_epsilon_is_that_of_one_gaussian_mechanism(
 
 
 def test_nothing_released_costs_nothing_and_no_noise_promises_nothing():
-    settings = PrivacySettings(1.0, 1e-9, 1.0, 1e-5)
+    settings = ByExample(1.0, 1e-9, 1.0, 1e-5)
     assert epsilon(Releases(0, 0), settings) == 0
     assert epsilon(Releases(1, 0), settings) == math.inf
 
@@ -101,7 +101,7 @@ def test_scores_leave_as_often_as_epochs_have_an_uploaded_place(count, total, ke
 
 def test_no_client_reads_an_example_more_often_than_is_accounted_for():
     """What the engine draws, counted example by example."""
-    algorithm = FeDXL2(partial_auc(scores="sigmoid"), **PRIVATE)
+    algorithm = build("fedxl2", partial_auc(scores="sigmoid"), **PRIVATE)
     steps, rounds, reading = 3, 5, algorithm.reading(4, 5)
     drawing = Drawing(from_arrays(make_clients(RAGGED)), reading, Schedule(steps, 4, 5, 11))
     tight = 0
@@ -124,7 +124,7 @@ def test_no_client_reads_an_example_more_often_than_is_accounted_for():
 
 def account(rounds: int, cohort: int = 0, **options) -> Ledger:
     run = Settings(rounds=rounds, local_steps=3, batch1=4, batch2=5, cohort=cohort, seed=2)
-    algorithm = FeDXL2(partial_auc(scores="sigmoid"), **{**PRIVATE, **options})
+    algorithm = build("fedxl2", partial_auc(scores="sigmoid"), **{**PRIVATE, **options})
     members = [Member(str(number), *held) for number, held in enumerate([(8, 15), (0, 2), (16, 20), (8, 30)])]
     plan = Plan(num_clients=len(members), size=cohort, seed=run.seed)
     return Ledger(algorithm, algorithm.reading(4, 5), run, members, plan)
@@ -157,7 +157,7 @@ def network() -> nn.Module:
 
 def train(out, say, **options):
     clients = [(x.float(), y) for x, y in make_clients([(8, 15), (16, 20)])]
-    algorithm = FeDXL2(partial_auc(scores="sigmoid"), **PRIVATE)
+    algorithm = build("fedxl2", partial_auc(scores="sigmoid"), **PRIVATE)
     hooks = {"hooks": Hooks(say=say)} if say else {}
     return fit(
         network(), clients, algorithm, rounds=4, local_steps=2, batch_size=(4, 5), eval_every=2, device="cpu",

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedxl.algorithms import FeDXL2
+from fedxl.algorithms import FeDXL2, Level
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.config.experiment import Config, execute
 from fedxl.config.ranked import execute_on
@@ -136,10 +136,10 @@ def test_an_evaluation_that_is_split_finds_what_a_whole_one_does(risk):
     x = torch.randn(24, 5, generator=rng)
     labels = torch.randint(2, (24, 3) if risk.labels else (24,), generator=rng).float()
     labels[:2] = torch.tensor([[0.0], [1.0]]) if risk.labels else torch.tensor([0.0, 1.0])
-    queries = torch.arange(24) // 6 if risk.queries else None
+    queries = torch.arange(24) // 6 if risk.pairing.ranked else None
     source = TensorSource(x, labels, queries=queries)
     model = nn.Linear(5, 3 if risk.labels else 1)
-    problem = assemble(model, FeDXL2(risk, level="free"), Settings(batch1=4, batch2=4), DataFacts())
+    problem = assemble(model, FeDXL2(risk, level=Level("free")), Settings(batch1=4, batch2=4), DataFacts())
     whole = HeldBack(problem.evaluator, {"validation": source})
     weights = weights_of(problem.model)
     found, expected = (each.examine(weights, "validation") for each in (SplitUp(whole, Alone()), whole))

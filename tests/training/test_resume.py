@@ -19,6 +19,7 @@ from fedxl import ALGORITHMS, UserError, auroc, digest, partial_auc, tree
 from fedxl.data.source import fingerprint
 from fedxl.training.checkpoint import load_latest, save_checkpoint
 from fedxl.training.hooks import Hooks
+from fedxl.training.resuming import STATES
 from tests.conftest import RAGGED, Clients, make_clients, until
 from tests.running import fit_named
 
@@ -237,6 +238,20 @@ def rewritten(out: Path, change: Callable[[dict, dict], None]) -> None:
     tensors, info = dict(checkpoint.tensors), dict(checkpoint.info)
     change(tensors, info)
     save_checkpoint(out / "checkpoints", checkpoint.info["round"], tensors, info)
+
+
+@pytest.mark.parametrize("before", [None, 3], ids=["of a version that did not say", "of one that did"])
+def test_a_checkpoint_of_an_older_version_is_refused(before, tmp_path):
+    run(tmp_path, rounds=3)
+
+    def older(tensors: dict, info: dict) -> None:
+        del info["settings"][STATES]
+        info["settings"] |= {STATES: before} if before else {"run.cohorts_by_size": True}
+
+    rewritten(tmp_path, older)
+    with pytest.raises(UserError, match="began with another version of fedxl, whose states differ") as error:
+        run(tmp_path, resume=True, rounds=6)
+    assert "\n" not in str(error.value)
 
 
 def test_data_that_are_mapped_from_a_file_are_never_held_whole(tmp_path, monkeypatch):

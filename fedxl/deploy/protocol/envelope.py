@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from fedxl import __version__
-from fedxl.algorithms.protocol import Share
 from fedxl.errors import WORDS as WORDS  # part of what this module offers
 from fedxl.errors import RefusedError, printable
+from fedxl.risks.pairing import Share
 
 Kind = Literal["hello", "train", "evaluate", "secure"]
 POLL = 0.5  # seconds
@@ -48,7 +48,6 @@ class TrainRequest(NamedTuple):
     server: Any  # the server's state, without the score pool
     share: Share  # the weight of this site
     passive: Any  # what this site reads of the score pool
-    totals: Tensor | tuple[()] = ()  # [Q, 3] of its queries, what all sites hold of each, if scores of one meet
 
 
 class PassivePart(NamedTuple):

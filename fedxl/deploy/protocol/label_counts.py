@@ -1,4 +1,4 @@
-"""What a site tells of several labels in its hello: how many examples of each are positive and negative."""
+"""What a site tells in its hello of several labels, and of queries: how many examples or lists there are."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fedxl.data.federation import Federation
-from fedxl.data.label_shares import Counts, label_counts
+from fedxl.deploy.protocol.envelope import whole
 from fedxl.errors import RefusedError
-from fedxl.risks import Side
+from fedxl.risks.pairing import Side
 from fedxl.risks.several import MOST_LABELS
 
 KINDS: tuple[Side, ...] = ("positive", "negative")
@@ -25,7 +26,7 @@ class LabelCounts(NamedTuple):
     @classmethod
     def of(cls, federation: Federation) -> LabelCounts:
         """Those of the only client of a federation."""
-        return cls(*(tuple(label_counts(federation, side)[0].tolist()) for side in KINDS))
+        return cls(*(tuple(counts) for counts in federation.holdings()[0].label_counts.tolist()))
 
     def to_text(self) -> str:
         return json.dumps(self._asdict())
@@ -47,7 +48,15 @@ class LabelCounts(NamedTuple):
                 raise RefusedError(f"its counts by label are not those of {examples} examples")
         return cls(*(tuple(counts) for counts in each))
 
-    def side(self, side: Side) -> Counts:
+    def side(self, side: Side) -> npt.NDArray[np.int64]:
         """[L]"""
         positive, negative = (np.array(counts, np.int64) for counts in self)
         return {"positive": positive, "negative": negative, "all": positive + negative}[side]
+
+
+def relevant_queries(told: Any, positives: int) -> int:
+    """How many queries hold a relevant item, as a site says that has so many relevant items."""
+    count = whole(told, "number of queries")
+    if not min(1, positives) <= count <= positives:
+        raise RefusedError(f"it reports {count} queries with a relevant item, and {positives} relevant items")
+    return count

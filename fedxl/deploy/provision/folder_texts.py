@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from fedxl import metrics
 from fedxl.config.experiment import Config
-from fedxl.config.ranking import pools_queries
 from fedxl.data import NAMED
 from fedxl.deploy.provision.settings import ServerSettings
 
@@ -37,7 +36,7 @@ evaluate = "{settings.evaluate}"  # "sites": on their own data, as far as each s
 
 
 def site_toml(name: str, part: int, config: Config) -> str:
-    rounds, ranked = int(config.run.get("rounds", 100)), pools_queries(config)
+    rounds = int(config.run.get("rounds", 100))
     lines = [f"{key} = {json.dumps(value)}" for key, value in config.data.items()]
     names = {key: json.dumps(str(table["name"])) for key, table in config.tables().items() if "name" in table}
     named = [str(name) for name in (config.run.get("select", ""), *config.run.get("metrics", ()))]
@@ -57,10 +56,7 @@ def site_toml(name: str, part: int, config: Config) -> str:
             "fedxl's are always allowed",
             f"rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs",
             f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",
-            f"private_draws = {json.dumps(not ranked)}  # which examples are read in which round: from a seed that "
-            "never leaves this site",
-            f"queries = {json.dumps(ranked)}  # whether the server may know which queries this site holds, "
-            "and of each how many items have which grade",
+            "private_draws = true  # which examples are read in which round: from a seed that never leaves this site",
             f"sorted_scores = {json.dumps(config.algorithm.get('order') == 'sorted')}  # refuse runs that pool "
             "scores in the order of these draws",
             'evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...), '

@@ -10,7 +10,6 @@ from typing import Any
 from fedxl import registry
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config.experiment import Config, dump
-from fedxl.config.ranking import pools_queries
 from fedxl.data import DATASETS
 from fedxl.deploy.provision import approval, folder_texts, keys
 from fedxl.deploy.provision.settings import ServerSettings
@@ -100,11 +99,8 @@ def _completed(config: Config, sites: int) -> Config:
         config = replace(config, data={"seed": config.run.get("seed", 0), **config.data})
     if known := ALGORITHMS.get(str(config.algorithm.get("name"))):
         taken = {name: value for name, value in SAFE.items() if name in accepted(known)}
-        # Whoever sees only the sum of all changes cannot clip one; and the worst site is to move the model further.
-        if config.algorithm.get("fixed_point") or config.algorithm.get("worst_site"):
-            taken.pop("clip_change", None)
-        if pools_queries(config):  # scores of queries are pooled with their queries, in the order of draws
-            taken.pop("order", None)
+        if config.algorithm.get("fixed_point"):
+            taken.pop("clip_change", None)  # whoever sees only the sum of all changes cannot clip one
         config = replace(config, algorithm={**taken, **config.algorithm})
     return config
 

@@ -87,7 +87,6 @@ class SiteSettings:
     private_draws: bool = False  # which examples it reads in which round: from a seed that only this site knows
     sorted_scores: bool = False  # refuse runs that pool scores in the order of their draws (order = "drawn")
     summary: bool = False  # whether a summary of its columns may leave, to scale all alike; of images: size, names
-    queries: bool = False  # whether it may tell which queries it holds, and of each how many items have which grade
     secure: bool = False  # whether it takes part only in runs whose server adds all sites' updates under masks
     sum_of: int = 2  # the fewest sites, this one included, whose masked updates it lets the server add
     own_part: float = 0.8  # the largest part of a sum that its own update may make up, by the sites' weights
@@ -105,8 +104,6 @@ class SiteSettings:
             self.evaluate != "figures", 'evaluate = "figures" is called "metrics" now; write evaluate = "metrics"'
         )
         require(self.sum_of >= 2, f"sum_of must be at least 2, got {self.sum_of}: a sum of one is no secret")
-        told = "queries = true lets the server draw scores of the queries that the site reads, by the run's seed"
-        require(not (self.queries and self.private_draws), f"{told}; set private_draws = false, or queries = false")
         require(0 < self.own_part < 1, f"own_part must lie between 0 and 1, got {self.own_part}")
         if self.evaluate not in DISCLOSURES:
             raise unknown("evaluate", self.evaluate, DISCLOSURES)

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedxl import tree
-from fedxl.algorithms.protocol import Share
 from fedxl.deploy.protocol.envelope import whole
 from fedxl.deploy.secure import masks, sealed, shamir
 from fedxl.digest import add_tensor
 from fedxl.errors import RefusedError
+from fedxl.risks.pairing import Share
 
 SESSION = re.compile(r"[0-9a-f]{32}")
 MOST_SITES = 10_000

@@ -7,18 +7,20 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from fedxl import __version__
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.data.federation import Holding, Weighting, facts_about
-from fedxl.data.label_shares import Counts
 from fedxl.data.preparation import Image, Preparation, fit
 from fedxl.data.summary import Summary, merge, require_one_label
 from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
-from fedxl.deploy.protocol.label_counts import LabelCounts
-from fedxl.deploy.protocol.query_lists import QueryLists, relevant_queries
+from fedxl.deploy.protocol.label_counts import LabelCounts, relevant_queries
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import first_line, printable, require
-from fedxl.risks import Side
+from fedxl.risks.pairing import Side
+from fedxl.sampling import Indices
 from fedxl.wire import RefusedError
 
 GRACE = 60.0  # seconds that a round waits for missing sites once others are connected
@@ -34,20 +36,22 @@ class SiteFacts(NamedTuple):
     summary: str = ""  # of its table, as JSON
     labels: str = ""  # of several labels, how many examples of each are positive and negative, as JSON
     both: int = 0  # of several labels, examples that have a positive and a negative one
-    queries: int | None = None  # how many of its queries hold a relevant item; None: its data know no queries
-    lists: str = ""  # of each of its queries how many items have which grade, as JSON; "": it does not tell
+    relevant: int | None = None  # how many of its queries hold a relevant item; None: its data know no queries
     images: str = ""  # how its files of images become examples, as JSON; "": it has none, or does not tell
 
     def count(self, side: Side) -> int:
         return Holding(self.positives, self.negatives, self.both).count(side)
 
-    def by_label(self, side: Side) -> Counts:
+    def by_label(self, side: Side) -> npt.NDArray[np.int64]:
         """Of several labels: examples of this side, [L]."""
         return LabelCounts.from_text(self.labels, self.count("all")).side(side)
 
-    def query_lists(self) -> QueryLists:
-        """RefusedError if what it tells of its queries is not of as many examples as it has."""
-        return QueryLists.from_text(self.lists, self.positives, self.negatives, self.queries or 0)
+    def queries(self, relevant: bool) -> Indices:
+        """Numbers that stand for its queries with a relevant item: sites do not tell which they are.
+
+        They take no memory, however many a site claims to have.
+        """
+        return np.broadcast_to(np.int64(0), self.relevant or 0)
 
 
 @dataclass
@@ -129,10 +133,7 @@ class Directory:
         both = whole(facts.get("both", 0), "both")
         found = SiteFacts(*counts, shape, str(facts.get("summary", "")), str(facts.get("labels", "")), both)
         if "queries" in facts:
-            many, lists = relevant_queries(facts["queries"], found.positives), str(facts.get("lists", ""))
-            found = found._replace(queries=many, lists=lists)
-        if found.lists:
-            found.query_lists()
+            found = found._replace(relevant=relevant_queries(facts["queries"], found.positives))
         if min(found[:2]) < both or both < 0 or found.count("all") < 1:
             raise RefusedError(f"{name} reports {found.positives} positives and {found.negatives} negatives")
         self.require_within_limit(name, found.count("all"))
@@ -149,7 +150,7 @@ class Directory:
         before = self.facts.get(name, found)
         if found._replace(images="") != before._replace(images=""):
             told = f"{name} had other data when this run started"
-            was, now = (each._replace(summary="", lists="", images="") for each in (before, found))
+            was, now = (each._replace(summary="", images="") for each in (before, found))
             raise RefusedError(f"{told}: {was}, now {now}")
         return name, found
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedxl import tree, wire
-from fedxl.algorithms import optional
-from fedxl.algorithms.influence import Influence, Sizes
-from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState, Share
-from fedxl.data.label_shares import with_labels
+from fedxl.algorithms.checks import Influence, Sizes, check_server, check_update
+from fedxl.algorithms.protocol import ClientUpdate, Phase, ServerState
+from fedxl.algorithms.server_rules import next_state
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, PassivePart, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
-from fedxl.deploy.server.queries import QueryBook, weigh_sites
-from fedxl.engine.drawing import PoolDraws, draw_lags
+from fedxl.engine.drawing import draw_lags, host_weights
 from fedxl.errors import DivergedError, RefusedError, UserError, printable
 from fedxl.evaluation.grid import Spread
+from fedxl.risks.pairing import PoolWeights, Share
+from fedxl.risks.scores import outputs_behind
 from fedxl.sampling import Indices
-from fedxl.training.checked import sizes_of
 from fedxl.training.participants import participants
 from fedxl.training.problem import Problem
 
@@ -81,16 +79,8 @@ class GridEngine:
         self.settings, self.say = self.directory.settings, self.directory.say
         sites, self.reading = self.settings.sites, self.problem.reading
         each = [self.directory.facts[name] for name in sites]
-        first, second = ([facts.count(side) for facts in each] for side in self.reading[:2])
-        counted, self.plan = participants(self.problem, first, second, sites)
-        self.chances, self.book = self.plan.chances, None
-        if self.reading.queries:
-            self.book = None if self.problem.algorithm.local_pairs else QueryBook(self.problem, each, self.secret)
-            counted, self.chances = weigh_sites(self.problem, each) if self.book is None else self.book.weigh()
-            self.plan = replace(self.plan, chances=self.chances)
-        if self.problem.risk.labels:
-            some, every = (np.stack([facts.by_label(side) for facts in each]) for side in self.reading[:2])
-            counted = with_labels(counted, some, every, second, self.problem.settings.weighting)
+        counted, self.plan = participants(self.problem, each, sites)
+        self.chances = self.plan.chances
         self.shares: Share = tree.map(lambda leaf: leaf.to(self.problem.dtype), counted)
         self.base, self.visits = dict.fromkeys(sites, -1), dict.fromkeys(sites, 0)
         self.influence = Influence(self.settings.influence)
@@ -123,7 +113,7 @@ class GridEngine:
             self.base[name], self.visits[name] = round, self.visits[name] + 1
         return updates
 
-    def _attempt(self, phase: AnyPhase, server: ServerState, round: int, cohort: Sequence[int]) -> Replies:
+    def _attempt(self, phase: Phase, server: ServerState, round: int, cohort: Sequence[int]) -> Replies:
         names = {self.settings.sites[number]: number for number in cohort}
         numbers: Mapping[int, int] = {node: names[name] for name, node in self.directory.gather(names).items()}
         for number in set(cohort) - set(numbers.values()):
@@ -131,11 +121,9 @@ class GridEngine:
         numbers = self._prepared(phase, round, numbers)
         state = wire.flatten(TrainRequest(phase.downlink(server), self._share(0), ()), self.settings.wire)
         weights = phase.pool_weights(server)
-        pool = None if weights is None else PoolDraws.of(weights)
+        pool = None if weights is None else host_weights(weights)
         requests = {
-            node: self._request(
-                {**state, **self._passive(phase, server, round, number, pool), **self._totals(number)}, round, number
-            )
+            node: self._request({**state, **self._passive(phase, server, round, number, pool)}, round, number)
             for node, number in numbers.items()
         }
         rows, sizes, diverged = UpdateStack(len(cohort)), dict[int, Sizes](), 0
@@ -144,7 +132,7 @@ class GridEngine:
             row = cohort.index(number)
             try:
                 update = self._checked(phase, server, round, number, reply)
-                sizes[row] = sizes_of(phase, server, update, self.problem.assignment(self._share(number)))
+                sizes[row] = check_update(phase, server, update, self.problem.assignment(self._share(number)))
                 rows.put(row, update)
             except RefusedError as error:
                 self._drop(round, number, printable(error))
@@ -154,12 +142,12 @@ class GridEngine:
             self._drop(round, cohort[row], reason)
         return Replies(rows, sizes, diverged)
 
-    def _usable(self, phase: AnyPhase, server: ServerState, round: int, updates: ClientUpdate) -> bool:
+    def _usable(self, phase: Phase, server: ServerState, round: int, updates: ClientUpdate) -> bool:
         """Whether sites can go on from what these updates come to: nothing else may be sent to them, or saved."""
-        state = phase.aggregate(server, updates)
+        state = next_state(phase, server, updates, self.sums)
         try:
             wire.restore(state, wire.flatten(state, self.settings.wire), may_be_nan=self.problem.algorithm.may_be_nan)
-            phase.check_server(state)
+            check_server(phase, state)
         except RefusedError as error:
             self.say(f"round {round}: all updates discarded, sites could not continue from the new state: {error}")
             return False
@@ -168,7 +156,10 @@ class GridEngine:
 
     def _look_at_pool(self, state: ServerState) -> None:
         """For those who count scores in bins. An algorithm may do without a pool."""
-        outputs = optional.pooled_outputs(self.problem.algorithm, state)
+        pool, risk = self.problem.algorithm.pooled_scores(state), self.problem.risk
+        if pool is None or risk.score_shape:
+            return
+        outputs = outputs_behind(risk.link, torch.cat([side.entry.score[side.weight > 0] for side in pool]))
         if outputs is not None and len(outputs):
             self.pooled = Spread.of(outputs.numpy())
 
@@ -195,7 +186,7 @@ class GridEngine:
         return Envelope(facts, {**state, **share})
 
     def _passive(
-        self, phase: AnyPhase, server: ServerState, round: int, number: int, pool: PoolDraws | None
+        self, phase: Phase, server: ServerState, round: int, number: int, pool: PoolWeights | None
     ) -> Mapping[str, Tensor]:
         """What this site reads of the pool: drawn here as the simulator draws it, so that no site sees the rest.
 
@@ -203,20 +194,11 @@ class GridEngine:
         """
         if pool is None:
             return {}
-        if self.book is not None:
-            lags = self.book.lags(number, round, self.visits[self.settings.sites[number]], pool)
-        else:
-            lags = draw_lags(self.problem.schedule, self.reading, number, round, pool, self.secret)
+        lags = draw_lags(self.problem.schedule, self.reading, number, round, pool, self.secret)
         passive = phase.passive(server, *map(torch.from_numpy, lags))
         return wire.flatten(PassivePart(passive))
 
-    def _totals(self, number: int) -> Mapping[str, Tensor]:
-        """What this site must know of its queries, if scores of one meet in the pool."""
-        return {} if self.book is None else {"totals": self.book.totals[number]}
-
-    def _checked(
-        self, phase: AnyPhase, server: ServerState, round: int, number: int, reply: Envelope | Failure
-    ) -> Any:
+    def _checked(self, phase: Phase, server: ServerState, round: int, number: int, reply: Envelope | Failure) -> Any:
         """The update in a reply, if it is of the right form and of this site in this round."""
         if isinstance(reply, Failure):
             raise RefusedError(reply.reason)
@@ -224,29 +206,21 @@ class GridEngine:
             raise RefusedError("it replies to another request")
         if note := reply.facts.get("note"):
             self.say(f"round {round}, {self.settings.sites[number]}: {printable(note)}")
-        name, share, steps = self.settings.sites[number], self._share(number), self.problem.settings.local_steps
+        share = self._share(number)
         like = phase.update_like(server, self.problem.assignment(share))
         update = self._restored(phase, server, number, like, reply)
         if self.settings.wire == wire.HALF:
             params = wire.plus(server.weights.params, update.weights.params)
             update = update._replace(weights=update.weights._replace(params=params))
-        counted = [*zip(tree.leaves(update.share)[1:], tree.leaves(share)[1:], strict=True)]
-        more = update.share.model > share.model * (1 + 1e-6) or update.share.model < 0
-        if more or any(not torch.equal(found, given) for found, given in counted):
-            raise RefusedError("its share is not the one that it was given")
-        if self.book is not None:
-            self.book.check(number, self.visits[name], update)
-        if not 0 <= int(update.steps) <= steps:
-            raise RefusedError(f"it reports {int(update.steps)} steps of {steps}")
         return update
 
     # What a server that sees only sums does in another way.
 
-    def _prepared(self, phase: AnyPhase, round: int, numbers: Mapping[int, int]) -> Mapping[int, int]:
+    def _prepared(self, phase: Phase, round: int, numbers: Mapping[int, int]) -> Mapping[int, int]:
         """The nodes that are asked to train, with their sites' numbers."""
         return numbers
 
-    def _restored(self, phase: AnyPhase, server: ServerState, number: int, like: Any, reply: Envelope) -> Any:
+    def _restored(self, phase: Phase, server: ServerState, number: int, like: Any, reply: Envelope) -> Any:
         """The update in a reply's tensors."""
         return wire.restore(like, reply.tensors, may_be_nan=self.problem.algorithm.may_be_nan)
 

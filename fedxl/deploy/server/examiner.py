@@ -13,7 +13,7 @@ import torch
 
 from fedxl import wire
 from fedxl.deploy.protocol.envelope import Envelope, Failure, RunHeader, ScoreReply, exchange
-from fedxl.deploy.protocol.query_lists import relevant_queries
+from fedxl.deploy.protocol.label_counts import relevant_queries
 from fedxl.deploy.server.curves import (
     MOST_COUNTED,
     Disclosed,
@@ -29,7 +29,6 @@ from fedxl.evaluation.binned import FROM_COUNTS, Binned
 from fedxl.evaluation.grid import Bins, Grid, Spread, bins_to_json
 from fedxl.metrics import COUNTS, key, value_of
 from fedxl.models import Weights
-from fedxl.risks import Several
 from fedxl.training.evaluate import Evaluator, Findings, Origin, pairs_in
 from fedxl.wire import RefusedError
 
@@ -80,8 +79,8 @@ class SiteExaminer:
 
     def _bins(self, split: str) -> Bins:
         risk = self.evaluator.risk
-        if isinstance(risk, Several):
-            return self.grids.of_labels(split, risk.label_names)
+        if risk.labels:
+            return self.grids.of_labels(split, risk.pairing.labels)
         return self.grids.grid(split, self.pooled())
 
     def _read(self, name: str, split: str, grid: Bins, reply: Envelope | Failure) -> SiteFinding:
@@ -96,7 +95,7 @@ class SiteExaminer:
             values = self._metrics(json.loads(str(facts["metrics"])))
             counted = sum(values.get(key, 0.0) for key in COUNTS)  # of several labels: of all of them together
             self.directory.require_within_limit(name, counted / max(1, self.evaluator.risk.labels))
-            ranked = self.evaluator.risk.queries
+            ranked = self.evaluator.risk.pairing.ranked
             counted_queries = relevant_queries(facts.get("queries"), int(values["positives"])) if ranked else 0
             return Findings(values, remarks={QUERIES: counted_queries} if ranked else {})
         if facts["kind"] == "curve":
@@ -104,11 +103,12 @@ class SiteExaminer:
                 return self._label_curves(name, grid, reply)
             return self._curve(name, grid, reply)
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
-        if risk.queries:
+        if risk.pairing.ranked:
             raise RefusedError("it sends scores, and the risk ranks items within queries")
         kind = torch.int8 if risk.labels else torch.uint8
         like = ScoreReply(
-            torch.zeros(1, *risk.score_shape, dtype=dtype), torch.zeros(1, *risk.label_shape, dtype=kind)
+            torch.zeros(1, *risk.score_shape, dtype=dtype),
+            torch.zeros(1, *([risk.labels] if risk.labels else []), dtype=kind),
         )
         scores, labels = wire.restore(like, reply.tensors, MOST_SCORES)
         least = -1 if risk.labels else 0
@@ -128,8 +128,7 @@ class SiteExaminer:
 
     def _label_curves(self, name: str, grids: tuple[Grid, ...], reply: Envelope) -> Findings:
         risk = self.evaluator.risk
-        assert isinstance(risk, Several)
-        disclosed = read_label_curves(reply, grids, risk.label_names, self.directory.limits.get(name))
+        disclosed = read_label_curves(reply, grids, risk.pairing.labels, self.directory.limits.get(name))
         if not disclosed.epsilon:
             most = max(sum(found.totals()) for found in disclosed.binned.values())
             self.directory.require_within_limit(name, most)
@@ -147,7 +146,7 @@ class SiteExaminer:
         """A site's own metrics: the names that we have ourselves, and values that they can have."""
         ranges = self.evaluator.ranges
         risk = self.evaluator.risk
-        counts = () if risk.score_shape and not risk.labels else COUNTS
+        counts = () if not risk.single_score else COUNTS
         values = {name: float(reported[name]) for name in (*ranges, *counts)}
         for name, value in values.items():
             counted = name in counts
@@ -211,13 +210,12 @@ class SiteExaminer:
     def _added_labels(self, split: str, grids: tuple[Grid, ...], reported: Mapping[str, Findings]) -> Findings | None:
         """The same of several labels: means over them, and what each comes to."""
         risk = self.evaluator.risk
-        assert isinstance(risk, Several)
         each = [
             found.label_curves or _label_counts(grids, name, self.evaluator, found)
             for name, found in reported.items()
         ]
         # In the order of the outputs. A label that every site withholds is not there.
-        labels = [name for name in risk.label_names if any(name in found for found in each)]
+        labels = [name for name in risk.pairing.labels if any(name in found for found in each)]
         parts = {label: {site: b for found in each for site, b in found.get(label, {}).items()} for label in labels}
         self.grids.latest_labels = {label: binned.pooled(sites.values()) for label, sites in parts.items()}
         counted = label_counts.judge(self.evaluator.metrics, parts)
@@ -251,7 +249,7 @@ class SiteExaminer:
             [float(found.remarks.get(QUERIES, 0)) for found in some],
         )
         of_queries = {metric.name for metric in self.evaluator.metrics if metric.metric.by_query}
-        of_queries |= {"risk"} if self.evaluator.risk.queries else set()
+        of_queries |= {"risk"} if self.evaluator.risk.pairing.ranked else set()
         if not sum(queries if key(self.select) in of_queries else pairs):
             return None
         common = [name for name in each[0] if all(name in values for values in each)]  # a curve gives no risk

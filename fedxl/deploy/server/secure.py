@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedxl import tree, wire
-from fedxl.algorithms.fixed_point import FORMS, flat, parts, unflat, with_mean
-from fedxl.algorithms.optional import fixed_point, summed_parts
-from fedxl.algorithms.protocol import AnyPhase, ClientUpdate, ServerState
+from fedxl.algorithms.fixed_point import FORMS, flat, unflat, with_mean
+from fedxl.algorithms.protocol import ClientUpdate, Phase, ServerState
+from fedxl.algorithms.server_rules import fixed_point_bits
 from fedxl.deploy.protocol.envelope import Envelope, Failure, exchange
 from fedxl.deploy.secure.collector import Collector
 from fedxl.deploy.secure.member import FEWEST
@@ -42,13 +42,14 @@ class SecureEngine(GridEngine):
         super().__post_init__()
         algorithm: Any = self.problem.algorithm
         named = "secure = true adds weights and G as whole numbers"
-        require(bool(fixed_point(algorithm)), f"{named}: set fixed_point = 64 (or 32) in [algorithm]")
-        counted = int((algorithm.trained(self.shares) > 0).sum())
+        bits = fixed_point_bits(algorithm)
+        require(bool(bits), f"{named}: set fixed_point = 64 (or 32) in [algorithm]")
+        counted = int((algorithm.counts(self.shares) > 0).sum())
         require(counted >= FEWEST, f"secure = true needs two sites whose model counts, and there are {counted}")
         for round in range(algorithm.first_round, self.problem.settings.rounds + 1):
             self._require_secret(algorithm.phase(round), round, self.plan.cohort(round).tolist())
-        self.hidden = summed_parts(algorithm)
-        self.form = FORMS[algorithm.fixed_point]
+        self.hidden = algorithm.averaged
+        self.form = FORMS[bits]
         self.nodes: dict[int, int] = {}  # by number, of the sites in the sum
         self.session = ""
         self.weights: dict[int, float] = {}  # by number, how much each of them counts
@@ -57,10 +58,10 @@ class SecureEngine(GridEngine):
         self.sum: Collector | None = None  # of this attempt; None: there is nothing to add
         self.total = torch.zeros(0, dtype=torch.int64)  # of the codes of all sites in the sum
 
-    def _attempt(self, phase: AnyPhase, server: ServerState, round: int, cohort: Sequence[int]) -> Replies:
+    def _attempt(self, phase: Phase, server: ServerState, round: int, cohort: Sequence[int]) -> Replies:
         self._require_secret(phase, round, cohort)
         self.sum, self.session = None, ""
-        self.total = torch.zeros(len(flat(parts(self.hidden, server))), dtype=torch.int64)
+        self.total = torch.zeros(len(flat(self.problem.algorithm.parts(server))), dtype=torch.int64)
         replies = super()._attempt(phase, server, round, cohort)
         if self.sum is not None:
             alike = {**self.head.facts, "round": round, "shares": self._shares_told()}
@@ -75,9 +76,9 @@ class SecureEngine(GridEngine):
             replies.rows.filled.clear()
         return replies
 
-    def _prepared(self, phase: AnyPhase, round: int, numbers: Mapping[int, int]) -> Mapping[int, int]:
+    def _prepared(self, phase: Phase, round: int, numbers: Mapping[int, int]) -> Mapping[int, int]:
         """Sites that count exchange keys and shares. Those that fail are not asked to train."""
-        if not summed_parts(phase):
+        if not phase.averaged:
             return numbers
         members = {number: node for node, number in numbers.items() if self._counts(number)}
         others = {node: number for node, number in numbers.items() if number not in members}
@@ -99,10 +100,10 @@ class SecureEngine(GridEngine):
         self.weights = {number: float(self._weight(number)) for number in sorted(self.nodes)}
         return {node: number for number, node in self.nodes.items()} | others
 
-    def _require_secret(self, phase: AnyPhase, round: int, cohort: Sequence[int]) -> None:
+    def _require_secret(self, phase: Phase, round: int, cohort: Sequence[int]) -> None:
         counted = sum(self._counts(number) for number in cohort)
         require(
-            counted != 1 or not summed_parts(phase),
+            counted != 1 or not phase.averaged,
             f"only one site of round {round} counts in the average, and a sum of one is no secret; "
             "a larger cohort would help",
         )
@@ -118,7 +119,7 @@ class SecureEngine(GridEngine):
     def _weight(self, number: int) -> Tensor:
         """How much a site counts in the sum."""
         algorithm: Any = self.problem.algorithm
-        weight: Tensor = algorithm.trained(self._share(number))
+        weight: Tensor = algorithm.counts(self._share(number))
         return weight
 
     def _try(self, round: int, members: Iterable[int]) -> None:
@@ -208,7 +209,7 @@ class SecureEngine(GridEngine):
             facts |= {"weights": json.dumps(self.weights), "shares": self._shares_told()}
         return request._replace(facts=facts)
 
-    def _restored(self, phase: AnyPhase, server: ServerState, number: int, like: Any, reply: Envelope) -> Any:
+    def _restored(self, phase: Phase, server: ServerState, number: int, like: Any, reply: Envelope) -> Any:
         """The parts that are seen. In place of the others stands what moves nothing, so that it has no size."""
         tensors = dict(reply.tensors)
         if self.sum is not None and number in self.sum.sealed:
@@ -217,13 +218,14 @@ class SecureEngine(GridEngine):
             self.sum.take_masked(number, tensors.pop(MASKED).numpy(), len(self.total))
         seen = like._replace(**dict.fromkeys(self.hidden, ()))
         update = wire.restore(seen, tensors, may_be_nan=self.problem.algorithm.may_be_nan)
-        still = parts(self.hidden, server)
-        if summed_parts(phase):
+        still = self.problem.algorithm.parts(server)
+        if phase.averaged:
             still = {name: still[name] if name == "weights" else _zeros(still[name]) for name in still}
         return update._replace(**still)
 
     def _merged(self, server: ServerState, updates: ClientUpdate) -> ClientUpdate:
-        return with_mean(self.problem.algorithm, server, updates, unflat(parts(self.hidden, server), self.total))
+        algorithm = self.problem.algorithm
+        return with_mean(self.form.bits, algorithm, server, updates, unflat(algorithm.parts(server), self.total))  # type: ignore[no-any-return]
 
 
 def _zeros(found: Any) -> Any:

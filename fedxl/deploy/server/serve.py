@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from fedxl.config.experiment import Config, build_problem, load_data, load_unfitted
-from fedxl.data.label_shares import check_label_names, check_labels
 from fedxl.data.participation import Plan
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
@@ -23,15 +22,14 @@ from fedxl.deploy.server.curves import GridBook
 from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import GridEngine
 from fedxl.deploy.server.examiner import SiteExaminer
-from fedxl.deploy.server.queries import check_queries
 from fedxl.deploy.server.secure import SecureEngine
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_back
 from fedxl.training.hooks import Hooks
 from fedxl.training.members import Form, Member
-from fedxl.training.problem import Problem, check_data
-from fedxl.training.queries import check_held_back
+from fedxl.training.participants import check_label_names, check_labels
+from fedxl.training.problem import Problem, check_data, check_held_back, check_ranked, require_own_lists
 from fedxl.training.result import Result
 from fedxl.training.simulation import flattened
 from fedxl.training.trainer import train
@@ -94,7 +92,9 @@ def serve(
     _check_labels(problem, directory)
     kept = made or directory.images()
     check_label_names(problem.label_names, kept.labels if kept is not None else ())
-    check_queries(problem, {name: directory.facts[name] for name in settings.sites}, settings.secure)
+    for name in settings.sites:
+        check_ranked(problem, directory.facts[name].relevant is not None, f"the data of {name}")
+    require_own_lists(problem)
     head = RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared)
     secret = kept_seed(server.out / SEED) if settings.private_draws else 0
     kind = SecureEngine if settings.secure else GridEngine

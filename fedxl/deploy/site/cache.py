@@ -40,7 +40,6 @@ FACTS = "data.json"  # written last: a cache without it is incomplete
 FILES = {
     FACTS,
     *(f"{name}.npy" for name in (*EACH, "means", "weights", *(f"{s}_{k}" for s in SPLITS for k in EACH))),
-    tables.QUERY_NAMES,
 }
 CHUNK = 1024  # examples written at a time
 
@@ -92,21 +91,6 @@ def labels(site: SiteFile) -> Tensor:
 def queries(site: SiteFile) -> Tensor | None:
     """Of the training data: the query of each example; None: they have none."""
     return _queries(site, _ready(site), "")
-
-
-def query_names(site: SiteFile) -> Tensor:
-    """The numbers by which all sites know this site's queries, in ascending order of its own numbers.
-
-    Numbers in files of queries are the same everywhere. A table's are its own, and stand for texts.
-    """
-    facts, own = _ready(site), queries(site)
-    assert own is not None
-    if facts.get("query_names"):
-        return _mapped(site.cache / tables.QUERY_NAMES)
-    told = "queries of a table with images, or with a preparation of its own, have no names that all sites know"
-    require(site.data.get("name") not in NAMED, f"{told}; set queries = false in [site]")
-    found: Tensor = torch.unique(own)
-    return found
 
 
 def summary(site: SiteFile) -> str:

@@ -44,7 +44,7 @@ class Grant(NamedTuple):
 
 def granted(site: SiteFile, facts: Mapping[str, Any], risk: XRisk) -> Grant:
     """The curve that a request asks for, if it may have one. Its epsilon is spent now, whatever happens next."""
-    vectors = bool(risk.score_shape) and not risk.labels
+    vectors = not risk.single_score
     require(not vectors, "a curve needs one score an example, and the risk pairs vectors")
     bins, most = _bins(facts.get("grid"), risk.labels), site.settings.bins
     asked = bins.bins if isinstance(bins, Grid) else bins[0].bins

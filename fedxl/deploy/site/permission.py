@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedxl import __version__, metrics
-from fedxl.algorithms.optional import order_of_scores
-from fedxl.algorithms.ordering import Order
-from fedxl.algorithms.protocol import AnyAlgorithm
+from fedxl.algorithms.protocol import Algorithm
 from fedxl.config.experiment import Config
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import SiteFile
@@ -27,7 +25,7 @@ from fedxl.files import read_bytes, write_atomically
 TABLES = ("model", "risk", "algorithm", "run")
 COUNTS = "requests.json"
 RUN_ID = re.compile(r"[0-9a-f]{8,64}")
-SORTED: Order = "sorted"
+SORTED = "sorted"
 COUNTED = {"train": "rounds", "evaluate": "evaluations"}  # kind of request: the setting that limits it
 
 
@@ -71,9 +69,9 @@ def require_metrics_allowed(site: SiteFile, names: Iterable[str]) -> None:
         )
 
 
-def require_order(site: SiteFile, algorithm: AnyAlgorithm) -> None:
+def require_order(site: SiteFile, algorithm: Algorithm) -> None:
     """Refuse a run whose uploads would show the order of the site's draws. Not every algorithm uploads scores."""
-    order = order_of_scores(algorithm)
+    order = algorithm.order
     told = (
         f"this site uploads scores in no order but the sorted one (sorted_scores), and the run has order = '{order}'"
     )

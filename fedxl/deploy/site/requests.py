@@ -11,18 +11,15 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__, tree, wire
-from fedxl.algorithms.optional import is_private
-from fedxl.algorithms.ordering import columns, sorting
-from fedxl.algorithms.protocol import AnyPhase, DataFacts, Items, Reading, Share
+from fedxl.algorithms.checks import check_update
+from fedxl.algorithms.protocol import DataFacts, Phase, Reading
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
-from fedxl.data.label_shares import check_label_names
 from fedxl.data.preparation import Preparation
 from fedxl.data.queries import count_relevant
-from fedxl.data.source import Source, TensorSource
+from fedxl.data.source import TensorSource
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.protocol.label_counts import LabelCounts
-from fedxl.deploy.protocol.query_lists import QueryLists
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache, curve, secure
 from fedxl.deploy.site.answered import answers_before, question, require_same_question
@@ -34,16 +31,16 @@ from fedxl.deploy.site.permission import (
     require_metrics_allowed,
     require_order,
 )
-from fedxl.deploy.site.queries import known_items, require_queries, totals_like
 from fedxl.deploy.site.secret import private_seed
 from fedxl.engine.choose import executor
 from fedxl.engine.drawing import NO_SECRETS, Secrets
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, OwnersError, RefusedError, UserError, printable, require
 from fedxl.models import weights_of
+from fedxl.risks.pairing import Share
 from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedxl.training.problem import Problem
-from fedxl.training.queries import check_queries
+from fedxl.training.participants import check_label_names
+from fedxl.training.problem import Problem, check_queries, require_own_lists
 from fedxl.training.rounds import passive_like
 from fedxl.training.settings import pick_device
 from fedxl.training.suited import suited
@@ -73,14 +70,12 @@ def hello(site: SiteFile) -> Envelope:
         facts["images"] = images
     if labels.ndim == 2:
         federation = Federation(TensorSource(labels, labels), [np.arange(len(labels))])  # only labels are counted
-        positives, negatives, both = federation.holdings()[0]
+        positives, negatives, both = federation.holdings()[0][:3]
         facts |= {"positives": positives, "negatives": negatives, "both": both}
         facts["labels"] = LabelCounts.of(federation).to_text()
     queries = cache.queries(site)
     if queries is not None:
         facts["queries"] = count_relevant(labels, queries)
-        if site.settings.queries:
-            facts["lists"] = QueryLists.of(labels, queries, cache.query_names(site)).to_text()
     return Envelope(facts, {})
 
 
@@ -95,17 +90,16 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     problem = _problem(site, experiment, request, federation)
     require_order(site, problem.algorithm)
     check_queries(problem, federation.source, {})
-    require_queries(site, problem)
+    require_own_lists(problem)
     federation = Federation(suited(problem, federation.source), federation.parts)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
-    received = _received(problem, phase, request, federation.source)
-    items = known_items(site, problem, federation.source, received.totals)
+    received = _received(problem, phase, request)
     received = tree.to(received, problem.device)
     _require_own_share(received.share, federation, problem.reading)
-    data, private = cache.identity(site), is_private(problem.algorithm)
+    data, private = cache.identity(site), problem.algorithm.private
     secrets = _secrets(site, str(facts["run"]), number, private)
-    engine = _engine(problem, federation, number, received.share, secrets, items)
+    engine = _engine(problem, federation, number, received.share, secrets)
     with locked(site.state / str(facts["run"])) as folder:
         if private:
             require(
@@ -152,7 +146,9 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     check_queries(problem, held, {})
     told = "this site discloses scores, and scores without their queries give no metric of queries"
-    require(kind != "scores" or not problem.risk.queries, f'{told}; its site.toml may say evaluate = "metrics"')
+    require(
+        kind != "scores" or not problem.risk.pairing.ranked, f'{told}; its site.toml may say evaluate = "metrics"'
+    )
     judge, device = problem.evaluator, problem.device
     grant = curve.granted(site, request.facts, problem.risk) if kind == "curve" else None
     scores = judge.scores(tree.to(weights, device), suited(problem, held).to(device)).cpu()
@@ -171,13 +167,15 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
 
 def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
     """Sorted by all there is, so that what leaves is a set: nothing tells which example is which."""
-    rows = sorting([*reversed(columns(scores)), *reversed(columns(labels))])
+    keys = [*reversed(tree.columns_of(scores)), *reversed(tree.columns_of(labels))]
+    rows = tree.sorting_order(keys)
     return ScoreReply(scores[rows], labels[rows].to(torch.uint8 if labels.ndim == 1 else torch.int8))
 
 
 def _require_own_share(share: Share, federation: Federation, reading: Reading) -> None:
     """A server that says a site holds a class that it lacks would have others' stand-ins scored and trained on."""
-    for name, side, counted in (("S1", reading.first, share.first), ("S2", reading.second, share.second)):
+    counts = torch.maximum(share.factors.reshape(2, -1).amax(1), share.mass)
+    for name, side, counted in zip(("S1", "S2"), (reading.first, reading.second), counts, strict=True):
         held = len(federation.side(side)[0]) if side != "none" else 0
         require(
             bool(held) or not bool(counted > 0), f"the request counts examples of {name}, of which this site has none"
@@ -222,13 +220,14 @@ def _require_own_labels(site: SiteFile, problem: Problem) -> None:
         raise error if site.settings.summary else OwnersError(str(error), quiet) from None
 
 
-def _received(problem: Problem, phase: AnyPhase, request: Envelope, source: Source) -> TrainRequest:
+def _received(problem: Problem, phase: Phase, request: Envelope) -> TrainRequest:
     """The tensors of a request, if they are what this phase needs."""
     server = tree.to(problem.algorithm.init(weights_of(problem.model)), "cpu")  # where requests arrive
     one = torch.zeros((), dtype=problem.dtype)
     passive = passive_like(phase, server, problem.reading, problem.settings.local_steps)
-    like = TrainRequest(phase.downlink(server), Share(one, one, one, one, one, _label_share(problem)), passive)
-    like = like._replace(totals=totals_like(problem, source))
+    sides = torch.zeros(2, dtype=problem.dtype)
+    factors = torch.zeros(2, *([problem.risk.labels] if problem.reading.pairing.labels else []), dtype=problem.dtype)
+    like = TrainRequest(phase.downlink(server), Share(one, one, one, sides, factors), passive)
     return wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
 
 
@@ -244,14 +243,7 @@ def _secrets(site: SiteFile, run: str, number: int, private: bool) -> Secrets:
     return Secrets(own if draws else {}, noise=own if private else {})
 
 
-def _label_share(problem: Problem) -> Tensor | tuple[()]:
-    labels = problem.risk.labels
-    return torch.zeros(2, labels, dtype=problem.dtype) if labels else ()
-
-
-def _engine(
-    problem: Problem, federation: Federation, number: int, share: Share, secrets: Secrets, items: Items | None
-) -> Simulator:
+def _engine(problem: Problem, federation: Federation, number: int, share: Share, secrets: Secrets) -> Simulator:
     """The simulator, with this site as its only client: it draws and does what it would among all the others."""
     return Simulator(
         algorithm=problem.algorithm,
@@ -263,7 +255,6 @@ def _engine(
         placement=problem.placement,
         first_number=number,
         secrets=secrets,
-        known=items,
     )
 
 
@@ -311,11 +302,11 @@ def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str)
         raise UserError(f"cannot write to {folder}: {error.strerror}; earlier states are intact") from None
 
 
-def _require_convergence(phase: AnyPhase, received: TrainRequest, update: Any, problem: Problem) -> None:
+def _require_convergence(phase: Phase, received: TrainRequest, update: Any, problem: Problem) -> None:
     """The server would refuse such an update all the same; so it learns that training is to blame, not this site."""
     received, update = tree.to((received, update), "cpu")
     try:
         wire.restore(update, wire.flatten(update), may_be_nan=problem.algorithm.may_be_nan)
-        phase.check_update(received.server, update, problem.assignment(received.share))
+        check_update(phase, received.server, update, problem.assignment(received.share))
     except RefusedError as error:
         raise DivergedError(f"{DIVERGED}{error}; a lower learning rate would help") from None

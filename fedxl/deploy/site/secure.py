@@ -11,8 +11,8 @@ import torch
 
 from fedxl import tree, wire
 from fedxl.algorithms.fixed_point import codes, flat
-from fedxl.algorithms.optional import summed_parts
-from fedxl.algorithms.protocol import AnyPhase, ServerState
+from fedxl.algorithms.protocol import Algorithm, Phase, ServerState
+from fedxl.algorithms.server_rules import fixed_point_bits
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, whole
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.secure import identity, member
@@ -118,8 +118,8 @@ def disclosed(
     site: SiteFile,
     folder: Path,
     request: Envelope,
-    algorithm: Any,
-    phase: AnyPhase,
+    algorithm: Algorithm,
+    phase: Phase,
     server: ServerState,
     update: Any,
 ) -> dict[str, torch.Tensor]:
@@ -127,23 +127,23 @@ def disclosed(
 
     A round that changes none of them, and a site that does not count in the average, send nothing of them at all.
     """
-    names = summed_parts(algorithm)
-    require(bool(names) and bool(algorithm.fixed_point), "a secure sum needs fixed_point = 32 or 64 in [algorithm]")
+    names, bits = algorithm.averaged, fixed_point_bits(algorithm)
+    require(bool(names) and bool(bits), "a secure sum needs fixed_point = 32 or 64 in [algorithm]")
     visible = wire.flatten(update._replace(**dict.fromkeys(names, ())))
     session = str(request.facts["session"])
     if not session:
         return visible
-    if not summed_parts(phase):
+    if not phase.averaged:
         raise RefusedError("there is nothing to add in this round")
     state, seen = _begun(folder, "shares", session_of(session))
     try:
-        mine = codes(algorithm, server, tree.map(lambda leaf: leaf[None], update))
+        mine = codes(bits, algorithm, server, tree.map(lambda leaf: leaf[None], update))
     except DivergedError as error:
         raise DivergedError(f"{DIVERGED}{error}") from None
-    ring = member.as_ring(flat(mine).cpu().numpy(), algorithm.fixed_point)
+    ring = member.as_ring(flat(mine).cpu().numpy(), bits)
     facts = request.facts
     weights = sum_weights(facts.get("weights"))
-    if weights.get(state.number) != float(algorithm.trained(update.share)):
+    if weights.get(state.number) != float(algorithm.counts(update.share)):
         raise RefusedError("the weight of this site in the sum is not its share")
     if sum_shares(facts.get("shares")).get(state.number) != share_numbers(update.share):
         raise RefusedError("the share of this site is another one in what all sites are told")
@@ -153,7 +153,7 @@ def disclosed(
     state, masked = member.mask(state, sealed_shares(facts.get("secure")), ring, same, weights)
     _require_small_part(site, state, list(weights))
     _store(folder, state, seen, visits=visits)
-    return {**visible, "masked": torch.from_numpy(masked.view(SIGNED[algorithm.fixed_point]))}
+    return {**visible, "masked": torch.from_numpy(masked.view(SIGNED[bits]))}
 
 
 def _require_sum_of(site: SiteFile, found: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedxl.data.augment import NOTHING
-from fedxl.data.holdout import SPLITS, Whole
+from fedxl.data.holdout import SPLITS
 from fedxl.data.preparation import Preparation
 from fedxl.data.rawtable import RawTable, recoding
 from fedxl.data.summary import predicted
@@ -22,14 +22,12 @@ from fedxl.deploy.site.arrays import write_array
 from fedxl.errors import UserError, printable, require
 from fedxl.files import private_folder, write_atomically
 from fedxl.progress import progress
-from fedxl.sampling import Indices
 
 FACTS = "data.json"  # the cache's own description of itself
 PREFIXES = ("", *(f"{split}_" for split in SPLITS[1:]))  # of file names: training data have none
 # Unscaled columns, and the examples that a preparation made of them, under its digest.
 FILE = re.compile(rf"({'|'.join(PREFIXES)})(raw|x-[0-9a-f]{{16}})\.npy")
 ROWS = 1024
-QUERY_NAMES = "query_names.npy"
 
 
 def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name: str) -> int:
@@ -45,8 +43,6 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
     }
     facts = {**about, "means": False, "weights": raw.weights is not None, "augment": asdict(NOTHING), "table": table}
     facts["queries"] = raw.queries is not None
-    named = _query_names(raw, raw.order.rows[parts[0]])
-    facts["query_names"] = named is not None
     facts["splits"] = [split for split, size in zip(SPLITS[1:], sizes[1:], strict=True) if size]
     try:
         private_folder(cache)
@@ -62,8 +58,6 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
                     if raw.queries is not None:
                         of = raw.queries[raw.order.rows[part]].astype(np.int64)
                         write_array(cache / f"{prefix}queries.npy", of.shape, [of], lambda count: None)
-            if named is not None:
-                write_array(cache / QUERY_NAMES, named.shape, [named], lambda count: None)
             if raw.weights is not None:
                 own = raw.weights[raw.order.rows[parts[0]]]
                 write_array(cache / "weights.npy", own.shape, [own], lambda count: None)
@@ -71,15 +65,6 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
     except OSError as error:
         raise UserError(f"cannot write to {cache}: {error.strerror}; free some space and prepare again") from None
     return sizes[0]
-
-
-def _query_names(raw: RawTable, rows: Whole) -> Indices | None:
-    """The number by which all sites know each query of these rows, in ascending order of its own: hashes of texts."""
-    if raw.queries is None or raw.query_names is None:
-        return None
-    first = np.unique(raw.queries[rows], return_index=True)[1]
-    digests = [hashlib.sha256(text.encode()).digest() for text in raw.query_names(rows[first])]
-    return np.array([int.from_bytes(digest[:8], "big") >> 1 for digest in digests], np.int64)
 
 
 def examples(cache: Path, table: Mapping[str, Any], prefix: str, made: Preparation) -> Path:

@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedxl import tree
-from fedxl.algorithms.protocol import ClientRound
 from fedxl.engine.cuda.capture import Capture, cuda_graph, searching
 from fedxl.engine.cuda.lanes import Layout, divisor, plan
 from fedxl.engine.cuda.trace import TraceError, explained, fuse, refused_compiler
 from fedxl.engine.executors import loop, seeded
-from fedxl.engine.group import Feed, Group
+from fedxl.engine.group import ClientRound, Feed, Group
 
 # Operations in one capture: beyond, more steps in it save nothing and take long to capture. Of a step that is not
 # compiled each is a call of Python's then.

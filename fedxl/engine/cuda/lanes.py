@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedxl import tree
-from fedxl.algorithms.protocol import Batch, ClientRound
+from fedxl.algorithms.protocol import Batch
 from fedxl.engine.cuda.products import as_products
 from fedxl.engine.cuda.trace import Census, Traced, TraceError, explained, outline, trace
-from fedxl.engine.group import Feed, Group
+from fedxl.engine.group import ClientRound, Feed, Group
 
 Layout = Literal["auto", "streams", "vectorised"]
 

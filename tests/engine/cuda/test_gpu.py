@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import ALGORITHMS, auroc, partial_auc, sampling, tree
+from fedxl import ALGORITHMS, auroc, build, partial_auc, sampling, tree
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
@@ -72,7 +72,7 @@ def images(clients: int = 4, each: int = 30) -> Federation:
 def trained(name: str, executor, model: nn.Module, rounds: int = 4, precision: str = "fp32") -> dict:
     """The server's and the clients' state after several rounds on images."""
     federation = images().pooled() if ALGORITHMS[name].centralized else images()
-    algorithm, where = ALGORITHMS[name](risk_for(name), lr=0.05), {"device": "cuda", "dtype": "float32"}
+    algorithm, where = build(name, risk_for(name), lr=0.05), {"device": "cuda", "dtype": "float32"}
     engine = engine_for(algorithm, model, federation, executor, 4, 6, 7, precision=precision, **where)
     algorithm = engine.algorithm
     server = algorithm.init(weights_of(model.to(CUDA)))
@@ -96,7 +96,7 @@ def assert_close(found: dict, expected: dict, tolerance: float) -> None:
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_graph_and_loop_agree(name, layout, deterministic):
-    """In single precision, with BatchNorm, crops, flips and noise, three of four clients a round."""
+    """In single precision, with BatchNorm, crops, flips and noise, three of four clients per round."""
     executor = GraphExecutor(compiled=False, layout=layout, say=never_falls_back)
     found = trained(name, executor, network_of(cnn))
     assert executor.captured is not None

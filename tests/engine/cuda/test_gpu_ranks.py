@@ -50,7 +50,7 @@ CASES = {
     "FeDXL2, one graph": (),
     "FeDXL2, loop": ("run.executor='loop'",),
     "states as large as the model": ("algorithm.name='codasca'", "algorithm.lr=0.1"),
-    "medians": ("algorithm.aggregation='median'",),
+    "trimmed means": ("algorithm.aggregation='trimmed'",),
     "one rank is idle": ("run.cohort=1",),
 }
 

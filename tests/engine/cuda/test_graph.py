@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from fedxl import auroc, partial_auc, sampling, tree
-from fedxl.algorithms import ALGORITHMS, LocalSGD
+from fedxl.algorithms import LocalSGD, build
 from fedxl.data.federation import from_arrays
 from fedxl.engine.cuda import lanes
 from fedxl.engine.cuda.capture import Play, again
@@ -35,8 +36,8 @@ class Run:
     ) -> None:  # fmt: skip
         federation = from_arrays(clients or make_clients(RAGGED))
         self.model, self.clients = model, len(federation.parts)
-        method = ALGORITHMS[method] if isinstance(method, str) else method
-        algorithm = method(partial_auc(lam), **(options or {"lr": 0.1}))
+        make = partial(build, method) if isinstance(method, str) else method
+        algorithm = make(partial_auc(lam), **(options or {"lr": 0.1}))
         settings = {"local_steps": 3, "batch1": 4, "batch2": 5} | engine
         self.engine = engine_for(algorithm, model, federation, executor, **settings)
         self.algorithm = self.engine.algorithm

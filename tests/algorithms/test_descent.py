@@ -1,4 +1,4 @@
-"""Momentum and Adam, at clients and at the server, against torch.optim on the same numbers."""
+"""Local steps: momentum and Adam, at clients and at the server, against torch.optim; and the rate's schedule."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 from torch.nn import functional as nnf
 
 from fedxl import UserError, tree, wire
-from fedxl.algorithms import CODASCA, FeDXL2, LocalPair, LocalSGD
-from fedxl.algorithms.optimisers import Moments, Rule
+from fedxl.algorithms import build
+from fedxl.algorithms.descent import Adam, Descent, Moments
+from fedxl.algorithms.server_rules import begin
 from fedxl.data.federation import from_arrays
 from fedxl.engine.executors import vectorised
 from fedxl.models import weights_of
-from fedxl.risks import partial_auc
+from fedxl.risks import auroc, partial_auc
+from tests.algorithms.rounds import after_rounds, assert_agree
 from tests.algorithms.test_algorithms import BATCH, K, batches_of
 from tests.conftest import RAGGED, make_clients
-from tests.engine.test_executors import assert_agree, final_state
 from tests.running import engine_for, play
 
 OPTIMISERS = {
@@ -35,12 +36,12 @@ SERVER = {f"server_{name}": value for name, value in LOCAL.items()}
 def test_local_steps_and_server_updates_are_those_of_torch(network, local, at_server):
     """Local optimisers begin anew in every round, the server's goes on; with weight decay and a milestone."""
     federation = from_arrays(make_clients(RAGGED))
-    algorithm = LocalSGD(
-        lr=0.05, weight_decay=0.01, milestones=(4,), decay=0.5, descent=local, **LOCAL,
+    algorithm = build(
+        "local_sgd", auroc(), lr=0.05, weight_decay=0.01, milestones=[4], decay=0.5, descent=local, **LOCAL,
         server_update=at_server, server_lr=0.3, **SERVER,
     )  # fmt: skip
     engine = engine_for(algorithm, network(), federation, vectorised, K, BATCH, BATCH)
-    server = algorithm.init(weights_of(network()))
+    server = begin(algorithm, weights_of(network()))
     reference = network()
     updates = OPTIMISERS[at_server](reference.parameters(), 0.3, 0.0)
     for r in (1, 2, 3):
@@ -64,67 +65,77 @@ def test_local_steps_and_server_updates_are_those_of_torch(network, local, at_se
 
 def test_adam_in_single_precision_begins_right():
     """The first step is the sign of the gradient, to rounding, however close nu is to 1."""
-    rule = Rule(adam=True, first=0.9, second=0.99999, epsilon=1e-12)
+    adam = Adam(mu=0.9, nu=0.99999, epsilon=1e-12)
     gradient = {"w": torch.tensor([1e-3, -5.0])}
-    direction, _ = rule.step(rule.begin(gradient, torch.tensor(0)), gradient)
+    direction, _ = adam.direction(adam.init(gradient, torch.tensor(0)), gradient)
     torch.testing.assert_close(direction["w"], torch.tensor([1.0, -1.0]), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name", ["fedxl2", "local_pair", "local_sgd"])
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
 def test_executors_agree(name, kind, network):
-    options = {"lr": 0.02, "weight_decay": 1e-3, "descent": kind, "server_update": kind}
+    options = {"lr": 0.02, "weight_decay": 1e-3}
+    plain = build(name, partial_auc(), **options)
+    algorithm = build(name, partial_auc(), **options, descent=kind, server_update=kind)
+    model, federation = network(), from_arrays(make_clients(RAGGED))
     executors = ("loop", "vmap", "graph vectorised")
-    args = (name, options, partial_auc(), network(), make_clients(RAGGED))
-    states = [final_state(*args, executor, cohort=4) for executor in executors]
+    states = [after_rounds(algorithm, model, federation, executor, cohort=4) for executor in executors]
     assert_agree(*states)
-    assert float(states[0]["server.moments.first.0.weight"].abs().max()) > 0
-    plain = final_state(name, {"lr": 0.02, "weight_decay": 1e-3}, *args[2:], "loop", cohort=4)
-    moved = [state["server.weights.params.0.weight"] for state in (states[0], plain)]
+    remembered = "server.rules.0." + ("first." if kind == "adam" else "")
+    assert float(states[0][f"{remembered}0.weight"].abs().max()) > 0
+    both = (states[0], after_rounds(plain, model, federation, cohort=4))
+    moved = [state["server.weights.params.0.weight"] for state in both]
     assert (moved[0] - moved[1]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
 def test_moments_stay_at_the_server_and_survive_a_checkpoint(network, kind):
-    algorithm = FeDXL2(partial_auc(), lr=0.1, server_update=kind)
+    algorithm = build("fedxl2", partial_auc(), lr=0.1, server_update=kind)
     engine = engine_for(algorithm, network(), from_arrays(make_clients(RAGGED)), vectorised, K, BATCH, BATCH)
-    server = start = algorithm.init(weights_of(network()))
+    server = start = begin(algorithm, weights_of(network()))
     for r in range(3):
         server = play(algorithm, engine, server, r, np.arange(len(RAGGED)))
-    assert int(server.moments.number) == 2, "the warm-up round is no update"
+    if kind == "adam":
+        assert int(server.rules[0].number) == 2, "the warm-up round is no update"
     sent = algorithm.downlink(server)
-    assert sent.moments == ()
+    assert sent.rules == ()
     assert wire.restore(algorithm.downlink(start), wire.flatten(sent)).step == server.step
     restored = tree.unpack(start, tree.pack(server))
-    assert isinstance(restored.moments, Moments)
+    assert isinstance(restored.rules[0], Moments if kind == "adam" else dict)
     again = [play(algorithm, copy.deepcopy(engine), state, 3, np.arange(len(RAGGED))) for state in (server, restored)]
     assert torch.equal(again[0].weights.params["0.weight"], again[1].weights.params["0.weight"])
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam"])
 def test_where_nobody_counts_nothing_moves(network, kind):
-    algorithm = LocalPair(partial_auc(), lr=0.1, server_update=kind)
+    algorithm = build("local_pair", partial_auc(), lr=0.1, server_update=kind)
     federation = from_arrays(make_clients([(4, 6), (7, 0), (0, 9)]))
     engine = engine_for(algorithm, network(), federation, vectorised, K, BATCH, BATCH)
-    server = play(algorithm, engine, algorithm.init(weights_of(network())), 1, np.arange(3))
+    server = play(algorithm, engine, begin(algorithm, weights_of(network())), 1, np.arange(3))
     after = play(algorithm, engine, server, 2, np.array([1, 2]))
-    assert tree.norm(server.moments.first) > 0
+    assert tree.norm(server.rules) > 0
     assert int(after.step) > int(server.step)
     for one, other in zip(tree.leaves(server._replace(step=())), tree.leaves(after._replace(step=())), strict=True):
         assert torch.equal(one, other)
 
 
 def test_how_far_a_kept_gradient_moves_the_model():
-    """`ahead` against the steps themselves: G decays, momentum carries it on."""
-    for descent in ("sgd", "momentum"):
-        algorithm = FeDXL2(partial_auc(), lr=0.3, beta=0.2, descent=descent, momentum=0.7)
-        server = algorithm.init(weights_of(torch.nn.Linear(1, 1, bias=False).double()))
-        w, G = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
-        moments = algorithm.begin_moments(w, server.step)
+    """`distance` against the steps themselves: G decays, momentum carries it on."""
+    step = torch.tensor(0)
+    for kind in ("sgd", "momentum"):
+        descent = Descent(descent=kind, momentum=0.7)
+        w, G = {"w": torch.zeros(1).double()}, {"w": torch.ones(1).double()}
+        moments = descent.optimiser.init(w, step)
         for _ in range(5):
-            G = algorithm.blended(G, {"w": torch.zeros(1)})
-            w, moments = algorithm.advanced(w, G, server.step, moments)
-        assert float(algorithm.ahead(server, 5)) == pytest.approx(-float(w["w"]), rel=1e-5)
+            G = tree.map(lambda g: 0.8 * g, G)
+            w, moments = descent.move(w, G, 0.3, step, moments)
+        assert float(descent.distance(0.3, 0.2, 5, step)) == pytest.approx(-float(w["w"]), rel=1e-12)
+
+
+def test_the_rate_decays_at_its_milestones():
+    descent = Descent(milestones=(5, 10), decay=0.1)
+    rates = [float(descent.rate(1.0, torch.tensor(step), torch.float64)) for step in (0, 4, 5, 9, 10, 50)]
+    assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -135,14 +146,15 @@ def test_how_far_a_kept_gradient_moves_the_model():
         ({"momentum": 1.0}, "momentum must lie in"),
         ({"server_adam_epsilon": 0.0}, "server_adam_epsilon must be positive"),
         ({"server_lr": 0.5}, "server_update"),
-        ({"one_class": "train", "reach": 1.0, "descent": "adam"}, "reach"),
+        ({"level": "balanced", "descent": "adam"}, "adam moves the level"),
+        ({"milestones": [4, 4]}, "milestones must be positive and ascending"),
     ],
 )
 def test_mistakes_are_one_line(options, message):
     with pytest.raises(UserError, match=message):
-        FeDXL2(partial_auc(), **options)
+        build("fedxl2", partial_auc(), **options)
 
 
 def test_codasca_keeps_its_own_rule():
     with pytest.raises(UserError, match="its own rule"):
-        CODASCA(descent="adam")
+        build("codasca", auroc(), descent="adam")
