@@ -7,11 +7,11 @@ import math
 from dataclasses import replace
 
 import pytest
-
-from fedxl.algorithms import SOX
 from fedxl.experiments.theory import complexity, complexity_record
 from fedxl.experiments.theory.complexity import METHODS, PUSH, Setting, curve, late, samples_for
 from fedxl.experiments.theory.testbed import linear
+
+from fedxl.algorithms import SOX
 
 
 def test_all_methods_have_as_many_settings_and_read_as_much_in_a_round():

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from fedxl import UserError
 from fedxl.experiments.curious import record, study
 from fedxl.experiments.curious.attacks import NOBODY, Success, Upload, judged, link_nearest, link_rows
+
+from fedxl import UserError
 
 
 def test_rows_are_linked_with_the_same_row():

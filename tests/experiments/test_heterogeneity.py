@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from fedxl import UserError
 from fedxl.experiments.paper import heterogeneity, skew
 from fedxl.experiments.paper.heterogeneity import CellResult, Outcome, Results, collapsed, message
 from fedxl.experiments.paper.runs import Runner, RunRecord, RunStore
@@ -20,6 +18,8 @@ from fedxl.experiments.paper.skew import METHODS, by_alpha, changed, plan, with_
 from fedxl.experiments.paper.study import Study
 from fedxl.experiments.paper.tables import Entry, Lead
 from fedxl.experiments.paper.tuning import SEED, Trial, TuningResult, TuningSearch
+
+from fedxl import UserError
 from tests.cli.test_errors import command
 from tests.conftest import PATIENCE
 

@@ -9,6 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fedxl.experiments.hostile import record, study
+from fedxl.experiments.hostile.attacks import ATTACKS, LABEL_FLIP, with_flipped_labels
+from fedxl.experiments.hostile.study import COUNTS, DEFENCES, NOBODY, Case
 
 from fedxl import UserError, tree
 from fedxl.algorithms.compositional import Weights
@@ -16,9 +19,6 @@ from fedxl.algorithms.fedxl_state import FeDXLServer, FeDXLUpdate
 from fedxl.algorithms.pool import S1Scores, S2Scores, empty
 from fedxl.algorithms.protocol import Share
 from fedxl.data.federation import from_arrays
-from fedxl.experiments.hostile import record, study
-from fedxl.experiments.hostile.attacks import ATTACKS, LABEL_FLIP, with_flipped_labels
-from fedxl.experiments.hostile.study import COUNTS, DEFENCES, NOBODY, Case
 from fedxl.risks import partial_auc
 
 RISK = partial_auc(lam=0.5)

@@ -16,10 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from fedxl import UserError, progress
-from fedxl.config.experiment import Config
-from fedxl.errors import DivergedError
 from fedxl.experiments.paper import ablation, runs, runtime, setup, tables
 from fedxl.experiments.paper.published import METHODS
 from fedxl.experiments.paper.published import TABLE1 as PUBLISHED1
@@ -28,6 +24,10 @@ from fedxl.experiments.paper.runs import PlannedRun, Runner, RunRecord, RunStore
 from fedxl.experiments.paper.setup import BUDGETS, Budget, HyperParameters, experiment, task
 from fedxl.experiments.paper.study import TABLE1, TABLE2, Study, outline
 from fedxl.experiments.paper.tuning import SEED, Trial, TuningSearch, choose
+
+from fedxl import UserError, progress
+from fedxl.config.experiment import Config
+from fedxl.errors import DivergedError
 from fedxl.reporting.text import mean_with_spread
 from fedxl.training.hooks import Hooks, Progress
 from tests.cli.test_errors import command

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
-
-from fedxl import UserError
 from fedxl.experiments.privacy import attack, record, study
 from fedxl.experiments.privacy.attack import Shadow
 from fedxl.experiments.privacy.study import EPSILONS, FEDERATIONS, METRIC, Case
+
+from fedxl import UserError
 
 
 def shadows(effect: float, models: int = 16, count: int = 150) -> tuple[list[Shadow], np.ndarray]:

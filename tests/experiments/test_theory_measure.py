@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 import torch
-
-from fedxl.engine.drawing import Drawing, Schedule
 from fedxl.experiments.theory import measure, record
 from fedxl.experiments.theory.measure import AUROC, PARTIAL_AUC, Line, Panel
 from fedxl.experiments.theory.testbed import WithReplacement, linear, squared_norms
+
+from fedxl.engine.drawing import Drawing, Schedule
 from fedxl.models import weights_of
 
 SEEDS = (0, 1)

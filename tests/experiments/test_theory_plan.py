@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
+from fedxl.experiments.theory.plan import Federated, prescribe
 
 from fedxl.errors import UserError
-from fedxl.experiments.theory.plan import Federated, prescribe
 from tests.cli.test_errors import command
 
 HERE = Federated(clients=16, examples=256)
