@@ -178,6 +178,9 @@ class Harness:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self.stop()
+        if isinstance(error, KeyboardInterrupt):
+            self.say("stopped; finished runs are kept, and the same command goes on from there")
+            sys.exit(130)
 
 
 def train(planned: Planned, device: str = "cpu", more: Callable[[Result], Outcome] | None = None) -> Outcome:
@@ -261,7 +264,7 @@ def describe(row: Row) -> str:
     if row.diverged:
         return f"{case}: diverged"
     values = row.found.get("validation") or row.found.get("test") or {}
-    shown = [f"{name} {value:.4f}" for name, value in values.items()][:3]
+    shown = [f"{name} {value:.4f}" for name, value in values.items() if value is not None][:3]
     return f"{case}: {', '.join(shown) or 'done'}"
 
 

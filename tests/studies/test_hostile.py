@@ -1,25 +1,26 @@
-"""Attacks do what they say, the study resumes, and its record says what was measured."""
+"""Attacks do what they say, and the tables say what was measured."""
 
 from __future__ import annotations
 
 import itertools
-import json
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fedxl.experiments.hostile import record, study
-from fedxl.experiments.hostile.attacks import ATTACKS, LABEL_FLIP, with_flipped_labels
-from fedxl.experiments.hostile.study import COUNTS, DEFENCES, NOBODY, Case
 
-from fedxl import UserError, tree
+from fedxl import tree
 from fedxl.algorithms.compositional import Weights
 from fedxl.algorithms.fedxl_state import FeDXLServer, FeDXLUpdate
 from fedxl.algorithms.pool import S1Scores, S2Scores, empty
 from fedxl.algorithms.protocol import Share
 from fedxl.data.federation import from_arrays
 from fedxl.risks import partial_auc
+from studies.harness import Planned
+from studies.hostile import study
+from studies.hostile.attacks import ATTACKS, LABEL_FLIP, with_flipped_labels
+from studies.hostile.study import COUNTS, DEFENCES, NOBODY, run_case
+from tests.studies.running import made
 
 RISK = partial_auc(lam=0.5)
 WHO = torch.tensor([False, True, False])
@@ -70,74 +71,46 @@ def test_flipped_labels_are_those_of_the_hostile_clients():
 
 def test_liars_of_a_smaller_count_are_among_those_of_a_larger_one():
     for seed in study.SEEDS:
-        groups = [set(study.liars(seed, count)) for count in COUNTS]
+        groups = [set(study.choose_liars(seed, count)) for count in COUNTS]
         assert [len(group) for group in groups] == list(COUNTS)
         assert all(less < more for less, more in itertools.pairwise(groups))
 
 
-def short(case: Case):
-    config = study.config_of(case)
-    return replace(config, run={**config.run, "rounds": 2, "local_steps": 2, "eval_every": 1})
+def case(attack: str, hostile: int, defence: str, seed: int = 10, **more: int) -> dict[str, Any]:
+    return {"attack": attack, "hostile": hostile, "defence": defence, "seed": seed, **more}
 
 
 def test_a_run_of_the_study():
     """Short ones: the limits change nothing if nobody lies, a liar does, and the refused are told apart."""
-    found = {
-        case: study.run_case(case, short(case))
-        for case in (
-            Case(NOBODY, 0, "none", 10), Case(NOBODY, 0, "limits", 10), Case("sign flip", 4, "none", 10),
-            Case(LABEL_FLIP, 4, "none", 10), Case("poisoned scores", 1, "clipping, server's u", 10),
+    none, limits, *others = (
+        run_case(Planned(case(*each, rounds=2)))[0]
+        for each in (
+            (NOBODY, 0, "none"), (NOBODY, 0, "limits"), ("sign flip", 4, "none"), (LABEL_FLIP, 4, "none"),
+            ("poisoned scores", 1, "clipping, server's u"),
         )
-    }  # fmt: skip
-    none, limits, *others = found.values()
+    )  # fmt: skip
     assert none == limits
     assert none["refused"] == {"hostile": 0, "honest": 0}
-    assert all(run["last"] != none["last"] for run in others)
+    assert all(run["test"]["last"] != none["test"]["last"] for run in others)
 
 
-def pretended(case: Case) -> dict:
-    rng = np.random.default_rng([case.seed, case.hostile])
-    last = 0.9 - 0.01 * case.hostile + 0.001 * rng.normal()
-    gone = case.attack == "sign flip" and case.hostile == 4 and case.defence == "none"
-    refused = {"hostile": case.hostile, "honest": 0}
-    return {
-        "chosen": None if gone else last + 0.01,
-        "last": None if gone else last,
-        "refused": None if gone else refused,
-    }
+def pretend(case: dict[str, Any]) -> dict[str, Any]:
+    rng = np.random.default_rng([case["seed"], case["hostile"]])
+    last = 0.9 - 0.01 * case["hostile"] + 0.001 * rng.normal()
+    if (case["attack"], case["hostile"], case["defence"]) == ("sign flip", 4, "none"):
+        return {"diverged": "at round 3"}
+    return {"test": {"chosen": last + 0.01, "last": last}, "refused": {"hostile": case["hostile"], "honest": 0}}
 
 
-def test_the_study_resumes_and_is_recorded(tmp_path):
-    cases, ran = list(study.cases()), []
-    assert len(cases) == len(set(cases)) == 10 * len(DEFENCES) + 3 * 4 * 4 * len(DEFENCES)
-
-    def run(case):
-        ran.append(case)
-        return pretended(case)
-
-    path = tmp_path / "hostile.json"
-    study.study(path, cases[:5], run)
-    runs = study.study(path, cases[:20], run)
-    assert ran == cases[:20], "none twice"
-    assert json.loads(path.read_text())["runs"] == runs
-
-    runs = [
-        {"attack": c.attack, "hostile": c.hostile, "defence": c.defence, "seed": c.seed, **pretended(c)}
-        for c in cases
-    ]
-    record.write(runs, tmp_path, "a machine")
-    text = (tmp_path / "hostile.md").read_text()
-    honest = [run["last"] for run in runs if run["attack"] == NOBODY and run["defence"] == "none"]
+def test_the_tables_are_of_rows(tmp_path):
+    cases = list(study.cases())
+    assert len(cases) == 10 * len(DEFENCES) + 3 * 4 * 4 * len(DEFENCES)
+    rows = [made(each, **pretend(each)) for each in cases]
+    text = study.markdown(rows)
+    honest = [row.test("last") for row in rows if row.case["attack"] == NOBODY and row.case["defence"] == "none"]
     assert f"| none | {np.mean(honest):.4f} ± {np.std(honest, ddof=1):.4f} | +0.0000 ± 0.0000 |" in text
     assert "| 0.5000 ± 0.0000 |" in text, "a run that diverged is as good as chance"
-    three = [pretended(Case("scaled G", 2, "median", seed))["last"] for seed in study.SEEDS]
+    three = [pretend(case("scaled G", 2, "trimmed mean", seed))["test"]["last"] for seed in study.SEEDS]
     assert f"{np.mean(three):.4f} ± {np.std(three, ddof=1):.4f}" in text
+    study.draw(tmp_path / "hostile.png", rows)
     assert (tmp_path / "hostile.png").stat().st_size > 10_000
-
-
-def test_another_file_is_not_taken_for_results(tmp_path):
-    path = tmp_path / "hostile.json"
-    for content in ("{", "[]", '{"runs": [{"attack": 1}]}', '{"runs": 3}'):
-        path.write_text(content)
-        with pytest.raises(UserError, match="holds no results of this study"):
-            study.study(path, [])

@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from fedxl.experiments.theory.plan import Federated, prescribe
 
 from fedxl.errors import UserError
-from tests.cli.test_errors import command
+from studies.theory.plan import Federated, prescribe
+from tests.studies.running import command
 
 HERE = Federated(clients=16, examples=256)
 
