@@ -37,6 +37,7 @@ FORMAT = 4  # of rows and of the meaning of settings: a new number makes all run
 # Settings that are inputs of a compiled program, and those that it does not depend on.
 NUMBERS = {"lam", "lr", "milestones", "stage_steps", "seed", "flipped"}
 UNREAD = {"root", "rounds", "eval_every", "select"}
+PATHS = {"root", "trace"}
 K = TypeVar("K", bound=Hashable)
 C = TypeVar("C", bound=Hashable)
 Case = Mapping[str, Any]
@@ -53,7 +54,7 @@ class Planned(NamedTuple):
     @property
     def key(self) -> str:
         """The same for the same run, whatever its machine and the folder of its data."""
-        return key_of(self.case if self.config is None else without_root(self.config))
+        return key_of(self.case if self.config is None else without_paths(self.config))
 
     @property
     def kind(self) -> str:
@@ -71,10 +72,12 @@ def key_of(case: Case) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def without_root(config: Config) -> dict[str, Any]:
-    """The tables of a config without the folder of its data, which is private."""
-    tables = config.tables()
-    return {**tables, "data": {name: value for name, value in tables["data"].items() if name != "root"}}
+def without_paths(config: Config) -> dict[str, Any]:
+    """The tables of a config without the paths of its files, which are private and differ between machines."""
+    return {
+        section: {name: value for name, value in table.items() if name not in PATHS}
+        for section, table in config.tables().items()
+    }
 
 
 class Row(NamedTuple):
@@ -221,7 +224,7 @@ def machine(device: str = "cpu") -> str:
 def _rounded(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Metrics without counts and without those that follow from others."""
     own = {name: value for name, value in metrics.items() if isinstance(value, float) and "raw" not in name}
-    return {name: round(value, 6) for name, value in own.items()}
+    return {name: round(value, 8) for name, value in own.items()}
 
 
 class Trial(NamedTuple, Generic[C]):

@@ -84,7 +84,7 @@ def by_label(result: Result) -> Outcome:
         scores, labels = result.scored["test"].scores, result.scored["test"].labels
         positives = int(labels.sum())
         lines = [LabelRow("", positives, len(labels) - positives, delong(scores, labels))]
-    found = {line.name: [line.positives, *(round(float(value), 6) for value in line.auroc[:3])] for line in lines}
+    found = {line.name: [line.positives, *(round(float(value), 8) for value in line.auroc[:3])] for line in lines}
     return {"labels": found, "bytes": sum(result.traffic)}, {}
 
 

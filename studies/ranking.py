@@ -76,7 +76,7 @@ def run_case(planned: Planned) -> Outcome:
     except DivergedError as error:
         return {"diverged": str(error), "on": machine()}, {}
     found = {
-        split: {name: round(result.metrics[split][name], 6) for name in METRICS} for split in ("validation", "test")
+        split: {name: round(result.metrics[split][name], 8) for name in METRICS} for split in ("validation", "test")
     }
     return {**found, "seconds": round(result.seconds, 1), "on": machine()}, {}
 
@@ -129,6 +129,7 @@ def markdown(rows: Sequence[Row]) -> str:
             body.append([CENTRAL, "the true utilities", *values, ""])
         table = as_markdown(body, ["items", "method", "NDCG@5", "NDCG@10", "lr"])
         parts += [f"## {data.capitalize()}", table.strip()]
+    parts.append("![Test NDCG@10 against where items lie](ranking.png)")
     return "\n\n".join(parts) + "\n"
 
 

@@ -95,7 +95,7 @@ def run_cost(case: Mapping[str, Any]) -> Outcome:
     found = train(simulation, Hooks(say=lambda line: None), None)
     assert found.server is not None
     last = simulation.examiner.examine(found.server.weights, "test").metrics[METRIC]
-    test = {"chosen": round(found.metrics["test"][METRIC], 6), "last": round(last, 6)}
+    test = {"chosen": round(found.metrics["test"][METRIC], 8), "last": round(last, 8)}
     return {"test": test, "on": machine()}, {}
 
 
@@ -201,7 +201,7 @@ def _links(run: Played, side: str, in_order: bool, how: str) -> list[list[Succes
 
 def _mean(found: Sequence[Sequence[Success]]) -> dict[str, float]:
     right, chance = np.nanmean([one for each in found for one in each], 0)
-    return {"right": round(float(right), 6), "chance": round(float(chance), 6)}
+    return {"right": round(float(right), 8), "chance": round(float(chance), 8)}
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -100,7 +100,7 @@ def run_case(planned: Planned) -> Outcome:
     last = simulation.examiner.examine(found.server.weights, "test").metrics[METRIC]
     refused = [entry["client"] for row in found.history for entry in row.get("dropped", [])]
     lied = sum(client in hostile for client in refused)
-    metrics = {"chosen": round(found.metrics["test"][METRIC], 6), "last": round(last, 6)}
+    metrics = {"chosen": round(found.metrics["test"][METRIC], 8), "last": round(last, 8)}
     return {"test": metrics, "refused": {"hostile": lied, "honest": len(refused) - lied}, "on": machine()}, {}
 
 

@@ -103,7 +103,7 @@ def run_case(planned: Planned) -> Outcome:
         return run_attack(case["attack"], case["models"]), {}
     noise = find_noise(case["federation"], case["epsilon"], case["seed"])
     result = execute(config_of(case["federation"], noise, case["seed"]), hooks=Hooks(say=lambda line: None))
-    found: dict[str, Any] = {"test": {name: round(result.metrics["test"][name], 6) for name in METRICS}}
+    found: dict[str, Any] = {"test": {name: round(result.metrics["test"][name], 8) for name in METRICS}}
     if noise:
         found |= {"dp_noise": noise, "replaced": Spent(**result.history[-1]["privacy"]).epsilon_replaced}
     return {**found, "on": machine()}, {}

@@ -144,7 +144,7 @@ def config(lr: float, seed: int = 0, **data) -> Config:
 def test_a_run_is_its_config_wherever_its_data_lie():
     one, other = (Planned({}, config(0.1, root=root)) for root in ("here", "/home/me"))
     assert one.key == other.key != Planned({}, config(0.3, root="here")).key
-    assert "/home/me" not in str(harness.without_root(config(0.1, root="/home/me")))
+    assert "/home/me" not in str(harness.without_paths(config(0.1, root="/home/me")))
     assert key_of({"a": 1}) == Planned({"a": 1}).key != Planned({"a": 2}).key
 
 
