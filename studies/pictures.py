@@ -13,7 +13,7 @@ import numpy as np
 from fedxl.reporting.plots import STYLES, require_matplotlib
 
 LETTERS = 46  # that fit on a line of a panel's title
-MARKERS = "osD^vPX"
+MARKERS = "osD^vPX<"  # one more than styles: no two of the first 56 lines look alike
 MORE_STYLES = [*STYLES, ("#7b4fa3", (0, (3, 1, 1, 1))), ("#2f2f2f", (0, (1, 1)))]
 TICKS = [step * 10.0**power for power in range(-8, 5) for step in (1, 2, 5)]
 
@@ -32,7 +32,7 @@ class Panel(NamedTuple):
     up: str
     lines: Mapping[str, Sequence[Point]]
     ticks: Sequence[str] = ()  # names of the places 0, 1, 2, ... on the axis
-    reference: Mapping[str, float] = {}  # horizontal lines
+    reference: Mapping[str, float] = {}  # horizontal lines; one whose name begins with a line's has its colour
     slopes: Mapping[str, tuple[int, float]] = {}  # dashed: through the point of this number, of a power of x
     log: bool = False
 
@@ -57,6 +57,8 @@ def lines(path: Path, title: str, panels: Sequence[Panel], ours: str = "", acros
     styles = dict(zip(names, zip(cycle(MORE_STYLES), cycle(MARKERS), strict=False), strict=False))
     for axes, panel in zip(grid.flat, panels, strict=False):
         _panel(axes, panel, styles, ours)
+    for axes in grid[:, 1:].flat if same else ():
+        axes.set_ylabel("")
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     handles = {
@@ -72,7 +74,8 @@ def lines(path: Path, title: str, panels: Sequence[Panel], ours: str = "", acros
 
 def _panel(axes: Any, panel: Panel, styles: Mapping[str, Any], ours: str) -> None:
     for name, level in panel.reference.items():
-        axes.axhline(level, color="#999999", lw=1.2, ls=(0, (1, 1)), label=name)
+        own = next((styles[line][0][0] for line in panel.lines if name.startswith(line)), "#999999")
+        axes.axhline(level, color=own, lw=1.2, ls=(0, (1, 1)), label=name)
     for number, (name, points) in enumerate(panel.lines.items()):
         (colour, style), marker = styles[name]
         x, means, spreads = (np.array(values, float) for values in zip(*points, strict=True))
@@ -87,8 +90,11 @@ def _panel(axes: Any, panel: Panel, styles: Mapping[str, Any], ours: str) -> Non
         if name in panel.slopes:
             first, power = panel.slopes[name]
             axes.plot(x, means[first] * (x / x[first]) ** power, color=colour, ls="--", lw=1, alpha=0.8)
+    places = sorted({point.x for line in panel.lines.values() for point in line})
     if panel.log:
         _log_axes(axes, panel)
+    elif len(places) < 10 and not panel.ticks:
+        axes.set_xticks(places)
     if panel.ticks:
         axes.set_xticks(range(len(panel.ticks)), panel.ticks)
         axes.set_xlim(-0.4, len(panel.ticks) - 0.6)

@@ -219,14 +219,14 @@ def _between(panel: Panel) -> str:
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
-    """A panel per experiment, log-log; dashed: the theorem's slope through the first fitted point."""
+    """A panel per experiment, log-log; thin: the theorem's slope through the first fitted point."""
     shown = []
     for name in group(rows, "panel"):
         panel, lines = PANELS[name], lines_of(rows, name)
         first = int(np.argmax(np.asarray(panel.x) >= panel.fitted[0]))
         points = {each: line.points for each, line in lines.items()}
         slopes = dict.fromkeys(lines, (first, panel.expected))
-        title = f"{panel.title} (dashed: the theorem, slope {panel.expected:.2f}{_between(panel)})"
+        title = f"{panel.title} (thin: the theorem, slope {panel.expected:.2f}{_between(panel)})"
         up = f"|grad F|², {panel.measured}"
         shown.append(pictures.Panel(title, panel.varied, up, points, slopes=slopes, log=True))
     pictures.lines(path, "The theorems' rates, measured", shown)
