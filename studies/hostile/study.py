@@ -84,7 +84,7 @@ def run_case(planned: Planned) -> Outcome:
     """
     case = planned.case
     hostile = choose_liars(case["seed"], case["hostile"])
-    simulation = _simulation(config_of(case), hostile if case["attack"] == LABEL_FLIP else [])
+    simulation = simulate(config_of(case), hostile if case["attack"] == LABEL_FLIP else [])
     problem, shares = simulation.problem, simulation.engine.shares
     engine: Any = simulation.engine
     if hostile:
@@ -104,7 +104,7 @@ def run_case(planned: Planned) -> Outcome:
     return {"test": metrics, "refused": {"hostile": lied, "honest": len(refused) - lied}, "on": machine()}, {}
 
 
-def _simulation(config: Config, flipped: Sequence[int]) -> Simulation:
+def simulate(config: Config, flipped: Sequence[int]) -> Simulation:
     """The simulation of a config, in which these clients hold wrong labels."""
     settings, algorithm = call(Settings, config.run, "run"), experiment.build_algorithm(config)
     splits = experiment.load_data(config)

@@ -13,7 +13,7 @@ from fedxl.training.result import Result
 from studies import pictures
 from studies.harness import Outcome, Row, cell, group, machines
 from studies.paper.setup import FPRS, title_of
-from studies.paper.study import OURS, TABLE1, Study, column_named
+from studies.paper.study import OURS, Comparison, Study, column_named
 
 EVALUATIONS = 40  # on validation data in one run
 
@@ -21,15 +21,18 @@ EVALUATIONS = 40  # on validation data in one run
 @dataclass(frozen=True)
 class Ablation:
     name: str
+    about: str
     title: str
     letter: str
     values: Sequence[int]
     data: str = ""  # the setting of the data that it varies; empty: the local steps of the run
 
 
-VARY_K = Ablation("ablation-k", "N fixed, K varied", "K", (1, 8, 32, 128))
+VARY_K = Ablation(
+    "ablation-k", "FeDXL2 with different numbers of local steps.", "N fixed, K varied", "K", (1, 8, 32, 128)
+)
 # Each site holds a sixteenth of the data, so fewer sites have fewer examples.
-VARY_N = Ablation("ablation-n", "K fixed, N varied", "N", (1, 4, 8, 16), data="present")
+VARY_N = Ablation("ablation-n", "FeDXL2 with fewer sites.", "K fixed, N varied", "N", (1, 4, 8, 16), data="present")
 
 
 def curves(result: Result) -> Outcome:
@@ -41,11 +44,11 @@ def curves(result: Result) -> Outcome:
     return {}, {"steps": np.array([row["steps"] for row in history], float), **arrays}
 
 
-def run(study: Study, ablation: Ablation) -> str:
+def run(study: Study, comparison: Comparison, ablation: Ablation) -> str:
     """Run FeDXL2, tuned as for table 1, with each value. Returns the text to print."""
     study.check_data()
-    method = column_named(TABLE1, OURS)
-    tuned = study.tune(TABLE1, [method])
+    method = column_named(comparison, OURS)
+    tuned = study.tune(comparison, [method])
     planned = []
     for task in study.tasks:
         for value in ablation.values:
@@ -53,7 +56,7 @@ def run(study: Study, ablation: Ablation) -> str:
             steps = study.budget.local_steps if ablation.data else value
             every = max(1, study.budget.iterations // steps // EVALUATIONS)
             planned += study.runs(
-                TABLE1, task, method, tuned[task.name, OURS], data=data, case={ablation.letter: value},
+                comparison, task, method, tuned[task.name, OURS], data=data, case={ablation.letter: value},
                 local_steps=steps, eval_every=every,
             )  # fmt: skip
     rows = study.do(planned)

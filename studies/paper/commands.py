@@ -94,39 +94,8 @@ def perform(
     finish(name, folder, text)
 
 
-def find_tasks(data: Sequence[str] | None, root: Path, model: Sequence[str] | None, budget: str) -> list[Task]:
-    """The data sets of a command with the options of their networks; by default the paper's."""
-    names = data or (["digits"] if budget == "quick" else list(setup.PAPER_TASKS))
-    network = setup.parse_assignments(model or [], "--model score_norm=true")
-    return [setup.find_task(text, str(root), network) for text in names]
-
-
-def _command(name: str, about: str, work: Callable[[Study], str]) -> None:
-    """All commands take the same options."""
-
-    def command(
-        data: Data = None,
-        root: Root = Path("data"),
-        model: Network = None,
-        seeds: Seeds = 3,
-        budget: BudgetName = "full",
-        iterations: Iterations = 0,
-        trial_iterations: Trials = 0,
-        jobs: Jobs = 1,
-        compiled: Compile = True,
-        device: Device = "auto",
-        folder: Folder = OUT,
-    ) -> None:
-        spent = change_budget(setup.BUDGETS, budget, iterations, trial_iterations, compiled)
-        tasks = find_tasks(data, root, model, budget)
-        perform(name, tasks, spent, seeds, jobs, device, folder, work)
-
-    command.__doc__ = about
-    app.command(name)(command)
-
-
-def _table(comparison: Comparison, about: str) -> None:
-    """A table's command has two options more: which methods, and how FeDXL is set."""
+def _command(name: str, about: str, comparison: Comparison, work: Callable[[Study, Comparison], str]) -> None:
+    """All commands take the same options. They may leave methods out, or set FeDXL in another way."""
 
     def command(
         only: Only = "",
@@ -145,18 +114,20 @@ def _table(comparison: Comparison, about: str) -> None:
     ) -> None:
         options = setup.parse_assignments(fedxl or [], "--fedxl level=even")
         methods = setup.select_methods(setup.with_options(comparison.methods, options), only)
-        shown = "".join(f", {name} = {value}" for name, value in options.items())
+        shown = "".join(f", {key} = {value}" for key, value in options.items())
         wanted = replace(comparison, title=comparison.title + shown, methods=methods)
         spent = change_budget(setup.BUDGETS, budget, iterations, trial_iterations, compiled)
-        tasks = find_tasks(data, root, model, budget)
-        perform(comparison.name, tasks, spent, seeds, jobs, device, folder, lambda study: tables.run(study, wanted))
+        names = data or (["digits"] if budget == "quick" else list(setup.PAPER_TASKS))
+        network = setup.parse_assignments(model or [], "--model score_norm=true")
+        tasks = [setup.find_task(text, str(root), network) for text in names]
+        perform(name, tasks, spent, seeds, jobs, device, folder, lambda study: work(study, wanted))
 
     command.__doc__ = about
-    app.command(comparison.name)(command)
+    app.command(name)(command)
 
 
-_table(TABLE1, "Partial AUC: every method, and FeDXL2.")
-_table(TABLE2, "AUC with one in five labels flipped, and FeDXL1.")
-_command("runtime", "Rounds, seconds and bytes until training is near its best.", runtime.run)
-_command("ablation-k", "FeDXL2 with different numbers of local steps.", lambda s: ablation.run(s, ablation.VARY_K))
-_command("ablation-n", "FeDXL2 with fewer sites.", lambda s: ablation.run(s, ablation.VARY_N))
+_command("table1", "Partial AUC: every method, and FeDXL2.", TABLE1, tables.run)
+_command("table2", "AUC with one in five labels flipped, and FeDXL1.", TABLE2, tables.run)
+_command("runtime", "Rounds, seconds and bytes until training is near its best.", TABLE1, runtime.run)
+for varied in (ablation.VARY_K, ablation.VARY_N):
+    _command(varied.name, varied.about, TABLE1, partial(ablation.run, ablation=varied))

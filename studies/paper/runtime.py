@@ -13,7 +13,7 @@ from studies import pictures
 from studies.harness import Outcome, Row, group, machines
 from studies.paper.published import RUNTIME
 from studies.paper.setup import title_of
-from studies.paper.study import TABLE1, Study
+from studies.paper.study import Comparison, Study
 
 METRIC = "pauc@0.5"
 NEAR = 0.01
@@ -49,17 +49,17 @@ def pace(result: Result) -> Outcome:
     return found, {name: np.array(values, float) for name, values in curve.items()}
 
 
-def run(study: Study) -> str:
+def run(study: Study, comparison: Comparison) -> str:
     """Tune as for table 1, then run each federated method again and evaluate on the training data."""
     study.check_data()
-    methods = [method for method in TABLE1.methods if not method.joint]
-    tuned = study.tune(TABLE1, methods)
+    methods = [method for method in comparison.methods if not method.joint]
+    tuned = study.tune(comparison, methods)
     planned = [
         run
         for task in study.tasks
         for method in methods
         for run in study.runs(
-            TABLE1, task, method, tuned[task.name, method.label], train_metrics=True, eval_every=EVERY
+            comparison, task, method, tuned[task.name, method.label], train_metrics=True, eval_every=EVERY
         )
     ]
     rows = study.do(planned, jobs=1)  # one at a time, whatever --jobs says: these runs are timed

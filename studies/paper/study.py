@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedxl.config.experiment import Table, build_model, build_risk, load_data
+from fedxl.errors import require
 from studies import harness
 from studies.harness import Harness, Planned, Row, Trial
 from studies.paper import published, setup
@@ -152,4 +153,7 @@ def refine(budget: Budget, method: TableColumn, best: HyperParameters) -> list[H
 
 
 def column_named(comparison: Comparison, label: str) -> TableColumn:
-    return next(method for method in comparison.methods if method.label == label)
+    """The method of this name. Raises UserError if it was left out."""
+    found = {method.label: method for method in comparison.methods}
+    require(label in found, f"this study is of {label}; --only must name it")
+    return found[label]

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from fedxl import tree
-from fedxl.algorithms.compositional import Weights
-from fedxl.algorithms.fedxl_state import FeDXLServer, FeDXLUpdate
-from fedxl.algorithms.pool import S1Scores, S2Scores, empty
-from fedxl.algorithms.protocol import Share
 from fedxl.data.federation import from_arrays
+from fedxl.models import weights_of
 from fedxl.risks import partial_auc
+from fedxl.training.rounds import play_round
 from studies.harness import Planned
 from studies.hostile import study
 from studies.hostile.attacks import ATTACKS, LABEL_FLIP, with_flipped_labels
@@ -23,43 +21,51 @@ from studies.hostile.study import COUNTS, DEFENCES, NOBODY, run_case
 from tests.studies.running import made
 
 RISK = partial_auc(lam=0.5)
-WHO = torch.tensor([False, True, False])
+LIAR = 0  # it holds both classes
+WHO = torch.arange(study.CLIENTS) == LIAR
 
 
-def a_round() -> tuple[FeDXLServer, FeDXLUpdate]:
-    w, one = torch.tensor([1.0, 2.0]), torch.ones(3)
-    scores = torch.full((3, 4), 0.5)
-    first = S1Scores(scores, scores, scores, scores.long())
-    second = S2Scores(scores, 0 * scores, scores, scores.long())
-    weights, G = Weights({"w": w + torch.arange(3.0)[:, None]}, {}), {"w": torch.ones(3, 2)}
-    server = FeDXLServer(Weights({"w": w}, {}), {"w": 0 * w}, empty(RISK, w, owned=False), torch.tensor(4))
-    return server, FeDXLUpdate(weights, G, first, second, Share(*[one] * 5), one.long())
+def case(attack: str, hostile: int, defence: str, seed: int = 10, **more: int) -> dict[str, Any]:
+    return {"attack": attack, "hostile": hostile, "defence": defence, "seed": seed, **more}
+
+
+@pytest.fixture(scope="module")
+def a_round() -> tuple[Any, Any]:
+    """The server's state before the first round of the demo, and what all clients send in it."""
+    simulation = study.simulate(study.config_of(case(NOBODY, 0, "none", rounds=1)), [])
+    algorithm, everyone = simulation.problem.algorithm, np.arange(study.CLIENTS)
+    server = algorithm.init(weights_of(simulation.problem.model))
+    server, _ = play_round(algorithm, simulation.engine, server, 0, everyone)
+    _, updates = play_round(algorithm, simulation.engine, server, 1, everyone)
+    return server, updates
 
 
 @pytest.mark.parametrize("name", list(ATTACKS))
-def test_an_attack_changes_its_clients_and_nothing_else(name):
-    server, honest = a_round()
+def test_an_attack_changes_its_clients_and_nothing_else(name, a_round):
+    server, honest = a_round
     sent = ATTACKS[name](RISK, server, honest, WHO)
     for before, now in zip(tree.leaves(honest), tree.leaves(sent), strict=True):
         assert torch.equal(before[~WHO], now[~WHO])
-    changed = {
-        path.partition(".")[0] for path, leaf in tree.pack(sent).items() if not leaf.equal(tree.pack(honest)[path])
-    }
+    packed = tree.pack(honest)
+    changed = {path.partition(".")[0] for path, leaf in tree.pack(sent).items() if not leaf.equal(packed[path])}
     assert changed == {
         "sign flip": {"weights", "G"}, "scaled G": {"G"}, "poisoned scores": {"first", "second"}, LABEL_FLIP: set(),
     }[name]  # fmt: skip
 
 
-def test_what_attacks_send():
-    server, honest = a_round()
+def test_what_attacks_send(a_round):
+    server, honest = a_round
     flipped = ATTACKS["sign flip"](RISK, server, honest, WHO)
-    assert flipped.weights.params["w"][1].tolist() == [1 - 5, 2 - 5]
-    assert flipped.G["w"][1].tolist() == [-5, -5]
-    assert ATTACKS["scaled G"](RISK, server, honest, WHO).G["w"][1].tolist() == [-10, -10]
+    for name, start in server.weights.params.items():
+        change, lie = (updates.weights.params[name][LIAR] - start for updates in (honest, flipped))
+        torch.testing.assert_close(lie, -5 * change)
+        torch.testing.assert_close(flipped.G[name][LIAR], -5 * honest.G[name][LIAR])
+    scaled = ATTACKS["scaled G"](RISK, server, honest, WHO)
+    assert all(torch.equal(scaled.G[name][LIAR], -10 * honest.G[name][LIAR]) for name in honest.G)
     poisoned = ATTACKS["poisoned scores"](RISK, server, honest, WHO)
-    assert poisoned.first.a[1].tolist() == [0] * 4
-    assert poisoned.second.b[1].tolist() == [1] * 4
-    assert float(poisoned.first.u[1, 0]) == pytest.approx(float(RISK.inner_range()[0]))
+    assert set(poisoned.first.a[LIAR].tolist()) == {0.0}
+    assert set(poisoned.second.b[LIAR].tolist()) == {1.0}
+    assert float(poisoned.first.u[LIAR, 0]) == pytest.approx(float(RISK.inner_range()[0]))
 
 
 def test_flipped_labels_are_those_of_the_hostile_clients():
@@ -74,10 +80,6 @@ def test_liars_of_a_smaller_count_are_among_those_of_a_larger_one():
         groups = [set(study.choose_liars(seed, count)) for count in COUNTS]
         assert [len(group) for group in groups] == list(COUNTS)
         assert all(less < more for less, more in itertools.pairwise(groups))
-
-
-def case(attack: str, hostile: int, defence: str, seed: int = 10, **more: int) -> dict[str, Any]:
-    return {"attack": attack, "hostile": hostile, "defence": defence, "seed": seed, **more}
 
 
 def test_a_run_of_the_study():

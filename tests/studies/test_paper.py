@@ -61,7 +61,7 @@ def test_a_table_holds_every_method_and_is_not_run_twice(tmp_path, comparison):
 
 
 def test_runtime_and_ablations_share_their_trials(tmp_path):
-    text = runtime.run(study(tmp_path, replace(TINY, iterations=48), seeds=1))
+    text = runtime.run(study(tmp_path, replace(TINY, iterations=48), seeds=1), TABLE1)
     rows = [row for row in read(tmp_path / "runtime.jsonl") if not row.case.get("trial")]
     traffic = {row.case["method"]: row.found["traffic"] for row in rows}
     assert list(traffic) == list(METHODS[1:])
@@ -72,7 +72,7 @@ def test_runtime_and_ablations_share_their_trials(tmp_path):
     assert "in 48 iterations, evaluated every 4 rounds; one seed." in text
     count = len(read(tmp_path / "runs.jsonl"))
     for varied in (ablation.VARY_K, ablation.VARY_N):
-        text = ablation.run(study(tmp_path, seeds=1), varied)
+        text = ablation.run(study(tmp_path, seeds=1), TABLE1, varied)
         assert "one seed." in text
         assert "±" not in text, "one run has no spread"
         rows = [row for row in read(tmp_path / f"{varied.name}.jsonl") if not row.case.get("trial")]
