@@ -7,15 +7,14 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import typer
 
 from fedxl.config.experiment import Config
 from fedxl.experiments import demo
 from fedxl.files import write_json
-from fedxl.reporting.text import as_markdown, mean_and_spread
+from fedxl.reporting.text import as_markdown
 from studies import harness
-from studies.harness import Harness, Planned, Row, cell, group, machines, train
+from studies.harness import Harness, Planned, Row, cell, difference, group, machines, train, with_error
 from studies.options import OUT, Folder, Jobs, Rounds, Seeds, check, finish, length, shorten
 
 SELECT = f"pauc@{demo.MAX_FPR:g}"
@@ -134,8 +133,8 @@ def participation_table(rows: Sequence[Row]) -> str:
     for method, own in group(rows, "method").items():
         ways = {way: [row.test(SELECT) for row in found] for way, found in group(own, "participation").items()}
         for way, values in ways.items():
-            apart = "" if way == "uniform" else _error(np.subtract(values, ways["uniform"]).tolist(), "+")
-            body.append([method, way, _error(values), apart])
+            apart = "" if way == "uniform" else difference(values, ways["uniform"])
+            body.append([method, way, with_error(values), apart])
     parts = [
         "# Who takes part",
         f"The demo (digits, {CLIENTS} clients, six of one class) with {COHORT} clients per round for {ROUNDS} rounds "
@@ -148,11 +147,6 @@ def participation_table(rows: Sequence[Row]) -> str:
         as_markdown(body, ["method", "participation", METRICS[SELECT], "against uniform"]).strip(),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _error(values: Sequence[float], sign: str = "") -> str:
-    mean, spread = mean_and_spread(values)
-    return f"{mean:{sign}.4f} ± {spread / np.sqrt(len(values)):.4f}"
 
 
 TRIALS = 16

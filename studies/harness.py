@@ -28,7 +28,7 @@ from fedxl.experiments.workers import WorkerPool
 from fedxl.files import plain, write_atomically
 from fedxl.metrics import value_of
 from fedxl.progress import progress
-from fedxl.reporting.text import mean_with_spread
+from fedxl.reporting.text import mean_and_spread, mean_with_spread
 from fedxl.sampling import Floats
 from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
@@ -283,6 +283,17 @@ def group(rows: Iterable[Row], *names: str) -> dict[Any, list[Row]]:
 def cell(rows: Sequence[Row], metric: str) -> str:
     """Mean and standard deviation of a test metric, for a table."""
     return mean_with_spread([row.test(metric) for row in rows])
+
+
+def with_error(values: Sequence[float], sign: str = "") -> str:
+    """Mean and standard error, for a table."""
+    mean, spread = mean_and_spread(values)
+    return f"{mean:{sign}.4f} ± {spread / math.sqrt(len(values)):.4f}"
+
+
+def difference(own: Sequence[float], base: Sequence[float]) -> str:
+    """The mean difference of runs of the same seeds, and its standard error."""
+    return with_error(np.subtract(own, base).tolist(), "+")
 
 
 def machines(rows: Iterable[Row]) -> str:

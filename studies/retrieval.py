@@ -89,17 +89,12 @@ def by_query(items: Items) -> Indices:
     return items.queries % ARCHIVES
 
 
-def at_random(items: Items) -> Indices:
-    """Each query's items at all clients, whatever they are."""
-    return np.arange(len(items.queries)) % ARCHIVES
-
-
 def by_kind(items: Items) -> Indices:
     """Each query's items at all clients, by what they are."""
     return items.kinds
 
 
-SPREADS = {"whole queries": by_query, "items at random": at_random, "items by kind": by_kind}
+SPREADS = {"whole queries": by_query, "items by kind": by_kind}
 DATA = {"digits": digits, "synthetic": synthetic}
 
 

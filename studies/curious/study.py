@@ -16,14 +16,14 @@ from fedxl.engine.drawing import NO_SECRETS, PoolDraws, Secrets
 from fedxl.engine.simulator import Simulator
 from fedxl.experiments import demo
 from fedxl.models import weights_of
-from fedxl.reporting.text import as_markdown, mean_and_spread, mean_with_spread
+from fedxl.reporting.text import as_markdown, mean_with_spread
 from fedxl.sampling import Indices, Purpose
 from fedxl.training.hooks import Hooks
 from fedxl.training.rounds import play_round
 from fedxl.training.trainer import train
 from studies import pictures
 from studies.curious.attacks import Success, Upload, judge, link_nearest, link_rows, owners_read, rows_by_seed
-from studies.harness import Harness, Outcome, Planned, Row, group, machine, machines
+from studies.harness import Harness, Outcome, Planned, Row, difference, group, machine, machines
 from studies.options import OUT, Folder, Jobs, Rounds, check, finish, length, shorten
 
 METRIC = f"pauc@{demo.MAX_FPR:g}"
@@ -243,9 +243,7 @@ def costs(rows: Sequence[Row]) -> str:
         cells = [arm]
         for what in ("chosen", "last"):
             plain, own = ([by_seed[name][seed].test(what) for seed in seeds] for name in (PLAIN, arm))
-            difference, spread = mean_and_spread(np.subtract(own, plain).tolist())
-            error = spread / np.sqrt(len(seeds))
-            cells += [mean_with_spread(own), "" if arm == PLAIN else f"{difference:+.4f} ± {error:.4f}"]
+            cells += [mean_with_spread(own), "" if arm == PLAIN else difference(own, plain)]
         body.append(cells)
     against = "against the demo as it is (standard error)"
     return f"{len(seeds)} seeds.\n\n{as_markdown(body, ['draws', 'chosen round', against, 'last round', against])}"

@@ -22,7 +22,7 @@ from fedxl.training.settings import Settings
 from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
 from studies import pictures
-from studies.harness import Harness, Outcome, Planned, Row, group, machine, machines
+from studies.harness import Harness, Outcome, Planned, Row, difference, group, machine, machines
 from studies.hostile.attacks import ATTACKS, LABEL_FLIP, Attacked, with_flipped_labels
 from studies.options import OUT, Folder, Jobs, Rounds, check, finish, length, shorten
 
@@ -158,8 +158,7 @@ def costs(rows: Sequence[Row]) -> str:
         cells = [defence]
         for what in WHAT:
             own, none = ([honest[name, seed].test(what) for seed in seeds] for name in (defence, "none"))
-            difference, spread = mean_and_spread(np.subtract(own, none).tolist())
-            cells += [mean_with_spread(own), f"{difference:+.4f} ± {spread / np.sqrt(len(seeds)):.4f}"]
+            cells += [mean_with_spread(own), difference(own, none)]
         body.append(cells)
     against = "against none (standard error)"
     return f"{len(seeds)} seeds.\n\n{as_markdown(body, ['defence', 'last round', against, 'chosen round', against])}"
