@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
@@ -22,12 +23,17 @@ Jobs = Annotated[int, typer.Option(help="Runs in parallel, each in a process.")]
 Rounds = Annotated[int, typer.Option(help="Rounds of each run, for a quick look; 0: as many as the study has.")]
 
 
-def check(folder: Path, seeds: int = 1, jobs: int = 1) -> None:
-    """Raises UserError before the first run, not after hours, if something is missing."""
+def check(folder: Path, seeds: int = 1, jobs: int = 1, threads: int = 1) -> None:
+    """Raises UserError before the first run, not after hours, if something is missing.
+
+    threads: of torch; 0: as many as it has chosen. Small programs gain nothing from a second one.
+    """
     require_matplotlib()
     require(seeds >= 1, f"seeds must be at least 1, got {seeds}")
     require(jobs >= 1, f"jobs must be at least 1, got {jobs}")
     require(folder.is_dir() or not folder.exists(), f"{folder} is a file; --out must name a folder")
+    if threads:
+        torch.set_num_threads(threads)
 
 
 def length(rounds: int) -> dict[str, int]:

@@ -82,7 +82,7 @@ def perform(
     work: Callable[[Study], str],
 ) -> None:  # fmt: skip
     """Do the work of a command and show its table."""
-    check(folder, seeds, jobs)
+    check(folder, seeds, jobs, threads=0)
     if budget.trial_iterations <= budget.local_steps:
         to_stderr(
             f"trials of {budget.trial_iterations} iterations are one round, in which FeDXL knows other sites "
