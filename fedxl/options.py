@@ -74,7 +74,7 @@ def require_types(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
         if each in (int, float, bool, str) or typing.get_origin(each) is typing.Literal:
             convert(value, hint, f"{fn.__name__}.{name}")
         elif dataclasses.is_dataclass(hint) and isinstance(hint, type) and not isinstance(value, hint):
-            kind = f"'{fn.__name__}.{name}' must be a {hint.__name__}, such as {hint.__name__}(...), not {value!r}"
+            kind = f"'{fn.__name__}.{name}' must be {_words(hint)}, such as {hint.__name__}(...), not {value!r}"
             raise UserError(f"{kind}; fedxl.build takes settings by their flat names")
 
 
@@ -150,8 +150,10 @@ def flatten(obj: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     groups = groups_of(type(obj))
     for field in dataclasses.fields(obj):
-        value = getattr(obj, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type) and field.name in groups:
+        value, describe = getattr(obj, field.name), field.metadata.get("describe")
+        if describe:
+            found |= {**groups[field.name].defaults, **_load(describe)(value)}
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type) and field.name in groups:
             found |= {inner.name: getattr(value, inner.name) for inner in dataclasses.fields(value)}
         else:
             found[field.name] = value
@@ -201,4 +203,6 @@ def _words(hint: Any) -> str:
         return f"a list, each item {_words(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) is Callable:
         return "a function"
-    return names.get(hint, f"a {hint.__name__}" if inspect.isclass(hint) else str(hint))
+    if not inspect.isclass(hint) or hint in names:
+        return names.get(hint, str(hint))
+    return f"{'an' if hint.__name__[0] in 'AEIOUX' else 'a'} {hint.__name__}"

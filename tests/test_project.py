@@ -34,6 +34,7 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(path.relative_to(ROOT) for path in PACKAGE.rglob("*.py"))
+STUDIES = sorted(path.relative_to(ROOT) for path in (ROOT / "studies").rglob("*.py"))
 
 
 def imported(path: Path) -> set[str]:
@@ -65,7 +66,14 @@ def test_only_whole_packages_share_a_layer():
         assert not same, f"{module} imports its neighbours {sorted(same)}"
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if ">>>" in (ROOT / m).read_text()], ids=str)
+def test_the_library_knows_nothing_of_the_studies_nor_they_of_its_commands():
+    for module in MODULES:
+        assert not re.search(r"^\s*(from|import) studies\b", (ROOT / module).read_text(), re.MULTILINE), module
+    for module in STUDIES:
+        assert "cli" not in imported(ROOT / module), module
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES + STUDIES if ">>>" in (ROOT / m).read_text()], ids=str)
 def test_examples_in_docstrings_run(module):
     loaded = importlib.import_module(".".join(module.with_suffix("").parts))
     result = doctest.testmod(loaded)

@@ -13,6 +13,7 @@ from fedxl.algorithms.local_pair import SOX, CentralizedSGD, LocalPair
 from fedxl.algorithms.local_sgd import LocalSGD
 from fedxl.algorithms.pool import Pooling
 from fedxl.algorithms.protocol import Algorithm, Phase
+from fedxl.errors import unknown
 from fedxl.options import call
 from fedxl.risks import XRisk
 
@@ -51,4 +52,6 @@ def build(name: str, risk: XRisk, **settings: Any) -> Algorithm:
     >>> build("fedxl1", auroc(), lr=0.5, level="free").lr
     0.5
     """
+    if name not in ALGORITHMS:
+        raise unknown("algorithm", name, ALGORITHMS)
     return call(ALGORITHMS[name], settings, "algorithm", {"risk": risk})

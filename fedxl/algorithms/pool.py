@@ -153,6 +153,7 @@ def _latest(older: S, groups: Tensor, fresh: S, fresh_groups: Tensor) -> S:
     counts = torch.bincount(now, minlength=len(counts))
     fresh = fresh._replace(weight=fresh.weight / counts[now].to(fresh.weight.dtype))
     stays = ~torch.isin(before, now) & (older.weight > 0)
+    stays[0] = True  # the placeholder of no group, which draws take if a group has no entry
     return tree.concat([tree.map(lambda leaf: leaf[stays], older), fresh])
 
 

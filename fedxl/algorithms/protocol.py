@@ -17,6 +17,11 @@ from fedxl.risks.pairing import Examples, OneLabel, PoolWeights, Share, Side
 from fedxl.risks.xrisk import XRisk
 
 A = TypeVar("A", bound="Algorithm")
+# The functions that build a chain of rules from a user's options, and tell the options of a chain.
+RULES = {
+    "options": "fedxl.algorithms.server_rules:server_rules",
+    "describe": "fedxl.algorithms.server_rules:settings_of",
+}
 
 
 class Batch(NamedTuple):
@@ -209,11 +214,13 @@ class Algorithm(Phase):
     lr: float = 0.1  # learning rate
     descent: Descent = Descent()
     buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client keeps its own
-    server: tuple[Rule, ...] = field(default=(), metadata={"options": "fedxl.algorithms.server_rules:server_rules"})
+    server: tuple[Rule, ...] = field(default=(), metadata=RULES)
 
     def __post_init__(self) -> None:
         require_types(type(self), {item.name: getattr(self, item.name) for item in fields(self)})
         require(self.lr > 0, f"lr must be positive, got {self.lr}")
+        right = isinstance(self.server, tuple) and all(map(callable, self.server))
+        require(right, f"server must be rules, such as (Clip(3.0),), not {self.server!r}")
 
     @property
     def rules(self) -> tuple[Rule, ...]:  # type: ignore[override]

@@ -323,6 +323,29 @@ def server_rules(
     return tuple(rule for name, rule in chain.items() if name in wanted)
 
 
+def settings_of(rules: tuple[Rule, ...]) -> dict[str, Any]:
+    """The options that `server_rules` makes these rules of; a rule of the user's own is described by itself."""
+    found: dict[str, Any] = {}
+    for rule in rules:
+        match rule:
+            case Clip(limit):
+                found["clip_change"] = limit
+            case TrimmedMean(cut):
+                found |= {"aggregation": "trimmed", "hostile": cut}
+            case Krum(hostile):
+                found |= {"aggregation": "krum", "hostile": hostile}
+            case WholeNumbers(bits):
+                found["fixed_point"] = bits
+            case ServerStep(Momentum(mu), lr):
+                found |= {"server_update": "momentum", "server_lr": lr, "server_momentum": mu}
+            case ServerStep(Adam(mu, nu, epsilon), lr):
+                found |= {"server_update": "adam", "server_lr": lr, "server_momentum": mu}
+                found |= {"server_adam_decay": nu, "server_adam_epsilon": epsilon}
+            case _:
+                found["server"] = [*found.get("server", []), repr(rule)]
+    return found
+
+
 def fixed_point_bits(algorithm: Algorithm) -> int:
     """Bits of the whole numbers in which changes are summed; 0 if they are sums of floats."""
     return next((rule.bits for rule in algorithm.rules if isinstance(rule, WholeNumbers)), 0)

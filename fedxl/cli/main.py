@@ -27,17 +27,17 @@ COMMANDS: Mapping[str, str] = {
     "export": "after:export",
     "advise": "advise:advise",
     "bench": "bench:bench",
-    "theory": "theory:theory",
     "watch": "follow:watch",
     "tune": "tune:tune",
     "algorithms": "known:algorithms",
     "risks": "known:risks",
     "metrics": "known:metrics",
     "data": "data:data",
-    "paper": "paper:app",
     "deploy": "deploy:deploy",
     "site": "deploy:site",
 }
+# Commands that this package had, and what does their work since.
+MOVED = {"paper": "python -m studies paper", "theory": "python -m studies theory"}
 
 
 class LazyCommands(Mapping[str, click.Command]):
@@ -59,6 +59,11 @@ class Commands(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = LazyCommands()  # type: ignore[assignment]  # nobody adds to them
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in MOVED:
+            raise UserError(f"fedxl {cmd_name} is `{MOVED[cmd_name]}` in a checkout since version 0.4")
+        return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

@@ -48,7 +48,7 @@ class Entry(NamedTuple):
     risk: Mapping[str, Any] = {}
 
 
-# Chosen by benchmarks/tune_demo.py: sixteen trials for each algorithm, three other seeds, validation data only.
+# Chosen by `python -m studies settings`: sixteen trials for each algorithm, three other seeds, validation data only.
 ENTRIES = (
     Entry("FeDXL2", {"name": "fedxl2", "level": "free", "lr": 0.3, "weight_decay": 1e-3, "gamma": 0.1}, {"lam": 0.5}),
     Entry("Local SGD", {"name": "local_sgd", "lr": 0.3, "weight_decay": 0.0}),

@@ -200,7 +200,7 @@ class Queries(OneLabel):
     ) -> tuple[Indices, Indices]:
         """Entries of the queries that the client reads, in proportion to their weights.
 
-        A query without an entry gets the pool's first one, which is of another query and so meets nobody.
+        A query without an entry gets the pool's first one, a placeholder of no query, which meets nobody.
         """
         blocks = groups.reshape(steps * self.per_step, -1)[:, 0]
         found = []

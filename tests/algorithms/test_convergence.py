@@ -50,7 +50,7 @@ def squared_norms(risk: XRisk, clients: int, rounds: int, steps: int, seed: int,
 def test_the_average_squared_gradient_falls_with_the_number_of_rounds():
     """Theorem 2: rates of order R^(-2/3), K of order R^(1/3), and the average falls like R^(-2/3).
 
-    tests/experiments/test_theory_measure.py fits the slopes, on a linear model, which is cheaper.
+    tests/studies/test_rates.py fits the slopes, on a linear model, which is cheaper.
     """
     risk, averages = partial_auc(lam=2.0, scores="sigmoid"), []
     for rounds in (8, 64, 343):

@@ -340,3 +340,9 @@ def test_divergence_is_told_and_not_saved(tmp_path):
         )  # fmt: skip
     saved = [path.name for path in tmp_path.glob("checkpoints/*")]
     assert saved == ["round-00000000.safetensors"], "only what was still finite: round 0"
+
+
+@pytest.mark.parametrize("name", ["paper", "theory"])
+def test_a_command_that_has_moved_says_where(name, monkeypatch, capsys):
+    code, _, err = command(monkeypatch, capsys, name, "--anything")
+    assert (code, err) == (2, f"fedxl: fedxl {name} is `python -m studies {name}` in a checkout since version 0.4\n")

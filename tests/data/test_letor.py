@@ -14,7 +14,7 @@ from fedxl import UserError
 from fedxl.config.experiment import execute, load_data, read
 from fedxl.data.letor import LetorOptions, letor
 from fedxl.data.table import TableOptions, table, unfitted
-from fedxl.experiments.retrieval import digits
+from studies.retrieval import digits
 from tests.examples.test_examples import EXAMPLES
 
 RNG = np.random.default_rng(0)

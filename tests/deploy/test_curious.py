@@ -23,18 +23,18 @@ from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.server import directory
 from fedxl.deploy.site import requests
 from fedxl.engine.drawing import Drawing, Schedule
-from fedxl.experiments.curious.attacks import (
+from fedxl.risks import partial_auc
+from fedxl.risks.pairing import PoolWeights
+from fedxl.sampling import Purpose
+from studies.curious.attacks import (
     Success,
     Upload,
-    judged,
+    judge,
     link_nearest,
     link_rows,
     owners_read,
     rows_by_seed,
 )
-from fedxl.risks import partial_auc
-from fedxl.risks.pairing import PoolWeights
-from fedxl.sampling import Purpose
 from tests.conftest import Clock
 from tests.deploy.federated import InProcess, config, deployed
 
@@ -138,7 +138,7 @@ def followed(run: Run, nearest: bool) -> Success:
             if nearest
             else link_rows(by_seed(run, site, round - 1), by_seed(run, site, round))
         )
-        found.append(judged(links, before.examples, after.examples))
+        found.append(judge(links, before.examples, after.examples))
     return Success(*np.mean(found, 0))
 
 

@@ -58,7 +58,7 @@ def site(secure):
         save(f"own-{name}-{round}", secure.tree.pack({"weights": update.weights, "G": update.G}))
         if "masked" in sent:
             one = secure.tree.map(lambda leaf: leaf[None], update)
-            save(f"codes-{name}-{round}", {"codes": secure.flat(secure.codes(algorithm, server, one))})
+            save(f"codes-{name}-{round}", {"codes": secure.flat(secure.codes(64, algorithm, server, one))})
         if name == "c" and round == 1 and not (FOLDER / "dead").exists():
             (FOLDER / "dead").touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -41,7 +41,7 @@ NOT_RUN = {
     r"pip install .*": "needs a package index; the extras exist",
     r"make \S+": "CI itself runs these targets, or they take minutes; the targets exist",
     r"python benchmarks/.*": "takes minutes; it is loaded, and reads its arguments",
-    r"(for .*\n)?fedxl paper [\s\S]*": "takes minutes to days; tests/experiments runs small ones",
+    r"(for .*\n)?python -m studies [\s\S]*": "takes minutes to days; tests/studies runs small ones",
     r"fedxl bench .*": "compiles for minutes, for a GPU; tests/experiments/test_bench.py runs small ones",
     r"torchrun .*": "eight processes; tests/engine/test_ranks.py runs some",
     r"(flower-superlink|flwr) .*": "needs Ray, which CI does not install",

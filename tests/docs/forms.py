@@ -15,10 +15,11 @@ import pytest
 import typer
 
 from fedxl.cli.main import app
+from studies.__main__ import app as studies
 from tests.docs.pages import ROOT
 
 LOOP = re.compile(r"for (?P<name>\w+) in (?P<values>[^;]+); do\s(?P<body>.*?);?\sdone", re.DOTALL)
-CLI = typer.main.get_command(app)
+CLI, STUDIES = typer.main.get_command(app), typer.main.get_command(studies)
 
 
 class ParsedError(Exception):
@@ -41,13 +42,12 @@ def well_formed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
             FORMS[program](words[1:], monkeypatch)
 
 
-def fedxl(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def fedxl(words: list[str], monkeypatch: pytest.MonkeyPatch, command: Any = CLI) -> None:
     """Commands, options and values by typer; what a sentence leaves out may be missing."""
-    command: Any = CLI
     context = click.Context(command, info_name="fedxl")
     while isinstance(command, typer.core.TyperGroup) and words and not words[0].startswith("-"):
         found = command.get_command(context, words[0])
-        assert found is not None, f"there is no command {words[0]!r} in fedxl {context.info_name}"
+        assert found is not None, f"there is no command {words[0]!r} in {context.info_name}"
         command, words = found, words[1:]
     try:
         with command.make_context(command.name, list(words)):
@@ -66,6 +66,8 @@ def python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A script of ours reads its arguments as it always does, and is stopped before it begins."""
     if words[:2] == ["-m", "pytest"]:
         return pytest_(words[2:], monkeypatch)
+    if words[:2] == ["-m", "studies"]:
+        return fedxl(words[2:], monkeypatch, STUDIES)
     if words[0] == "-m":
         words = [words[1].replace(".", "/") + ".py", *words[2:]]
     script = next((place / words[0] for place in (ROOT, ROOT / "examples") if (place / words[0]).is_file()), None)

@@ -203,7 +203,7 @@ def test_what_does_not_go_together_is_one_line():
         (lambda: fedxl.fit(linear(), ranked, FeDXL2(ndcg()), validation=(x, grades > 0)), "validation must name"),
         (lambda: fedxl.fit(linear(), ranked, LocalSGD(ndcg())), "does not rank items within queries"),
         (lambda: fedxl.fit(linear(), ranked, FeDXL2(ndcg()), batch_size=6), "multiples of queries = 4"),
-        (lambda: LocalSGD(loss="absolute"), "unknown loss"),
+        (lambda: LocalSGD(loss="absolute"), "must be one of 'cross_entropy', 'squared'"),
         (lambda: from_queries([]), "at least one client"),
         (lambda: from_queries([(x, grades)]), "must be a triple"),
         (lambda: from_queries([(x, grades - 1, query)]), "grades lie between 0 and 30"),

@@ -349,7 +349,7 @@ def test_many_examples_get_percentiles():
 def test_delongs_intervals_cover(positives, negatives, truth):
     """95 % intervals of 1,000 simulated sets; on the logit scale the last two cells cover 90 to 91 %.
 
-    benchmarks/coverage.py has all kinds and 2,000 sets.
+    studies/coverage.py has all kinds and 2,000 sets.
     """
     rng, labels = np.random.default_rng(0), np.repeat([1, 0], [positives, negatives])
     shift = math.sqrt(2) * stats.norm.ppf(truth)

@@ -20,10 +20,9 @@ from fedxl.config.experiment import Config
 from fedxl.data.federation import Split, Splits, from_arrays
 from fedxl.evaluation import scored
 from fedxl.experiments.tune import outcome
-from fedxl.experiments.tune.pictures import best_so_far
+from fedxl.experiments.tune.outcome import best_so_far
 from fedxl.experiments.tune.plan import FIRST_SEED, Plan, TuneSettings, plan
-from fedxl.experiments.tune.samplers import propose
-from fedxl.experiments.tune.search import Search, best_of, promoted
+from fedxl.experiments.tune.search import Search, best_of, promoted, propose
 from fedxl.experiments.tune.space import Choice, Range
 from fedxl.experiments.tune.trials import Outcome, Trial, TrialStore
 from fedxl.training.evaluate import HeldBack

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedxl import registry
 from fedxl.algorithms import ALGORITHMS
-from fedxl.algorithms.compositional import Compositional
+from fedxl.algorithms.step import PairDescent
 from fedxl.config.experiment import SECTIONS, Config, Table, build_risk
 from fedxl.errors import require, unknown
 from fedxl.options import accepted
@@ -171,7 +171,7 @@ def defaults(algorithm: str, config: Config) -> Space:
     """Learning rate and weight decay; where pairs are optimised through estimates u, also gamma, beta and lam."""
     kind = registry.find("algorithm", algorithm, ALGORITHMS)
     found: Space = {"algorithm.lr": RATE, "algorithm.weight_decay": SHRINK}
-    pairs = isinstance(kind, type) and issubclass(kind, Compositional)
+    pairs = isinstance(kind, type) and issubclass(kind, PairDescent)
     if pairs and not build_risk(config).linear:
         found |= {"algorithm.gamma": WEIGHT, "algorithm.beta": WEIGHT, "risk.lam": LAM}
     return {name: each for name, each in found.items() if setting_of(algorithm, config, name)}
