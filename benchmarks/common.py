@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from benchmarks import step as bench
+from benchmarks.step import Job
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
-from fedxl.engine.choose import executor as build_executor
-from fedxl.experiments import bench
-from fedxl.experiments.bench import Job
+from fedxl.engine.executors import executor as build_executor
 from fedxl.models import mlp
 
 BATCH = 16  # of S1, and of S2

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import step as bench
+from benchmarks.step import Setting
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
-from fedxl.engine.choose import executor
 from fedxl.engine.cuda import capture
-from fedxl.experiments import bench
-from fedxl.experiments.bench import Setting
+from fedxl.engine.executors import executor
 from fedxl.models import MODELS
 from fedxl.reporting.plots import require_matplotlib
 

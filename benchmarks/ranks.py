@@ -19,14 +19,14 @@ import torch
 from common import machine, population
 from torch import nn
 
+from benchmarks.step import Job
 from fedxl.cli.processes import free_port
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
-from fedxl.engine.choose import executor
+from fedxl.engine.executors import executor
 from fedxl.engine.ranks.place import costs, longest_first, operations, round_robin
 from fedxl.engine.ranks.ranked import Ranked
 from fedxl.engine.ranks.team import Place, Seat, Team
-from fedxl.experiments.bench import Job
 from fedxl.models import cnn, mlp
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

@@ -37,8 +37,8 @@ from fedxl.deploy.supervise.processes import local
 from fedxl.errors import first_line
 from fedxl.files import write_json
 from fedxl.progress import progress
-from fedxl.training.hooks import Hooks
 from fedxl.training.run_files import read_metrics
+from fedxl.training.settings import Hooks
 
 WAYS = {"plain": (0, False), "secure, 32 bits": (32, True), "secure, 64 bits": (64, True)}
 HANDLERS = {"train": requests.train, "evaluate": requests.evaluate, "secure": secure.step}

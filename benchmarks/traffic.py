@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedxl import tree
 from fedxl.config.experiment import Config, execute
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 
 CASES = (
     ("fedxl1", "auroc", {}),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from fedxl.data.augment import Augment
     from fedxl.data.frame import from_frame
-    from fedxl.data.queries import from_queries
+    from fedxl.data.letor import from_queries
     from fedxl.errors import UserError
     from fedxl.metrics import METRICS, Metric
     from fedxl.prediction.export import export
@@ -52,10 +52,9 @@ if TYPE_CHECKING:
     )
     from fedxl.training.advice import Advice, advise
     from fedxl.training.fit import fit
-    from fedxl.training.hooks import Hooks
     from fedxl.training.predict import Prediction
     from fedxl.training.result import Result
-    from fedxl.training.settings import Settings
+    from fedxl.training.settings import Hooks, Settings
 
 __version__ = "0.3.0"
 __all__ = [
@@ -111,7 +110,7 @@ _HOMES = {
         "LocalSGD Pooling SOX build",
         "fedxl.data.augment": "Augment",
         "fedxl.data.frame": "from_frame",
-        "fedxl.data.queries": "from_queries",
+        "fedxl.data.letor": "from_queries",
         "fedxl.errors": "UserError",
         "fedxl.metrics": "METRICS Metric",
         "fedxl.prediction.predictor": "Predictor load",
@@ -119,11 +118,10 @@ _HOMES = {
         "fedxl.risks": "RISKS XRisk auroc average_precision contrastive cvar_partial_auc gap identity listwise named "
         "ndcg p_norm_push partial_auc several two_way_partial_auc",
         "fedxl.training.advice": "Advice advise",
-        "fedxl.training.hooks": "Hooks",
         "fedxl.training.result": "Result",
         "fedxl.training.fit": "fit",
         "fedxl.training.predict": "Prediction",
-        "fedxl.training.settings": "Settings",
+        "fedxl.training.settings": "Hooks Settings",
     }.items()
     for name in names.split()
 }

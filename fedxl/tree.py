@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -165,3 +166,16 @@ def sorting_order(keys: Sequence[Tensor]) -> Tensor:
 def columns_of(leaf: Tensor) -> Sequence[Tensor]:
     """What sorts the rows of [n, ...]: n numbers each."""
     return leaf.flatten(1).unbind(1) if leaf.ndim > 1 else (leaf,)
+
+
+PIECE = 2**24  # bytes that are digested at a time
+
+
+def add_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    """Digest a tensor, name, type, shape and bytes, a piece at a time: one mapped from a file is never held whole."""
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+    rows = tensor if tensor.ndim else tensor[None]
+    size = max(1, rows[:1].numel() * rows.element_size())
+    for piece in rows.split(max(1, PIECE // size)):
+        # Seen as bytes, because numpy knows no bfloat16.
+        digest.update(piece.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

@@ -21,17 +21,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from safetensors.numpy import load_file, save
 
+from benchmarks import step as bench
 from fedxl.config.experiment import Config, execute
 from fedxl.errors import DivergedError, UserError, require
-from fedxl.experiments import bench
 from fedxl.experiments.workers import WorkerPool
 from fedxl.files import plain, write_atomically
 from fedxl.metrics import value_of
 from fedxl.progress import progress
 from fedxl.reporting.text import mean_and_spread, mean_with_spread
 from fedxl.sampling import Floats
-from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
+from fedxl.training.settings import Hooks
 
 FORMAT = 4  # of rows and of the meaning of settings: a new number makes all runs be done again
 # Settings that are inputs of a compiled program, and those that it does not depend on.

@@ -13,7 +13,7 @@ from fedxl.config.experiment import Config, Table
 from fedxl.data.medmnist import CHEST
 from fedxl.errors import require, unknown
 from fedxl.evaluation.intervals import delong
-from fedxl.evaluation.label_table import LabelRow, label_table
+from fedxl.evaluation.label_means import LabelRow, label_table
 from fedxl.reporting.plots import require_matplotlib
 from fedxl.reporting.text import as_markdown
 from fedxl.training.result import Result

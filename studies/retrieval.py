@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedxl.data.federation import Splits
-from fedxl.data.queries import from_queries
+from fedxl.data.letor import from_queries
 from fedxl.sampling import Indices
 
 ARCHIVES = 5

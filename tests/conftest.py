@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from fedxl.data.federation import Federation, from_arrays
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.server import directory
-from fedxl.engine.choose import executor
 from fedxl.engine.cuda.capture import again
-from fedxl.engine.executors import loop, vectorised
+from fedxl.engine.executors import executor, loop, vectorised
 from fedxl.engine.group import Executor
 
 Clients = list[tuple[Tensor, Tensor]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedxl.data.federation import Federation
-from fedxl.data.queries import from_queries
+from fedxl.data.letor import from_queries
 
 
 def scattered(seed: int = 0) -> Federation:

@@ -128,7 +128,7 @@ def test_the_documentation_links_to_files_that_exist():
 
 
 # CIFAR is published as pickles. One module reads them, with an Unpickler that resolves no name but its own stand-ins.
-UNPICKLER = Path("fedxl/data/pickles.py")
+UNPICKLER = Path("fedxl/data/cifar.py")
 
 
 def test_the_one_unpickler_resolves_nothing():

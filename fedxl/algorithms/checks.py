@@ -44,24 +44,30 @@ def check_update(phase: Phase, server: Any, update: Any, assignment: Assignment)
     if not 0 <= int(update.steps) <= assignment.steps:
         raise RefusedError(f"it reports {int(update.steps)} steps of {assignment.steps}")
     check_buffers(update.weights.buffers)
-    sizes = _sizes_of_change(phase, server, update)
+    sizes = _sizes_of_change(phase, server, update, assignment.steps)
     if not phase.averaged and float(sum(size for size in sizes.values())):
         raise RefusedError("it changes weights or G in the warm-up round, which only scores")
+    if not float(phase.counts(update.share)) > 0:
+        sizes = {}  # who does not count in the mean moves nothing, but its scores are pooled
     scores = phase.sent_scores(update)
     if scores is not None:
         sizes |= _check_sent(phase, server, scores, assignment)
-    return {name: float(size) for name, size in sizes.items()} if float(phase.counts(update.share)) > 0 else {}
+    return {name: float(size) for name, size in sizes.items()} if float(update.share.model) > 0 else {}
 
 
-def _sizes_of_change(phase: Phase, server: Any, update: Any) -> dict[str, Tensor]:
+def _sizes_of_change(phase: Phase, server: Any, update: Any, steps: int) -> dict[str, Tensor]:
     """Weights and what else moves the model have one size: how far they move it until the end of the next round.
 
     The norm of G by itself says little, because it depends on the last batches alone. If most sites have nothing left
     to learn from theirs, an honest G may be 100 times the median. A client with rare examples has its gradient
     multiplied; that alone is not an excess.
     """
-    params, *others = phase.position(server, update)
-    model = (_distance(params, server.weights.params) + tree.norm(tuple(others))) / phase.growth(update.share)
+    # Of the steps that were assigned: with those that it reports, a client would choose how much its G counts.
+    params, *others = phase.position(server, update._replace(steps=torch.full_like(update.steps, steps)))
+    parts, before = phase.parts(update), phase.parts(server)
+    more = [name for name in parts if name not in ("weights", "G")]  # which have sizes of their own
+    ahead = 0.0 if more else tree.norm(tuple(others))
+    model = (_distance(params, server.weights.params) + ahead) / phase.growth(update.share)
     buffers = tree.map(lambda new, old: new.double() - old, update.weights.buffers, server.weights.buffers)
     # Counters change by whole steps. In one norm with the statistics, they would hide changes of these.
     counts = {name for name, leaf in update.weights.buffers.items() if not leaf.is_floating_point()}
@@ -70,8 +76,6 @@ def _sizes_of_change(phase: Phase, server: Any, update: Any) -> dict[str, Tensor
         "change of buffers": tree.norm({name: leaf for name, leaf in buffers.items() if name not in counts}),
         "change of counters": tree.norm({name: buffers[name] for name in counts}),
     }
-    parts, before = phase.parts(update), phase.parts(server)
-    more = [name for name in parts if name not in ("weights", "G")]
     return sizes | {f"change of {name}": tree.norm(tree.map(torch.sub, parts[name], before[name])) for name in more}
 
 
@@ -89,7 +93,9 @@ def check_server(phase: Phase, server: Any) -> None:
     """Raises RefusedError for a state from which clients could not continue."""
     pool = phase.pooled_scores(server)
     if isinstance(pool, Pool):
-        check_scores(phase.risk, Scores(pool.first.entry, pool.first.u, pool.second.entry))
+        never = torch.nonzero(pool.first.weight <= 0)[:, 0]  # drawn: placeholders, whose u mean nothing
+        u = pool.first.u.index_fill(0, never, torch.nan)
+        check_scores(phase.risk, Scores(pool.first.entry, u, pool.second.entry))
 
 
 def _distance(new: dict[str, Tensor], old: dict[str, Tensor]) -> Tensor:

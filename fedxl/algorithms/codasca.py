@@ -76,7 +76,7 @@ class CODASCAWork(NamedTuple):
 class CODASCAUpdate(NamedTuple):
     weights: Weights
     scalars: Scalars
-    change: Point  # of this client's control variate
+    variates: Point  # the change of this client's control variate
     share: Share
     steps: Tensor
 
@@ -201,13 +201,13 @@ class CODASCA(Algorithm):
         reference = tree.map(lambda old, new: torch.where(new_stage, new, old), server.reference, point)
         # Absent clients keep their c_i, so the mean over all moves by the changes of the others.
         part = updates.share.part
-        c = tree.map(lambda mean, d: mean + torch.tensordot(part.to(d.dtype), d, 1), server.c, updates.change)
+        c = tree.map(lambda mean, d: mean + torch.tensordot(part.to(d.dtype), d, 1), server.c, updates.variates)
         return CODASCAServer(mean["weights"], mean["scalars"], reference, c, step)
 
     def parts(self, state: CODASCAServer | CODASCAUpdate) -> dict[str, Any]:
         """Control variates follow from the primal-dual variable; of the server they are no change."""
-        change = state.change if isinstance(state, CODASCAUpdate) else tree.map(torch.zeros_like, state.c)
-        return super().parts(state) | {"change": change}
+        change = state.variates if isinstance(state, CODASCAUpdate) else tree.map(torch.zeros_like, state.c)
+        return super().parts(state) | {"variates": change}
 
     def position(self, server: CODASCAServer, updates: CODASCAUpdate) -> tuple[Any, ...]:
         return updates.weights.params, updates.scalars

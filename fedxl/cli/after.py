@@ -100,7 +100,7 @@ def export(
 ) -> None:
     """Write the model for use elsewhere: weights, ONNX, a description and a model card."""
     from fedxl.prediction import export as exports
-    from fedxl.prediction.exported import DESCRIPTION
+    from fedxl.prediction.export import DESCRIPTION
 
     written = exports.export(
         folder,

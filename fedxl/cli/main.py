@@ -26,7 +26,6 @@ COMMANDS: Mapping[str, str] = {
     "predict": "after:predict",
     "export": "after:export",
     "advise": "advise:advise",
-    "bench": "bench:bench",
     "watch": "follow:watch",
     "tune": "tune:tune",
     "algorithms": "known:algorithms",
@@ -37,7 +36,11 @@ COMMANDS: Mapping[str, str] = {
     "site": "deploy:site",
 }
 # Commands that this package had, and what does their work since.
-MOVED = {"paper": "python -m studies paper", "theory": "python -m studies theory"}
+MOVED = {
+    "paper": "python -m studies paper",
+    "theory": "python -m studies theory",
+    "bench": "python -m benchmarks.step",
+}
 
 
 class LazyCommands(Mapping[str, click.Command]):
@@ -94,7 +97,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Which this is.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """What all commands share."""

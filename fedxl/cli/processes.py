@@ -18,8 +18,8 @@ import typer
 
 from fedxl.config import experiment as configs
 from fedxl.errors import UserError, require
-from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
+from fedxl.training.settings import Hooks
 
 LIMIT = 1800.0  # seconds; compiling a deep network on one card may keep the others waiting for minutes
 GRACE = 30.0  # seconds that the others have to end by themselves once a process has died

@@ -23,8 +23,8 @@ from fedxl.metrics import METRICS
 from fedxl.progress import Pace, time_left
 from fedxl.reporting import text
 from fedxl.training import run_files
-from fedxl.training.hooks import Hooks, Progress
 from fedxl.training.result import Result
+from fedxl.training.settings import Hooks, Progress
 
 
 def train(

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedxl.config.experiment import Config, advise, load_data
-from fedxl.data.check import Findings, check
+from fedxl.data.check import Findings, Inspected, check, inspect_folder, inspect_table
 from fedxl.data.federation import Splits
-from fedxl.data.inspect_files import Inspected, inspect_folder, inspect_table
 from fedxl.errors import UserError
 from fedxl.options import call
 from fedxl.training.advice import Advice

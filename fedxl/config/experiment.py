@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,23 @@ from fedxl import registry, sampling, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import Algorithm, DataFacts
 from fedxl.config.file import FILES
-from fedxl.config.file import SECTIONS as SECTIONS  # these are part of what this module offers
+from fedxl.config.file import SECTIONS as SECTIONS
 from fedxl.config.file import TUNE as TUNE
 from fedxl.config.file import Config as Config
 from fedxl.config.file import Table as Table
 from fedxl.config.file import read_tables as read_tables
-from fedxl.config.labels import taken_out, with_labels
-from fedxl.config.misplaced import require_settings_in_place
 from fedxl.data import DATASETS, UNFITTED
 from fedxl.data.federation import Splits
 from fedxl.data.rawtable import RawTable
 from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
 from fedxl.options import accepted, call
-from fedxl.risks import KNOWN_RISKS, XRisk
+from fedxl.risks import KNOWN_RISKS, XRisk, several
 from fedxl.training import advice
 from fedxl.training.advice import Advice
-from fedxl.training.hooks import Hooks
 from fedxl.training.problem import Problem, assemble
 from fedxl.training.result import Result
-from fedxl.training.settings import Settings
+from fedxl.training.settings import Hooks, Settings
 from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
 
@@ -243,3 +240,58 @@ def _named(
     name = str(options.pop("name"))
     found = registry.find("data set" if section == "data" else section, name, known, right, wanted)
     return name, found, options
+
+
+def several_labels(labels: int | Sequence[str], label_weights: Sequence[float] = ()) -> dict[str, Any]:
+    """labels: how many there are, or their names. label_weights: how much each counts; empty: the same."""
+    return {"labels": labels, "weights": label_weights}
+
+
+def taken_out(options: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Take the settings of several labels out of a risk's options, unless they are its own."""
+    mine = [name for name in ("labels", "label_weights") if name in options and name not in own]
+    return {name: options.pop(name) for name in mine}
+
+
+def with_labels(risk: XRisk, given: dict[str, Any]) -> XRisk:
+    """The risk for as many labels as these settings say."""
+    if not given:
+        return risk
+    found = call(several_labels, given, "risk")
+    return several(risk, found["labels"], found["weights"])
+
+
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "data": DATASETS,
+    "model": MODELS,
+    "risk": KNOWN_RISKS,
+    "algorithm": ALGORITHMS,
+}
+OURS = {"model": ("shape", "outputs"), "algorithm": ("risk",)}  # filled in, and no settings
+
+
+def require_settings_in_place(tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """One line for a setting that its own section does not know, and another one does.
+
+    >>> require_settings_in_place({"algorithm": {"name": "fedxl2"}, "run": {"lr": 0.1}})
+    Traceback (most recent call last):
+    fedxl.errors.UserError: unknown setting 'run.lr'; lr belongs in [algorithm]
+    """
+    known = {section: _known(section, tables.get(section, {}).get("name")) for section in (*TABLES, "run")}
+    for section, table in tables.items():
+        own = known.get(section)
+        strange = [key for key in table if own is not None and key != "name" and key not in own]
+        for key in strange:
+            # Many data sets have a seed or clients of their own; the later sections are the more general ones.
+            homes = [other for other, names in known.items() if names is not None and key in names]
+            if homes:
+                raise UserError(f"unknown setting '{section}.{key}'; {key} belongs in [{homes[-1]}]")
+
+
+def _known(section: str, name: Any) -> Collection[str] | None:
+    """What a section takes; None if that is not known here: of one's own, or of a name that does not exist."""
+    if section == "run":
+        return set(accepted(Settings))
+    named = name or ("mlp" if section == "model" else "")
+    build = TABLES[section].get(named) if isinstance(named, str) else None
+    return None if build is None else {*accepted(build)} - {*OURS.get(section, ())}

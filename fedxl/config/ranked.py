@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fedxl.config.experiment import Config, dump, simulate
 from fedxl.engine.ranks.team import Team
-from fedxl.training.hooks import Hooks
 from fedxl.training.ranked import RankedSimulation, hooks_on, opening
 from fedxl.training.result import Result
+from fedxl.training.settings import Hooks
 from fedxl.training.trainer import train
 
 

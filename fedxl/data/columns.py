@@ -13,9 +13,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.data.csv_blocks import MISSING, Parser, blocks, require_delimiter
+from fedxl.data.csv_blocks import MISSING, Parser, blocks, require_delimiter, side_by_side
 from fedxl.data.plain_rows import PlainRows
-from fedxl.data.side_by_side import side_by_side
 from fedxl.errors import UserError, first_line, printable, require, unknown
 
 R = TypeVar("R")

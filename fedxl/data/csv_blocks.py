@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Container, Generator, Mapping, Sequence
-from itertools import product
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +26,8 @@ BLOCK = 2**21  # bytes parsed at a time: with fewer, threads wait for Python's l
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
 WORDY = min(max(word.encode()) for word in MISSING if word)  # each of these words has a character from here on
 QUOTE = ord('"')
+
+Whole = npt.NDArray[np.int32]  # half of what int64 takes, for millions of rows
 
 
 def blocks(path: Path, delimiter: str) -> Generator[Any]:
@@ -143,3 +151,141 @@ def _walked(data: Bytes, marks: list[int], apart: Container[int]) -> Indices:
         found += marks[at : at + 1]
         at += 1
     return np.array(found, np.int64)
+
+
+class RowNumbers(Sequence[str]):
+    """Rows' numbers in their files, from 1, as texts: made when they are asked for, since millions take long.
+
+    ends: the number of rows up to the end of each file; names: of the files, if there are several.
+
+    >>> list(RowNumbers(np.array([3, 5]), ["a", "b"], np.array([0, 4], np.int32)))
+    ['a:1', 'b:2']
+    """
+
+    def __init__(self, ends: Indices, names: Sequence[str], rows: Whole) -> None:
+        self.ends, self.names, self.rows = ends, names, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[str]:
+        files = np.searchsorted(self.ends, self.rows, side="right")
+        numbers = (self.rows - np.concatenate([[0], self.ends])[files] + 1).tolist()
+        if len(self.names) == 1:
+            return map(str, numbers)
+        return (f"{self.names[file]}:{number}" for file, number in zip(files.tolist(), numbers, strict=True))
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> RowNumbers: ...
+    def __getitem__(self, at: int | slice) -> str | RowNumbers:
+        some = self.rows[at]
+        found = RowNumbers(self.ends, self.names, np.atleast_1d(some))
+        return found if isinstance(at, slice) else next(iter(found))
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+Block = npt.NDArray[np.float64]
+ROWS = 2048  # used at a time: they stay in a processor's cache
+
+
+class Chunks:
+    """Rows of numbers in pieces [rows, columns], whose memory goes back to the system as they are used."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns, self.edges = columns, [0]  # the first row of each piece, and the number of rows
+        self.pieces: list[Block | None] = []
+
+    @property
+    def count(self) -> int:
+        return self.edges[-1]
+
+    def append(self, piece: Block) -> None:
+        """piece: [rows, columns], with memory of its own (`untouched`)."""
+        self.pieces.append(piece)
+        self.edges.append(self.count + len(piece))
+
+    def take(self, rows: Whole) -> Block:
+        """These rows, which must ascend, as [rows, columns]."""
+        found = np.empty((len(rows), self.columns))
+        if not len(rows):
+            return found
+        first, last = np.searchsorted(self.edges, (rows[0], rows[-1]), side="right") - 1
+        places = np.searchsorted(rows, self.edges[first : last + 2])
+        within = rows - np.repeat(self.edges[first : last + 1], np.diff(places))
+        for piece, (start, end) in zip(self.pieces[first : last + 1], pairwise(places), strict=True):
+            if piece is not None:
+                piece.take(within[start:end], axis=0, out=found[start:end], mode="clip")
+        return found
+
+    def drain(self, use: Callable[[int, Block], None]) -> None:
+        """Call `use` with the number of a row and `ROWS` rows from it on, in a few threads. What was used is gone."""
+
+        def drained(number: int) -> None:
+            piece, self.pieces[number] = self.pieces[number], None
+            assert piece is not None
+            for start in range(0, len(piece), ROWS):
+                use(self.edges[number] + start, piece[start : start + ROWS])
+
+        with ThreadPoolExecutor(os.cpu_count()) as workers:
+            list(workers.map(drained, range(len(self.pieces))))  # which raises what one of them raised
+
+
+def untouched(rows: int, columns: int, kind: type[np.floating[Any]]) -> npt.NDArray[Any]:
+    """Memory of its own, [rows, columns], that takes none until it is written to, and then in small pages.
+
+    Many places of it may be written to at a time. Large pages would be filled with zeros at the first of them.
+    """
+    memory = mmap.mmap(
+        -1, max(1, np.dtype(kind).itemsize * columns * rows), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
+    with suppress(AttributeError, OSError):  # where there are no large pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, kind, columns * rows).reshape(rows, columns)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+THREADS = min(8, os.cpu_count() or 1)  # they take turns at the stream: more would wait
+
+
+def side_by_side(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """What `work` makes of each item. A few items are held at a time, however many there are.
+
+    The threads read the stream, too, so that the caller's thread has little to do: on as many cores as threads, one
+    more that works would take a core from a thread on which the others wait. The first error in the items' order is
+    raised, whichever thread comes upon one first.
+
+    >>> list(side_by_side(abs, [-3, -1, 2]))
+    [3, 1, 2]
+    """
+    stream = iter(items)
+
+    def next_done(mine: Event, after: Event) -> tuple[R] | None:
+        mine.wait()
+        try:
+            item = next(stream)
+        except StopIteration:
+            return None
+        finally:
+            after.set()
+        return (work(item),)
+
+    with ThreadPoolExecutor(THREADS) as workers:
+        ahead: deque[Future[tuple[R] | None]] = deque()
+        turn = Event()
+        turn.set()
+        while True:
+            while len(ahead) < THREADS + 2:
+                following = Event()
+                ahead.append(workers.submit(next_done, turn, following))
+                turn = following
+            done = ahead.popleft().result()
+            if done is None:
+                return
+            yield done[0]

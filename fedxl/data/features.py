@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.data.chunks import untouched
 from fedxl.data.columns import LONGEST, Batch, File, Kind
+from fedxl.data.csv_blocks import untouched
 from fedxl.data.labels import canonical
 from fedxl.data.summary import LARGEST
 from fedxl.errors import UserError, printable, require

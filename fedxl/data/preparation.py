@@ -202,7 +202,7 @@ class Preparation:
 
     def read(self, path: str | Path) -> Rows:
         """New examples of a file, or a folder of images. It need not have the label, nor the site."""
-        from fedxl.data.unseen import read
+        from fedxl.data.table_labels import read
 
         return read(self, Path(path))
 

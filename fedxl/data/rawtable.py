@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedxl.data.chunks import Chunks, untouched
+from fedxl.data.csv_blocks import Chunks, untouched
 from fedxl.data.federation import Federation, Split, Splits
 from fedxl.data.holdout import SPLITS, TEST, TRAIN, VALIDATION, Codes, Whole
 from fedxl.data.preparation import Category, Preparation, fit

@@ -13,8 +13,8 @@ from fedxl.data.augment import NOTHING, Augment, scaled
 from fedxl.data.feature_forms import features
 from fedxl.data.label_columns import Columns
 from fedxl.data.label_forms import Label, encoded
-from fedxl.digest import add_tensor
 from fedxl.errors import require
+from fedxl.tree import add_tensor
 
 NOT_AUGMENTED = "cannot be augmented; give images as bytes (uint8) or floats"
 BLOCK = 1024  # examples read at a time

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedxl.data.chunks import Chunks
 from fedxl.data.columns import File, open_table, require_column
+from fedxl.data.csv_blocks import Chunks, RowNumbers
 from fedxl.data.features import Features
 from fedxl.data.federation import Splits
 from fedxl.data.holdout import Whole, check_shares, draw
@@ -23,7 +23,6 @@ from fedxl.data.labels import Value
 from fedxl.data.preparation import Image, Preparation
 from fedxl.data.rawtable import Order, RawTable, assemble
 from fedxl.data.resized import within
-from fedxl.data.row_numbers import RowNumbers
 from fedxl.data.table_labels import listed, positive_rows
 from fedxl.errors import UserError, printable, require
 from fedxl.files import read_bytes

@@ -21,7 +21,7 @@ from fedxl.deploy.server.serve import serve
 from fedxl.deploy.site.replies import reply
 from fedxl.deploy.supervise import status
 from fedxl.errors import UserError
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 
 log = logging.getLogger("flwr")
 server = ServerApp()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,9 @@ import numpy.typing as npt
 
 from fedxl.errors import require
 from fedxl.evaluation.grid import Grid, Spread
-from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish, split
+from fedxl.evaluation.scored import Scored, load_splits, save_arrays
+from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish
+from fedxl.metrics import split as split_name
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -231,7 +234,7 @@ FROM_COUNTS: Mapping[str, Callable[..., Bounded]] = {
 
 def judge(metrics: Iterable[NamedMetric], found: Binned) -> dict[str, Bounded]:
     """Those of these metrics that follow from counts, by name."""
-    known = [metric for metric in metrics if split(metric.name)[0] in FROM_COUNTS]
+    known = [metric for metric in metrics if split_name(metric.name)[0] in FROM_COUNTS]
     return {metric.name: _value(metric, found) for metric in known}
 
 
@@ -253,7 +256,7 @@ def example_counts(found: Binned) -> dict[str, float]:
 
 def _value(metric: NamedMetric, found: Binned) -> Bounded:
     limit = () if metric.limit is None else (metric.limit,)
-    return FROM_COUNTS[split(metric.name)[0]](found, *limit)
+    return FROM_COUNTS[split_name(metric.name)[0]](found, *limit)
 
 
 def _from_above(counts: Floats) -> Floats:
@@ -276,3 +279,59 @@ def _without_noise(counts: Floats) -> Floats:
 def rounded(counts: npt.NDArray[np.floating[Any]]) -> Ints:
     """Whole numbers whose running sums are those of the counts, rounded."""
     return np.diff(np.rint(np.cumsum(counts)), prepend=0.0).astype(np.int64)
+
+
+Curves = Mapping[str, Binned]  # by site; all in the same bins
+
+
+def save(path: Path, splits: Mapping[str, Curves]) -> None:
+    """Write the counts of some splits into one .npz file."""
+    arrays: dict[str, npt.NDArray[np.generic]] = {}
+    for split, curves in splits.items():
+        each = list(curves.values())
+        arrays |= {
+            f"{split}_edges": each[0].edges,
+            f"{split}_names": np.array(list(curves), dtype=np.str_),
+            f"{split}_positives": np.stack([found.positives for found in each]),
+            f"{split}_negatives": np.stack([found.negatives for found in each]),
+            f"{split}_noise": np.array([found.noise for found in each]),
+        }
+    save_arrays(path, arrays)
+
+
+def load(path: Path) -> dict[str, dict[str, Binned]]:
+    """What `save` wrote; nothing if there is no such file."""
+    return load_splits(path, "edges", _curves, "curves")
+
+
+def as_scored(curves: Curves) -> Scored:
+    """Scores with these counts, each in the middle of its bin, for whatever asks for scores. No row is known.
+
+    Noise is removed from sums of counts. What is left of one site's own would stay in far bins, and count for all
+    sites together. So where there is noise, nobody knows whose a score is.
+    """
+    if any(found.noise for found in curves.values()):
+        return together(curves)
+    each = [found.as_scores() for found in curves.values()]
+    sites = np.repeat(np.arange(len(each)), [len(labels) for _, labels in each])
+    scores, labels = (np.concatenate(column) for column in zip(*each, strict=True))
+    return Scored(scores, labels, sites, tuple(curves))
+
+
+def scores_of(splits: Mapping[str, Curves]) -> dict[str, Scored]:
+    """`as_scored` of each split."""
+    return {split: as_scored(found) for split, found in splits.items()}
+
+
+def together(curves: Curves) -> Scored:
+    """The same of all sites' counts added up."""
+    return Scored(*pooled(curves.values()).as_scores())
+
+
+def _curves(arrays: np.lib.npyio.NpzFile, split: str) -> dict[str, Binned]:
+    edges, noise = (arrays[f"{split}_{name}"].astype(np.float64) for name in ("edges", "noise"))
+    positives, negatives = (arrays[f"{split}_{name}"].astype(np.int64) for name in ("positives", "negatives"))
+    names = [str(name) for name in arrays[f"{split}_names"]]
+    same = len(names) == len(set(names)) == len(noise) == len(positives) == len(negatives)
+    require(same and bool(names), "its counts do not have one site each")
+    return {name: Binned(edges, positives[row], negatives[row], float(noise[row])) for row, name in enumerate(names)}

@@ -11,8 +11,8 @@ import numpy as np
 
 from fedxl.errors import UserError, require, unknown
 from fedxl.evaluation import calibration as calibrations
+from fedxl.evaluation.binned import Curves, together
 from fedxl.evaluation.calibration import CALIBRATIONS, Calibration
-from fedxl.evaluation.curves import Curves, together
 from fedxl.evaluation.operating import OperatingPoint, at_sensitivity, at_specificity
 from fedxl.evaluation.scored import Floats, Ints, Scored
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedxl.errors import require
-from fedxl.evaluation import binned, curves
-from fedxl.evaluation.binned import Binned, pooled
-from fedxl.evaluation.curves import Curves
+from fedxl.evaluation import binned
+from fedxl.evaluation.binned import Binned, Curves, pooled
 from fedxl.evaluation.labelled import mean
 from fedxl.evaluation.scored import Scored
 from fedxl.metrics import COUNTS, NamedMetric
@@ -70,13 +69,13 @@ def _noise(
 def save(path: Path, splits: Mapping[str, LabelCurves]) -> None:
     """Write the counts of some splits into one .npz file."""
     named = {f"{split}{BETWEEN}{label}": each for split, found in splits.items() for label, each in found.items()}
-    curves.save(path, named)
+    binned.save(path, named)
 
 
 def load(path: Path) -> dict[str, dict[str, dict[str, Binned]]]:
     """What `save` wrote, by split, label and site; nothing if there is no such file."""
     found: dict[str, dict[str, dict[str, Binned]]] = {}
-    for name, each in curves.load(path).items():
+    for name, each in binned.load(path).items():
         split, between, label = name.partition(BETWEEN)
         require(bool(between), f"{path} holds counts of no label; remove it to do without its curves")
         found.setdefault(split, {})[label] = each
@@ -85,4 +84,4 @@ def load(path: Path) -> dict[str, dict[str, dict[str, Binned]]]:
 
 def as_scored(found: LabelCurves) -> dict[str, Scored]:
     """Scores with the counts of all sites, label by label. Which of them are of one example is not known."""
-    return {label: curves.together(sites) for label, sites in found.items()}
+    return {label: binned.together(sites) for label, sites in found.items()}

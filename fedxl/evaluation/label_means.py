@@ -24,7 +24,7 @@ from scipy.special import stdtrit
 
 from fedxl import metrics
 from fedxl.evaluation.area_ends import wilson_low
-from fedxl.evaluation.intervals import LEVEL, Interval, one_metric
+from fedxl.evaluation.intervals import LEVEL, Interval, delong, one_metric
 from fedxl.evaluation.judgement import affordable
 from fedxl.evaluation.labelled import LabelScores, judge
 from fedxl.evaluation.resampling import BATCH, Floats, Ints, Statistic, is_corrected, measured
@@ -117,3 +117,43 @@ def _values(labels: Sequence[_Label], weight: Floats) -> dict[str, Floats]:
 def _mean(values: Sequence[Floats], defined: npt.NDArray[np.bool_]) -> Floats:
     """Over labels [L, rows], those that are defined; NaN where none is."""
     return np.asarray(np.where(defined, np.stack(values), 0.0).sum(0) / defined.sum(0))
+
+
+MEAN = "mean"
+
+
+class LabelRow(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    positives: int
+    negatives: int
+    auroc: Interval
+
+
+def label_table(found: LabelScores, level: float = LEVEL) -> list[LabelRow]:
+    """A row for each label, with DeLong's interval, and one for their mean, with a jackknife of the examples.
+
+    Labels of one example go together, so that whole examples are left out.
+    """
+    rows = []
+    for number, name in enumerate(found.names):
+        one = found.label(number)
+        positives = int(one.labels.sum())
+        rows.append(LabelRow(name, positives, len(one) - positives, delong(one.scores, one.labels, level)))
+    total = sum(row.positives for row in rows), sum(row.negatives for row in rows)
+    return [*rows, LabelRow(MEAN, *total, mean_auroc(found, level))]
+
+
+def mean_auroc(found: LabelScores, level: float = LEVEL) -> Interval:
+    """The mean over labels of their AUROC, with the interval of `means`."""
+    return means(["auroc"], found, level)["auroc"]
+
+
+def as_markdown(rows: list[LabelRow]) -> str:
+    """The table for people to read."""
+    lines = ["| label | positives | negatives | AUROC | interval |", "|---|---:|---:|---:|---|"]
+    for row in rows:
+        ends = f"{row.auroc.low:.3f} to {row.auroc.high:.3f}" if np.isfinite(row.auroc.low) else row.auroc.how
+        lines.append(f"| {row.name} | {row.positives:,} | {row.negatives:,} | {row.auroc.value:.3f} | {ends} |")
+    return "\n".join(lines) + "\n"

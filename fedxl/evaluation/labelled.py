@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from fedxl import metrics
 from fedxl.errors import require
-from fedxl.evaluation.array_file import load_splits, save_arrays
-from fedxl.evaluation.scored import Floats, Ints, Scored
+from fedxl.evaluation.scored import Floats, Ints, Scored, load_splits, save_arrays
 from fedxl.metrics import COUNTS, NamedMetric
 
 

@@ -19,9 +19,9 @@ from fedxl.files import write_atomically, write_json
 from fedxl.reporting import document, html, plots
 from fedxl.reporting.runs import Run, from_result, is_centralized
 from fedxl.reporting.text import as_markdown, as_text, mean_with_spread, over_seeds
-from fedxl.training.hooks import Hooks
 from fedxl.training.members import Member, members, numbered
 from fedxl.training.result import Result
+from fedxl.training.settings import Hooks
 
 Floats = npt.NDArray[np.float64]
 MAX_FPR = 0.3

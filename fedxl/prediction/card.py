@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import html
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedxl.config.experiment import SECTIONS, Config, dump
-from fedxl.evaluation.judgement import Judgement
+from fedxl.errors import printable
+from fedxl.evaluation.intervals import Interval
+from fedxl.evaluation.judgement import Judged, Judgement
 from fedxl.evaluation.label_judgement import LabelJudgement
-from fedxl.prediction import label_card
-from fedxl.prediction.label_card import KINDS
-from fedxl.prediction.markdown import interval, table, text
 from fedxl.training.privacy import promise
 
 MOST_TITLE = 200  # characters of labels' names
@@ -111,7 +113,7 @@ def _sites(members: Sequence[Mapping[str, Any]], several: bool) -> str:
 def _judged(judgement: Judgement | LabelJudgement | None) -> list[str]:
     if judgement is None:
         return ["The run kept no scores of held-back data. `fedxl report` has what its sites disclosed, if they did."]
-    return label_card.metrics(judgement) if isinstance(judgement, LabelJudgement) else _metrics(judgement)
+    return label_metrics(judgement) if isinstance(judgement, LabelJudgement) else _metrics(judgement)
 
 
 def _metrics(judgement: Judgement) -> list[str]:
@@ -143,7 +145,7 @@ def _decision(about: Mapping[str, Any], judgement: Judgement | LabelJudgement | 
     from_counts = [FROM_COUNTS] if about.get("decided_by") == COUNTS else []
     if about.get("label_names"):
         assert not isinstance(judgement, Judgement)
-        return [*label_card.decisions(decision["labels"], judgement), *from_counts]
+        return [*label_decisions(decision["labels"], judgement), *from_counts]
     assert not isinstance(judgement, LabelJudgement)
     return [*_one_decision(decision, judgement), *from_counts]
 
@@ -216,3 +218,89 @@ def _files(about: Mapping[str, Any]) -> str:
     ]
     rows += [["`model.onnx`", "the network for ONNX Runtime and other programs"]] if about.get("onnx") else []
     return table(["file", ""], rows)
+
+
+KINDS = {"platt": "Platt scaling (a logistic curve)", "isotonic": "isotonic regression"}
+SHARES = ("sensitivity", "specificity")
+
+
+def label_metrics(found: LabelJudgement) -> list[str]:
+    """A row for each label and one for their mean; and one for each site."""
+    rows = [
+        [text(name), *_counts(judged.pooled), *_intervals(judged.pooled.metrics[metric] for metric in found.mean)]
+        for name, judged in found.labels.items()
+    ]
+    rows.append(["mean of the labels", "", "", *_intervals(found.mean.values())])
+    said = [
+        f"Measured on {found.split} data, with intervals of {found.level:.0%}; that of the mean is of a jackknife of "
+        "whole examples. The intervals are of the examples, not of another training.",
+        table(["label", "rows", "positives", *found.mean], rows),
+    ]
+    if found.sites:
+        sites = [
+            [text(name), f"{site.examples:,}", interval(site.mean._asdict())] for name, site in found.sites.items()
+        ]
+        said.append(table(["data of", "rows", "auroc, mean of the labels"], sites))
+    return [*said, *(f"Note: {text(note)}." for note in found.notes)]
+
+
+def label_decisions(labels: Mapping[str, Any], found: LabelJudgement | None) -> list[str]:
+    """labels: the decision of each, as model.json has it."""
+    decided = {name: told for name, told in labels.items() if "undecided" not in told}
+    first = next(iter(decided.values()))
+    tested = found is not None and found.split == "test"
+    columns = [f"{share} on {on} data" for on in ("validation", *(["test"] if tested else [])) for share in SHARES]
+    rows = [_row(name, told, found if tested else None) for name, told in decided.items()]
+    said = [
+        f"Probabilities: {KINDS[first['calibration']['kind']]} for each label, fitted to its validation scores. A "
+        "probability holds where positives of its label are as frequent as there.",
+        f"Class 1 of a label from its threshold of the raw score on, which reaches {text(first['rule'])} on the "
+        "validation data.",
+        table(["label", "validation rows", "positives", "threshold", *columns], rows),
+    ]
+    missing = {name: told["undecided"] for name, told in labels.items() if "undecided" in told}
+    return [*said, *(f"No probability and no class for {text(name)}: {text(why)}." for name, why in missing.items())]
+
+
+def _row(name: str, decision: Mapping[str, Any], tested: LabelJudgement | None) -> list[str]:
+    measured = decision["measured"]
+    cells = [text(name), f"{measured['examples']:,}", f"{measured['positives']:,}", f"{decision['threshold']:.6g}"]
+    cells += [interval(measured[share]) for share in SHARES]
+    if tested is None:
+        return cells
+    points = tested.labels[name].pooled.points if name in tested.labels else {}
+    point = points.get(decision["rule"])
+    return cells + [interval({} if point is None else getattr(point, share)._asdict()) for share in SHARES]
+
+
+def _counts(found: Judged) -> list[str]:
+    return [f"{found.positives + found.negatives:,}", f"{found.positives:,}"]
+
+
+def _intervals(found: Iterable[Interval]) -> list[str]:
+    return [interval(each._asdict()) for each in found]
+
+
+def text(value: Any) -> str:
+    """Text of another party inside Markdown: a single line, without anything that Markdown or HTML would act on.
+
+    >>> text("<b>|x|</b> [a](b)")
+    '&lt;b&gt;\\\\|x\\\\|&lt;/b&gt; \\\\[a\\\\](b)'
+    """
+    return re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", html.escape(printable(value), quote=False))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown whose cells are escaped already."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def interval(found: Mapping[str, Any]) -> str:
+    """A metric with its interval, as far as both are known."""
+    value, low, high = (found.get(name) for name in ("value", "low", "high"))
+    if value is None or math.isnan(value):
+        return "not defined"
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return f"{value:.3f}"
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"

@@ -14,7 +14,7 @@ from fedxl.errors import UserError, require
 from fedxl.evaluation.decision import Decision, Wish
 from fedxl.evaluation.label_decisions import Meaning
 from fedxl.prediction import onnx_file
-from fedxl.prediction.exported import Exported, is_exported, read_exported
+from fedxl.prediction.export import Exported, is_exported, read_exported
 from fedxl.prediction.network import WEIGHTS, rebuilt, with_weights
 from fedxl.prediction.onnx_file import ONNX
 from fedxl.prediction.run import FinishedRun, read_run

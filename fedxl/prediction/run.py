@@ -12,8 +12,8 @@ from torch import nn
 from fedxl.data.preparation import NAME as PREPARATION
 from fedxl.data.preparation import Preparation
 from fedxl.errors import UserError, require
-from fedxl.evaluation import curves, label_counts, labelled, scored
-from fedxl.evaluation.curves import Curves
+from fedxl.evaluation import binned, label_counts, labelled, scored
+from fedxl.evaluation.binned import Curves
 from fedxl.evaluation.decision import Wish, deciding
 from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.label_decisions import Meaning, deciding_labels
@@ -68,7 +68,7 @@ class FinishedRun:
     @property
     def curves(self) -> Mapping[str, Curves]:
         """Sites' counts in bins of one label, by split."""
-        return curves.load(self.path / CURVES)
+        return binned.load(self.path / CURVES)
 
     def decided(self, wish: Wish) -> tuple[Meaning | None, str]:
         """Calibration and threshold by the run's validation scores, or by what sites' counts in bins say of them.

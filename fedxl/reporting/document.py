@@ -18,7 +18,6 @@ from fedxl.reporting.groups import Group, grouped, judged_on
 from fedxl.reporting.page import Page, Section, shown
 from fedxl.reporting.runs import Run, read_run, run_dirs
 from fedxl.reporting.sections import (
-    communication,
     comparison,
     convergence,
     label_summary,
@@ -71,7 +70,7 @@ def build(runs: Sequence[Run], reference: str = "") -> Page:
     sections = [
         comparison.section(groups, focus, keys, measured, compared, names),
         *of_focus,
-        _together(convergence.section(drawn, keys, focus.shown.metric), communication.section(drawn, keys)),
+        _together(convergence.section(drawn, keys, focus.shown.metric), setup.communication(drawn, keys)),
         setup.settings(groups, keys),
         setup.reproduce(drawn),
     ]

@@ -13,7 +13,7 @@ from fedxl.errors import UserError, unknown
 from fedxl.evaluation.compare import paired
 from fedxl.metrics import value_of
 from fedxl.reporting.runs import Run
-from fedxl.training.resuming import FREE
+from fedxl.training.checkpoint import FREE
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # What follows from the seed where a config names the data: `fit` knows its data by nothing else.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fedxl import metrics
 from fedxl.errors import printable
-from fedxl.reporting.charts.svg import Svg
+from fedxl.reporting.charts.scale import Svg
 
 
 class Cell(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedxl import metrics
 from fedxl.errors import printable
 from fedxl.evaluation.intervals import Interval, bootstrap, delong
-from fedxl.evaluation.label_table import mean_auroc
+from fedxl.evaluation.label_means import mean_auroc
 from fedxl.reporting.runs import Run, read_run
 
 MOST = 10_000  # examples; a bootstrap of more takes seconds a run

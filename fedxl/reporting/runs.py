@@ -12,7 +12,7 @@ from fedxl import metrics, toml
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config.experiment import Config, dump
 from fedxl.errors import UserError, require
-from fedxl.evaluation import curves, label_counts, labelled, scored
+from fedxl.evaluation import binned, label_counts, labelled, scored
 from fedxl.evaluation.binned import Binned, pooled
 from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
@@ -159,13 +159,13 @@ def read_run(path: Path) -> Run:
     told = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
     records, _ = read_metrics(path)
     evaluations = {record["round"]: record for record in records if "test" not in record}
-    counted = {} if (path / SCORES).exists() else curves.load(path / CURVES)
+    counted = {} if (path / SCORES).exists() else binned.load(path / CURVES)
     return Run(
         name=path.resolve().name,
         settings={**about["settings"], **told},
         rows=[evaluations[round] for round in sorted(evaluations)],
         done=next((record for record in reversed(records) if "test" in record), None),
-        scored=scored.load(path / SCORES) or curves.scores_of(counted),
+        scored=scored.load(path / SCORES) or binned.scores_of(counted),
         by_label=labelled.load(path / LABEL_SCORES),
         label_curves=label_counts.load(path / LABEL_CURVES),
         counts={split: pooled(found.values()) for split, found in counted.items()},

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedxl.digest import add_tensor
-from fedxl.errors import UserError, first_line
+from fedxl.errors import UserError, first_line, require
 from fedxl.files import cannot_read, read_bytes, write_atomically
+from fedxl.tree import add_tensor
 
 # What the content of a damaged file may raise, once it is in memory.
 BROKEN = (SafetensorError, ValueError, KeyError, TypeError, AssertionError, RuntimeError)
@@ -131,3 +131,31 @@ def _digest(info: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         add_tensor(digest, name, tensors[name])
     return digest.hexdigest()
+
+
+# What may change between the beginning of a run and its resumption without changing its results so far.
+FREE = {
+    f"run.{name}"
+    for name in (
+        *("rounds", "patience", "checkpoint_every", "metrics", "track", "tracking_uri"),
+        *("executor", "compile", "device", "clients_at_once"),
+    )
+}
+STATES = "task.states"  # which states checkpoints hold; another number is another version's
+VERSION = 4
+
+
+def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises UserError unless the settings that a run began with are those that it is resumed with."""
+    require(
+        before.get(STATES) == now.get(STATES),
+        "this run began with another version of fedxl, whose states differ: finish it with that version, or begin a "
+        "new run",
+    )
+    changed = [
+        f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
+        for key in sorted(before.keys() | now.keys())
+        if key not in FREE and before.get(key) != now.get(key)
+    ]
+    advice = "; write what it was into its config, or begin a new run"
+    require(not changed, f"this run began with other settings: {'; '.join(changed)}{advice}")

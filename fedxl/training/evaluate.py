@@ -14,11 +14,11 @@ from torch import Tensor
 from fedxl import metrics, registry
 from fedxl.data.federation import Split
 from fedxl.data.label_columns import Columns
-from fedxl.data.queries import ranked
+from fedxl.data.letor import ranked
 from fedxl.data.source import Source, checked, floats_as, queries_of
 from fedxl.errors import require, unknown
 from fedxl.evaluation import labelled
-from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.binned import Curves
 from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored

@@ -19,10 +19,9 @@ from fedxl.data.label_columns import Columns
 from fedxl.data.label_forms import Label
 from fedxl.errors import UserError, kind_of, require
 from fedxl.options import call
-from fedxl.training.hooks import Hooks
 from fedxl.training.problem import require_algorithm
 from fedxl.training.result import Result
-from fedxl.training.settings import Settings
+from fedxl.training.settings import Hooks, Settings
 from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
 

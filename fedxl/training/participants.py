@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.data.availability import read_trace
 from fedxl.data.federation import shares, weigh, weigh_by
-from fedxl.data.participation import Plan, Trace
+from fedxl.data.participation import Plan, Trace, read_trace
 from fedxl.errors import printable, require
 from fedxl.risks.pairing import Holder, Share
 from fedxl.sampling import Floats

@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 
 from fedxl.data.feature_forms import features, is_frame
 from fedxl.data.frame import prepared
+from fedxl.data.holders import read
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import TensorSource, checked
-from fedxl.data.torch_datasets import read
 from fedxl.errors import UserError, first_line, require
 from fedxl.evaluation.scored import Floats, Ints, Scored
 from fedxl.models import scorer, weights_of

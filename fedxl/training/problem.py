@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +16,11 @@ from torch import nn
 
 from fedxl.algorithms.protocol import Algorithm, Assignment, DataFacts, Reading
 from fedxl.data.federation import Split
-from fedxl.data.source import Source, queries_of
+from fedxl.data.source import Source, TensorSource, queries_of
 from fedxl.engine.drawing import Schedule
 from fedxl.engine.simulator import Placement
 from fedxl.errors import UserError, first_line, printable, require
-from fedxl.models import Score, scorer
+from fedxl.models import Score, scorer, takes
 from fedxl.models.layers import check_classes, norms_scores
 from fedxl.risks.pairing import Entry, Holder, OneLabel, Share
 from fedxl.risks.xrisk import XRisk
@@ -202,3 +202,17 @@ def require_own_lists(problem: Problem) -> None:
         "scores of one query meet in simulations alone, since version 0.4: it gained nothing at real sites; use "
         "local_pair, which ranks each site's own lists",
     )
+
+
+def suited(problem: Problem, source: Source) -> Source:
+    """The source itself, or with floats for its integers if the network takes floats alone.
+
+    The network decides: one that begins with an embedding takes integers and stays with them; a linear layer or a
+    convolution refuses them and takes floats.
+    """
+    probe = source.fetch(torch.arange(min(2, len(source.labels)), device=source.labels.device)).to(problem.device)
+    if probe.is_floating_point() or not isinstance(source, TensorSource) or takes(problem.model, probe):
+        return source
+    if not takes(problem.model, probe.to(problem.dtype)):
+        return source  # the shape is wrong, not the type; whoever checks the output says so
+    return replace(source, x=source.x.to(problem.dtype))

@@ -18,16 +18,16 @@ from fedxl.engine.ranks.place import costs, operations
 from fedxl.engine.ranks.ranked import Ranked
 from fedxl.engine.ranks.spread import as_bytes, row_bytes
 from fedxl.engine.ranks.team import Team
-from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.binned import Curves
 from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights
 from fedxl.training.checkpoint import Checkpoint
 from fedxl.training.evaluate import Findings, HeldBack, Origin
-from fedxl.training.hooks import Hooks
 from fedxl.training.members import Form, Member
 from fedxl.training.rundir import RunDir
+from fedxl.training.settings import Hooks
 from fedxl.training.simulation import Simulation
 
 

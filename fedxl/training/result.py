@@ -12,7 +12,7 @@ from torch import nn
 from fedxl.algorithms.protocol import ServerState
 from fedxl.data.preparation import Preparation
 from fedxl.errors import require
-from fedxl.evaluation.curves import Curves
+from fedxl.evaluation.binned import Curves
 from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
@@ -22,7 +22,7 @@ from fedxl.training.predict import Prediction, decision_for, examples, predict, 
 from fedxl.training.rounds import Traffic
 
 if TYPE_CHECKING:
-    from fedxl.evaluation.label_table import LabelRow
+    from fedxl.evaluation.label_means import LabelRow
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class Result:
     def label_table(self, split: str = "test", level: float = 0.95) -> list[LabelRow]:
         """AUROC of each of several labels, with DeLong's interval, and their mean, with a jackknife's."""
         require(split in self.by_label, f"there are no scores of several labels on {split} data")
-        from fedxl.evaluation.label_table import label_table  # loads scipy, which training does not need
+        from fedxl.evaluation.label_means import label_table  # loads scipy, which training does not need
 
         return label_table(self.by_label[split], level)
 

@@ -18,8 +18,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedxl.errors import UserError
-from fedxl.evaluation import curves, label_counts, labelled, scored
-from fedxl.evaluation.curves import Curves
+from fedxl.evaluation import binned, label_counts, labelled, scored
+from fedxl.evaluation.binned import Curves
 from fedxl.evaluation.label_counts import LabelCurves
 from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.scored import Scored
@@ -96,7 +96,7 @@ class RunDir:
     def save_curves(self, splits: Mapping[str, Curves]) -> None:
         """The same as sites' counts in bins, where these are all that is known."""
         if splits:
-            self._guard(lambda: curves.save(self.path / CURVES, splits))
+            self._guard(lambda: binned.save(self.path / CURVES, splits))
 
     def save_label_curves(self, splits: Mapping[str, LabelCurves]) -> None:
         """And of several labels."""

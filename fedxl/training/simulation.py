@@ -20,8 +20,7 @@ from fedxl.data.federation import Federation, Split, facts_about
 from fedxl.data.participation import Plan, Trace
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import Source, fingerprint, floats_as
-from fedxl.digest import add_tensor
-from fedxl.engine.choose import choose, executor, not_for_vmap, possible
+from fedxl.engine.executors import choose, executor, not_for_vmap, possible
 from fedxl.engine.group import Executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import require
@@ -36,9 +35,9 @@ from fedxl.training.participants import (
     participants,
     present,
 )
-from fedxl.training.problem import Problem, assemble, check_data, check_queries
+from fedxl.training.problem import Problem, assemble, check_data, check_queries, suited
 from fedxl.training.settings import Settings
-from fedxl.training.suited import suited
+from fedxl.tree import add_tensor
 
 
 class Simulation:

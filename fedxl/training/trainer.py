@@ -21,18 +21,17 @@ from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
 from fedxl.tracking import trackers as trackers_of
 from fedxl.tracking.tracker import FAILED, FINISHED, STOPPED, Tracked, Trackers
-from fedxl.training.checkpoint import Checkpoint
+from fedxl.training.checkpoint import STATES, VERSION, Checkpoint, require_same
 from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites
 from fedxl.training.health import Watch
-from fedxl.training.hooks import Hooks, Progress
 from fedxl.training.members import Form, Member, about
 from fedxl.training.privacy import ledger, planned, spent
 from fedxl.training.problem import Problem
 from fedxl.training.result import Result
-from fedxl.training.resuming import STATES, VERSION, require_same
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
 from fedxl.training.run_files import ABOUT, COLLAPSED, STOPPED_EARLY
 from fedxl.training.rundir import RunDir
+from fedxl.training.settings import Hooks, Progress
 from fedxl.wire import RefusedError, fitted
 
 

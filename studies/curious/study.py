@@ -19,8 +19,8 @@ from fedxl.models import weights_of
 from fedxl.reporting.text import as_markdown, mean_with_spread
 from fedxl.risks.pairing import PoolWeights
 from fedxl.sampling import Indices, Purpose
-from fedxl.training.hooks import Hooks
 from fedxl.training.rounds import play_round
+from fedxl.training.settings import Hooks
 from fedxl.training.trainer import train
 from studies import pictures
 from studies.curious.attacks import Success, Upload, judge, link_nearest, link_rows, owners_read, rows_by_seed

@@ -16,8 +16,7 @@ from fedxl.errors import DivergedError
 from fedxl.experiments import demo
 from fedxl.options import call
 from fedxl.reporting.text import as_markdown, mean_and_spread, mean_with_spread
-from fedxl.training.hooks import Hooks
-from fedxl.training.settings import Settings
+from fedxl.training.settings import Hooks, Settings
 from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
 from studies import pictures

@@ -25,8 +25,8 @@ from fedxl.data.source import TensorSource
 from fedxl.progress import progress
 from fedxl.risks import partial_auc
 from fedxl.training.fit import fit
-from fedxl.training.hooks import Hooks
 from fedxl.training.privacy import Spent
+from fedxl.training.settings import Hooks
 
 Floats = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.bool_]

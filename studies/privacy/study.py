@@ -13,8 +13,8 @@ import typer
 from fedxl.config.experiment import Config, execute, simulate
 from fedxl.experiments import demo
 from fedxl.reporting.text import as_markdown, mean_and_spread
-from fedxl.training.hooks import Hooks
 from fedxl.training.privacy import Spent, ledger, noise_for
+from fedxl.training.settings import Hooks
 from studies import pictures
 from studies.harness import Harness, Outcome, Planned, Row, cell, group, machine, machines
 from studies.options import OUT, Folder, Jobs, Seeds, check, finish

@@ -32,7 +32,7 @@ from fedxl.errors import RefusedError
 from fedxl.experiments import demo
 from fedxl.models import weights_of
 from fedxl.risks.pairing import Entry
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.conftest import make_clients
 from tests.running import engine_for, play
 

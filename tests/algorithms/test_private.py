@@ -12,13 +12,14 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from fedxl import gaussian, tree
+from fedxl import tree
 from fedxl.algorithms import ALGORITHMS, build
 from fedxl.algorithms.pool import Scores
 from fedxl.algorithms.private import Noise, noisy_mean, noisy_scores
 from fedxl.algorithms.protocol import Batch
 from fedxl.algorithms.server_rules import next_state
 from fedxl.data.federation import from_arrays
+from fedxl.engine import noise
 from fedxl.engine.executors import loop
 from fedxl.errors import UserError
 from fedxl.models import scorer, weights_of
@@ -163,7 +164,7 @@ def test_an_example_without_a_finite_gradient_counts_for_nothing(bad):
 
 
 def test_noise_is_as_large_as_it_should_be():
-    draws, still = torch.from_numpy(gaussian.normals(1, 0, 0, 0, 20_000)), torch.zeros(8, 20_000).double()
+    draws, still = torch.from_numpy(noise.normals(1, 0, 0, 0, 20_000)), torch.zeros(8, 20_000).double()
     found = noisy_mean({"w": still}, torch.ones(8).double(), {"w": draws}, clip=2.0, sigma=3.0)["w"]
     assert stats.kstest(found.numpy() / (2.0 * 3.0 / 8), "norm").pvalue > 0.01
     within = partial_auc(scores="sigmoid").score_range
@@ -178,11 +179,11 @@ def test_noise_is_as_large_as_it_should_be():
 
 def test_draws_are_normal_and_differ_for_every_client_round_step_and_seed():
     keys = list(itertools.product((0, 2**127 + 1), (0, 1), (1, 2), (0, 1)))  # seed, client, round, step
-    draws = np.stack([gaussian.normals(*key, 4001) for key in keys])
+    draws = np.stack([noise.normals(*key, 4001) for key in keys])
     assert stats.kstest(draws.ravel(), "norm").pvalue > 0.01
     correlation = np.corrcoef(draws) - np.eye(len(keys))
     assert np.abs(correlation).max() < 0.08  # five standard deviations
-    np.testing.assert_array_equal(gaussian.normals(*keys[3], 4001), draws[3])
+    np.testing.assert_array_equal(noise.normals(*keys[3], 4001), draws[3])
 
 
 def test_what_a_client_uploads_holds_no_estimates_and_no_stand_ins(network):

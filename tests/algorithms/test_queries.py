@@ -14,7 +14,7 @@ from fedxl.algorithms import build
 from fedxl.algorithms.pool import Pooling, Scores, begin, drop_unknown
 from fedxl.algorithms.step import own_pull, pull
 from fedxl.data.federation import Federation
-from fedxl.data.queries import from_queries
+from fedxl.data.letor import from_queries
 from fedxl.risks import XRisk, listwise, ndcg
 from fedxl.risks.pairing import Entry, Examples, Share
 from fedxl.risks.ranking import Item, Items, Relevant

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from fedxl.data import digits
-from fedxl.data.check import Count, Findings, check
+from fedxl.data.check import Count, Findings, check, inspect_table
 from fedxl.data.federation import Federation, Split, Splits, as_splits
-from fedxl.data.inspect_files import inspect_table
 from fedxl.data.source import TensorSource
 from fedxl.data.table import TableOptions, table
 

@@ -71,7 +71,7 @@ def small(monkeypatch):
 
     def change(size: int, threads: int) -> None:
         monkeypatch.setattr(csv_blocks, "BLOCK", size)
-        monkeypatch.setattr("fedxl.data.side_by_side.THREADS", threads)
+        monkeypatch.setattr("fedxl.data.csv_blocks.THREADS", threads)
 
     return change
 

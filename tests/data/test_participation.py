@@ -12,12 +12,11 @@ import torch
 
 from fedxl import UserError, sampling, tree
 from fedxl.algorithms import FeDXL2, LocalSGD
-from fedxl.data.availability import read_trace
 from fedxl.data.federation import from_arrays, shares
-from fedxl.data.participation import Plan, Trace
+from fedxl.data.participation import Plan, Trace, read_trace
 from fedxl.engine.executors import vectorised
 from fedxl.risks import partial_auc
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.conftest import RAGGED, make_clients
 from tests.data.test_cohorts import probabilities
 from tests.running import engine_for, fit_named
@@ -140,7 +139,7 @@ def test_a_trace_is_read_by_name_and_by_number_and_has_limits(tmp_path, monkeypa
     path = tmp_path / "trace.json"
     path.write_text('{"rounds": [["b"], [0, "b"]]}')
     assert read_trace(path, ["a", "b"]).tolist() == [[False, True], [True, True]]
-    monkeypatch.setattr("fedxl.data.availability.MOST_ROUNDS", 1)
+    monkeypatch.setattr("fedxl.data.participation.MOST_ROUNDS", 1)
     with pytest.raises(UserError, match="has 2 rounds of 2 clients; at most 1 rounds"):
         read_trace(path, ["a", "b"])
     with pytest.raises(UserError, match=r"there is no file .*none.json, which run.trace names"):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedxl import UserError
-from fedxl.data.pickles import loads
+from fedxl.data.cifar import loads
 
 
 class _Python2(pickle._Pickler):

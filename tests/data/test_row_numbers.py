@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 
-from fedxl.data.row_numbers import RowNumbers
+from fedxl.data.csv_blocks import RowNumbers
 
 
 def test_numbers_are_those_of_each_file():

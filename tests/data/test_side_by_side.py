@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from fedxl.data.side_by_side import side_by_side
+from fedxl.data.csv_blocks import side_by_side
 
 
 def test_results_come_in_order_though_later_items_are_done_first(monkeypatch):
-    monkeypatch.setattr("fedxl.data.side_by_side.THREADS", 2)
+    monkeypatch.setattr("fedxl.data.csv_blocks.THREADS", 2)
     later = threading.Event()
 
     def work(item: int) -> int:
@@ -24,14 +24,14 @@ def test_results_come_in_order_though_later_items_are_done_first(monkeypatch):
 
 
 def test_few_items_are_held_at_a_time(monkeypatch):
-    monkeypatch.setattr("fedxl.data.side_by_side.THREADS", 2)
+    monkeypatch.setattr("fedxl.data.csv_blocks.THREADS", 2)
     taken = []
     for result in side_by_side(lambda item: item, (taken.append(item) or item for item in range(50))):
         assert taken[-1] <= result + 3
 
 
 def test_the_first_error_in_order_is_raised_even_if_the_stream_fails_later(monkeypatch):
-    monkeypatch.setattr("fedxl.data.side_by_side.THREADS", 4)
+    monkeypatch.setattr("fedxl.data.csv_blocks.THREADS", 4)
 
     def items():
         yield from (1, 0, 2)

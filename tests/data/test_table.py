@@ -13,8 +13,8 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import StandardScaler
 
 from fedxl import UserError
+from fedxl.data.check import inspect_table
 from fedxl.data.csv_blocks import BLOCK
-from fedxl.data.inspect_files import inspect_table
 from fedxl.data.preparation import Category, Number, Preparation
 from fedxl.data.table import TableOptions, table
 from fedxl.data.table import load_preparation as load

@@ -14,13 +14,12 @@ import torch
 import fedxl
 from fedxl import UserError
 from fedxl.config.experiment import Config, build_model, build_risk, execute, load_data
-from fedxl.data.check import check
-from fedxl.data.inspect_files import inspect_table
+from fedxl.data.check import check, inspect_table
 from fedxl.data.preparation import Preparation
 from fedxl.data.summary import Summary
 from fedxl.data.table import TableOptions, load_preparation, table
 from fedxl.errors import RefusedError
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.data.tables import SITES, frame
 
 pytest.importorskip("pyarrow", reason="needs fedxl[table]")

@@ -22,8 +22,8 @@ from fedxl.deploy.site.secret import FILE
 from fedxl.engine.drawing import NO_SECRETS, Secrets
 from fedxl.errors import for_others
 from fedxl.risks import RISKS
-from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
+from fedxl.training.settings import Hooks
 from fedxl.training.trainer import train
 
 SITES = ("a", "b", "c", "d")

@@ -18,7 +18,7 @@ from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.deploy.server import serve as server
 from fedxl.errors import DivergedError
 from fedxl.training.checkpoint import load_latest
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.deploy.federated import SITES, InProcess, config, deployed
 from tests.deploy.test_site_evaluation import PERFECT, Judging
 from tests.deploy.test_sites import assert_same

@@ -25,7 +25,7 @@ from fedxl.evaluation.noise import variance
 from fedxl.prediction.run import read_run
 from fedxl.reporting import document, html
 from fedxl.reporting.runs import read_run as read_reported
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.deploy.federated import SITES, copied, deployed, simulated
 from tests.deploy.test_labels import carrier, experiment, write
 

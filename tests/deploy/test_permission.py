@@ -17,7 +17,7 @@ from fedxl import UserError
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import SiteFile, read_site
 from fedxl.deploy.site.permission import COUNTS, count, digest, permitted
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.deploy.federated import InProcess, config, deployed, site_file
 
 EXPERIMENT = config("fedxl2").tables()

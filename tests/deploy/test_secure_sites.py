@@ -19,7 +19,7 @@ from fedxl.deploy.protocol.envelope import Envelope, Failure
 from fedxl.deploy.provision import keys
 from fedxl.deploy.server.secure import SecureEngine
 from fedxl.deploy.site import requests, secure
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.deploy.federated import SITES, InProcess, assert_same, config, deployed, simulated
 
 pytestmark = pytest.mark.usefixtures("impatient", "forgetful")

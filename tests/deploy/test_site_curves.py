@@ -25,12 +25,12 @@ from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.deploy.site import curve, requests
 from fedxl.deploy.site.curve import GRIDS, SPENT
 from fedxl.errors import RefusedError
-from fedxl.evaluation import curves
+from fedxl.evaluation import binned
 from fedxl.evaluation.binned import pooled
 from fedxl.evaluation.grid import Grid
 from fedxl.risks import contrastive
 from fedxl.risks.scores import outputs_behind
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.deploy.federated import SITES, config, copied, deployed, simulated, site_file
 from tests.deploy.test_site_evaluation import Judging
 
@@ -92,7 +92,7 @@ def test_counts_of_all_sites_give_the_metrics_of_the_data_in_one_place_within_th
 
 def test_the_run_keeps_the_curves_of_the_chosen_model(honest):
     found, _, folder, expected = honest
-    kept = curves.load(folder / "server" / "run" / "curves.npz")
+    kept = binned.load(folder / "server" / "run" / "curves.npz")
     for split in ("validation", "test"):
         assert list(kept[split]) == list(found.curves[split]) == list(SITES)
         together, exact = pooled(kept[split].values()), expected.scored[split]

@@ -15,7 +15,7 @@ from fedxl.deploy.protocol.envelope import Envelope, Failure
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.deploy.site import cache, requests
 from fedxl.training.evaluate import better_at_common_sites
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.deploy.federated import SITES, InProcess, config, deployed, simulated, site_file
 
 pytestmark = pytest.mark.usefixtures("impatient")

@@ -17,7 +17,7 @@ from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope, Failure
 from fedxl.deploy.site import requests
 from fedxl.models.layers import ScoreNorm
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.deploy.federated import (
     ALGORITHMS,
     InProcess,

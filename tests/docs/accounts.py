@@ -24,8 +24,8 @@ ELSEWHERE = {
     r"fedxl deploy local .*": DEPLOYED,
 }
 BLOCKS_ELSEWHERE = {
-    "docs/deployment.md: curves.load(": DEPLOYED,
-    "docs/design.md: class Algorithm(": CONTRACT,
+    "docs/deployment.md: binned.load(": DEPLOYED,
+    "docs/design.md: def init(self, weights)": CONTRACT,
     "docs/guides/data.md: fedxl deploy init federation": DEPLOYED,
 }
 
@@ -42,7 +42,7 @@ NOT_RUN = {
     r"make \S+": "CI itself runs these targets, or they take minutes; the targets exist",
     r"python benchmarks/.*": "takes minutes; it is loaded, and reads its arguments",
     r"(for .*\n)?python -m studies [\s\S]*": "takes minutes to days; tests/studies runs small ones",
-    r"fedxl bench .*": "compiles for minutes, for a GPU; tests/experiments/test_bench.py runs small ones",
+    r"python -m benchmarks.step .*": "compiles for minutes, for a GPU; tests/benchmarks runs small ones",
     r"torchrun .*": "eight processes; tests/engine/test_ranks.py runs some",
     r"(flower-superlink|flwr) .*": "needs Ray, which CI does not install",
 }

@@ -14,12 +14,22 @@ import click
 import pytest
 import typer
 
+from benchmarks import step
 from fedxl.cli.main import app
 from studies.__main__ import app as studies
 from tests.docs.pages import ROOT
 
 LOOP = re.compile(r"for (?P<name>\w+) in (?P<values>[^;]+); do\s(?P<body>.*?);?\sdone", re.DOTALL)
+
+
+def one_command(function: Any) -> typer.Typer:
+    alone = typer.Typer()
+    alone.command()(function)
+    return alone
+
+
 CLI, STUDIES = typer.main.get_command(app), typer.main.get_command(studies)
+STEP = typer.main.get_command(one_command(step.main))
 
 
 class ParsedError(Exception):
@@ -68,6 +78,8 @@ def python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         return pytest_(words[2:], monkeypatch)
     if words[:2] == ["-m", "studies"]:
         return fedxl(words[2:], monkeypatch, STUDIES)
+    if words[:2] == ["-m", "benchmarks.step"]:
+        return fedxl(words[2:], monkeypatch, STEP)
     if words[0] == "-m":
         words = [words[1].replace(".", "/") + ".py", *words[2:]]
     script = next((place / words[0] for place in (ROOT, ROOT / "examples") if (place / words[0]).is_file()), None)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedxl.cli.main import app
-from fedxl.data.availability import read_trace
+from fedxl.data.participation import read_trace
 from fedxl.errors import UserError
 from tests.docs.accounts import BLOCKS_ELSEWHERE, ELSEWHERE, MISTAKES, NOT_RUN, SHORTER
 from tests.docs.pages import Block, commands

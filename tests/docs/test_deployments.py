@@ -90,5 +90,5 @@ def test_the_images_of_three_hospitals_at_real_sites(tmp_path, monkeypatch, caps
     card = (place / "model" / "README.md").read_text()
     assert all(f"| {hospital} |" in card for hospital in HOSPITALS)
     monkeypatch.chdir(place)
-    exec(the_block("docs/deployment.md", "curves.load(").text.replace("hospitals/", "federation/"), {})
+    exec(the_block("docs/deployment.md", "binned.load(").text.replace("hospitals/", "federation/"), {})
     assert capsys.readouterr().out.startswith("validation Bounded(value=0.")

@@ -13,7 +13,7 @@ from fedxl.algorithms import FeDXL2, LocalSGD, build
 from fedxl.algorithms.pool import S1, S2, Pool
 from fedxl.algorithms.step import ClientEstimates
 from fedxl.data.federation import Federation
-from fedxl.data.queries import from_queries
+from fedxl.data.letor import from_queries
 from fedxl.engine.drawing import host_weights
 from fedxl.engine.executors import loop, vectorised
 from fedxl.models import weights_of

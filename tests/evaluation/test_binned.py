@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedxl import metrics
 from fedxl.errors import UserError
-from fedxl.evaluation import binned, curves
+from fedxl.evaluation import binned
 from fedxl.evaluation.binned import Binned, count, pooled
 from fedxl.evaluation.decision import deciding
 from fedxl.evaluation.grid import Grid, Spread
@@ -272,20 +272,20 @@ def test_counts_come_back_from_a_file_as_they_were(tmp_path):
     scores, labels = example(100)
     one = count(Grid(16).edges(), scores, labels)
     two = Binned(one.edges, one.positives - 1, one.negatives, 1.5)
-    curves.save(tmp_path / "curves.npz", {"test": {"a": one, "é": two}, "validation": {"a": one}})
-    found = curves.load(tmp_path / "curves.npz")
+    binned.save(tmp_path / "curves.npz", {"test": {"a": one, "é": two}, "validation": {"a": one}})
+    found = binned.load(tmp_path / "curves.npz")
     assert list(found) == ["test", "validation"]
     assert list(found["test"]) == ["a", "é"]
     np.testing.assert_array_equal(found["test"]["é"].positives, two.positives)
     assert found["test"]["é"].noise == 1.5
-    assert curves.load(tmp_path / "none.npz") == {}
+    assert binned.load(tmp_path / "none.npz") == {}
 
 
 def test_curves_stand_for_scores_of_all_sites_where_scores_are_asked_for():
     scores, labels = example(300)
     edges = Grid(64).edges()
     parts = {"a": count(edges, scores[:100], labels[:100]), "b": count(edges, scores[100:], labels[100:])}
-    found = curves.as_scored(parts)
+    found = binned.as_scored(parts)
     assert found.names == ("a", "b")
     assert metrics.auroc(found.scores, found.labels) == pytest.approx(pooled(parts.values()).auroc().value, abs=1e-12)
     mine = found.by_site()["b"]
@@ -301,7 +301,7 @@ def test_noisy_curves_stand_for_scores_of_all_sites_together_and_decide_alike_fo
     for site in range(8):
         scores, labels = example(400, seed=site)
         parts[f"s{site}"] = noisy(count(edges, scores, labels), "1", site)
-    found = curves.as_scored(parts)
+    found = binned.as_scored(parts)
     assert found.sites is None, "whose a score is cannot be said"
     whole = pooled(parts.values())
     # Whole counts of scores, rounded once: the curve's own value to within what rounding does.
@@ -317,11 +317,11 @@ def test_a_damaged_file_is_told_in_one_line(tmp_path):
     for content in (b"", b"PK\x03\x04 cut", b"no archive"):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"cannot read .*curves\.npz"):
-            curves.load(path)
+            binned.load(path)
     found = count(Grid(4).edges(), *example(10))
     row = {"test_positives": [found.positives], "test_negatives": [found.negatives], "test_noise": [0.0]}
     for wrong, why in ({"test_names": ["a", "b"]}, "one site each"), ({"test_positives": [[1, 2, -3, 4]]}, "hold -3"):
         with path.open("wb") as file:
             np.savez(file, **{"test_edges": found.edges, "test_names": ["a"], **row, **wrong})
         with pytest.raises(UserError, match=why):
-            curves.load(path)
+            binned.load(path)

@@ -13,8 +13,7 @@ from fedxl import metrics
 from fedxl.errors import UserError
 from fedxl.evaluation import labelled
 from fedxl.evaluation.intervals import delong
-from fedxl.evaluation.label_means import means
-from fedxl.evaluation.label_table import as_markdown, label_table, mean_auroc
+from fedxl.evaluation.label_means import as_markdown, label_table, mean_auroc, means
 from fedxl.evaluation.labelled import LabelScores
 
 

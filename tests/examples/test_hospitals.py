@@ -25,7 +25,7 @@ from fedxl.cli.main import app
 from fedxl.cli.processes import free_port
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.supervise import children
-from fedxl.evaluation import curves, scored
+from fedxl.evaluation import binned, scored
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOSPITALS = ("east", "north", "south")  # numbered as the simulator does, by name
@@ -133,6 +133,6 @@ def test_deployed_to_three_sites(folder):
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     exact = json.loads((folder / "simulated" / "metrics.jsonl").read_text().splitlines()[-1])["test"]["auroc"]
     assert last["test_from"] == "curves of east, north, south"
-    assert set(curves.load(run / "curves.npz")["test"]) == set(HOSPITALS)
+    assert set(binned.load(run / "curves.npz")["test"]) == set(HOSPITALS)
     assert last["test"]["auroc"] == pytest.approx(exact, abs=last["test_bounds"]["auroc"] + 1e-6)
     decided(folder, "federation/server/run", "hospitals/east/patients.csv")

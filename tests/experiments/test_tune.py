@@ -27,8 +27,8 @@ from fedxl.experiments.tune.space import Choice, Range
 from fedxl.experiments.tune.trials import Outcome, Trial, TrialStore
 from fedxl.training.evaluate import HeldBack
 from fedxl.training.health import COLLAPSED, Watch
-from fedxl.training.hooks import Hooks
 from fedxl.training.run_files import checkpointed
+from fedxl.training.settings import Hooks
 from tests.conftest import make_clients, until
 
 QUIET = Hooks(say=lambda line: None)

@@ -13,7 +13,7 @@ from torch import nn
 from fedxl.config.experiment import Config, execute
 from fedxl.data.digits import digits
 from fedxl.data.federation import Split
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 
 QUIET = Hooks(say=lambda line: None)
 CONFIG = Config(

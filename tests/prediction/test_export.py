@@ -22,8 +22,8 @@ from fedxl.data.digits import digits
 from fedxl.evaluation import scored
 from fedxl.evaluation.intervals import delong
 from fedxl.prediction import predictor
+from fedxl.prediction.card import text
 from fedxl.prediction.export import export
-from fedxl.prediction.markdown import text
 from tests.prediction.conftest import CONFIG, QUIET, own_network
 from tests.prediction.test_predict import command, read
 

@@ -13,7 +13,7 @@ from fedxl.reporting import plots
 from fedxl.reporting.charts import chart as charts
 from fedxl.reporting.charts import curves, labels, pictures, scale
 from fedxl.reporting.charts.chart import Chart, Key
-from fedxl.reporting.charts.svg import element, number
+from fedxl.reporting.charts.scale import element, number
 from fedxl.reporting.html import TEMPLATES
 from tests.reporting.charts_reading import drawn, parse, points, values
 

@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 import fedxl
 from fedxl.errors import UserError
-from fedxl.evaluation import curves
+from fedxl.evaluation import binned
 from fedxl.evaluation.binned import Binned, count
 from fedxl.evaluation.label_means import means
 from fedxl.evaluation.operating import at_specificity
@@ -266,7 +266,7 @@ def disclosed(path, run: Run, edges: np.ndarray) -> None:
         split: {name: count(edges, part.scores, part.labels) for name, part in found.by_site().items()}
         for split, found in run.scored.items()
     }
-    curves.save(path / "curves.npz", sites)
+    binned.save(path / "curves.npz", sites)
 
 
 def test_sites_that_disclose_curves(tmp_path):
@@ -289,7 +289,7 @@ def test_sites_that_disclose_curves(tmp_path):
 def test_counts_that_no_site_has_disclosed_are_one_line(tmp_path):
     disclosed(tmp_path / "run", sample.runs()[0], np.array([0.0]))
     huge = Binned(np.array([0.0]), np.array([10**12, 1]), np.array([5, 5]))
-    curves.save(tmp_path / "run" / "curves.npz", {"test": {"a": huge}})
+    binned.save(tmp_path / "run" / "curves.npz", {"test": {"a": huge}})
     with pytest.raises(UserError, match=r"counts of 1e\+12 examples are too many"):
         read_run(tmp_path / "run")
 

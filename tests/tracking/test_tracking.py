@@ -14,7 +14,7 @@ from torch import nn
 
 from fedxl import UserError, auroc
 from fedxl.tracking.tracker import GIVE_UP, STOPPED, Tracked, Trackers, scalars
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.conftest import make_clients
 from tests.running import fit_named
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fedxl import UserError, partial_auc, tree
 from fedxl.deploy.site import cache, requests
 from fedxl.training.checkpoint import load_checkpoint, load_latest, save_checkpoint
-from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
+from fedxl.training.settings import Hooks
 from tests.conftest import make_clients
 from tests.deploy.federated import site_file
 from tests.deploy.test_sites import train_request

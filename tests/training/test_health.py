@@ -12,8 +12,8 @@ from torch import nn
 
 from fedxl import FeDXL2, LocalPair, LocalSGD, auroc, build, fit, partial_auc, sampling
 from fedxl.training.health import Watch
-from fedxl.training.hooks import Hooks
 from fedxl.training.result import Result
+from fedxl.training.settings import Hooks
 from tests.conftest import make_clients
 
 VALIDATION = make_clients([(30, 60)], seed=9)[0]

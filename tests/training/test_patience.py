@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedxl import Result, UserError, auroc, tree
-from fedxl.training.hooks import Hooks
+from fedxl.training.settings import Hooks
 from tests.conftest import make_clients
 from tests.running import fit_named
 

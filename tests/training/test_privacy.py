@@ -23,10 +23,9 @@ from fedxl.engine.drawing import Drawing, Schedule
 from fedxl.prediction.export import export
 from fedxl.reporting import document, report
 from fedxl.reporting.runs import read_run
-from fedxl.training.hooks import Hooks
 from fedxl.training.members import Member
 from fedxl.training.privacy import Ledger, Releases, epsilon, most_squared, most_uploaded
-from fedxl.training.settings import Settings
+from fedxl.training.settings import Hooks, Settings
 from tests.conftest import RAGGED, make_clients
 
 PRIVATE = {"level": "free", "pool_u": "server", "dp_clip": 0.1, "dp_noise": 4.0, "dp_score_noise": 2.0}

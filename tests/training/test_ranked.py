@@ -23,10 +23,9 @@ from fedxl.models import weights_of
 from fedxl.risks import auroc, listwise, several
 from fedxl.training.checkpoint import load_latest
 from fedxl.training.evaluate import HeldBack
-from fedxl.training.hooks import Hooks
 from fedxl.training.problem import assemble
 from fedxl.training.ranked import SplitUp
-from fedxl.training.settings import Settings
+from fedxl.training.settings import Hooks, Settings
 from tests.ranks import on_ranks
 
 ROUNDS = 6

@@ -15,11 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedxl import ALGORITHMS, UserError, auroc, digest, partial_auc, tree
+from fedxl import ALGORITHMS, UserError, auroc, partial_auc, tree
 from fedxl.data.source import fingerprint
-from fedxl.training.checkpoint import load_latest, save_checkpoint
-from fedxl.training.hooks import Hooks
-from fedxl.training.resuming import STATES
+from fedxl.training.checkpoint import STATES, load_latest, save_checkpoint
+from fedxl.training.settings import Hooks
 from tests.conftest import RAGGED, Clients, make_clients, until
 from tests.running import fit_named
 
@@ -255,7 +254,7 @@ def test_a_checkpoint_of_an_older_version_is_refused(before, tmp_path):
 
 
 def test_data_that_are_mapped_from_a_file_are_never_held_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(digest, "PIECE", 1000)
+    monkeypatch.setattr(tree, "PIECE", 1000)
     np.save(tmp_path / "x.npy", np.arange(6000, dtype=np.float32).reshape(60, 100))
     mapped = torch.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="c"))
     sizes: list[int] = []
@@ -264,7 +263,7 @@ def test_data_that_are_mapped_from_a_file_are_never_held_whole(tmp_path, monkeyp
         def update(self, content) -> None:
             sizes.append(len(content))
 
-    digest.add_tensor(Recording(), "x", mapped)
+    tree.add_tensor(Recording(), "x", mapped)
     assert sum(sizes[1:]) == 24000
     assert max(sizes) <= 1000
 

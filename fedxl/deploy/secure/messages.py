@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from fedxl import tree
 from fedxl.deploy.protocol.envelope import whole
 from fedxl.deploy.secure import masks, sealed, shamir
-from fedxl.digest import add_tensor
 from fedxl.errors import RefusedError
 from fedxl.risks.pairing import Share
+from fedxl.tree import add_tensor
 
 SESSION = re.compile(r"[0-9a-f]{32}")
 MOST_SITES = 10_000

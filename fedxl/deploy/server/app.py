@@ -24,7 +24,7 @@ from fedxl.deploy.server.serve import serve
 from fedxl.deploy.supervise import status
 from fedxl.errors import UserError, first_line
 from fedxl.reporting.text import in_words
-from fedxl.training.hooks import Hooks, Progress
+from fedxl.training.settings import Hooks, Progress
 
 POLL = 0.2
 

@@ -26,11 +26,11 @@ from fedxl.deploy.server.secure import SecureEngine
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_back
-from fedxl.training.hooks import Hooks
 from fedxl.training.members import Form, Member
 from fedxl.training.participants import check_label_names, check_labels
 from fedxl.training.problem import Problem, check_data, check_held_back, check_ranked, require_own_lists
 from fedxl.training.result import Result
+from fedxl.training.settings import Hooks
 from fedxl.training.simulation import flattened
 from fedxl.training.trainer import train
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedxl.digest import add_tensor
 from fedxl.errors import UserError, require
 from fedxl.files import read_json, write_atomically
+from fedxl.tree import add_tensor
 
 FILE = "answered.json"
 MOST = 2**30  # bytes: more rounds than any run has

@@ -15,8 +15,8 @@ from fedxl.algorithms.checks import check_update
 from fedxl.algorithms.protocol import DataFacts, Phase, Reading
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.federation import Federation
+from fedxl.data.letor import count_relevant
 from fedxl.data.preparation import Preparation
-from fedxl.data.queries import count_relevant
 from fedxl.data.source import TensorSource
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.protocol.label_counts import LabelCounts
@@ -32,18 +32,17 @@ from fedxl.deploy.site.permission import (
     require_order,
 )
 from fedxl.deploy.site.secret import private_seed
-from fedxl.engine.choose import executor
 from fedxl.engine.drawing import NO_SECRETS, Secrets
+from fedxl.engine.executors import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, OwnersError, RefusedError, UserError, printable, require
 from fedxl.models import weights_of
 from fedxl.risks.pairing import Share
 from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedxl.training.participants import check_label_names
-from fedxl.training.problem import Problem, check_queries, require_own_lists
+from fedxl.training.problem import Problem, check_queries, require_own_lists, suited
 from fedxl.training.rounds import passive_like
 from fedxl.training.settings import pick_device
-from fedxl.training.suited import suited
 
 SPLITS = ("validation", "test")
 MOST_LIMITS = 6  # false positive rates at which a site discloses its partial AUC

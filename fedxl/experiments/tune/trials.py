@@ -15,8 +15,8 @@ from fedxl.errors import DivergedError, UserError, require
 from fedxl.files import read_bytes, write_json
 from fedxl.metrics import value_of
 from fedxl.options import call
-from fedxl.training.hooks import Hooks, Progress
 from fedxl.training.run_files import COLLAPSED, checkpointed
+from fedxl.training.settings import Hooks, Progress
 from fedxl.training.trainer import train
 
 

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedxl.reporting.charts import labels
-from fedxl.reporting.charts.scale import Axis
-from fedxl.reporting.charts.svg import Svg, element, joined, number
+from fedxl.reporting.charts.scale import Axis, Svg, element, joined, number
 
 Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 400, 300  # of the plotting area with its axes; the legend comes below

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from fedxl.evaluation.calibration import Reliability
 from fedxl.reporting.charts.chart import Chart, Key
 from fedxl.reporting.charts.curves import Curve
-from fedxl.reporting.charts.scale import Axis, around, ticks_in, unit
-from fedxl.reporting.charts.svg import Svg, element
+from fedxl.reporting.charts.scale import Axis, Svg, around, element, ticks_in, unit
 
 Floats = npt.NDArray[np.float64]
 

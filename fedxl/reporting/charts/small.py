@@ -8,8 +8,7 @@ from fedxl.evaluation.calibration import Reliability
 from fedxl.reporting.charts.chart import Chart, Key
 from fedxl.reporting.charts.curves import Curve
 from fedxl.reporting.charts.pictures import reliability_bins
-from fedxl.reporting.charts.scale import unit
-from fedxl.reporting.charts.svg import Svg
+from fedxl.reporting.charts.scale import Svg, unit
 
 SIZE = 200  # of the picture's sides, so that its letters are as large as those of other pictures
 

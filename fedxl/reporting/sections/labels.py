@@ -14,7 +14,7 @@ from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.groups import Group
 from fedxl.reporting.page import Cell, Column, Figure, Row, Section, Table, between, figure_of, metric_name, shown
 from fedxl.reporting.runs import Run
-from fedxl.reporting.sections.dots import dot, dot_column, shared_axis, value
+from fedxl.reporting.sections.convergence import dot, dot_column, shared_axis, value
 
 MOST_DRAWN = 40  # labels with pictures
 MOST_COLUMNS = 20  # labels in the table of sites

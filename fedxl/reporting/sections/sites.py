@@ -12,7 +12,7 @@ from fedxl.reporting.charts.scale import Axis
 from fedxl.reporting.groups import Group
 from fedxl.reporting.page import Cell, Column, Row, Section, Table, figure_of, listed, metric_name, shown
 from fedxl.reporting.runs import Run
-from fedxl.reporting.sections.dots import dot, dot_column, shared_axis, value
+from fedxl.reporting.sections.convergence import dot, dot_column, shared_axis, value
 
 MOST = 300  # rows; a page of thousands of sites helps nobody
 TITLE = "Sites"

@@ -14,9 +14,8 @@ from fedxl import ALGORITHMS, auroc, build, partial_auc, sampling, tree
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
-from fedxl.engine.choose import EXECUTORS
 from fedxl.engine.cuda.graph import GraphExecutor
-from fedxl.engine.executors import loop
+from fedxl.engine.executors import EXECUTORS, loop
 from fedxl.models import cnn, simple_cnn, weights_of
 from tests.conftest import RAGGED, make_clients, never_falls_back
 from tests.engine.test_executors import Branches

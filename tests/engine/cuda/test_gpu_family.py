@@ -11,7 +11,7 @@ from torch import nn
 import fedxl
 from fedxl import FeDXL2, cvar_partial_auc, listwise, ndcg, partial_auc, several
 from fedxl.algorithms import Algorithm, build
-from fedxl.engine.choose import EXECUTORS
+from fedxl.engine.executors import EXECUTORS
 from tests.conftest import RAGGED, make_clients
 
 pytestmark = [

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedxl.engine import choose
+from fedxl.engine import executors
 from fedxl.engine.cuda.capture import again
 from fedxl.engine.executors import loop
 from tests.engine.cuda.test_graph import Run
 from tests.engine.test_executors import assert_agree
 
-PACKAGE = Path(choose.__file__).parents[1]
+PACKAGE = Path(executors.__file__).parents[1]
 OURS = PACKAGE / "engine" / "cuda"
 
 FIT = """
@@ -67,11 +67,12 @@ BROKEN = ("torch._guards", "torch._decomp", "torch.fx.experimental.proxy_tensor"
 def test_a_torch_without_a_private_module_costs_one_line():
     code = f"""
 import sys, torch
-from fedxl.engine import choose, executors
+from fedxl.engine import executors
+from fedxl.engine import executors
 for broken in {BROKEN}:
     before = dict(sys.modules)
     sys.modules[broken] = None  # which makes its import an error
-    assert choose.executor("graph", say=print) is executors.loop
+    assert executors.executor("graph", say=print) is executors.loop
     for name in [name for name in sys.modules if name.startswith("fedxl.engine.cuda")]:
         del sys.modules[name]
     sys.modules.pop(broken) if before.get(broken) is None else sys.modules.update({{broken: before[broken]}})
@@ -90,14 +91,14 @@ def test_a_torch_that_breaks_tracing_costs_one_line(place, error, monkeypatch, n
 
     monkeypatch.setattr(f"fedxl.engine.cuda.{place}", fails)
     lines: list[str] = []
-    found = Run(choose.executor("graph", False, lines.append, capture=again), network()).state(0, 0, 4)
+    found = Run(executors.executor("graph", False, lines.append, capture=again), network()).state(0, 0, 4)
     assert lines == ["executor: loop, because graph cannot trace this step: a private function of torch has changed"]
     assert_agree(Run(loop, network()).state(0, 0, 4), found, tolerance=0)
 
 
 def test_an_error_of_the_run_itself_is_no_reason_to_go_on(network, monkeypatch):
     """What breaks after the step was captured is not the compiler's fault, and must not be hidden."""
-    executor = choose.executor("graph", compiled=False, capture=again)
+    executor = executors.executor("graph", compiled=False, capture=again)
     run = Run(executor, network())
     run.state(0, 0)
 

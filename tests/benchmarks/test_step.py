@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
+from benchmarks import step as bench
 from fedxl import UserError
-from fedxl.experiments import bench
 from fedxl.models import cnn
-from tests.cli.test_errors import command
+
+
+def command(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.step", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        bench.command()
+    captured = capsys.readouterr()
+    return int(stop.value.code or 0), captured.out, captured.err
+
 
 TINY = ["cnn", "--clients", "2", "--steps", "2", "--batch", "3", "--size", "8", "--rounds", "1", "--device", "cpu"]
 
@@ -18,7 +27,7 @@ def test_a_table_and_its_json(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "160")
     target = tmp_path / "times.json"
     arguments = [*TINY, "--set", "channels=4", "--precision", "fp32", "--json", str(target)]
-    code, out, _ = command(monkeypatch, capsys, "bench", *arguments)
+    code, out, _ = command(monkeypatch, capsys, *arguments)
     assert code == 0, out
     record = json.loads(target.read_text())
     assert record["setting"]["clients"] == 2
@@ -52,7 +61,7 @@ def test_a_table_and_its_json(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_mistakes_are_one_line(arguments, line, monkeypatch, capsys):
-    code, _, err = command(monkeypatch, capsys, "bench", *arguments)
+    code, _, err = command(monkeypatch, capsys, *arguments)
     assert code == 2
     assert line in err
     assert len(err.strip().splitlines()) == 1

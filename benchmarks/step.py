@@ -1,4 +1,7 @@
-"""How fast a step of all clients is: the executors against each other and against one model on all their data."""
+"""How fast a step of all clients is: the executors against each other and against one model on all their data.
+
+python -m benchmarks.step resnet18 --set stem=7x7
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,40 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+import typer
+from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.nn import functional as nnf
 
 from fedxl import sampling
 from fedxl.algorithms import ALGORITHMS
+from fedxl.config import experiment as configs
 from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.sites import MEANS
 from fedxl.data.source import TensorSource
-from fedxl.engine.choose import executor
+from fedxl.engine.executors import executor
 from fedxl.engine.group import Executor
-from fedxl.errors import require, unknown
+from fedxl.errors import UserError, require, unknown
 from fedxl.models import weights_of
 from fedxl.models.precision import PRECISIONS, products
 from fedxl.risks import partial_auc
 from fedxl.training.problem import assemble
 from fedxl.training.rounds import play_round
-from fedxl.training.settings import Settings
+from fedxl.training.settings import Settings, pick_device
 from fedxl.training.simulation import simulator
 
 if TYPE_CHECKING:  # what a GPU needs is imported where it is used
     from fedxl.engine.cuda.capture import Capture, Play
     from fedxl.engine.cuda.lanes import Layout
 
+out, err = Console(), Console(stderr=True)
 # What images undergo on their way, as in the paper's experiments on CIFAR.
 AUGMENT = Augment(crop=4, flip=True, noise=0.02)
 LOOP_STEPS = 2  # of the eager loop, which takes a second for each
@@ -308,3 +316,58 @@ def machine(device: str) -> dict[str, str]:
     name = torch.cuda.get_device_name() if gpu else f"{platform.machine()}, {torch.get_num_threads()} threads"
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     return {"device": name, **versions, **({"cuda": str(torch.version.cuda)} if gpu else {})}
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="A network by name: cnn, resnet18, densenet121, ...")] = "resnet18",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the network, as stem=7x7.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="How many run together.")] = 16,
+    steps: Annotated[int, typer.Option(help="Local steps per round.")] = 32,
+    batch: Annotated[int, typer.Option(help="Examples per step of S1, and of S2.")] = 32,
+    size: Annotated[int, typer.Option(help="Pixels of an image's side.")] = 32,
+    channels: Annotated[int, typer.Option(help="Colours of an image.")] = 3,
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16; auto: bf16 on a GPU, else fp32.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "auto",
+    rounds: Annotated[int, typer.Option(help="How many are timed.")] = 3,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Whether graph fuses the step.")] = True,
+    target: Annotated[Path | None, typer.Option("--json", help="Write the measurements to this file, too.")] = None,
+) -> None:
+    """How fast a step of all clients is here: FeDXL2 and Local SGD against the eager loop and the joint batch."""
+    chosen = str(pick_device(device))
+    usual = "bf16" if chosen.startswith("cuda") else "fp32"
+    setting = Setting(
+        clients=clients,
+        local_steps=steps,
+        batch=batch,
+        shape=(channels, size, size),
+        precision=usual if precision == "auto" else precision,
+        device=chosen,
+        compile=compiled,
+    )
+    require(rounds >= 1, f"rounds must be at least 1, got {rounds}")
+    build = configs.network(model, options or [], setting.shape)
+    rows = table(build, setting, executors_on(setting.device), rounds=rounds, say=_aside)
+    out.print(as_text(rows, setting))
+    if target:
+        target.write_text(as_json(rows, setting, model, options or []))
+        out.print(f"measurements in {target}", highlight=False, soft_wrap=True)
+
+
+def _aside(line: str) -> None:
+    """What goes on, for people at a terminal; results alone go into a pipe."""
+    if err.is_terminal:
+        err.print(line, style="dim", highlight=False, soft_wrap=True, markup=False)
+
+
+def command() -> None:
+    try:
+        typer.run(main)
+    except UserError as error:
+        err.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    command()
