@@ -67,7 +67,7 @@ ATTACKS = {
     "a negative variance": ("batch norm", "weights.buffers:float64", lambda t: -t.abs(), "running_var is negative"),
     "buffers x 1e6": ("batch norm", "weights.buffers:float64", lambda t: 1e6 * t, f"change of buffers is * {SIZE}"),
     "a counter": ("batch norm", "weights.buffers:int64", lambda t: t + 10**9, f"change of counters is * {SIZE}"),
-    "a control variate": ("codasca", "change.params:float64", lambda t: 1e4 * t, f"its change of * {SIZE}"),
+    "a control variate": ("codasca", "variates.params:float64", lambda t: 1e4 * t, f"its change of * {SIZE}"),
     "a dual variable": ("codasca", "scalars.alpha", lambda t: t + 1e6, f"its change of * {SIZE}"),
 }
 
