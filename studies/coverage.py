@@ -21,11 +21,11 @@ from scipy.stats import norm
 from fedxl import metrics
 from fedxl.errors import require, unknown
 from fedxl.evaluation.compare import delong_difference, metric_difference
+from fedxl.evaluation.delong import covariance, placements
 from fedxl.evaluation.intervals import bootstrap, delong
 from fedxl.evaluation.label_means import means
-from fedxl.evaluation.labelled import LabelScores
 from fedxl.evaluation.operating import at_specificity, at_threshold
-from fedxl.evaluation.placements import covariance, placements
+from fedxl.evaluation.scored import LabelScores
 from fedxl.reporting.text import as_markdown
 from fedxl.sampling import Floats, Indices
 from studies.harness import Harness, Outcome, Planned, Row, group

@@ -10,7 +10,8 @@ round (passive, numbers from the pool):
     w   <- w - eta G                              G2: passive a with its passive u, active b
 
 In the paper's letters: a and b are h(w; z) of S1 and S2, the pool is H1, H2 and U, what a client receives of it is
-R1, R2 and P. `step.pull` computes u, G1 and G2; the engine draws examples and entries of the pool beforehand.
+R1, R2 and P. The engine draws examples and entries of the pool before the round. The defaults differ from the paper
+where that was measured to help (docs/maths.md): its own form is level = "free", one_class = "train", fresh = true.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class FeDXL2(PairDescent):
 
     first_round: ClassVar[int] = 0
 
-    level: Level = Level("even")
+    level: Level = Level("even")  # the paper: "free"
     one_class: OneClass = "auto"  # clients with one class: lend scores, or train (the paper)
     pool: Pooling = Pooling()
     gradient: Exact = field(default=Exact(), metadata={"options": gradients.OPTIONS})
@@ -108,9 +109,9 @@ class FeDXL2(PairDescent):
         return self.begin(server, client, share, factors)
 
     def step(self, score: Score, server: FeDXLServer, work: PairWork, batch: Batch) -> tuple[PairWork, Scores]:
-        """Algorithm 2, lines 12 to 19: the loop over k."""
-        rows, pooled = batch.examples.rows, batch.passive  # of z drawn from S1 and S2; h_xi, h_zeta and u_zeta
-        (a, b), back, buffers = self.active(score, work, batch, self.gradient)  # h(w; z)
+        """Algorithm 2, the loop over k."""
+        rows, pooled = batch.examples.rows, batch.passive  # pooled: a is h_zeta, u is u_zeta, b is h_xi
+        (a, b), back, buffers = self.active(score, work, batch, self.gradient)  # h(w; z) of z from S1 and S2
         forces = self.risk.pairing.forces(self.level.even_factors(work.factors), (a, b), pooled.a)
         da, db, u = pull(self.risk, (a, b), pooled, work.u[rows], self.gamma, forces)  # u, and G1 + G2 by a and b
         after = self.descend(work, back(da, db), buffers)  # G, then w
@@ -193,7 +194,7 @@ class FeDXL2(PairDescent):
         return share.both.to(share.model.dtype) if self.lends else super().trains_on(share)
 
     @property
-    def needs_both_classes(self) -> bool:
+    def needs_both_classes(self) -> bool:  # type: ignore[override]
         return self.lends
 
     def with_facts(self, facts: DataFacts) -> FeDXL2:
@@ -201,11 +202,11 @@ class FeDXL2(PairDescent):
         return self if self.one_class != "auto" or facts.both_classes else replace(self, one_class="train")
 
     @property
-    def private(self) -> bool:
+    def private(self) -> bool:  # type: ignore[override]
         return self.gradient.private
 
     @property
-    def order(self) -> str:
+    def order(self) -> str:  # type: ignore[override]
         return self.pool.order
 
 

@@ -60,5 +60,5 @@ class Exact:
         return a, b
 
     def blank(self, entry: Entry, mass: Tensor, within: ScoreRange) -> Entry:
-        """A round's scores of a side of which the client has this mass."""
+        """A round's scores of a side; if the client has no mass there, they are of examples that stand in."""
         return entry

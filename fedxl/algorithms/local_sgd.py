@@ -63,6 +63,10 @@ class LocalSGD(Algorithm):
         super().__post_init__()
         require(not self.risk.score_shape, "this algorithm needs one score per example, and the risk pairs vectors")
 
+    @property
+    def learns_grades(self) -> bool:  # type: ignore[override]
+        return self.loss == "squared"
+
     def init(self, weights: Weights) -> LocalSGDServer:
         device = next(iter(weights.params.values())).device
         return LocalSGDServer(weights, torch.zeros((), dtype=torch.int64, device=device))

@@ -13,7 +13,7 @@ from fedxl.algorithms.descent import Descent
 from fedxl.errors import require
 from fedxl.models import Score, Weights
 from fedxl.options import require_types
-from fedxl.risks.pairing import Examples, OneLabel, PoolWeights, Share, Side
+from fedxl.risks.pairing import Examples, OneLabel, Pairing, PoolWeights, Share, Side
 from fedxl.risks.xrisk import XRisk
 
 A = TypeVar("A", bound="Algorithm")
@@ -45,7 +45,7 @@ class Reading(NamedTuple):
     size1: int  # examples of S1 per step
     size2: int  # examples of S2 per step
     fresh: bool = False  # whether as many fresh examples are scored besides
-    pairing: OneLabel = OneLabel()  # how examples are drawn
+    pairing: Pairing = OneLabel()  # how examples are drawn
 
 
 class Assignment(NamedTuple):
@@ -208,6 +208,12 @@ class Algorithm(Phase):
     summable: ClassVar[bool] = True  # whether the server needs `averaged` in sum only, so that secure sums suffice
     may_be_nan: ClassVar[tuple[str, ...]] = ()  # leaves of states and updates in which NaN means "unknown"
     first_round: ClassVar[int] = 1  # 0 if there is a warm-up round
+    # What may depend on settings; then it is a property.
+    needs_both_classes: ClassVar[bool] = False  # whether some client must hold both classes, or nobody would train
+    guards_level: ClassVar[bool] = True  # whether scores stay where their link passes gradient
+    private: ClassVar[bool] = False  # whether it clips and adds noise, so that a run has an epsilon
+    order: ClassVar[str] = "sorted"  # of uploaded scores, or "drawn"; algorithms that upload none count as sorted
+    learns_grades: ClassVar[bool] = False  # whether it learns the grades of queries themselves, without pairs
 
     risk: XRisk  # what is reported and, except by Local SGD and CODASCA, optimised
     _: KW_ONLY
@@ -225,21 +231,6 @@ class Algorithm(Phase):
     @property
     def rules(self) -> tuple[Rule, ...]:  # type: ignore[override]
         return self.server
-
-    @property
-    def needs_both_classes(self) -> bool:
-        """Whether some client must hold both classes, or nobody would train."""
-        return False
-
-    @property
-    def private(self) -> bool:
-        """Whether it clips and adds noise, so that a run has an epsilon."""
-        return False
-
-    @property
-    def order(self) -> str:
-        """The order of uploaded scores: drawn or sorted. Algorithms that upload no scores count as sorted."""
-        return "sorted"
 
     def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor:
         """The learning rate at a step of the run."""

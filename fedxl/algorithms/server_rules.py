@@ -243,7 +243,7 @@ class WholeNumbers(Stateless):
 
     def init(self, phase: Phase, server: Any) -> Any:
         require(
-            getattr(phase, "summable", False),
+            isinstance(phase, Algorithm) and phase.summable,
             f"fixed_point is not for {type(phase).__name__}: its server needs more than sums",
         )
         return ()

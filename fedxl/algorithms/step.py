@@ -31,15 +31,16 @@ Pulled = tuple[Tensor, Tensor, Tensor]  # the gradients by the scores a and b, a
 
 
 def pull(risk: XRisk, mine: tuple[Entry, Entry], pooled: Scores, u: Tensor, gamma: float, forces: Tensor) -> Pulled:
-    """G1's part by the active a, and G2's by the active b, as one block of pairs, [2, B1, B2].
+    """Updates u; returns G1's part by the active a, G2's by the active b, and u.
 
-    (active a, passive b) lies above (passive a, active b). forces: [2, B1 or 1, B2 or 1] how much pairs count.
+    All pairs are one block [2, B1, B2]: (active a, passive b) above (passive a, active b). So a step takes as many
+    entries from the pool as it reads examples. forces: [2, B1 or 1, B2 or 1] how much pairs count.
     """
     a, b = tree.stack([mine[0], pooled.a]), tree.stack([pooled.b, mine[1]])
     l, back = risk.pairs(a, b)
     meets = risk.pairing.meets(a, b, risk.sides[1])
     new = u if risk.linear else risk.update_u(u, l[0], None if meets is None else meets[0], gamma)
-    da, db = back(risk.weights(l, torch.stack((new, pooled.u)), meets, pooled.u, forces))
+    da, db = back(risk.pair_weights(l, torch.stack((new, pooled.u)), meets, pooled.u, forces))
     return da[0], db[1], u if risk.linear else _known(new, u, forces[0])
 
 
@@ -48,7 +49,7 @@ def own_pull(risk: XRisk, mine: tuple[Entry, Entry], u: Tensor, gamma: float, fo
     l, back = risk.pairs(*mine)
     meets = risk.pairing.meets(*mine, risk.sides[1])
     new = u if risk.linear else risk.update_u(u, l, meets, gamma)
-    da, db = back(risk.weights(l, new, meets, None, force))
+    da, db = back(risk.pair_weights(l, new, meets, None, force))
     return da, db, u if risk.linear else _known(new, u, force)
 
 
@@ -106,6 +107,10 @@ class PairDescent(Algorithm):
         guarded = self.level.guard != "auto" or not normed_scores
         return self if guarded else replace(self, level=replace(self.level, guard="off"))
 
+    @property
+    def guards_level(self) -> bool:  # type: ignore[override]
+        return self.level.guards(self.risk)
+
     def reading(self, batch1: int, batch2: int) -> Reading:
         self.risk.pairing.check_sizes(batch1, batch2)
         return Reading(*self.risk.sides, batch1, batch2, pairing=self.risk.pairing)
@@ -153,7 +158,7 @@ class PairDescent(Algorithm):
 
     def entries(self, h: Tensor, of: Examples, both: Tensor, members: Any) -> tuple[Entry, Entry]:
         """Outputs [B1 + B2, *d] as what is paired: guarded if the level asks for it, and through the link."""
-        return self.risk.pairing.sides(self.risk.link(self.level.guard_outputs(self.risk, h, members, both)), of)
+        return self.risk.pairing.entries(self.risk.link(self.level.guard_outputs(self.risk, h, members, both)), of)
 
     def members(self, of: Examples) -> Any:
         return self.risk.pairing.members(of, self.risk.sides)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from fedxl.risks.auc import auroc, average_precision, p_norm_push, partial_auc, two_way_partial_auc
 from fedxl.risks.contrastive import contrastive
 from fedxl.risks.cvar import cvar_partial_auc
-from fedxl.risks.pairing import Entry, Holder, OneLabel, Side, belongs
+from fedxl.risks.pairing import Entry, Holder, OneLabel, Pairing, Side, belongs
 from fedxl.risks.ranking import listwise, ndcg
 from fedxl.risks.scores import LINKS, SURROGATES, named
 from fedxl.risks.several import SeveralLabels, several
 from fedxl.risks.xrisk import ScoreRange, XRisk, gap, identity
 
 __all__ = [
-    "KNOWN_RISKS", "LINKS", "QUERY_RISKS", "RISKS", "SURROGATES", "Entry", "Holder", "OneLabel", "ScoreRange",
+    "KNOWN_RISKS", "LINKS", "QUERY_RISKS", "RISKS", "SURROGATES", "Entry", "Holder", "OneLabel", "Pairing", "ScoreRange",
     "SeveralLabels", "Side", "XRisk", "auroc", "average_precision", "belongs", "contrastive",
     "cvar_partial_auc", "gap", "identity", "listwise", "named", "ndcg", "p_norm_push", "partial_auc", "several",
     "two_way_partial_auc",

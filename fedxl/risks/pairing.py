@@ -1,6 +1,6 @@
 """Which entries of S1 meet which of S2: all that steps, draws, the pool and clients' weights know of labels.
 
-`OneLabel` lets all meet. A subclass says what differs: `SeveralLabels` (several.py), `Queries` (ranking.py).
+`OneLabel` lets all meet. Others say what differs: `SeveralLabels` (several.py), `Queries` (ranking.py).
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from fedxl.sampling import Floats, Indices, Purpose, Stream, pooled
 
 Side = Literal["positive", "negative", "all", "none"]
 Sides = tuple[Side, Side]
+# a [.., B1, *d], b [.., B2, *d] and labels of b [.., B2] (with queries: the size of a's query, [.., B1, 1]) -> l
 PairLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Entry(NamedTuple):
     """Examples of one side, in a step or in the pool."""
 
-    score: Tensor  # [.., B, *d]
-    target: Any  # [.., B, *t] what the pairing and the pair loss read besides: labels, a label's index, a query
+    score: Tensor  # [.., B, *d]; S1's of several labels: of one label
+    # What the pairing and the pair loss read besides, of S1 and of S2. One label: (), the label. Several: the index of
+    # the label, all labels. Queries: `ranking.Relevant`, `ranking.Item`.
+    target: Any
 
 
 class Examples(NamedTuple):
@@ -32,7 +35,7 @@ class Examples(NamedTuple):
 
     x: Tensor  # [B1 + B2, ...]
     y: Tensor  # [B1 + B2] labels as floats; of several labels [B1 + B2, L], -1 where one is unknown
-    rows: Tensor  # [B1] where the examples of S1 stand in this client's u
+    rows: Tensor  # [B1] where the examples of S1 stand in this client's u; of several labels they tell the label, too
     items: Any  # [B1 + B2] what else the pairing knows of examples
 
 
@@ -133,8 +136,8 @@ class Holder(Protocol):
         """The numbers of its queries, or of those of which it holds a relevant item."""
 
 
-class OneLabel:
-    """Every example of S1 meets every one of S2."""
+class Pairing:
+    """Who meets whom. The defaults are those of one label: every example of S1 meets every one of S2."""
 
     ranked: ClassVar[bool] = False  # whether pairs lie within queries
     probed_targets: ClassVar[tuple[float, ...]] = (0.0, 1.0)  # with which pair losses reach their extremes
@@ -149,7 +152,7 @@ class OneLabel:
 
     # In a step.
 
-    def sides(self, h: Tensor, of: Examples) -> tuple[Entry, Entry]:
+    def entries(self, h: Tensor, of: Examples) -> tuple[Entry, Entry]:
         """Linked scores [B1 + B2, *d] as entries of S1 and of S2."""
         size1 = of.rows.shape[0]
         return Entry(h[:size1], ()), Entry(h[size1:], of.y[size1:])
@@ -170,7 +173,7 @@ class OneLabel:
         """[.., B1, B2] 1 or 0, as the scores; None if all meet. side: which labels form S2."""
         return None
 
-    def forces(self, factors: Tensor, mine: tuple[Entry, Entry], passive: Entry) -> Tensor:
+    def forces(self, factors: Tensor, mine: tuple[Entry, Entry], pooled_a: Entry) -> Tensor:
         """How much pairs count, [2, B1 or 1, B2 or 1]: active a with passive b, then passive a with active b."""
         return factors.view(2, 1, 1)
 
@@ -273,6 +276,10 @@ class OneLabel:
         u = risk.inner(Entry(h[first], ()), Entry(h[second], labels[second].to(h.dtype)))
         found: Tensor = risk.over_first(risk.outer(u))
         return found
+
+
+class OneLabel(Pairing):
+    """One label per example."""
 
 
 def belongs(labels: Tensor, side: Side) -> Tensor:

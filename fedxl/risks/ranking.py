@@ -33,7 +33,7 @@ from fedxl.risks.pairing import (
     Examples,
     Held,
     Holder,
-    OneLabel,
+    Pairing,
     PairLoss,
     PoolWeights,
     Share,
@@ -75,7 +75,7 @@ class Item(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Queries(OneLabel):
+class Queries(Pairing):
     """Items meet those of their own query."""
 
     ranked: ClassVar[bool] = True
@@ -91,9 +91,9 @@ class Queries(OneLabel):
             "a step reads as many items of each query",
         )
 
-    def sides(self, h: Tensor, of: Examples) -> tuple[Entry, Entry]:
+    def entries(self, h: Tensor, of: Examples) -> tuple[Entry, Entry]:
         size1, items = of.rows.shape[0], of.items
-        first = Relevant(*(leaf[:size1] for leaf in items[:4]))
+        first = Relevant(*(leaf[:size1] for leaf in (items.query, items.weight, items.size, items.part1)))
         return Entry(h[:size1], first), Entry(h[size1:], Item(items.query[size1:], items.part2[size1:]))
 
     def losses(self, pair: PairLoss, a: Entry, b: Entry) -> Tensor:
@@ -104,8 +104,8 @@ class Queries(OneLabel):
         same: Tensor = a.target.query.unsqueeze(-1) == b.target.query.unsqueeze(-2)
         return same.to(b.score.dtype)
 
-    def forces(self, factors: Tensor, mine: tuple[Entry, Entry], passive: Entry) -> Tensor:
-        (a, b), other = mine, passive.target
+    def forces(self, factors: Tensor, mine: tuple[Entry, Entry], pooled_a: Entry) -> Tensor:
+        (a, b), other = mine, pooled_a.target
         first = (factors[0] * a.target.weight * a.target.part).unsqueeze(-1)
         second = (factors[1] * other.weight).unsqueeze(-1) * b.target.part
         return torch.stack((first.expand_as(second), second))
@@ -247,8 +247,9 @@ class Queries(OneLabel):
         for members in in_queries(groups):
             first = members[labels[members] > 0]
             if len(first):
-                whole = Relevant(groups[first], *(leaf.to(h.dtype)[first] for leaf in (weight, size, size)))
-                u = risk.inner(Entry(h[first], whole), Entry(h[members], Item(groups[members], h[members])))
+                all_here = torch.ones_like(h)  # parts play no role in the whole objective
+                whole = Relevant(groups[first], *(leaf.to(h.dtype)[first] for leaf in (weight, size, all_here)))
+                u = risk.inner(Entry(h[first], whole), Entry(h[members], Item(groups[members], all_here[members])))
                 each.append((whole.weight * risk.outer(u)).mean())
         return torch.stack(each).mean() if each else h.new_tensor(float("nan"))
 

@@ -26,6 +26,7 @@ from fedxl.risks.pairing import (
     Holder,
     Masks,
     OneLabel,
+    Pairing,
     PairLoss,
     Share,
     Side,
@@ -40,7 +41,7 @@ LONGEST = 100  # characters of a label's name
 
 
 @dataclass(frozen=True)
-class SeveralLabels(OneLabel):
+class SeveralLabels(Pairing):
     """A couple meets the examples that belong to S2 for its label."""
 
     names: tuple[str, ...]  # of the labels
@@ -50,7 +51,7 @@ class SeveralLabels(OneLabel):
     def labels(self) -> tuple[str, ...]:
         return self.names
 
-    def sides(self, h: Tensor, of: Examples) -> tuple[Entry, Entry]:
+    def entries(self, h: Tensor, of: Examples) -> tuple[Entry, Entry]:
         size1 = of.rows.shape[0]
         label = of.rows % len(self.labels)
         score = torch.take_along_dim(h[:size1], label.unsqueeze(-1), -1).squeeze(-1)
@@ -73,10 +74,10 @@ class SeveralLabels(OneLabel):
     def meets(self, a: Entry, b: Entry, side: Side) -> Tensor | None:
         return self.of_side(_of_label(b.target, a.target), side).to(b.score.dtype)
 
-    def forces(self, factors: Tensor, mine: tuple[Entry, Entry], passive: Entry) -> Tensor:
+    def forces(self, factors: Tensor, mine: tuple[Entry, Entry], pooled_a: Entry) -> Tensor:
         """By the labels of couples. Pooled couples are drawn by the labels' weights, so these are in the draws."""
         first = (self._turns(factors) * factors[0])[mine[0].target]
-        return torch.stack((first, factors[1][passive.target])).unsqueeze(-1)
+        return torch.stack((first, factors[1][pooled_a.target])).unsqueeze(-1)
 
     def over_labels(self, factors: Tensor) -> Tensor:
         return (torch.tensor(self.weights, dtype=factors.dtype, device=factors.device) * factors).sum(-1)

@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedxl.risks.pairing import Entry, OneLabel, PairLoss, Sides
+from fedxl.risks.pairing import Entry, OneLabel, Pairing, PairLoss, Sides
 from fedxl.tree import map as map_tree
 
 # With exact u a coupling is at most |S2| (one pair holds all of the mass). A stale passive u can be exceeded by more;
@@ -83,7 +83,7 @@ class XRisk:
     score_range: ScoreRange = RAW  # what the link can give
     double: bool = False  # pairs and inner estimates are float64, whatever the scores are; for losses above 1e4
     metric: str = "auroc"  # by which the best model is chosen
-    pairing: OneLabel = OneLabel()  # who meets whom
+    pairing: Pairing = OneLabel()  # who meets whom
     name: str = ""  # how it was built, for people to read
 
     def __repr__(self) -> str:
@@ -142,12 +142,13 @@ class XRisk:
             blended = g
         return torch.where(u.isnan(), g, blended)
 
-    def weights(
+    def pair_weights(
         self, l: Tensor, u: Tensor, meets: Mask = None, sample: Tensor | None = None, forces: Tensor | None = None
     ) -> Tensor:
-        """c over the number of pairs: carried back through `pairs` it gives the gradient of the pull, a mean.
+        """c_ij / (B1 n_i), n_i the pairs that row i meets: carried back through `pairs`, the gradient of the pull.
 
-        `sample`: as in `emphasis`. `forces`: [.., B1 or 1, B2 or 1] how much pairs count.
+        `sample`: as in `emphasis`. `forces`: [.., B1 or 1, B2 or 1] how much pairs count, for example because a
+        client holds a part of those that a row meets in the whole risk.
         """
         rows, columns = l.shape[self._j - 1], l.shape[self._j]
         c = torch.ones_like(l) if self.linear else self.coupling(l, u, sample)

@@ -70,7 +70,7 @@ class Ranked:
     def entries(self, first: Tensor, second: Tensor) -> tuple[Entry, Entry]:
         at = torch.cat((first, second))
         of = Examples(at, self.source.labels[at].double(), first, tree.map(lambda leaf: leaf[at], self.items))
-        return self.risk.pairing.sides(self.h[at], of)
+        return self.risk.pairing.entries(self.h[at], of)
 
     def exact_u(self, groups: list[Tensor], first: Tensor) -> Tensor:
         everything = torch.cat(groups)

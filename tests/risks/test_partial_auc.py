@@ -62,7 +62,7 @@ def test_bounded_scores_keep_the_precision_of_the_model():
     for risk in (partial_auc(), two_way_partial_auc()):
         l, back = risk.pairs(*entries(a, b))
         u = risk.estimate(l)
-        assert {l.dtype, u.dtype, risk.weights(l, u).dtype, risk.dtype(a.dtype)} == {torch.float32}
+        assert {l.dtype, u.dtype, risk.pair_weights(l, u).dtype, risk.dtype(a.dtype)} == {torch.float32}
     raw = partial_auc(scores="raw")
     l, back = raw.pairs(*entries(a, b))
     assert l.dtype == raw.inner(*entries(a, b)).dtype == raw.dtype(a.dtype) == torch.float64
@@ -76,7 +76,7 @@ def test_two_way_gradient_is_of_order_one_where_all_scores_are_equal():
         risk = two_way_partial_auc(lam=0.05, lam_outer=0.05, normalised=normalised)
         a, b = torch.full((8,), 0.5), torch.full((9,), 0.5)
         l, back = risk.pairs(*entries(a, b))
-        da, db = back(risk.weights(l, risk.estimate(l)))
+        da, db = back(risk.pair_weights(l, risk.estimate(l)))
         torch.testing.assert_close(da.sum(), -db.sum())
         sizes[normalised] = float(db.sum())
     assert sizes[True] == pytest.approx(2, rel=1e-5)
@@ -91,14 +91,14 @@ def test_two_way_gradient_of_large_raw_scores_is_finite(lam_outer):
     labels = torch.tensor([1, 1, 1, 0, 0, 0, 0])
     l, back = risk.pairs(*entries(a, b))
     u = risk.estimate(l)
-    da, db = back(risk.weights(l, u))
+    da, db = back(risk.pair_weights(l, u))
     assert float(da[0]) == pytest.approx(-2e4 - 2e4, rel=1e-3), "the hardest pair holds all of the weight"
     assert da.isfinite().all()
     assert db.isfinite().all()
     assert math.isfinite(risk.value(torch.cat((a, b)), labels))
     for sample in (torch.zeros(3).double(), torch.full((3,), 8e9).double()):
         for estimate in (u, torch.zeros_like(u)):
-            assert all(gradient.isfinite().all() for gradient in back(risk.weights(l, estimate, sample=sample)))
+            assert all(gradient.isfinite().all() for gradient in back(risk.pair_weights(l, estimate, sample=sample)))
 
 
 def emphases_by_hand(u: list[float], sample: list[float], power: float) -> list[float]:

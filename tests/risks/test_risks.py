@@ -190,7 +190,7 @@ def test_gradient_of_the_pull_is_the_gradient_of_the_risk(name, options, referen
     h = risk.link(outputs(model, x, risk))
     first, second = (belongs(y, side) for side in risk.sides)
     l, back = risk.pairs(Entry(h[first].detach(), ()), Entry(h[second].detach(), y[second].double()))
-    da, db = back(risk.weights(l, risk.estimate(l)))
+    da, db = back(risk.pair_weights(l, risk.estimate(l)))
     actual = torch.autograd.grad((h[first], h[second]), params, (da, db))
     for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e, rtol=0, atol=1e-10)
@@ -241,7 +241,7 @@ def test_partial_auc_survives_any_scores(lam):
     u = risk.blend(torch.tensor([0.0, float("nan"), 1e7]), g, 0.1)
     assert torch.isfinite(u).all()
     for estimate in (u, torch.zeros(3)):  # ... even of a u far too small, as after a great leap of the scores
-        assert all(torch.isfinite(gradient).all() for gradient in back(risk.weights(l, estimate)))
+        assert all(torch.isfinite(gradient).all() for gradient in back(risk.pair_weights(l, estimate)))
     assert math.isfinite(risk.value(torch.cat([a, b]), torch.tensor([1] * 3 + [0] * 4)))
 
 
@@ -354,4 +354,4 @@ def test_at_the_ends_of_the_range_single_precision_is_enough(name, surrogate, sc
     l, back = risk.pairs(Entry(a, ()), Entry(b, torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0])))
     assert bool(l.isfinite().all())
     assert all(bool(g.isfinite().all()) for g in back(torch.ones_like(l)))
-    assert all(bool(g.isfinite().all()) for g in back(risk.weights(l, risk.estimate(l))))
+    assert all(bool(g.isfinite().all()) for g in back(risk.pair_weights(l, risk.estimate(l))))

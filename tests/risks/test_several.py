@@ -57,7 +57,7 @@ def all_couples(risk: XRisk, y: Tensor) -> Tensor:
 def entries(risk: XRisk, h: Tensor, y: Tensor, rows: Tensor) -> tuple[Entry, Entry]:
     """These couples, and all examples."""
     of = Examples(h, torch.cat((y[rows // L], y)).double(), rows, ())
-    return risk.pairing.sides(risk.link(torch.cat((h[rows // L], h))), of)
+    return risk.pairing.entries(risk.link(torch.cat((h[rows // L], h))), of)
 
 
 @every_risk
@@ -93,7 +93,7 @@ def test_gradient_of_the_pull_is_the_gradient_of_the_risk(base):
     meets = risk.pairing.meets(a, b, risk.sides[1])
     numbers = torch.bincount(rows % L, minlength=L)
     factor = len(rows) * torch.tensor(risk.pairing.weights, dtype=torch.float64) / numbers
-    weights = risk.weights(l, risk.estimate(l, meets), meets)
+    weights = risk.pair_weights(l, risk.estimate(l, meets), meets)
     pulls = back(weights * factor[rows % L].reshape(-1, *[1] * (l.ndim - 1)))
     (found,) = torch.autograd.grad((a.score, b.score), leaf, pulls)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
