@@ -14,8 +14,8 @@ from fedxl.risks.several import SeveralLabels, several
 from fedxl.risks.xrisk import ScoreRange, XRisk, gap, identity
 
 __all__ = [
-    "KNOWN_RISKS", "LINKS", "QUERY_RISKS", "RISKS", "SURROGATES", "Entry", "Holder", "OneLabel", "Pairing", "ScoreRange",
-    "SeveralLabels", "Side", "XRisk", "auroc", "average_precision", "belongs", "contrastive",
+    "KNOWN_RISKS", "LINKS", "QUERY_RISKS", "RISKS", "SURROGATES", "Entry", "Holder", "OneLabel", "Pairing",
+    "ScoreRange", "SeveralLabels", "Side", "XRisk", "auroc", "average_precision", "belongs", "contrastive",
     "cvar_partial_auc", "gap", "identity", "listwise", "named", "ndcg", "p_norm_push", "partial_auc", "several",
     "two_way_partial_auc",
 ]  # fmt: skip

@@ -25,8 +25,8 @@ class Entry(NamedTuple):
     """Examples of one side, in a step or in the pool."""
 
     score: Tensor  # [.., B, *d]; S1's of several labels: of one label
-    # What the pairing and the pair loss read besides, of S1 and of S2. One label: (), the label. Several: the index of
-    # the label, all labels. Queries: `ranking.Relevant`, `ranking.Item`.
+    # What the pairing and the pair loss read besides, of S1 and of S2. One label: (), the label. Several: the index
+    # of the label, all labels. Queries: `ranking.Relevant`, `ranking.Item`.
     target: Any
 
 

@@ -137,8 +137,8 @@ def test_a_query_that_the_pool_does_not_hold_is_left_out():
     each = tree.map(lambda leaf: leaf[None], Scores(a, u, b))
     share = Share(*(torch.ones(1) for _ in range(3)), torch.ones(1, 2), torch.ones(1, 2))
     pool = drop_unknown(risk, Pooling().merge(risk, begin(risk, one), each, share))
-    assert pool.first.weight.tolist() == [0, 1]
-    assert pool.second.weight.tolist() == [1, 1]
+    assert pool.first.weight.tolist() == [0, 0, 1], "the placeholder comes first"
+    assert pool.second.weight.tolist() == [0, 1, 1]
     assert bool(pool.first.u.isfinite().all())
 
 

@@ -66,7 +66,7 @@ def test_bounded_scores_keep_the_precision_of_the_model():
     raw = partial_auc(scores="raw")
     l, back = raw.pairs(*entries(a, b))
     assert l.dtype == raw.inner(*entries(a, b)).dtype == raw.dtype(a.dtype) == torch.float64
-    assert {gradient.dtype for gradient in back(raw.weights(l, raw.estimate(l)))} == {torch.float32}
+    assert {gradient.dtype for gradient in back(raw.pair_weights(l, raw.estimate(l)))} == {torch.float32}
 
 
 def test_two_way_gradient_is_of_order_one_where_all_scores_are_equal():
