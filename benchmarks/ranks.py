@@ -24,8 +24,7 @@ from fedxl.cli.processes import free_port
 from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.engine.executors import executor
-from fedxl.engine.ranks.place import costs, longest_first, operations, round_robin
-from fedxl.engine.ranks.ranked import Ranked
+from fedxl.engine.ranks.ranked import Ranked, costs, longest_first, operations
 from fedxl.engine.ranks.team import Place, Seat, Team
 from fedxl.models import cnn, mlp
 
@@ -74,7 +73,7 @@ def ranked(made: Job, model: nn.Module, probe: torch.Tensor, team: Team, by_cost
     first = [len(side) for side in made.engine.drawing.first]
     engine = Ranked(made.engine, team, costs(operations(model, probe), 2 * BATCH, STEPS, first))
     if not by_cost:
-        engine._places = lambda cohort: round_robin(len(cohort), team.size)  # type: ignore[method-assign]
+        engine._places = lambda cohort: [i % team.size for i in range(len(cohort))]  # type: ignore[method-assign]
     made.engine = engine  # type: ignore[assignment]
 
 
@@ -157,7 +156,10 @@ def table(rows: list[dict[str, Any]], title: str) -> list[str]:
 def placed(rows: list[dict[str, Any]], sizes: Sizes) -> list[str]:
     lines = ["## Placement of ragged clients", ""]
     each = costs(2.0 * 4 * FEATURES, 2 * BATCH, STEPS, [size // 2 for size in sizes])
-    for name, places in (("by cost", longest_first(list(each), 2)), ("round-robin", round_robin(len(sizes), 2))):
+    for name, places in (
+        ("by cost", longest_first(list(each), 2)),
+        ("round-robin", [i % 2 for i in range(len(sizes))]),
+    ):
         loads = [sum(c for c, place in zip(each, places, strict=True) if place == rank) for rank in range(2)]
         row = next(row for row in rows if row["by_cost"] == (name == "by cost"))
         busiest, everyone, whole = (1000 * row[key] for key in ("cpu", "all_cpu", "seconds"))

@@ -24,10 +24,9 @@ from torch.nn import functional as nnf
 from fedxl import sampling
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config import experiment as configs
-from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
 from fedxl.data.sites import MEANS
-from fedxl.data.source import TensorSource
+from fedxl.data.source import Augment, TensorSource
 from fedxl.engine.executors import executor
 from fedxl.engine.group import Executor
 from fedxl.errors import UserError, require, unknown

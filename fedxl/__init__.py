@@ -26,9 +26,9 @@ if TYPE_CHECKING:
         Pooling,
         build,
     )
-    from fedxl.data.augment import Augment
-    from fedxl.data.frame import from_frame
     from fedxl.data.letor import from_queries
+    from fedxl.data.source import Augment
+    from fedxl.data.table import from_frame
     from fedxl.errors import UserError
     from fedxl.metrics import METRICS, Metric
     from fedxl.prediction.export import export
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from fedxl.training.result import Result
     from fedxl.training.settings import Hooks, Settings
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 __all__ = [
     "ALGORITHMS",
     "CODASCA",
@@ -108,8 +108,8 @@ _HOMES = {
     for module, names in {
         "fedxl.algorithms": "ALGORITHMS Algorithm CODASCA CentralizedSGD Descent FeDXL1 FeDXL2 Level LocalPair "
         "LocalSGD Pooling SOX build",
-        "fedxl.data.augment": "Augment",
-        "fedxl.data.frame": "from_frame",
+        "fedxl.data.source": "Augment",
+        "fedxl.data.table": "from_frame",
         "fedxl.data.letor": "from_queries",
         "fedxl.errors": "UserError",
         "fedxl.metrics": "METRICS Metric",

@@ -1,6 +1,5 @@
-"""Metrics: numbers that judge a model by its raw scores. `METRICS` is the table of them, one row each.
+"""Metrics: numbers that judge a model by its raw scores. A new metric is its function and its row in `METRICS`.
 
-Evaluation, selection, reports and sites read that table: a new metric is its function and its row, both in this file.
 A user's own metric needs neither: it is named "package.module:function", or passed to `fit`.
 """
 
@@ -129,10 +128,10 @@ def area_under(fpr: Floats, tpr: Floats, max_fpr: float) -> float:
 
 def partial_auc(scores: Any, labels: Any, max_fpr: float) -> float:
     """Partial AUC on McClish's scale: 0.5 for chance, 1 for a perfect ranking (the scale of the paper's tables)."""
-    return mcclish(partial_auc_raw(scores, labels, max_fpr), max_fpr)
+    return float(mcclish(partial_auc_raw(scores, labels, max_fpr), max_fpr))
 
 
-def mcclish(area: float, max_fpr: float) -> float:
+def mcclish(area: Any, max_fpr: float) -> Any:
     """An area up to a false positive rate on McClish's scale: 0.5 for chance, 1 for a perfect ranking."""
     chance = max_fpr**2 / 2
     return 0.5 * (1 + (area - chance) / (max_fpr - chance))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 LINE_EVERY = 30.0  # seconds, in a log
 
@@ -18,9 +19,7 @@ def progress(what: str, total: int | None, bytes: bool = False) -> Iterator[Call
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines(
-            what, total, bytes, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
-        )
+        yield _lines(what, total, bytes, partial(console.print, markup=False, highlight=False, soft_wrap=True))
         return
     done = DownloadColumn() if bytes else MofNCompleteColumn()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), done, TimeRemainingColumn())
@@ -28,6 +27,23 @@ def progress(what: str, total: int | None, bytes: bool = False) -> Iterator[Call
     with Progress(*columns, console=console, speed_estimate_period=600) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+def _lines(what: str, total: int | None, bytes: bool, say: Callable[[str], None]) -> Callable[[int], None]:
+    """Writes lines instead of a bar where there is no terminal."""
+    done, began, pace = 0, time.monotonic(), Pace()
+
+    def number(count: int) -> str:
+        return f"{count / 1e6:.1f} MB" if bytes else f"{count:,}"
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if done != total and pace.due():
+            left = ", " + time_left(time.monotonic() - began, done, total) if total is not None and done else ""
+            say(f"{what}: {number(done)}" + (f" of {number(total)}" if total is not None else "") + left)
+
+    return advance
 
 
 class Pace:
@@ -42,28 +58,6 @@ class Pace:
             return False
         self.last = now
         return True
-
-
-class Lines:
-    """Writes lines instead of a bar where there is no terminal."""
-
-    def __init__(self, what: str, total: int | None, bytes: bool, say: Callable[[str], None]) -> None:
-        self.what, self.total, self.bytes, self.say = what, total, bytes, say
-        self.done, self.began, self.pace = 0, time.monotonic(), Pace()
-
-    def __call__(self, count: int) -> None:
-        self.done += count
-        if self.done == self.total or not self.pace.due():
-            return
-        line = f"{self.what}: {self._number(self.done)}"
-        if self.total is not None:
-            line += f" of {self._number(self.total)}"
-            if self.done:
-                line += ", " + time_left(time.monotonic() - self.began, self.done, self.total)
-        self.say(line)
-
-    def _number(self, number: int) -> str:
-        return f"{number / 1e6:.1f} MB" if self.bytes else f"{number:,}"
 
 
 def time_left(seconds: float, done: int, total: int) -> str:

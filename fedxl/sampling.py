@@ -1,7 +1,4 @@
-"""Every random choice is a pure function of (seed, purpose, client, position): there is no state to save or restore.
-
-`client` is the number of the partition, never the node id of an engine, so that all engines draw the same numbers.
-"""
+"""Every random choice is a pure function of (seed, purpose, client, position): all engines draw the same numbers."""
 
 from __future__ import annotations
 
@@ -62,10 +59,7 @@ def torch_seed(seed: int, purpose: Purpose, client: int = 0, position: int = 0) 
 
 
 def cohort(seed: int, round: int, num_clients: int, size: int, chances: Floats | None = None) -> Indices:
-    """The clients of a round, in ascending order; all clients if `size` is 0 or at least their number.
-
-    chances: the probability of each client to be drawn, from `inclusion`; None: all are alike.
-    """
+    """The clients of a round, ascending; all if `size` is 0 or at least their number. chances: from `inclusion`."""
     if size <= 0 or size >= num_clients:
         return np.arange(num_clients)
     rng = generator(seed, Purpose.COHORT, 0, round)
@@ -97,8 +91,7 @@ def inclusion(parts: Floats, size: int) -> Floats:
 def systematic(chances: Floats, order: Indices, start: float) -> Indices:
     """Clients drawn with these probabilities: lay them in this order on a line, each as long as its probability.
 
-    Whoever covers one of the points start, start + 1, ... is drawn. The probabilities sum to a whole number, so the
-    number of clients is always the same. `start` is uniform in [0, 1).
+    Whoever covers one of the points start, start + 1, ... is drawn. `start` is uniform in [0, 1).
     """
     certain, rest = np.flatnonzero(chances == 1), order[(chances[order] > 0) & (chances[order] < 1)]
     count = round(float(chances[rest].sum()))
@@ -162,11 +155,6 @@ class Stream:
         self, purpose: Purpose, position: int, count: int, size: int, weights: Floats | None = None, label: int = 0
     ) -> Indices:
         return epochs(self.seed, purpose, self.client, position, count, size, weights, label)
-
-
-def codes(rng: np.random.Generator | None, shape: tuple[int, ...], count: int) -> Indices:
-    """Random codes below `count`, which select the augmentation of each example; all 0 without a generator."""
-    return np.zeros(shape, np.int64) if rng is None else rng.integers(count, size=shape)
 
 
 def pooled(rng: np.random.Generator, count: int, weights: Floats | int) -> Indices:

@@ -78,9 +78,9 @@ def unstack(tree: T, size: int) -> list[T]:
 
 
 def stack_ragged(trees: Sequence[T], largest_state: T | None = None) -> T:
-    """Stack trees whose leaves may differ in their first dimension. Pads shorter leaves with NaN (integers with 0).
+    """Stack trees whose leaves may differ in their first dimension: pads them to the longest, or to `largest_state`.
 
-    All leaves become as long as the longest one, or as those of `largest_state`.
+    The padding is NaN, of integers 0.
     """
 
     def pad_and_stack(*leaves: Tensor) -> Tensor:
@@ -98,12 +98,10 @@ def stack_ragged(trees: Sequence[T], largest_state: T | None = None) -> T:
 
 
 def unstack_ragged(tree: T, like: Sequence[T]) -> list[T]:
-    """The inverse of `stack_ragged`: each tree is cut to the lengths of its tree in `like`.
-
-    It copies leaves, so that one client's state does not keep the memory of all the others alive.
-    """
+    """The inverse of `stack_ragged`: copies, each cut to the lengths of its tree in `like`."""
 
     def cut(leaf: Tensor, original: Tensor) -> Tensor:
+        # A view would keep the memory of all clients alive.
         return (leaf[: original.shape[0]] if original.ndim else leaf).clone()
 
     if not leaves(tree):

@@ -1,7 +1,6 @@
-"""Trees as messages: the tensors of a network are sent as one vector, all others by name. The receiver checks them.
+"""Trees as messages: a network's tensors are sent as one vector, which is fast, all others by name.
 
-One vector for all weights travels several times faster than one array per tensor. The receiver takes names and shapes
-from a tree that it builds itself, so a message cannot introduce others.
+The receiver takes names and shapes from a tree that it builds itself, so a message cannot introduce others.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ T = TypeVar("T")
 def flatten(message: Any, precision: str = "float32") -> dict[str, Tensor]:
     """The tensors to send."""
     sent: dict[str, Tensor] = {}
-    for path, part in _parts(message):
+    for path, part in parts(message):
         if isinstance(part, Tensor):
             sent[path] = part.detach().cpu().contiguous()
             continue
@@ -37,15 +36,13 @@ def flatten(message: Any, precision: str = "float32") -> dict[str, Tensor]:
 
 
 def restore(like: T, received: Mapping[str, Tensor], longest: int = 0, may_be_nan: Collection[str] = ()) -> T:
-    """The tree that was sent, with `like`'s structure, types and shapes.
+    """The tree that was sent, with `like`'s structure, types and shapes, and finite values.
 
-    With `longest`, arrays outside a network may have any length up to it.
-
-    All values must be finite, except that leaves with a name in `may_be_nan` may hold NaN.
+    longest: up to which arrays outside a network may have any length. may_be_nan: names of leaves that may hold NaN.
     """
     left = dict(received)
     leaves: dict[str, Tensor] = {}
-    for path, part in _parts(like):
+    for path, part in parts(like):
         if isinstance(part, Tensor):
             leaves[path] = _checked(path, part, _take(left, path), longest, path.rpartition(".")[2] in may_be_nan)
             continue
@@ -58,28 +55,22 @@ def restore(like: T, received: Mapping[str, Tensor], longest: int = 0, may_be_na
 def fitted(like: T, packed: Mapping[str, Tensor], ragged: bool = False) -> T:
     """The inverse of `tree.pack`, checked: names, types and shapes must be those of `like`, and nothing may be left.
 
-    float32 is taken for float64, because u of raw scores was float32 up to version 0.3.
-
     ragged: arrays outside a network, such as a score pool, may have any length; all arrays of a tuple have the same.
     """
     left, leaves = dict(packed), dict[str, Tensor]()
-    networks = tree.pack({path: part for path, part in _parts(like) if isinstance(part, dict)})
+    networks = tree.pack({path: part for path, part in parts(like) if isinstance(part, dict)})
     lengths: dict[str, int] = {}
     for path, leaf in tree.pack(like).items():
         found, shape = _take(left, path), tuple(leaf.shape)
         if ragged and path not in networks and leaf.ndim and found.ndim:
             shape = (lengths.setdefault(path.rpartition(".")[0], len(found)), *shape[1:])
-        found = found.double() if (found.dtype, leaf.dtype) == (torch.float32, torch.float64) else found
         leaves[path] = _like(path, found, leaf.dtype, shape)
     _require_nothing(left)
     return tree.unpack(like, leaves)
 
 
 def minus(network: T, base: T) -> T:
-    """The change of each number.
-
-    A weight rounded to bfloat16 loses all changes below 0.4 %. Rounding the change itself loses almost nothing.
-    """
+    """The change of each number: rounded to bfloat16 it loses almost nothing, a weight all changes below 0.4 %."""
     return tree.map(torch.sub, network, base)
 
 
@@ -88,18 +79,14 @@ def plus(base: T, change: T) -> T:
     return tree.map(torch.add, base, change)
 
 
-def _parts(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def parts(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The networks (dicts of tensors) and the other tensors of a tree, with their paths."""
     if isinstance(message, (Tensor, dict)):
         yield path, message
         return
     names = getattr(message, "_fields", None) or [str(i) for i in range(len(message))]
     for name, value in zip(names, message, strict=True):
-        yield from _parts(value, _joined(path, name))
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+        yield from parts(value, f"{path}.{name}" if path else name)
 
 
 def _by_kind(network: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -130,10 +117,8 @@ def _split(path: str, group: Mapping[str, Tensor], left: dict[str, Tensor], kind
         dtype = next(iter(group.values())).dtype
         flat = _like(f"{path}:{kind}", _take(left, f"{path}:{kind}"), dtype, (total,))
     _require_finite(path, flat)
-    pieces = flat.split([leaf.numel() for leaf in group.values()])
-    return {
-        _joined(path, name): piece.view(leaf.shape) for (name, leaf), piece in zip(group.items(), pieces, strict=True)
-    }
+    pieces = zip(group.items(), flat.split([leaf.numel() for leaf in group.values()]), strict=True)
+    return {(f"{path}.{name}" if path else name): piece.view(leaf.shape) for (name, leaf), piece in pieces}
 
 
 def _checked(path: str, like: Tensor, found: Tensor, longest: int, may_be_nan: bool) -> Tensor:

@@ -11,7 +11,7 @@ from fedxl.algorithms.checks import Influence, Sizes, check_update
 from fedxl.algorithms.protocol import ClientUpdate, ServerState
 from fedxl.errors import RefusedError, UserError
 from fedxl.risks.pairing import Share
-from fedxl.sampling import Floats, Indices
+from fedxl.sampling import Indices
 from fedxl.training.problem import Problem
 from fedxl.training.rounds import Engine
 
@@ -38,10 +38,6 @@ class Checked:
     @property
     def sums(self) -> bool:
         return self.engine.sums
-
-    @property
-    def chances(self) -> Floats | None:
-        return self.engine.chances
 
     def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
         """The updates that are accepted, stacked in the order of the cohort."""

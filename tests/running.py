@@ -36,7 +36,7 @@ def engine_for(
 
 def play(algorithm: Algorithm, engine: Any, server: Any, round: int, cohort: Any) -> Any:
     """The server's state after a round."""
-    return play_round(algorithm, engine, server, round, cohort).server
+    return play_round(algorithm, engine, server, round, cohort)[0]
 
 
 def fit_named(model: nn.Module, clients: Any, risk: XRisk, name: str = "fedxl2", **settings: Any) -> Result:

@@ -91,7 +91,7 @@ def test_every_public_name_loads_when_it_is_used():
         fedxl.fitt  # noqa: B018
 
 
-WITHOUT_FLOWER = ["fedxl", "fedxl.cli.main", "fedxl.cli.deploy", "fedxl.cli.follow"]
+WITHOUT_FLOWER = ["fedxl", "fedxl.cli.main", "fedxl.cli.deploy", "fedxl.cli.report"]
 WITH_FLOWER = [
     "fedxl.deploy.supervise.processes",
     "fedxl.deploy.server.gateway_process",

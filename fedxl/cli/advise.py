@@ -1,15 +1,20 @@
-"""`fedxl advise`."""
+"""`fedxl advise`, and what there is to choose from: `fedxl algorithms`, `risks` and `metrics`."""
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedxl.cli.consoles import Overrides
+from fedxl.algorithms import ALGORITHMS
+from fedxl.cli.output import Overrides
 from fedxl.config import experiment as configs
+from fedxl.metrics import METRICS
+from fedxl.risks import KNOWN_RISKS
 
 
 def advise(
@@ -20,3 +25,29 @@ def advise(
     """Which algorithm, weighting, norm, local steps and rate fit the sites of a config, by their counts."""
     found = configs.advise(configs.read(config, overrides or []))
     print(json.dumps(found.as_json(), indent=2) if as_json else found)
+
+
+def algorithms() -> None:
+    """What there is to train with, one line each."""
+    list_summaries(ALGORITHMS)
+
+
+def risks() -> None:
+    """What there is to optimise, one line each."""
+    list_summaries(KNOWN_RISKS)
+
+
+def metrics() -> None:
+    """What models are judged by, one line each."""
+    print_table({name + "@LIMIT" * metric.takes_limit: metric.summary for name, metric in METRICS.items()})
+
+
+def print_table(lines: Mapping[str, str]) -> None:
+    width = max(map(len, lines))
+    for name, line in lines.items():
+        print(f"{name:<{width}}  {line}")
+
+
+def list_summaries(kinds: Mapping[str, object]) -> None:
+    """Each name with the first line of its docstring."""
+    print_table({name: (inspect.getdoc(kind) or "").splitlines()[0] for name, kind in kinds.items()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedxl.cli.consoles import Overrides, out
-from fedxl.cli.known import listed
+from fedxl.cli.advise import list_summaries
+from fedxl.cli.output import Overrides, out, show
 from fedxl.config import experiment as configs
 from fedxl.data import DATASETS, published
 from fedxl.data.check import Count, Findings, total
@@ -27,7 +26,7 @@ data = typer.Typer(no_args_is_help=True, help="Data sets: what there is, and how
 @data.command("list")
 def datasets() -> None:
     """What there is to train on, one line each."""
-    listed({name: (inspect.getdoc(load) or "").splitlines()[0] for name, load in DATASETS.items()})
+    list_summaries(DATASETS)
 
 
 @data.command()
@@ -37,7 +36,7 @@ def fetch(
 ) -> None:
     """Download a data set as its owners publish it; it is kept only if its checksum is right."""
     path = published.fetch(name, root)
-    out.print(f"{path} is there, and its checksum is the published one", highlight=False, soft_wrap=True)
+    show(f"{path} is there, and its checksum is the published one")
 
 
 @data.command()
@@ -47,13 +46,13 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: counts, problems, remarks, advice.")] = False,
 ) -> None:
     """Look at data before training: counts by site and split, gaps, copies; exit code 2 if it would be wrong."""
-    from fedxl.config.check import as_json as json_of
-    from fedxl.config.check import check_config
+    from fedxl.config.experiment import check_config
+    from fedxl.config.experiment import check_json as json_of
 
-    advice: Advice | None = None
+    advice = None
     if "site" in read_toml(config):
         from fedxl.deploy.provision.settings import read_site
-        from fedxl.deploy.site.data_check import check_site
+        from fedxl.deploy.site.own_part import check_site
 
         require(not overrides, "--set is for experiments; change the settings in the site's own file")
         findings = check_site(read_site(config))
@@ -62,7 +61,7 @@ def check(
     if as_json:
         print(json.dumps(json_of(findings, advice), indent=2))
     else:
-        show(findings, advice, out)
+        print_findings(findings, advice, out)
     if findings.problems:
         raise typer.Exit(2)
 
@@ -72,7 +71,7 @@ MOST_LINES = 50  # problems, or remarks
 SPLITS = ("train", "validation", "test")
 
 
-def show(findings: Findings, advice: Advice | None, console: Console) -> None:
+def print_findings(findings: Findings, advice: Advice | None, console: Console) -> None:
     """A table of sites, then problems, remarks and advice."""
     if findings.train:
         console.print(_table(findings))

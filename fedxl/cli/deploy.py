@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from fedxl.cli.consoles import err, out
+from fedxl.cli.output import out, say, show
 from fedxl.deploy.provision.settings import files_below
 from fedxl.errors import UserError, require
 from fedxl.reporting.text import in_words
@@ -21,6 +21,8 @@ from fedxl.training.run_files import read_metrics
 deploy = typer.Typer(no_args_is_help=True, help="A federation of real machines, over TLS, on Flower.")
 site = typer.Typer(no_args_is_help=True, help="What a site does on its own.")
 Folder = Annotated[Path, typer.Argument(help="The party's folder.")]
+Authority = Annotated[Path | None, typer.Option(help="Its folder, if it is kept elsewhere.")]
+Days = Annotated[int, typer.Option(min=1, max=3650, help="For which the certificate is valid.")]
 
 
 @deploy.command()
@@ -43,22 +45,22 @@ def init(
         experiment = replace(experiment, data=files_below(Path.cwd(), with_files(experiment.data)))
     names = [name.strip() for name in sites.split(",") if name.strip()]
     folders.init(names, folder, host, port, experiment, keys_at_sites)
-    _print(f"created in {folder}: server/, sites/ and authority/ (keep authority/ offline)")
+    show(f"created in {folder}: server/, sites/ and authority/ (keep authority/ offline)")
     if keys_at_sites:
-        _print("send sites/NAME to each site; the site makes its key: fedxl deploy request NAME")
-        _print(f"then approve its request here: fedxl deploy approve {folder} REQUEST --examples N")
+        show("send sites/NAME to each site; the site makes its key: fedxl deploy request NAME")
+        show(f"then approve its request here: fedxl deploy approve {folder} REQUEST --examples N")
         return
-    _print("all keys were made on this machine, which is for trials only. For real sites use --keys-at-sites")
-    _print(f"run the whole federation on this machine: fedxl deploy local {folder}")
+    show("all keys were made on this machine, which is for trials only. For real sites use --keys-at-sites")
+    show(f"run the whole federation on this machine: fedxl deploy local {folder}")
 
 
 @deploy.command()
 def request(folder: Folder) -> None:
     """At a site: make its key, which never leaves the machine, and a request for a certificate."""
     file, fingerprint = _needing_flower("provision.approval").request(folder)
-    _print(f"send {file} to the server's operator, and read this fingerprint to them by telephone:")
-    _print(fingerprint)
-    _print(f"then install the certificate that they send back: fedxl deploy accept {folder} CERTIFICATE")
+    show(f"send {file} to the server's operator, and read this fingerprint to them by telephone:")
+    show(fingerprint)
+    show(f"then install the certificate that they send back: fedxl deploy accept {folder} CERTIFICATE")
 
 
 @deploy.command()
@@ -69,21 +71,21 @@ def approve(
     fingerprint: Annotated[
         str, typer.Option(help="As the site's staff read it to you; prompted for if missing.")
     ] = "",
-    authority: Annotated[Path | None, typer.Option(help="Its folder, if it is kept elsewhere.")] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="For which the certificate is valid.")] = 365,
+    authority: Authority = None,
+    days: Days = 365,
 ) -> None:
     """At the server: admit a site by its key's fingerprint. A running server need not be restarted."""
 
     def agreed(name: str, shown: str) -> bool:
         if fingerprint:
             return re.sub(r"[\s:]", "", fingerprint).lower() == shown.replace(":", "")
-        _print(f"the fingerprint of {name}'s key is")
-        _print(shown)
+        show(f"the fingerprint of {name}'s key is")
+        show(shown)
         return typer.confirm("Do the site's staff read the same fingerprint to you?")
 
     approval = _needing_flower("provision.approval")
     granted = approval.approve(folder, file, examples, agreed, authority, days)
-    _print(f"approved; send {granted} to the site")
+    show(f"approved; send {granted} to the site")
 
 
 @deploy.command()
@@ -93,7 +95,7 @@ def accept(
 ) -> None:
     """At a site: install its certificate."""
     found = _needing_flower("provision.approval").accept(folder, certificate)
-    _print(f"valid until {found.not_valid_after_utc:%Y-%m-%d}; start with: fedxl deploy join {folder}")
+    show(f"valid until {found.not_valid_after_utc:%Y-%m-%d}; start with: fedxl deploy join {folder}")
 
 
 @deploy.command()
@@ -103,25 +105,25 @@ def revoke(
 ) -> None:
     """At the server: revoke a site, at once."""
     _needing_flower("provision.approval").revoke(folder, site)
-    _print(f"{site} is revoked")
+    show(f"{site} is revoked")
 
 
 @deploy.command()
 def renew(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ and authority/ are.")],
-    authority: Annotated[Path | None, typer.Option(help="Its folder, if it is kept elsewhere.")] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="For which the certificate is valid.")] = 365,
+    authority: Authority = None,
+    days: Days = 365,
 ) -> None:
     """At the server: renew the server's own certificate. Sites renew theirs by a new request."""
     found = _needing_flower("provision.approval").renew(folder, authority, days)
-    _print(f"the server's certificate is valid until {found.not_valid_after_utc:%Y-%m-%d}")
+    show(f"the server's certificate is valid until {found.not_valid_after_utc:%Y-%m-%d}")
 
 
 @deploy.command("list")
 def list_(folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ is.")]) -> None:
     """At the server: list the approved sites, their keys, and until when these are valid."""
     for found in _needing_flower("provision.approval").approved(folder):
-        _print(f"{found.site}: until {found.end:%Y-%m-%d}, up to {found.examples} examples, key {found.fingerprint}")
+        show(f"{found.site}: until {found.end:%Y-%m-%d}, up to {found.examples} examples, key {found.fingerprint}")
 
 
 @deploy.command()
@@ -130,7 +132,7 @@ def digest(config: Annotated[Path, typer.Argument(help="An experiment, or a serv
     from fedxl.config.file import SECTIONS, read_tables
     from fedxl.deploy.site.permission import digest as of
 
-    _print(of(read_tables(config, (*SECTIONS, "server"))))
+    show(of(read_tables(config, (*SECTIONS, "server"))))
 
 
 @deploy.command()
@@ -138,9 +140,9 @@ def serve(folder: Folder) -> None:
     """Run the server of a federation until its run is done."""
     processes = _needing_flower("supervise.processes")
     try:
-        server = processes.serve(folder, _say)
+        server = processes.serve(folder, say)
     except KeyboardInterrupt:
-        _say("stopped; started again, it resumes from its last checkpoint")
+        say("stopped; started again, it resumes from its last checkpoint")
         sys.exit(130)
     _conclude(server.out)
 
@@ -150,9 +152,9 @@ def join(folder: Folder) -> None:
     """Run a site of a federation until it is stopped."""
     processes = _needing_flower("supervise.processes")
     try:
-        processes.join(folder, _say)
+        processes.join(folder, say)
     except KeyboardInterrupt:
-        _say("stopped")
+        say("stopped")
         sys.exit(130)
 
 
@@ -169,17 +171,17 @@ def local(
         rows = [row for row in read_metrics(run)[0] if "test" not in row]
         for row in rows[seen:]:
             shown = in_words(row.get("validation") or {})
-            out.print(f"round {row['round']}  {shown}", highlight=False, soft_wrap=True)
+            show(f"round {row['round']}  {shown}")
             for entry in row.get("dropped", []):
                 line = f"  round {entry['round']}: nothing from {entry['site']}: {entry['reason']}"
                 out.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
         seen = len(rows)
 
-    out.print("starting the server and its sites, each in its own process ...", highlight=False)
+    show("starting the server and its sites, each in its own process ...")
     try:
-        server = processes.local(folder, _say, watch)
+        server = processes.local(folder, say, watch)
     except KeyboardInterrupt:
-        _say("stopped all processes")
+        say("stopped all processes")
         sys.exit(130)
     _conclude(server.out)
 
@@ -191,7 +193,7 @@ def prepare(folder: Folder) -> None:
     from fedxl.deploy.site import cache
 
     file = read_site(folder / "site.toml")
-    out.print(f"{cache.prepare(file)} examples ready in {file.cache}", highlight=False, soft_wrap=True)
+    show(f"{cache.prepare(file)} examples ready in {file.cache}")
 
 
 def _needing_flower(name: str) -> ModuleType:
@@ -206,19 +208,9 @@ def _needing_flower(name: str) -> ModuleType:
         raise UserError(f"this needs Flower ({error.name} is missing): pip install 'fedxl[flower]'") from None
 
 
-def _print(line: str) -> None:
-    out.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
 def _conclude(run: Path) -> None:
     rows, _ = read_metrics(run)
     done = next((row for row in rows if "test" in row), {})
     shown = in_words(done.get("test") or {})
-    out.print(
-        f"best round {done.get('best_round')}, test: {shown or 'no test data'}", highlight=False, soft_wrap=True
-    )
-    out.print(f"in {run}: model.safetensors, metrics.jsonl, checkpoints/", highlight=False, soft_wrap=True)
-
-
-def _say(line: str) -> None:
-    err.print(line, style="dim", highlight=False, soft_wrap=True, markup=False)
+    show(f"best round {done.get('best_round')}, test: {shown or 'no test data'}")
+    show(f"in {run}: model.safetensors, metrics.jsonl, checkpoints/")

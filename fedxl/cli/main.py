@@ -13,24 +13,24 @@ import typer
 from typer.core import TyperGroup
 
 from fedxl import __version__
-from fedxl.cli.consoles import tell
+from fedxl.cli.output import tell
 from fedxl.errors import UserError
 
 HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
 # Functions, and groups of commands. Most load torch, which takes a second; servers and sites must not wait for that.
 COMMANDS: Mapping[str, str] = {
-    "demo": "demo:demo",
+    "demo": "experiments:demo",
     "train": "train:train",
     "resume": "train:resume",
     "report": "report:report",
-    "predict": "after:predict",
-    "export": "after:export",
+    "predict": "predict:predict",
+    "export": "predict:export",
     "advise": "advise:advise",
-    "watch": "follow:watch",
-    "tune": "tune:tune",
-    "algorithms": "known:algorithms",
-    "risks": "known:risks",
-    "metrics": "known:metrics",
+    "watch": "report:watch",
+    "tune": "experiments:tune",
+    "algorithms": "advise:algorithms",
+    "risks": "advise:risks",
+    "metrics": "advise:metrics",
     "data": "data:data",
     "deploy": "deploy:deploy",
     "site": "deploy:site",

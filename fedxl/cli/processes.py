@@ -28,7 +28,7 @@ LIFELINE = "FEDXL_LIFELINE"  # set for processes whose stdin closes when the one
 POLL = 0.05
 
 Devices = Annotated[
-    int, typer.Option("--devices", help="Divide clients among so many processes here: one a GPU, or on the CPU.")
+    int, typer.Option("--devices", help="Worker processes to split clients across (one per GPU, or on the CPU).")
 ]
 Limit = Annotated[
     float, typer.Option("--limit", metavar="SECONDS", help="How long one of several processes waits for another.")
@@ -46,7 +46,7 @@ def execute(experiment: configs.Config, folder: Path, resume: bool, hooks: Hooks
     if not one_of_several():
         return configs.execute(experiment, folder, resume, hooks)
     # Not before it is needed: nothing else loads torch.distributed.
-    from fedxl.config.ranked import execute_on
+    from fedxl.config.experiment import execute_on
     from fedxl.engine.ranks.team import LostRankError, Team, place_of, seat
 
     own = seat()
@@ -98,16 +98,23 @@ def start(count: int, arguments: Sequence[str], folder: Path, limit: float) -> N
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ended = _first_to_fail(processes)
-        if ended is not None:
-            _end(processes, min(limit, GRACE))
+        # The others notice that one is gone, and end by themselves; whoever has not in time is killed below.
+        deadline = time.monotonic() + min(limit, GRACE)
+        while ended is not None and None in [p.poll() for p in processes] and time.monotonic() < deadline:
+            time.sleep(POLL)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         for process in processes:
             process.kill()
             process.wait()
-    if ended is not None and leader.returncode:
-        _conclude(ended, leader.returncode, processes[ended].returncode, folder)
+    if ended is None or not leader.returncode:
+        return
+    if leader.returncode > 0:  # it has said what happened
+        sys.exit(leader.returncode)
+    code = processes[ended].returncode
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    raise UserError(f"process {ended} of the run {how}; go on with: fedxl resume {folder}")
 
 
 def one_of_several() -> bool:
@@ -144,21 +151,6 @@ def _first_to_fail(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
         if failed or None not in codes:
             return failed[0] if failed else None
         time.sleep(POLL)
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
-    """The others notice that one is gone, and end by themselves; who has not in time is ended."""
-    deadline = time.monotonic() + grace
-    while None in [process.poll() for process in processes] and time.monotonic() < deadline:
-        time.sleep(POLL)
-
-
-def _conclude(failed: int, leader: int, code: int, folder: Path) -> None:
-    """Leave with the first process's exit code if it has spoken; else say what happened."""
-    if leader > 0:
-        sys.exit(leader)
-    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    raise UserError(f"process {failed} of the run {how}; go on with: fedxl resume {folder}")
 
 
 def _end_with_parent() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -16,7 +15,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from fedxl.cli import processes
-from fedxl.cli.consoles import Overrides, out, tell
+from fedxl.cli.output import Overrides, out, show, tell
 from fedxl.config import experiment as configs
 from fedxl.errors import UserError, require
 from fedxl.metrics import METRICS
@@ -100,13 +99,16 @@ def _run(experiment: configs.Config, folder: Path, resume: bool, limit: float) -
         def say(line: str) -> None:
             bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        log = Log(say)
+        pace = Pace()
 
         def advance(progress: Progress) -> None:
             bar.start()  # not before: reading the data may show a bar of its own
             bar.update(task, total=progress.rounds, completed=progress.round, metric=_latest(progress))
-            if bar.disable:
-                log(progress)
+            under_way = 0 < progress.round < progress.rounds
+            if bar.disable and under_way and pace.due():  # a log: a line now and then
+                left = time_left(progress.seconds, progress.round, progress.rounds)
+                parts = [f"round {progress.round} of {progress.rounds}", _latest(progress), left]
+                say(", ".join(filter(None, parts)))
 
         hooks = Hooks(on_progress=advance, say=say, should_stop=lambda: interrupts.asked)
         try:
@@ -118,22 +120,15 @@ def _run(experiment: configs.Config, folder: Path, resume: bool, limit: float) -
 def _conclude(result: Result, folder: Path) -> int:
     """Say what came of a run; the exit code."""
     if result.interrupted:
-        out.print(
-            f"stopped after the round was finished; go on with: fedxl resume {folder}",
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
-        )
+        show(f"stopped after the round was finished; go on with: fedxl resume {folder}")
         return 130
     tested = result.metrics["test"]
     values = tested or result.metrics["validation"]
-    shown = text.in_words(values)
-    where = "test" if tested else "validation"
-    summary = f"{where}: {shown}" if values else "the last one, for there is no validation or test data"
-    line = f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)"
-    out.print(line, highlight=False, soft_wrap=True)
-    where = f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/"
-    out.print(where, highlight=False, soft_wrap=True, markup=False)
+    split = "test" if tested else "validation"
+    none = "the last one, for there is no validation or test data"
+    summary = f"{split}: {text.in_words(values)}" if values else none
+    show(f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)")
+    show(f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/")
     return 0
 
 
@@ -161,20 +156,6 @@ class Rate(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:.1f} rounds/s" if task.speed else "")
-
-
-class Log:
-    """Where a run stands, for files that people follow: a line now and then, none of a run that is over by then."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say, self.pace = say, Pace()
-
-    def __call__(self, progress: Progress) -> None:
-        under_way = 0 < progress.round < progress.rounds
-        if under_way and self.pace.due():
-            left = time_left(progress.seconds, progress.round, progress.rounds)
-            parts = [f"round {progress.round} of {progress.rounds}", _latest(progress), left]
-            self.say(", ".join(filter(None, parts)))
 
 
 class Interrupts:

@@ -7,8 +7,9 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from fedxl.config.file import Config as Config
 from fedxl.config.file import Table as Table
 from fedxl.config.file import read_tables as read_tables
 from fedxl.data import DATASETS, UNFITTED
+from fedxl.data.check import Findings, Inspected, check, inspect_folder, inspect_table
 from fedxl.data.federation import Splits
 from fedxl.data.rawtable import RawTable
 from fedxl.errors import UserError, require, unknown
@@ -36,6 +38,9 @@ from fedxl.training.result import Result
 from fedxl.training.settings import Hooks, Settings
 from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
+
+if TYPE_CHECKING:
+    from fedxl.engine.ranks.team import Team
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -64,7 +69,7 @@ def _override(tables: dict[str, Table], text: str) -> None:
 
 
 def parse_assignment(text: str, form: str) -> tuple[str, Any]:
-    """`key=value`; one line that says the form if it is not."""
+    """`key=value`. Raises UserError, which says the form, for anything else."""
     key, equals, value = text.partition("=")
     require(bool(equals and key.strip()), f"'{text}' must read {form}")
     return key.strip(), toml.parse_value(value)
@@ -127,10 +132,17 @@ def build_risk(config: Config) -> XRisk:
     if isinstance(found, XRisk):
         require(not options, f"'{name}' is an XRisk as it is and takes no options, not {', '.join(options)}")
         return found
-    labels = taken_out(options, accepted(found))
+    own = accepted(found)
+    labels = [option for option in options if option in ("labels", "label_weights") and option not in own]
+    given = {option: options.pop(option) for option in labels}
     risk = call(found, options, "risk")
     registry.require_type(risk, XRisk, name)
-    return with_labels(risk, labels)
+    return call(_with_labels, given, "risk", ours={"risk": risk}) if given else risk
+
+
+def _with_labels(risk: XRisk, labels: int | Sequence[str], label_weights: Sequence[float] = ()) -> XRisk:
+    """labels: how many there are, or their names. label_weights: how much each counts; empty: the same."""
+    return several(risk, labels, label_weights)
 
 
 def build_model(config: Config, shape: tuple[int, ...], risk: XRisk) -> nn.Module:
@@ -157,7 +169,7 @@ def build_network(
 
 
 def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callable[[], nn.Module]:
-    """How to build a network with one output from `key=value` options; one line now if that cannot be done."""
+    """How to build a network with one output from `key=value` options. Raises UserError if that cannot be done."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     tables: dict[str, Table] = {"model": {}}
@@ -194,8 +206,7 @@ def build_problem(
 def simulate(config: Config, announce: Callable[[str], None], test: bool = True, processes: int = 1) -> Simulation:
     """All that a config names, put together and checked: nothing is begun yet, and nothing written.
 
-    test: whether the run is evaluated on test data in the end; trials of tuning must not be. processes: how many run
-    each cohort, this one and others.
+    test: whether to evaluate on test data in the end; trials of tuning must not. processes: how many run each cohort.
     """
     settings = call(Settings, config.run, "run")
     algorithm = build_algorithm(config)
@@ -210,10 +221,7 @@ def simulate(config: Config, announce: Callable[[str], None], test: bool = True,
 
 
 def advise(config: Config, splits: Splits | None = None) -> Advice:
-    """What fits the federation that a config names; nothing but its counts is looked at, and nothing is built.
-
-    splits: its data, if they have been read already.
-    """
+    """What fits the federation that a config names, by its counts. splits: its data, if they have been read."""
     settings = call(Settings, config.run, "run")
     _, factory, _ = _named({"name": "mlp", **config.model}, "model", MODELS)
     risk, train = build_risk(config), (splits or load_data(config)).train
@@ -225,6 +233,20 @@ def execute(config: Config, out: Path | None = None, resume: bool = False, hooks
     hooks = hooks or Hooks()
     simulation = simulate(config, hooks.say)
     return train(simulation, hooks, out, resume, files={} if resume else {"config.toml": dump(config)})
+
+
+def execute_on(
+    team: Team, device: str, config: Config, out: Path | None, resume: bool, hooks: Hooks | None = None
+) -> Result:
+    """Run a config in one of several processes, on its device. All come to the same result; the first writes it."""
+    # Not before it is needed: nothing else loads torch.distributed.
+    from fedxl.training.ranked import RankedSimulation, hooks_on, opening
+
+    hooks = hooks_on(team, hooks or Hooks())
+    here = replace(config, run={**config.run, "device": device, **({} if team.leads else {"track": []})})
+    simulation = team.together(lambda: simulate(here, hooks.say, processes=team.size))
+    files = {} if resume else {"config.toml": dump(config)}
+    return train(RankedSimulation(simulation, team, hooks.say), hooks, out, resume, files, opening(team))
 
 
 def _named(
@@ -242,23 +264,36 @@ def _named(
     return name, found, options
 
 
-def several_labels(labels: int | Sequence[str], label_weights: Sequence[float] = ()) -> dict[str, Any]:
-    """labels: how many there are, or their names. label_weights: how much each counts; empty: the same."""
-    return {"labels": labels, "weights": label_weights}
+# Of data sets whose files tell more than the examples made of them. Each takes the data set's own settings.
+INSPECTORS: Mapping[str, Callable[..., Inspected]] = {"table": inspect_table, "folder": inspect_folder}
 
 
-def taken_out(options: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """Take the settings of several labels out of a risk's options, unless they are its own."""
-    mine = [name for name in ("labels", "label_weights") if name in options and name not in own]
-    return {name: options.pop(name) for name in mine}
+def check_data(config: Config, part: Callable[[Splits], Splits] | None = None) -> tuple[Findings, Splits | None]:
+    """What is found in the data, or in a part of them, and the data themselves unless their files cannot be read."""
+    options = dict(config.data)
+    inspector = INSPECTORS.get(options.pop("name", ""))
+    seen = call(inspector, options, "data") if inspector else Inspected([], [], {})
+    try:
+        splits = load_data(config)
+        splits = part(splits) if part else splits
+    except UserError:
+        if not seen.problems:
+            raise
+        return Findings((), [], [], {}, {}, seen.problems, seen.remarks, seen.facts), None
+    return check(splits, seen.problems, seen.remarks, whole=part is None, **seen.facts), splits
 
 
-def with_labels(risk: XRisk, given: dict[str, Any]) -> XRisk:
-    """The risk for as many labels as these settings say."""
-    if not given:
-        return risk
-    found = call(several_labels, given, "risk")
-    return several(risk, found["labels"], found["weights"])
+def check_config(config: Config) -> tuple[Findings, Advice | None]:
+    """What is found in the data, and what fits them, if they can be trained on."""
+    findings, splits = check_data(config)
+    both = splits is not None and all(
+        sum(side) > 0 for side in zip(*(held[:2] for held in splits.train.holdings()), strict=True)
+    )
+    return findings, advise(config, splits) if both else None
+
+
+def check_json(findings: Findings, advice: Advice | None) -> dict[str, Any]:
+    return findings.to_json() | ({"advice": advice.as_json()} if advice else {})
 
 
 TABLES: Mapping[str, Mapping[str, Any]] = {
@@ -271,7 +306,7 @@ OURS = {"model": ("shape", "outputs"), "algorithm": ("risk",)}  # filled in, and
 
 
 def require_settings_in_place(tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """One line for a setting that its own section does not know, and another one does.
+    """Raises UserError for a setting that its own section does not know, and another one does.
 
     >>> require_settings_in_place({"algorithm": {"name": "fedxl2"}, "run": {"lr": 0.1}})
     Traceback (most recent call last):

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedxl.data.csv_blocks import Chunks
 from fedxl.data.features import Features
 from fedxl.data.federation import Split, Splits
 from fedxl.data.folder import FolderOptions, images_in
+from fedxl.data.forms import quoted
 from fedxl.data.keys import Keys
 from fedxl.data.resized import unreadable
-from fedxl.data.source import BLOCK, TensorSource
+from fedxl.data.source import BLOCK, Source, TensorSource
 from fedxl.data.table import Label, TableOptions, feature_names, image_paths, open_files, read_rows
-from fedxl.data.twins import Rows
 from fedxl.errors import printable
 from fedxl.sampling import Indices
 
-FEW, SHOWN = 5, 3  # names and twins that a line lists
+FEW, SHOWN = 5, 3  # names and duplicates that a line lists
+Digests = npt.NDArray[np.bytes_]  # [n] of 16 bytes
 HELD = ("validation", "test")
-CHANCE = "by chance, it seems: {:.0%} of the training examples have a twin among them"
+CHANCE = "by chance, it seems: {:.0%} of the training examples have a duplicate among them"
 
 
 class Count(NamedTuple):
@@ -36,6 +38,10 @@ class Count(NamedTuple):
 
     examples: int
     positives: int
+
+    @property
+    def one_class(self) -> bool:
+        return self.positives in (0, self.examples)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def check(
     looked = _Data(splits)
     found, worth = [*problems, *looked.problems()], [*remarks, *looked.remarks()]
     (found if whole else worth).extend(looked.one_sided())
-    for bad, line in looked.twins():
+    for bad, line in looked.duplicates():
         (found if bad else worth).append(line)
     return Findings(
         splits.train.example_shape,
@@ -91,7 +97,7 @@ def check(
         {name: looked.by_site(split) for name, split in looked.held.items() if split.sites is not None},
         found,
         worth,
-        {**looked.facts(), **facts},
+        {"constant_columns": looked.constant, "blank_images": looked.blank, **facts},
     )
 
 
@@ -103,6 +109,7 @@ class _Data:
         self.names = list(splits.names) or [f"client {number}" for number in range(len(splits.train.parts))]
         self.held = {n: s for n, s in zip(HELD, (splits.validation, splits.test), strict=True) if s is not None}
         self.train = [Count(held.count("all"), held.positives) for held in splits.train.holdings()]
+        self.owners = np.repeat(np.arange(len(self.names)), [len(part) for part in splits.train.parts])
 
     def by_site(self, split: Split) -> list[Count]:
         assert split.sites is not None
@@ -113,7 +120,7 @@ class _Data:
     def one_sided(self) -> list[str]:
         """Classes that are not there."""
         whole, validation = total(self.train), self.held.get("validation")
-        useless = validation is not None and _one_class(_count(validation.y))
+        useless = validation is not None and _count(validation.y).one_class
         found = [
             (whole.positives == 0, "no training example is positive"),
             (whole.positives == whole.examples, "no training example is negative"),
@@ -138,29 +145,28 @@ class _Data:
         found = [
             ("validation" not in self.held, "there are no validation data, so that the last round is the result"),
             (test is None, "there are no test data"),
-            (test is not None and _one_class(_count(test.y)), "test holds one class only, so that it judges nothing"),
-            (self.constant, f"{len(self.constant)} {columns} constant in training: {listed(self.constant)}"),
+            (test is not None and _count(test.y).one_class, "test holds one class only, so that it judges nothing"),
+            (self.constant, f"{len(self.constant)} {columns} constant in training: {quoted(self.constant)}"),
             (self.blank, f"{self.blank:,} training images are of one colour"),
         ]
         return [line for so, line in found if so]
 
-    def facts(self) -> dict[str, Any]:
-        return {"constant_columns": self.constant, "blank_images": self.blank}
+    def duplicates(self) -> list[tuple[bool, str]]:
+        """Duplicates across splits or sites, as (is_error, message).
 
-    def twins(self) -> list[tuple[bool, str]]:
-        """Examples in two splits, or at two sites; whether that is a problem, and a line on it.
-
-        Rows of a few coarse columns coincide by chance. They do so within training, too: only more twins of test
+        Rows of a few coarse columns coincide by chance. They do so within training, too: only more duplicates of test
         examples than that are copies.
         """
-        rows = {"train": self._rows(), **{name: self._held_rows(split) for name, split in self.held.items()}}
-        first, owner = rows["train"].firsts(), self._owners()
+        held = {name: TensorSource(split.x, split.y) for name, split in self.held.items()}
+        rows = {name: digests(self._blocks(each, torch.arange(len(each)))) for name, each in held.items()}
+        rows["train"], owner = digests(self._trained()), self.owners
+        first = first_equal(rows["train"])
         share = float((np.bincount(first)[first] > 1).mean())
         found = []
         for one, other in (("test", "train"), ("validation", "train"), ("test", "validation")):
             if one not in rows or other not in rows:
                 continue
-            mine, theirs = rows[one].also_in(rows[other])
+            mine, theirs = also_in(rows[one], rows[other])
             if len(mine):
                 chance = share * len(rows[one])
                 copies = len(mine) > chance + 4 * math.sqrt(chance)
@@ -178,83 +184,79 @@ class _Data:
 
     @cached_property
     def not_finite(self) -> int:
-        return sum(_not_finite(block) for block in self._blocks())
+        return sum(_not_finite(block) for block in self._trained())
 
     @cached_property
     def constant(self) -> list[str]:
         """Columns that have one value in training."""
         if len(self.splits.train.example_shape) != 1:
             return []
-        extremes = [(block.amin(0), block.amax(0)) for block in self._blocks()]
+        extremes = [(block.amin(0), block.amax(0)) for block in self._trained()]
         low, high = (torch.stack(each) for each in zip(*extremes, strict=True))
         still = (low.amin(0) == high.amax(0)).numpy()
         made = self.splits.preparation
         if made is None:
             return [f"column {at}" for at in np.flatnonzero(still)]
         # A column of the table is several of the network's, of which some may well be constant.
-        return [
-            column.name for column, places in zip(made.columns, made.places(), strict=True) if still[places].all()
-        ]
+        return [each.name for each, places in zip(made.columns, made.places(), strict=True) if still[places].all()]
 
     @cached_property
     def blank(self) -> int:
         """Images in which all pixels are alike."""
         if len(self.splits.train.example_shape) < 2:
             return 0
-        return sum(int((block.flatten(1) == block.flatten(1)[:, :1]).all(1).sum()) for block in self._blocks())
+        return sum(int((block.flatten(1) == block.flatten(1)[:, :1]).all(1).sum()) for block in self._trained())
 
-    def _blocks(self) -> Iterator[Tensor]:
-        """The training examples, some at a time."""
-        read = self._train_reader()
-        return (read(block) for block in self._trained().split(BLOCK))
+    def _trained(self) -> Iterator[Tensor]:
+        """The examples that somebody trains on, some at a time."""
+        return self._blocks(self.source, torch.from_numpy(np.concatenate(self.splits.train.parts)))
 
-    def _trained(self) -> Tensor:
-        """The rows of the source that somebody trains on."""
-        return torch.from_numpy(np.concatenate(self.splits.train.parts))
-
-    def _owners(self) -> Indices:
-        return np.repeat(np.arange(len(self.names)), [len(part) for part in self.splits.train.parts])
-
-    def _rows(self) -> Rows:
-        read, trained = self._train_reader(), self._trained()
-        return Rows(lambda indices: read(trained[indices]), len(trained))
-
-    def _held_rows(self, split: Split) -> Rows:
-        whole = TensorSource(split.x, split.y)
-        return Rows((lambda indices: whole.x[indices]) if self._raw else whole.fetch, len(whole))
-
-    def _train_reader(self) -> Callable[[Tensor], Tensor]:
-        source = self.source
-        if self._raw and isinstance(source, TensorSource):
-            return lambda indices: source.x[indices]
-        return source.fetch
-
-    @property
-    def _raw(self) -> bool:
-        """Whether examples can be compared as they are stored: of one type in all splits."""
-        source = self.source
-        return isinstance(source, TensorSource) and all(s.x.dtype == source.x.dtype for s in self.held.values())
+    def _blocks(self, source: Source, rows: Tensor) -> Iterator[Tensor]:
+        """Examples as they are stored, if those of all splits are of one type."""
+        train = self.source
+        if isinstance(train, TensorSource) and all(s.x.dtype == train.x.dtype for s in self.held.values()):
+            assert isinstance(source, TensorSource)
+            return (source.x[block] for block in rows.split(BLOCK))
+        return (source.fetch(block) for block in rows.split(BLOCK))
 
     def _places(self, one: str, mine: Indices, other: str, theirs: Indices) -> str:
-        pairs = [
-            f"{self._place(one, a)} = {self._place(other, b)}" for a, b in zip(mine[:3], theirs[:3], strict=True)
-        ]
+        few = zip(mine[:SHOWN], theirs[:SHOWN], strict=True)
+        pairs = [f"{self._place(one, a)} = {self._place(other, b)}" for a, b in few]
         return ", ".join(pairs) + (", ..." if len(mine) > SHOWN else "")
 
     def _place(self, split: str, row: int) -> str:
         """What identifies an example for its owner."""
         if split == "train":
-            owner = int(self._owners()[row])
-            at = row - sum(len(part) for part in self.splits.train.parts[:owner])
+            owner = int(self.owners[row])
+            at = row - int(np.searchsorted(self.owners, owner))
             return f"{printable(self.names[owner], 40)} #{at}"
         rows = self.held[split].rows
         return f"row {printable(rows[row], 40)}" if rows else f"#{row}"
 
 
-def listed(names: Sequence[str]) -> str:
-    """A few names, and how many more there are."""
-    shown = ", ".join(printable(name, 60) for name in names[:FEW])
-    return shown + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
+def digests(blocks: Iterable[Tensor]) -> Digests:
+    """A digest of each example's numbers and their type, in which zero has one sign."""
+    found = []
+    for block in blocks:
+        values = block.flatten(1)
+        values = values.float() if values.dtype == torch.bfloat16 else values
+        array = np.ascontiguousarray(values + 0 if values.is_floating_point() else values)
+        found += [blake2b(row, digest_size=16, person=array.dtype.str.encode()).digest() for row in array]
+    return np.array(found, "S16")
+
+
+def first_equal(rows: Digests) -> Indices:
+    """For each row, the first one that is equal to it: itself, if it is the first or the only one."""
+    _, first, which = np.unique(rows, return_index=True, return_inverse=True)
+    return np.asarray(first[which], np.int64)
+
+
+def also_in(mine: Digests, theirs: Digests) -> tuple[Indices, Indices]:
+    """(rows of the first, the first equal rows of the second)."""
+    known, first = np.unique(theirs, return_index=True)
+    places = np.searchsorted(known, mine)
+    found = np.flatnonzero(np.append(known, b"")[places] == mine)
+    return found, first[places[found]]
 
 
 def _count(labels: Tensor) -> Count:
@@ -266,15 +268,10 @@ def _positive(labels: Tensor) -> Tensor:
     return (labels == 1).any(1) if labels.ndim == 2 else labels == 1
 
 
-def _one_class(count: Count) -> bool:
-    return count.positives in (0, count.examples)
-
-
 def _not_finite(x: Tensor) -> int:
     return int((~torch.isfinite(x.flatten(1))).any(1).sum()) if x.is_floating_point() else 0
 
 
-FEW = 5  # columns that a line lists
 ROWS = 2**14  # looked at together
 
 
@@ -300,8 +297,10 @@ def inspect_table(
         folder = Path(os.path.commonpath([str(file.path.resolve().parent) for file in files]))
         damaged = unreadable(folder, image_paths(files, keys, options.image))
         return Inspected([*problems, *damaged], remarks, {"unreadable_images": len(damaged)})
-    missing = _missing(names, chunks)
-    some = {name: count for name, count in missing.items() if count}
+    missing = np.zeros(len(names), np.int64)
+    for rows in np.array_split(np.arange(chunks.count, dtype=np.int32), chunks.count // ROWS + 1):
+        missing += np.isnan(chunks.take(rows)).sum(0)
+    some = {name: count for name, count in zip(names, missing.tolist(), strict=True) if count}
     if some:
         few = [f"{printable(name, 40)} {count / len(keys.labels):.1%}" for name, count in list(some.items())[:FEW]]
         more = f" and {len(some) - FEW} more columns" if len(some) > FEW else ""
@@ -332,8 +331,9 @@ def _repeated(keys: Keys, column: str) -> list[str]:
 
 def _groups(keys: Keys, column: str) -> tuple[list[str], list[str]]:
     """Groups in two splits, which only a column of splits can bring about, and groups at two sites."""
-    if keys.groups is None:
+    if not column:
         return [], []
+    assert keys.groups is not None
     name = f"of column '{printable(column, 40)}'"
     problems, remarks = [], []
     if keys.splits is not None and (crossing := _torn(keys.groups, keys.splits)):
@@ -350,11 +350,3 @@ def _torn(groups: np.ndarray, places: np.ndarray) -> list[tuple[int, int]]:
     other = np.flatnonzero(places != places[first[owner]])
     _, once = np.unique(groups[other], return_index=True)
     return [(int(first[owner[row]]), int(row)) for row in other[once]]
-
-
-def _missing(names: Sequence[str], chunks: Chunks) -> dict[str, int]:
-    """By column, in how many rows there is no value."""
-    counts = np.zeros(len(names), np.int64)
-    for rows in np.array_split(np.arange(chunks.count, dtype=np.int32), chunks.count // ROWS + 1):
-        counts += np.isnan(chunks.take(rows)).sum(0)
-    return dict(zip(names, counts.tolist(), strict=True))

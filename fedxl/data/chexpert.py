@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,11 +19,6 @@ from fedxl.sampling import Indices
 FOLDERS = ("CheXpert-v1.0-small", "CheXpert-v1.0")
 DETAILS = ("Path", "Sex", "Age", "Frontal/Lateral", "AP/PA")  # the columns that are not labels
 UNSURE = -1
-
-
-class _Table(NamedTuple):
-    paths: list[str]  # relative to the folder of the csv file
-    labels: Indices  # 0, 1, or UNSURE
 
 
 def chexpert(
@@ -46,29 +41,24 @@ def chexpert(
     cache: where the resized images are kept, in the data's folder by default. It is done anew for other settings or
     another csv file; remove it if images have changed. For the other settings see `Sites`.
     """
-    require(size >= 8, f"size must be at least 8 pixels, got {size}")
-    require(size <= 4096, f"size must be at most 4096 pixels, got {size}")
+    require(8 <= size <= 4096, f"size must lie between 8 and 4096 pixels, got {size}")
     folder = _folder(Path(root))
-    train, test = (_read(folder / name, label, frontal) for name in ("train.csv", "valid.csv"))
-    require(not (test.labels == UNSURE).any(), f"{folder / 'valid.csv'}: a test label cannot be uncertain")
-    require(0 <= validation < len(train.labels), f"validation must lie in [0, {len(train.labels)}), got {validation}")
-    images, tested = (
-        resized(folder, table.paths, size, Path(cache or folder), f"chexpert-{name}")
-        for name, table in (("train", train), ("valid", test))
+    paths, y = _read(folder / "train.csv", label, frontal)
+    test_paths, test = _read(folder / "valid.csv", label, frontal)
+    require(not (test == UNSURE).any(), f"{folder / 'valid.csv'}: a test label cannot be uncertain")
+    require(0 <= validation < len(y), f"validation must lie in [0, {len(y)}), got {validation}")
+    x, tested = (
+        resized(folder, paths, size, Path(cache or folder), f"chexpert-{name}")
+        for name, paths in (("train", paths), ("valid", test_paths))
     )
-    x, y = _settled(images, train.labels, uncertain)
+    unsure = y == UNSURE
+    if uncertain == "ignore" and unsure.any():
+        x, y = x[~unsure], y[~unsure]
+    y = np.where(y == UNSURE, int(uncertain == "ones"), y)
     require(validation < len(y), f"only {len(y)} training images have a certain {label}")
     cut = len(y) - validation
     held_back = _split(x[cut:], y[cut:]) if validation else None
-    return sites.share_out(_split(x[:cut], y[:cut]), held_back, _split(tested, test.labels))
-
-
-def _settled(images: np.ndarray, labels: Indices, uncertain: str) -> tuple[np.ndarray, Indices]:
-    """The images and labels, without uncertain ones."""
-    unsure = labels == UNSURE
-    if uncertain == "ignore" and unsure.any():
-        return images[~unsure], labels[~unsure]
-    return images, np.where(unsure, int(uncertain == "ones"), labels)
+    return sites.share_out(_split(x[:cut], y[:cut]), held_back, _split(tested, test))
 
 
 def _split(images: np.ndarray, labels: Indices) -> Split:
@@ -83,7 +73,8 @@ def _folder(root: Path) -> Path:
     raise UserError(f"there is no {FOLDERS[0]} with a train.csv in {root}; {how_to_get('chexpert', root)}")
 
 
-def _read(path: Path, label: str, frontal: bool) -> _Table:
+def _read(path: Path, label: str, frontal: bool) -> tuple[list[str], Indices]:
+    """The paths of images, relative to the folder of the csv file, and their labels: 0, 1, or UNSURE."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -97,7 +88,7 @@ def _read(path: Path, label: str, frontal: bool) -> _Table:
     require(len(rows) > 0, f"{path} has no {'frontal ' if frontal else ''}images")
     labels = np.array([_label(row[label], path) for row in rows], np.int64)
     # A path starts with the name of the release, whatever the folder is called here.
-    return _Table([row["Path"].partition("/")[2] for row in rows], labels)
+    return [row["Path"].partition("/")[2] for row in rows], labels
 
 
 def _label(text: str | None, path: Path) -> int:

@@ -8,26 +8,24 @@ import pickle
 import pickletools
 import tarfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from fedxl.data.binary import hold_back, imbalance
 from fedxl.data.federation import Split, Splits
+from fedxl.data.holdout import Stream
 from fedxl.data.published import FILES, how_to_get
-from fedxl.data.sites import Sites, Stream
+from fedxl.data.sites import Sites, hold_back, imbalance
 from fedxl.errors import UserError, require
 from fedxl.sampling import Indices, Purpose, generator
 
 LARGEST = 2**28  # bytes of a published file; the largest, CIFAR-100's train, has 155 million
 
 
-@dataclass(frozen=True)
-class _Release:
+class _Release(NamedTuple):
     """The files of the published archive."""
 
     name: str
@@ -200,38 +198,31 @@ class _Array:
         self.content = np.frombuffer(data, kind).reshape(sizes, order="F" if fortran else "C")
 
 
-class _Name:
-    """What a pickle gets for a name. It has no attributes, so that a pickle can set none."""
+class _Name(NamedTuple):
+    """What a pickle gets for a name. It is a tuple, so that a pickle can set no attributes."""
 
-    __slots__ = ()
+    make: Callable[..., Any]
 
-
-class _DtypeName(_Name):
-    def __call__(self, code: Any, *ignored: Any) -> _Dtype:
-        return _Dtype(code)
+    def __call__(self, *arguments: Any) -> Any:
+        return self.make(*arguments)
 
 
-class _ReconstructName(_Name):
-    def __call__(self, *ignored: Any) -> _Array:
-        return _Array()
-
-
-NAMES: dict[tuple[str, str], type[_Name]] = {
-    ("numpy", "dtype"): _DtypeName,
-    ("numpy", "ndarray"): _Name,  # only ever an argument of _reconstruct
-    ("numpy.core.multiarray", "_reconstruct"): _ReconstructName,
-    ("numpy._core.multiarray", "_reconstruct"): _ReconstructName,  # as NumPy 2 writes it
+NAMES = {
+    ("numpy", "dtype"): _Name(lambda code, *ignored: _Dtype(code)),
+    ("numpy", "ndarray"): None,  # only ever an argument of _reconstruct
+    ("numpy.core.multiarray", "_reconstruct"): _Name(lambda *ignored: _Array()),
+    ("numpy._core.multiarray", "_reconstruct"): _Name(lambda *ignored: _Array()),  # as NumPy 2 writes it
 }
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         _require((module, name) in NAMES, f"it asks for {module}.{name}, which is not an array of numbers")
-        return NAMES[module, name]()
+        return NAMES[module, name]
 
 
 def loads(data: bytes, where: str) -> dict[str, Any]:
-    """The dictionary in a pickle. Anything but plain data is a one-line error. Strings of Python 2 become bytes."""
+    """The dictionary in a pickle. Raises UserError for anything but plain data. Strings of Python 2 become bytes."""
     try:
         _require_plain(data)
         content = _Unpickler(io.BytesIO(data), encoding="bytes").load()

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.data.csv_blocks import MISSING, Parser, blocks, require_delimiter, side_by_side
-from fedxl.data.plain_rows import PlainRows
+from fedxl.data.csv_blocks import blocks, map_in_threads, parser, require_delimiter
 from fedxl.errors import UserError, first_line, printable, require, unknown
 
 R = TypeVar("R")
@@ -44,24 +43,27 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class File:
-    """A table on disk and its columns."""
+    """A table and its columns."""
 
     path: Path
     delimiter: str
     columns: Mapping[str, Column]
+    rows: Any = None  # arrow's, of a table that is in memory
 
     def batches(self, texts: Sequence[str], numbers: Sequence[str], finish: Callable[[Batch], R]) -> Iterator[R]:
         """What `finish` makes of the rows of these columns, batch by batch. It is called in several threads."""
-        read = self._parquet if _is_parquet(self.path) else self._csv
-        with reading(self.path, list(self.columns)):
-            yield from read(texts, numbers, finish)
-
-    def _parquet(self, texts: Sequence[str], numbers: Sequence[str], finish: Callable[[Batch], R]) -> Iterator[R]:
         from pyarrow.parquet import ParquetFile
 
-        with ParquetFile(self.path) as file:
-            rows = file.iter_batches(BATCH, columns=[*numbers, *texts])
-            yield from side_by_side(lambda batch: finish(_batch(batch, texts, numbers)), rows)
+        with reading(self.path, list(self.columns)):
+            wanted = [*numbers, *texts]
+            if self.rows is not None:
+                rows = self.rows.select(wanted).to_batches(BATCH)
+            elif _is_parquet(self.path):
+                rows = ParquetFile(self.path).iter_batches(BATCH, columns=wanted)
+            else:
+                yield from self._csv(texts, numbers, finish)
+                return
+            yield from map_in_threads(lambda batch: finish(_batch(batch, texts, numbers)), rows)
 
     def _csv(self, texts: Sequence[str], numbers: Sequence[str], finish: Callable[[Batch], R]) -> Iterator[R]:
         import pyarrow as pa
@@ -70,48 +72,48 @@ class File:
         booleans = {name for name in numbers if pa.types.is_boolean(self.columns[name].type)}
         types = {name: pa.bool_() if name in booleans else pa.float64() for name in numbers}
         types |= dict.fromkeys(texts, pa.string())
-        names = list(self.columns)
-        first = Parser(self.delimiter, types)  # which has the columns' names itself
-        others = Parser(self.delimiter, types, names)
-        of_numbers, of_texts = ([names.index(name) for name in some] for some in (numbers, texts))
-        plain = PlainRows(self.delimiter, len(names), of_numbers, of_texts, MISSING)
+        first = parser(self.delimiter, types)  # which has the columns' names itself
+        others = parser(self.delimiter, types, list(self.columns))
 
         def parsed(block: tuple[int, Any]) -> R:
             number, text = block
-            rows = plain(text) if number and not booleans else None
-            if rows is not None:
-                return finish(Batch(rows.numbers, dict(zip(texts, rows.texts, strict=True))))
             return finish(_batch((others if number else first)(text), texts, numbers))
 
-        yield from side_by_side(parsed, enumerate(blocks(self.path, self.delimiter)))
+        yield from map_in_threads(parsed, enumerate(blocks(self.path, self.delimiter)))
 
 
 def open_table(path: Path, delimiter: str = "") -> File:
     """What a file holds, from its schema or its first rows; nothing else of it is read."""
-    _require_pyarrow()
+    require_pyarrow("reading tables")
     require(path.is_file() or not path.exists(), f"{path} is not a file; it must be a CSV or Parquet file")
     require(path.exists(), f"there is no file {path}; path must name a CSV or Parquet file")
     known = _is_parquet(path) or path.name.lower().endswith(CSV)
     require(known, f"cannot tell what {path} is; a table's name ends in {', '.join((*CSV[:3], *PARQUET[:1]))}")
+    from pyarrow.parquet import read_schema
+
     sign = delimiter or ("\t" if ".tsv" in path.name.lower() else ",")
     with reading(path):
-        schema = _parquet_schema(path) if _is_parquet(path) else _csv_schema(path, sign)
-        names = schema.names
-        doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-        require(
-            not doubled, f"{path} has two columns called '{printable(doubled[0]) if doubled else ''}'; rename one"
-        )
-        require(len(names) <= MOST_COLUMNS, f"{path} has {len(names):,} columns; at most {MOST_COLUMNS:,} are read")
-        for name in names:
-            right = 0 < len(name) <= LONGEST
-            require(
-                right, f"{path}: a column is called '{printable(name, 40)}'; names have 1 to {LONGEST} characters"
-            )
-        return File(path, sign, {field.name: Column(_kind(field.type), field.type) for field in schema})
+        return _described(path, sign, read_schema(path) if _is_parquet(path) else _csv_schema(path, sign))
+
+
+def in_memory(rows: Any) -> File:
+    """A table of arrow's that is in memory."""
+    return _described(Path("the data frame"), ",", rows.schema, rows)
+
+
+def _described(path: Path, delimiter: str, schema: Any, rows: Any = None) -> File:
+    names = schema.names
+    doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    require(not doubled, f"{path} has two columns called '{printable(doubled[0]) if doubled else ''}'; rename one")
+    require(len(names) <= MOST_COLUMNS, f"{path} has {len(names):,} columns; at most {MOST_COLUMNS:,} are read")
+    for name in names:
+        right = 0 < len(name) <= LONGEST
+        require(right, f"{path}: a column is called '{printable(name, 40)}'; names have 1 to {LONGEST} characters")
+    return File(path, delimiter, {field.name: Column(_kind(field.type), field.type) for field in schema}, rows)
 
 
 def require_column(file: File, name: str, setting: str) -> None:
-    """One line, if a setting names a column that the file does not have."""
+    """Raises UserError if a setting names a column that the file does not have."""
     if name in file.columns:
         return
     if len(file.columns) == 1 and not _is_parquet(file.path):
@@ -207,12 +209,6 @@ def _is_parquet(path: Path) -> bool:
     return path.name.lower().endswith(PARQUET)
 
 
-def _parquet_schema(path: Path) -> Any:
-    from pyarrow.parquet import read_schema
-
-    return read_schema(path)
-
-
 def _csv_schema(path: Path, delimiter: str) -> Any:
     with path.open("rb") as file:
         wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -221,11 +217,11 @@ def _csv_schema(path: Path, delimiter: str) -> Any:
     with closing(blocks(path, delimiter)) as text:
         first = next(text, None)
     require(first is not None, f"{path} is empty; it must hold a line of names and rows")
-    return Parser(delimiter, {})(first).schema
+    return parser(delimiter, {})(first).schema
 
 
-def _require_pyarrow() -> None:
+def require_pyarrow(what: str) -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise UserError("reading tables needs pyarrow; pip install 'fedxl[table]'") from None
+        raise UserError(f"{what} needs pyarrow; pip install 'fedxl[table]'") from None

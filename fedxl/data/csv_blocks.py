@@ -5,14 +5,14 @@ from __future__ import annotations
 import codecs
 import mmap
 import os
+import re
 from collections import deque
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise, product
 from pathlib import Path
-from threading import Event
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ Bytes = npt.NDArray[np.uint8]
 BLOCK = 2**21  # bytes parsed at a time: with fewer, threads wait for Python's lock; no row may be longer
 # What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
-WORDY = min(max(word.encode()) for word in MISSING if word)  # each of these words has a character from here on
 QUOTE = ord('"')
 
 Whole = npt.NDArray[np.int32]  # half of what int64 takes, for millions of rows
@@ -39,59 +38,38 @@ def blocks(path: Path, delimiter: str) -> Generator[Any]:
 
     packed = "gzip" if path.name.lower().endswith(".gz") else None
     with pa.input_stream(str(path), compression=packed) as stream:
-        rest, more = np.frombuffer(_beginning(stream), np.uint8), True
-        while more:
+        # No byte order mark, and no empty lines before the first row.
+        text = stream.read(len(codecs.BOM_UTF8)).removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
+        while not text and (more := stream.read(min(BLOCK, 2**13))):
+            text = more.lstrip(b"\r\n")
+        rest, count = np.frombuffer(text, np.uint8), BLOCK
+        while count == BLOCK:
             buffer = pa.allocate_buffer(BLOCK)  # of arrow's memory, which is used again and again
-            data = np.frombuffer(buffer, np.uint8)
-            data = data[: _fill(data, rest, stream)]
-            more = len(data) == BLOCK
-            end = _row_end(data, delimiter, path) if more else _file_end(data, delimiter, path)
+            data, count = np.frombuffer(buffer, np.uint8), len(rest)
+            data[:count] = rest
+            while count < BLOCK and (got := stream.readinto(data[count:].data)):
+                count += got
+            end = _row_end(data[:count], delimiter, path)
             if end:
                 yield buffer.slice(0, end)
-            rest = data[end:]
+            rest = data[end:count]
 
 
-def _beginning(stream: Any) -> bytes:
-    """Some of a file's text from its first row on: no byte order mark, and no empty lines, which are no rows."""
-    text: bytes = stream.read(len(codecs.BOM_UTF8)).removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
-    while not text and (more := stream.read(min(BLOCK, 2**13))):
-        text = more.lstrip(b"\r\n")
-    return text
+def parser(delimiter: str, types: Mapping[str, Any], names: Sequence[str] | None = None) -> Callable[[Any], Any]:
+    """A function that makes a table of arrow's of a block: columns of `types` in their order; all if it is empty.
 
+    names: of all columns of the file; None: the first row of a block has them.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
 
-def _fill(data: Bytes, rest: Bytes, stream: Any) -> int:
-    """Put the rest into data, and what a stream has behind it; how many bytes that is."""
-    count = len(rest)
-    data[:count] = rest
-    while count < len(data) and (got := stream.readinto(data[count:].data)):
-        count += got
-    return count
-
-
-class Parser:
-    """Blocks of a file as tables of arrow's: the columns of `types` in their order, or all of them if it is empty."""
-
-    def __init__(self, delimiter: str, types: Mapping[str, Any], names: Sequence[str] | None = None) -> None:
-        """names: of all columns of the file; None: the first row of a block has them."""
-        from pyarrow import csv
-
-        # Arrow must not cut a block again: it would do so within quotation marks, too.
-        self.reading = csv.ReadOptions(use_threads=False, block_size=BLOCK + 1, column_names=names)
-        self.parsing = csv.ParseOptions(delimiter=delimiter)
-        self.converting = [
-            csv.ConvertOptions(
-                column_types=dict(types), include_columns=list(types), null_values=words, strings_can_be_null=True
-            )
-            for words in ([""], list(MISSING))
-        ]
-
-    def __call__(self, block: Any) -> Any:
-        import pyarrow as pa
-        from pyarrow import csv
-
-        # In a block of numbers alone, no word stands for a missing one: arrow need not look for any in every value.
-        wordy = bool(np.frombuffer(block, np.uint8).max() >= WORDY)
-        return csv.read_csv(pa.BufferReader(block), self.reading, self.parsing, self.converting[wordy])
+    # Arrow must not cut a block again: it would do so within quotation marks, too.
+    reading = csv.ReadOptions(use_threads=False, block_size=BLOCK + 1, column_names=names)
+    parsing = csv.ParseOptions(delimiter=delimiter)
+    converting = csv.ConvertOptions(
+        column_types=dict(types), include_columns=list(types), null_values=list(MISSING), strings_can_be_null=True
+    )
+    return lambda block: csv.read_csv(pa.BufferReader(block), reading, parsing, converting)
 
 
 def require_delimiter(delimiter: str) -> None:
@@ -99,19 +77,15 @@ def require_delimiter(delimiter: str) -> None:
     require(right and delimiter != '"', "delimiter must be one character, such as ';'")
 
 
-def _file_end(data: Bytes, delimiter: str, path: Path) -> int:
-    """The end of a file's last rows; one line if a value of theirs has none."""
-    marks = enclosing(data, delimiter)
-    begins = printable(data[marks[-1] :][:30].tobytes().decode(errors="replace")) if len(marks) % 2 else ""
-    require(not begins, f"{path}: the value that begins with {begins} never ends; is a quotation mark missing?")
-    return len(data)
-
-
 def _row_end(data: Bytes, delimiter: str, path: Path) -> int:
-    """Where the last whole row ends. Rows are short, as a rule: the end of the data is looked at first."""
+    """Where the last whole row ends: the end of the data, if they are the file's last."""
     marks = enclosing(data, delimiter)
-    for size, sign in product((2**13, len(data)), b"\n\r"):
-        ends = np.flatnonzero(data[-size:] == sign) + max(0, len(data) - size) + 1
+    if len(data) < BLOCK:
+        begins = printable(data[marks[-1] :][:30].tobytes().decode(errors="replace")) if len(marks) % 2 else ""
+        require(not begins, f"{path}: the value that begins with {begins} never ends; is a quotation mark missing?")
+        return len(data)
+    for size, sign in product((2**13, BLOCK), b"\n\r"):  # rows are short, as a rule: look at the end first
+        ends = np.flatnonzero(data[-size:] == sign) + max(0, BLOCK - size) + 1
         outside = ends[np.searchsorted(marks, ends) % 2 == 0]  # the others are within values
         if len(outside):
             return int(outside[-1])
@@ -134,60 +108,22 @@ def enclosing(data: Bytes, delimiter: str) -> Indices:
     # So it is in nearly all files: each mark stands beside a delimiter, a line break or another mark.
     if apart[before].all() and apart[after].all():
         return marks
-    return _walked(data, marks.tolist(), {ord(delimiter), *b"\r\n"})
+    value = rb"(?:(?<=[\r\n" + re.escape(delimiter.encode()) + rb'])|\A)"(?:[^"]++|"")*+("?)'
+    quoted = [(each.start(), each.end() - 1)[: 1 + len(each[1])] for each in re.finditer(value, data.tobytes())]
+    return np.array([at for each in quoted for at in each], np.int64)
 
 
-def _walked(data: Bytes, marks: list[int], apart: Container[int]) -> Indices:
-    """The same mark by mark, for texts in which marks stand anywhere."""
-    found, at = [], 0
-    while at < len(marks):
-        if marks[at] and data[marks[at] - 1] not in apart:
-            at += 1
-            continue
-        found.append(marks[at])
-        at += 1
-        while at + 1 < len(marks) and marks[at + 1] == marks[at] + 1:  # doubled
-            at += 2
-        found += marks[at : at + 1]
-        at += 1
-    return np.array(found, np.int64)
+def row_numbers(ends: Indices, names: Sequence[str], rows: Whole) -> list[str]:
+    """Rows' numbers in their files, from 1, as texts. ends: the number of rows up to the end of each file.
 
-
-class RowNumbers(Sequence[str]):
-    """Rows' numbers in their files, from 1, as texts: made when they are asked for, since millions take long.
-
-    ends: the number of rows up to the end of each file; names: of the files, if there are several.
-
-    >>> list(RowNumbers(np.array([3, 5]), ["a", "b"], np.array([0, 4], np.int32)))
+    >>> row_numbers(np.array([3, 5]), ["a", "b"], np.array([0, 4], np.int32))
     ['a:1', 'b:2']
     """
-
-    def __init__(self, ends: Indices, names: Sequence[str], rows: Whole) -> None:
-        self.ends, self.names, self.rows = ends, names, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[str]:
-        files = np.searchsorted(self.ends, self.rows, side="right")
-        numbers = (self.rows - np.concatenate([[0], self.ends])[files] + 1).tolist()
-        if len(self.names) == 1:
-            return map(str, numbers)
-        return (f"{self.names[file]}:{number}" for file, number in zip(files.tolist(), numbers, strict=True))
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> RowNumbers: ...
-    def __getitem__(self, at: int | slice) -> str | RowNumbers:
-        some = self.rows[at]
-        found = RowNumbers(self.ends, self.names, np.atleast_1d(some))
-        return found if isinstance(at, slice) else next(iter(found))
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
+    files = np.searchsorted(ends, rows, side="right")
+    numbers = (rows - np.concatenate([[0], ends])[files] + 1).tolist()
+    if len(names) == 1:
+        return list(map(str, numbers))
+    return [f"{names[file]}:{number}" for file, number in zip(files.tolist(), numbers, strict=True)]
 
 
 Block = npt.NDArray[np.float64]
@@ -241,9 +177,8 @@ def untouched(rows: int, columns: int, kind: type[np.floating[Any]]) -> npt.NDAr
 
     Many places of it may be written to at a time. Large pages would be filled with zeros at the first of them.
     """
-    memory = mmap.mmap(
-        -1, max(1, np.dtype(kind).itemsize * columns * rows), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
+    size = max(1, np.dtype(kind).itemsize * columns * rows)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):  # where there are no large pages
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, kind, columns * rows).reshape(rows, columns)
@@ -251,41 +186,32 @@ def untouched(rows: int, columns: int, kind: type[np.floating[Any]]) -> npt.NDAr
 
 T = TypeVar("T")
 R = TypeVar("R")
-THREADS = min(8, os.cpu_count() or 1)  # they take turns at the stream: more would wait
+THREADS = min(8, os.cpu_count() or 1)
 
 
-def side_by_side(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """What `work` makes of each item. A few items are held at a time, however many there are.
+def map_in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """What `work` makes of each item, in order. A few items are held at a time, however many there are.
 
-    The threads read the stream, too, so that the caller's thread has little to do: on as many cores as threads, one
-    more that works would take a core from a thread on which the others wait. The first error in the items' order is
-    raised, whichever thread comes upon one first.
+    The first error in the items' order is raised, whichever thread comes upon one first.
 
-    >>> list(side_by_side(abs, [-3, -1, 2]))
+    >>> list(map_in_threads(abs, [-3, -1, 2]))
     [3, 1, 2]
     """
-    stream = iter(items)
 
-    def next_done(mine: Event, after: Event) -> tuple[R] | None:
-        mine.wait()
+    def submitted() -> Iterator[Future[R]]:
         try:
-            item = next(stream)
-        except StopIteration:
-            return None
-        finally:
-            after.set()
-        return (work(item),)
+            for item in items:
+                yield workers.submit(work, item)
+        except Exception as error:
+            failed: Future[R] = Future()
+            failed.set_exception(error)
+            yield failed
 
+    ahead: deque[Future[R]] = deque()
     with ThreadPoolExecutor(THREADS) as workers:
-        ahead: deque[Future[tuple[R] | None]] = deque()
-        turn = Event()
-        turn.set()
-        while True:
-            while len(ahead) < THREADS + 2:
-                following = Event()
-                ahead.append(workers.submit(next_done, turn, following))
-                turn = following
-            done = ahead.popleft().result()
-            if done is None:
-                return
-            yield done[0]
+        for future in submitted():
+            ahead.append(future)
+            if len(ahead) > THREADS + 1:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()

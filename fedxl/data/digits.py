@@ -7,10 +7,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedxl.data.binary import at_most, corrupt
 from fedxl.data.federation import Federation, Split, Splits
-from fedxl.data.partition import PARTITIONS, Parts, only_first
-from fedxl.data.sites import Sites, Stream
+from fedxl.data.holdout import Stream
+from fedxl.data.sites import PARTITIONS, Parts, Sites, at_most, corrupt, only_first
 from fedxl.data.source import TensorSource
 from fedxl.errors import require, unknown
 from fedxl.sampling import Indices, Purpose, generator

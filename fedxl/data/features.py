@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ import numpy.typing as npt
 
 from fedxl.data.columns import LONGEST, Batch, File, Kind
 from fedxl.data.csv_blocks import untouched
-from fedxl.data.labels import canonical
+from fedxl.data.keys import as_number, canonical
 from fedxl.data.summary import LARGEST
 from fedxl.errors import UserError, printable, require
 from fedxl.sampling import Indices
 
 Block = npt.NDArray[np.float64]
+PLURAL = {"number": "numbers", "category": "texts"}
 MOST_TEXTS = 10_000  # different texts in one column; more are names or remarks, and no categories
 
 
@@ -32,8 +34,10 @@ class Features:
             self.kinds: dict[str, Kind] = {n: "category" if n in categorical else agreed(files, n) for n in names}
         else:
             self.kinds = {name: "number" if texts is None else "category" for name, texts in known.items()}
-            for name in names:
-                _require_readable(files, name, self.kinds[name])
+            for file, name in product(files, names):
+                right = self.kinds[name] == "category" or file.columns[name].kind in ("number", "empty")
+                told = f"{file.path}: column '{printable(name)}' held numbers in the training data, and does not here"
+                require(right, told)
         given = {name: texts for name, texts in (known or {}).items() if texts is not None}
         self.index = {name: {text: at for at, text in enumerate(given.get(name, ()))} for name in names}
 
@@ -89,25 +93,24 @@ class Features:
         places = np.full(len(encoded.dictionary) + 1, np.nan)  # the last one is for missing values
         for at, text in enumerate(encoded.dictionary.to_pylist()):
             word = canonical(text)
-            if word in index or not self.fixed:
-                self._require_category(word, name, index, file)
-                places[at] = index.setdefault(word, len(index))
+            if word not in index and not self.fixed:
+                where = f"{file.path}: column '{printable(name)}' holds"
+                long = (
+                    f"{where} a text of {len(word):,} characters; categories have at most {LONGEST}: name it in drop"
+                )
+                require(len(word) <= LONGEST, long)
+                odd = _among_numbers([*index, word]) if len(index) >= MOST_TEXTS else ""
+                require(not odd, f"{where} numbers, but also '{printable(odd, 40)}'; correct it, or name it in drop")
+                many = f"{where} more than {MOST_TEXTS:,} different texts, no categories; name it in drop"
+                require(len(index) < MOST_TEXTS, many)
+                index[word] = len(index)
+            places[at] = index.get(word, np.nan)
         codes: Indices = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
         return places[codes]
 
-    def _require_category(self, word: str, name: str, index: Mapping[str, int], file: File) -> None:
-        where = f"{file.path}: column '{printable(name)}'"
-        long = f"{where} holds a text of {len(word):,} characters; categories have at most {LONGEST}: name it in drop"
-        require(len(word) <= LONGEST, long)
-        if word in index or len(index) < MOST_TEXTS:
-            return
-        if odd := _among_numbers([*index, word]):
-            raise UserError(f"{where} holds numbers, but also '{printable(odd, 40)}'; correct it, or name it in drop")
-        raise UserError(f"{where} holds more than {MOST_TEXTS:,} different texts, no categories; name it in drop")
-
 
 def _require_below_largest(values: Block, names: Sequence[str], file: File) -> None:
-    """One line if a number among [rows, columns] is larger than any that was measured."""
+    """Raises UserError if a number among [rows, columns] is larger than any that was measured."""
     # Of NaN and a number, these are the number.
     largest = max(np.fmax.reduce(values, None, initial=0), -np.fmin.reduce(values, None, initial=0))
     if largest > LARGEST:
@@ -118,37 +121,22 @@ def _require_below_largest(values: Block, names: Sequence[str], file: File) -> N
 
 
 def agreed(files: Iterable[File], name: str) -> Kind:
-    """What a column holds in all files together; one line if it cannot be learned from."""
+    """What a column holds in all files together; raises UserError if it cannot be learned from."""
     found: dict[Kind, File] = {}
     for file in files:
         kind = file.columns[name].kind
         where = f"{file.path}: column '{printable(name)}'"
-        if kind == "date":
-            raise UserError(
-                f"{where} holds dates or times; make it a number (days since an event), or name it in drop"
-            )
+        dates = f"{where} holds dates or times; make it a number (days since an event), or name it in drop"
+        require(kind != "date", dates)
         text = str(file.columns[name].type) == "binary"  # what arrow calls a text that it cannot decode
         require(not text, f"{where} is not encoded as UTF-8; save the file as UTF-8, or name the column in drop")
         require(kind != "other", f"{where} is of arrow's type {file.columns[name].type}; name it in drop")
         if kind != "empty":
             found.setdefault(kind, file)
     if len(found) > 1:
-        where = " and ".join(f"{_plural(kind)} in {file.path}" for kind, file in found.items())
+        where = " and ".join(f"{PLURAL.get(kind, kind)} in {file.path}" for kind, file in found.items())
         raise UserError(f"column '{printable(name)}' holds {where}; correct it, or name it in categorical")
     return next(iter(found), "empty")
-
-
-def _require_readable(files: Sequence[File], name: str, kind: str) -> None:
-    """That a column of new data can be what the preparation says."""
-    for file in files:
-        right = kind == "category" or file.columns[name].kind in ("number", "empty")
-        require(
-            right, f"{file.path}: column '{printable(name)}' held numbers in the training data, and does not here"
-        )
-
-
-def _plural(kind: str) -> str:
-    return {"number": "numbers", "category": "texts"}.get(kind, kind)
 
 
 def _as_numbers(values: Any) -> Block | None:
@@ -163,12 +151,5 @@ def _as_numbers(values: Any) -> Block | None:
 
 def _among_numbers(texts: Sequence[str]) -> str:
     """The first text that is no number, if most are numbers."""
-    odd = [text for text in texts if canonical(_number(text)) != text]
+    odd = [text for text in texts if canonical(as_number(text)) != text]
     return odd[0] if 0 < len(odd) < len(texts) / 2 else ""
-
-
-def _number(text: str) -> object:
-    try:
-        return float(text)
-    except ValueError:
-        return None

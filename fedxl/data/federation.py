@@ -14,12 +14,10 @@ from torch.utils.data import Dataset
 
 from fedxl import sampling, tree
 from fedxl.algorithms.protocol import DataFacts
-from fedxl.data.augment import Augment
+from fedxl.data.forms import Columns, Label
 from fedxl.data.holders import gather, gather_split
-from fedxl.data.label_columns import Columns
-from fedxl.data.label_forms import Label
 from fedxl.data.preparation import Preparation
-from fedxl.data.source import Source, TensorSource, queries_of
+from fedxl.data.source import Augment, Source, TensorSource, queries_of
 from fedxl.errors import require
 from fedxl.risks.pairing import Holder, Share, Side, belongs
 from fedxl.sampling import Floats, Indices
@@ -76,14 +74,12 @@ class Federation:
         source, means = self.source, augment.site_means
         require(isinstance(source, TensorSource), "only data held in memory can be augmented")
         assert isinstance(source, TensorSource)
-        require(
-            len(means) in (0, len(self.parts)), f"site_means has {len(means)} entries for {len(self.parts)} clients"
-        )
-        shift = torch.zeros(len(source)) if means else None
+        count = len(self.parts)
+        require(len(means) in (0, count), f"site_means has {len(means)} entries for {count} clients")
+        shift = torch.zeros(len(source))
         for mean, part in zip(means, self.parts, strict=False):
-            assert shift is not None
             shift[torch.as_tensor(part)] = mean
-        return Federation(replace(source, augment=augment, means=shift, bank=None), self.parts)
+        return Federation(replace(source, augment=augment, means=shift if means else None, bank=None), self.parts)
 
     def side(self, side: Side) -> list[Indices]:
         """Each client's examples of one side, for any of several labels, as indices into the source."""
@@ -193,9 +189,7 @@ def as_splits(
     return splits._replace(**given)  # type: ignore[arg-type]
 
 
-def _held_back(
-    data: Any, where: str, names: Sequence[str], columns: Sequence[str], positive: Label | Columns | None
-) -> Split:
+def _held_back(data: Any, where: str, names: Sequence[str], columns: Sequence[str], positive: Any) -> Split:
     if isinstance(data, Split):
         return data
     found = gather_split(data, where, names, columns, positive)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import numpy as np
 import torch
 
 from fedxl.data.federation import Splits
+from fedxl.data.forms import Label
 from fedxl.data.holdout import WORDS, check_shares, draw
-from fedxl.data.keys import in_order
-from fedxl.data.labels import Value, canonical, two_values
+from fedxl.data.keys import canonical, in_order, two_values
 from fedxl.data.preparation import Image, Preparation
 from fedxl.data.rawtable import Order, assemble
 from fedxl.data.resized import resized
@@ -28,14 +27,12 @@ MOST_FILES = 10_000_000
 class FolderOptions:
     """Settings of folders of images."""
 
-    positive: Value | None = None  # the class that is positive; not needed for 0 and 1, or true and false
+    positive: Label | None = None  # the class that is positive; not needed for 0 and 1, or true and false
     size: int = 64  # images become squares of so many pixels a side
     channels: int = 1  # 1: grey, 3: colour
     validation: float = 0.2  # the share of images to draw, if no folder is called train, validation or test
     test: float = 0.2
-    group: str = (
-        ""  # the text before it in a file's name is a patient or the like: never in two splits ("_": p7_1.png)
-    )
+    group: str = ""  # what ends a patient's (or the like's) name in file names ("_": p7_1.png): never in two splits
     called: str = ""  # the site's name, if folders name none
     cache: str = ""  # where prepared images are kept; "": in the folder itself
     seed: int = 0
@@ -55,11 +52,23 @@ def folder(path: str, options: FolderOptions = FolderOptions()) -> Splits:  # no
     root = Path(path)
     files = images_in(root)
     places = [_place(file, root) for file in files]
-    labels, found = _coded([canonical(place[0]) for place in places])
-    one, other = two_values(found, options.positive, f"{root}: the folders of classes")
-    sites, names = in_order(*_coded([place[1] or options.called or root.resolve().name for place in places]))
-    y = (labels == found.index(one)).astype(np.int8)
-    order = Order(_splits(places, files, y, sites, names, options), sites, names)
+    classes = [canonical(place[0]) for place in places]
+    one, other = two_values(sorted({*classes}), options.positive, f"{root}: the folders of classes")
+    alone = options.called or root.resolve().name
+    found, at = np.unique([place[1] or alone for place in places], return_inverse=True)
+    sites, names = in_order(at.astype(np.int32), found.tolist())
+    y = (np.array(classes) == one).astype(np.int8)
+    told = [place[2].lower() for place in places]
+    if all(told):
+        splits = np.array([WORDS[split] for split in told], np.int8)
+    elif any(told):
+        without = files[told.index("")]
+        raise UserError(f"{printable(without)} is in no folder called train, validation or test, but others are")
+    else:
+        of = [_group(file, options.group) for file in files] if options.group else None
+        groups = None if of is None else np.unique(of, return_inverse=True)[1].astype(np.int32)
+        splits = draw(sites, y, groups, names, (options.validation, options.test), options.seed)
+    order = Order(splits, sites, names)
     order.parts()  # before an image is opened
     image = Image(options.size, options.channels)
     cache = Path(options.cache) if options.cache else root
@@ -92,33 +101,6 @@ def _place(file: str, root: Path) -> tuple[str, str, str]:
     right = bool(kind) and kind.lower() not in WORDS and len(splits) <= 1 and len(sites) <= 1
     require(right, f"{root / file} is not where an image should be: {LEVELS}")
     return kind, "".join(sites), "".join(splits)
-
-
-def _coded(texts: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    found = sorted(set(texts))
-    index = {text: at for at, text in enumerate(found)}
-    return np.array([index[text] for text in texts], np.int32), found
-
-
-def _splits(
-    places: Sequence[tuple[str, str, str]],
-    files: Sequence[str],
-    labels: np.ndarray,
-    sites: np.ndarray,
-    names: Sequence[str],
-    options: FolderOptions,
-) -> np.ndarray:
-    """As the folders say, or drawn; one line if only some say."""
-    told = [place[2].lower() for place in places]
-    if all(told):
-        return np.array([WORDS[split] for split in told], np.int8)
-    if any(told):
-        without = files[told.index("")]
-        raise UserError(f"{printable(without)} is in no folder called train, validation or test, but others are")
-    groups = None
-    if options.group:
-        groups = np.unique([_group(file, options.group) for file in files], return_inverse=True)[1].astype(np.int32)
-    return draw(sites, labels, groups, names, (options.validation, options.test), options.seed)
 
 
 def _group(file: str, mark: str) -> str:

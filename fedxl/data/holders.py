@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,14 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from fedxl.data.feature_forms import as_tensor, features, is_frame
-from fedxl.data.label_columns import Columns
-from fedxl.data.label_forms import Label, as_array, listed
+from fedxl.data.forms import Columns, Label, as_array, as_tensor, features, is_frame, listed, quoted
 from fedxl.data.source import TensorSource, checked_tensors
 from fedxl.errors import UserError, kind_of, printable, require
 from fedxl.progress import progress
 
-FORMS = "a pair (x, y) or a torch Dataset"
 LONGEST = 200  # characters of a name
 ONE_EACH = "clients must be a list with one pair (x, y) or torch Dataset for each client, or a dict of them by name"
 
@@ -65,7 +64,7 @@ def gather_split(data: Any, where: str, clients: Sequence[str], columns: Sequenc
     if isinstance(data, Mapping):
         named = {str(name): held for name, held in data.items()}
         strange = [name for name in named if name not in clients]
-        require(not strange, f"{where} has data of {_quoted(strange)}, and no client is called that")
+        require(not strange, f"{where} has data of {quoted(strange)}, and no client is called that")
         require(len(named) > 0, f"{where} is empty; leave it out")
         held = [(name, named[name]) for name in clients if name in named]
     elif isinstance(data, list) and data and all(_is_holder(item) for item in data):
@@ -94,8 +93,9 @@ def _open(data: Any, where: str, positive: Label | Columns | None) -> _Opened:
     require(not is_frame(data), f"{where} is a data frame; give a pair (x, y), or use fedxl.from_frame")
     if getattr(data, "_fields", ())[:2] == ("x", "y"):  # a Split
         data = data[:2]
-    pair = isinstance(data, (tuple, list)) and len(data) == 2
-    require(pair, f"{where} must be {FORMS}, not {_described(data)}")
+    many = isinstance(data, (tuple, list))
+    told = f"{kind_of(data)} of {len(data)}" if many else kind_of(data)
+    require(many and len(data) == 2, f"{where} must be a pair (x, y) or a torch Dataset, not {told}")
     x, y = data
     _require_aligned(x, y, where)
     found = features(x, where)
@@ -106,17 +106,10 @@ def _require_two_values(found: Holdings, opened: Sequence[_Opened], positive: La
     """Each client has been checked alone; all of them together must agree, too."""
     labels = [as_array(one.labels, "labels").ravel() for one in opened]
     seen = listed(np.concatenate([values[:1000].astype(object) for values in labels]))
-    some = bool(found.source.labels.any())
-    require(some, f"no label is {printable(repr(positive), 40)}; they are {seen}")
-    first = zip(labels, _negatives(found), strict=True)
-    others = {values[index] for values, index in first if index is not None}
+    require(bool(found.source.labels.any()), f"no label is {printable(repr(positive), 40)}; they are {seen}")
+    encoded = (part.numpy() for part in found.source.labels.split(found.sizes))
+    others = {values[int(part.argmin())] for values, part in zip(labels, encoded, strict=True) if (part == 0).any()}
     require(len(others) <= 1, f"labels of different clients are {seen}; they must be the same two values everywhere")
-
-
-def _negatives(found: Holdings) -> list[int | None]:
-    """The place of a negative among each holder's examples, if it has one."""
-    parts = [labels.numpy() for labels in found.source.labels.split(found.sizes)]
-    return [int(np.argmin(part)) if (part == 0).any() else None for part in parts]
 
 
 def _joined(opened: Sequence[_Opened], names: tuple[str, ...]) -> Holdings:
@@ -128,26 +121,18 @@ def _joined(opened: Sequence[_Opened], names: tuple[str, ...]) -> Holdings:
     for number, one in enumerate(opened):
         same = one.columns in ((), columns)
         require(same, f"{_called(number, names)} has other columns than the clients before, or in another order")
-    kind = _common_type([one.source.x.dtype for one in opened])
+    types = [one.source.x.dtype for one in opened]
+    mixed = torch.uint8 in types and len(set(types)) > 1  # bytes are pixels, which other numbers are not
+    require(not mixed, f"clients hold examples of different types: {', '.join(sorted({*map(str, types)}))}")
+    kind = reduce(torch.promote_types, types)
     x = [one.source.x.to(kind) for one in opened]
     labels = [one.source.labels for one in opened]
     joint = TensorSource(x[0] if len(x) == 1 else torch.cat(x), torch.cat(labels))
     return Holdings(joint, [len(one) for one in labels], names, columns)
 
 
-def _common_type(types: Sequence[torch.dtype]) -> torch.dtype:
-    """Numbers of different precision meet in the wider one. Bytes are pixels, which other numbers are not."""
-    names = sorted({str(kind) for kind in types})
-    mixed = torch.uint8 in types and len(names) > 1
-    require(not mixed, f"clients hold examples of different types: {', '.join(names)}")
-    common = types[0]
-    for kind in types[1:]:
-        common = torch.promote_types(common, kind)
-    return common
-
-
 def _require_many(clients: Any) -> None:
-    """One line for what is one holder's data, or no data at all."""
+    """Raises UserError for what is one holder's data, or no data at all."""
     loader_of(clients, "clients")
     require(
         not isinstance(clients, Dataset),
@@ -163,7 +148,7 @@ def _require_many(clients: Any) -> None:
     require(not _is_one_pair(clients), f"clients is one pair (x, y); {ONE_EACH}: [(x, y)]")
     require(not _is_two_lists(clients), "clients is a list of x and a list of y; give list(zip(xs, ys))")
     if isinstance(clients, Mapping) and {str(name).lower() for name in clients} <= {"x", "y", "data", "labels"}:
-        require(len(clients) == 0, f"clients is one dict of {_quoted(list(clients))}; {ONE_EACH}")
+        require(len(clients) == 0, f"clients is one dict of {quoted(list(clients))}; {ONE_EACH}")
 
 
 def _is_one_pair(clients: Any) -> bool:
@@ -197,7 +182,7 @@ def _require_aligned(x: Any, y: Any, where: str) -> None:
 
 def _names(clients: Mapping[Any, Any]) -> tuple[str, ...]:
     names = tuple(map(str, clients))
-    require(len(set(names)) == len(names), f"two clients have the same name among {_quoted(names)}")
+    require(len(set(names)) == len(names), f"two clients have the same name among {quoted(names)}")
     require(all(name.strip() for name in names), "a client's name must not be empty")
     odd = next((name for name in names if len(name) > LONGEST or not name.isprintable()), "")
     require(not odd, f"a client's name has at most {LONGEST} printable characters, not '{printable(odd, 40)}'")
@@ -206,16 +191,6 @@ def _names(clients: Mapping[Any, Any]) -> tuple[str, ...]:
 
 def _called(number: int, names: Sequence[str]) -> str:
     return f"client '{printable(names[number], 60)}'" if names else f"client {number}"
-
-
-def _described(data: Any) -> str:
-    if isinstance(data, (tuple, list)):
-        return f"{kind_of(data)} of {len(data)}"
-    return kind_of(data)
-
-
-def _quoted(names: Sequence[Any]) -> str:
-    return ", ".join(f"'{printable(name, 40)}'" for name in names[:4]) + (", ..." if len(names) > 4 else "")
 
 
 MANY = 1000  # items from which on progress is shown
@@ -257,14 +232,15 @@ def read(dataset: Dataset[Any], where: str) -> tuple[Tensor, Any]:
                 f"{list(x.shape[1:])}; bring all to one shape and type",
             )
             x[index] = example
-            labels.append(_label(item[1]))
+            one = isinstance(item[1], (Tensor, np.ndarray)) and math.prod(item[1].shape) == 1
+            labels.append(item[1].item() if one else item[1])
             done(1)
     assert x is not None
     return x, labels
 
 
 def loader_of(data: Any, where: str) -> None:
-    """One line if it is a DataLoader, whose batches and shuffling are the run's own business."""
+    """Raises UserError if it is a DataLoader, whose batches and shuffling are the run's own business."""
     require(
         not isinstance(data, DataLoader),
         f"{where} is a DataLoader; give its Dataset, loader.dataset: fit draws its own batches (batch_size=)",
@@ -292,9 +268,3 @@ def _example(x: Any, where: str) -> Tensor:
         return as_tensor(np.asarray(x), where)
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, UserError) else UserError(f"{where} must be an array of numbers") from None
-
-
-def _label(y: Any) -> Any:
-    """A tensor or an array of one number as that number."""
-    one = (isinstance(y, Tensor) and y.numel() == 1) or (isinstance(y, np.ndarray) and y.size == 1)
-    return y.item() if one else y

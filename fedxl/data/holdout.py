@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.data.sites import Stream
 from fedxl.errors import require
 from fedxl.sampling import Indices, Purpose, generator
 
@@ -21,6 +21,17 @@ WORDS = {
 }  # fmt: skip
 Codes = npt.NDArray[np.int8]
 Whole = npt.NDArray[np.int32]  # half of what int64 takes, for millions of rows
+
+
+class Stream(IntEnum):
+    """The random choices, each with its own stream, so that one setting does not change the draws of another."""
+
+    HOLD_BACK = 2
+    IMBALANCE = 3
+    PARTITION = 4
+    CORRUPT = 5
+    TABLE = 6
+    KNOWN = 7
 
 
 def check_shares(validation: float, test: float) -> None:

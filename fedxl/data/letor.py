@@ -20,11 +20,9 @@ import torch
 from torch import Tensor
 
 from fedxl import sampling
-from fedxl.data.feature_forms import features
 from fedxl.data.federation import Federation, Split, Splits
-from fedxl.data.holdout import SPLITS, TEST, TRAIN, VALIDATION, check_shares
-from fedxl.data.label_forms import as_array
-from fedxl.data.sites import Stream
+from fedxl.data.forms import as_array, features
+from fedxl.data.holdout import SPLITS, TEST, TRAIN, VALIDATION, Stream, check_shares
 from fedxl.data.source import TensorSource, checked_tensors
 from fedxl.data.table import find, names_of
 from fedxl.errors import UserError, kind_of, printable, require, unknown
@@ -80,56 +78,36 @@ def letor(path: str | tuple[str, ...], options: LetorOptions = LetorOptions()) -
     lines, given = read_letor(files), {VALIDATION: options.validation_path, TEST: options.test_path}
     drawn = {VALIDATION: options.validation, TEST: options.test}
     splits = _draw(lines.queries, options.seed, {split: 0.0 if given[split] else drawn[split] for split in given})
-    train = _chosen(lines, splits == TRAIN)
+    train = Lines(*(each[splits == TRAIN] for each in lines))
     held = {
-        split: read_letor(find(where)) if where else _chosen(lines, splits == split) for split, where in given.items()
+        split: read_letor(find(where)) if where else Lines(*(each[splits == split] for each in lines))
+        for split, where in given.items()
     }
     width = max(each.x.shape[1] for each in (train, *held.values()))
-    shift, scale = _scaling(train.x, width) if options.standardise else (np.zeros(width), np.ones(width))
+    shift, scale, used = np.zeros(width), np.ones(width), train.x.shape[1]
+    if options.standardise:
+        shift[:used], spread = train.x.mean(0, dtype=np.float64), train.x.std(0, dtype=np.float64)
+        scale[:used] = np.where(spread > 0, spread, 1.0)  # 1 for a feature that is always the same
 
     def source(items: Lines) -> TensorSource:
         x = np.pad(items.x, ((0, 0), (0, width - items.x.shape[1])))
         scaled = torch.from_numpy(((x - shift) / scale).astype(np.float32))
         return TensorSource(scaled, torch.from_numpy(items.grades), queries=torch.from_numpy(items.queries))
 
-    def split(items: Lines) -> Split | None:
-        found = source(items)
-        return Split(found.x, found.labels, queries=found.queries) if len(found) else None
+    validation, test = (_split(source(items)) if len(items.x) else None for items in held.values())
 
     parts, names = _parts(train, options, files)
-    return Splits(Federation(source(train), parts), split(held[VALIDATION]), split(held[TEST]), names)
+    return Splits(Federation(source(train), parts), validation, test, names)
 
 
-class _Columns:
-    """Items while they are read, in a few bytes a number."""
-
-    def __init__(self) -> None:
-        self.grades, self.queries, self.files, self.widths, self.at = (array("q") for _ in range(5))
-        self.values = array("f")
-
-    def add(self, item: tuple[int, int, list[int], list[float]], file: int) -> None:
-        grade, query, numbers, features = item
-        self.grades.append(grade)
-        self.queries.append(query)
-        self.files.append(file)
-        self.widths.append(len(numbers))
-        self.at.extend(numbers)
-        self.values.extend(features)
-
-    def lines(self, where: str) -> Lines:
-        require(len(self.grades) > 0, f"{where} holds no items")
-        require(len(self.at) > 0, f"{where} holds no features")
-        widths, at = (np.frombuffer(each, np.int64) for each in (self.widths, self.at))
-        rows, width = len(widths), int(at.max())
-        require(rows * width <= MOST_NUMBERS, f"{where}: {rows:,} items of {width:,} features are too many")
-        x = np.zeros((rows, width), np.float32)
-        x[np.repeat(np.arange(rows), widths), at - 1] = np.frombuffer(self.values, np.float32)
-        return Lines(x, *(np.array(each, np.int64) for each in (self.grades, self.queries, self.files)))
+def _split(source: TensorSource) -> Split:
+    return Split(source.x, source.labels, queries=source.queries)
 
 
 def read_letor(paths: Sequence[Path]) -> Lines:
-    """All items of these files; one line for the first that is wrong."""
-    found = _Columns()
+    """All items of these files. Raises UserError for the first line that is wrong."""
+    grades, queries, files, widths, at = (array("q") for _ in range(5))  # a few bytes per number
+    values = array("f")
     for number, path in enumerate(paths):
         try:
             with path.open("rb") as file, progress(f"reading {path.name}", path.stat().st_size, bytes=True) as done:
@@ -138,15 +116,25 @@ def read_letor(paths: Sequence[Path]) -> Lines:
                     count, unseen = count + 1, unseen + len(line)
                     where = f"{path}, line {count:,}"
                     require(len(line) <= LONGEST, f"{where} has more than {LONGEST:,} bytes")
-                    item = _item(line, where)
-                    if item is not None:
-                        found.add(item, number)
+                    if item := _item(line, where):
+                        grades.append(item[0])
+                        queries.append(item[1])
+                        files.append(number)
+                        widths.append(len(item[2]))
+                        at.extend(item[2])
+                        values.extend(item[3])
                     if unseen > LONGEST:
                         done(unseen)
                         unseen = 0
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    return found.lines(str(paths[0]))
+    rows, width = len(grades), max(at, default=0)
+    require(rows > 0, f"{paths[0]} holds no items")
+    require(width > 0, f"{paths[0]} holds no features")
+    require(rows * width <= MOST_NUMBERS, f"{paths[0]}: {rows:,} items of {width:,} features are too many")
+    x = np.zeros((rows, width), np.float32)
+    x[np.repeat(np.arange(rows), widths), np.frombuffer(at, np.int64) - 1] = np.frombuffer(values, np.float32)
+    return Lines(x, *(np.array(each, np.int64) for each in (grades, queries, files)))
 
 
 def _item(line: bytes, where: str) -> tuple[int, int, list[int], list[float]] | None:
@@ -199,18 +187,6 @@ def _draw(queries: Indices, seed: int, shares: dict[int, float]) -> npt.NDArray[
     return split[which]
 
 
-def _chosen(lines: Lines, which: npt.NDArray[np.bool_]) -> Lines:
-    return Lines(lines.x[which], lines.grades[which], lines.queries[which], lines.files[which])
-
-
-def _scaling(x: npt.NDArray[np.float32], width: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Mean and scale of each feature; 1 for one that is always the same."""
-    shift, scale = np.zeros(width), np.ones(width)
-    shift[: x.shape[1]], spread = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
-    scale[: x.shape[1]] = np.where(spread > 0, spread, 1.0)
-    return shift, scale
-
-
 def _parts(train: Lines, options: LetorOptions, files: Sequence[Path]) -> tuple[list[Indices], list[str]]:
     """The items of each client, and the clients' names."""
     if not options.clients:
@@ -256,19 +232,11 @@ def from_queries(
     require(len(shapes) == 1, f"clients hold examples of different shapes: {sorted(map(list, shapes))}")
     ends = np.cumsum([len(source) for source in held])
     parts = [np.arange(end - len(source), end) for source, end in zip(held, ends, strict=True)]
-    x, labels, queries = (
-        torch.cat([getattr(source, leaf) for source in held]) for leaf in ("x", "labels", "queries")
-    )
+    x, labels, queries = (torch.cat([getattr(one, leaf) for one in held]) for leaf in ("x", "labels", "queries"))
     train = Federation(TensorSource(x, labels, queries=queries), parts)
-    return Splits(train, query_split(validation, "validation"), query_split(test, "test"), names)
-
-
-def query_split(data: Ranked | None, where: str) -> Split | None:
-    """Items to evaluate on."""
-    if data is None:
-        return None
-    source = ranked(data, where)
-    return Split(source.x, source.labels, queries=source.queries)
+    held_back = (("validation", validation), ("test", test))
+    splits = [None if data is None else _split(ranked(data, where)) for where, data in held_back]
+    return Splits(train, splits[0], splits[1], names)
 
 
 def ranked(data: Any, where: str) -> TensorSource:
@@ -276,22 +244,13 @@ def ranked(data: Any, where: str) -> TensorSource:
     right = isinstance(data, (tuple, list)) and len(data) == 3
     require(right, f"{where} must be a triple (x, grades, queries), not {kind_of(data)}")
     x, grades, queries = data
-    found, graded = features(x, where).x, whole(grades, f"{where}: grades")
-    return with_queries(
-        checked_tensors(found, (graded > 0).astype(np.int64), where), graded, whole(queries, where), where
-    )
-
-
-def with_queries(source: TensorSource, grades: Any, queries: Any, where: str) -> TensorSource:
-    """A source whose labels are grades, with the query of each example."""
-    grades, queries = (torch.as_tensor(values, dtype=torch.int64) for values in (grades, queries))
+    grades, queries = whole(grades, f"{where}: grades"), whole(queries, where)
+    source = checked_tensors(features(x, where).x, (grades > 0).astype(np.int64), where)
     require(len(queries) == len(source), f"{where}: {len(source)} examples but {len(queries)} queries")
     low, high = int(grades.min()), int(grades.max())
-    require(
-        low >= 0 and high <= HIGHEST_GRADE,
-        f"{where}: grades lie between 0 and {HIGHEST_GRADE}, found {low} to {high}",
-    )
-    return replace(source, labels=grades, queries=queries)
+    right = low >= 0 and high <= HIGHEST_GRADE
+    require(right, f"{where}: grades lie between 0 and {HIGHEST_GRADE}, found {low} to {high}")
+    return replace(source, labels=torch.from_numpy(grades), queries=torch.from_numpy(queries))
 
 
 def whole(values: Any, where: str) -> np.ndarray:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedxl.data import archive
+from fedxl.data.arrays import read
 from fedxl.data.federation import Split, Splits
-from fedxl.data.label_columns import columns
+from fedxl.data.forms import columns
 from fedxl.data.published import MEDMNIST, how_to_get
 from fedxl.data.sites import Sites
 from fedxl.errors import require, unknown
@@ -47,7 +47,7 @@ def medmnist(
     path = Path(root) if root.endswith(".npz") else Path(root, f"{set}.npz")
     # A name outside MedMNIST has no address of its own: advise on the whole family.
     advice = how_to_get(set if set in MEDMNIST else family, path.parent)
-    content = archive.read(path, f"there is no file {path}; {advice}")
+    content = read(path, f"there is no file {path}; {advice}")
     names = [f"{part}_{kind}" for part in PARTS for kind in ("images", "labels")]
     missing = [name for name in names if name not in content]
     require(not missing, f"{path} is not a MedMNIST file: it lacks {', '.join(missing)}")

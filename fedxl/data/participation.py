@@ -90,7 +90,7 @@ MOST_ENTRIES = 10**7
 
 
 def read_trace(path: Path, names: Sequence[str]) -> Available:
-    """Who of these clients is available in which round; one line for a file that does not say so."""
+    """Who of these clients is available in which round; raises UserError for a file that does not say so."""
     try:
         content = read_json(path)
     except FileNotFoundError:
@@ -108,16 +108,12 @@ def read_trace(path: Path, names: Sequence[str]) -> Available:
     numbers = {name: number for number, name in enumerate(names)}
     found = np.zeros((many, len(names)), np.bool_)
     for round, row in enumerate(rounds):
-        found[round, _row(row, numbers, f"round {round} of {path}")] = True
-    return found
-
-
-def _row(row: Any, numbers: dict[str, int], where: str) -> list[int]:
-    """The numbers of the clients in one list."""
-    require(isinstance(row, list), f"{where} must be a list of clients, not {kind_of(row)}")
-    require(bool(row), f"{where} names nobody; leave such rounds out: without clients there is no round")
-    found = [_number(client, numbers, where) for client in row]
-    require(len(set(found)) == len(found), f"{where} names a client twice")
+        where = f"round {round} of {path}"
+        require(isinstance(row, list), f"{where} must be a list of clients, not {kind_of(row)}")
+        require(bool(row), f"{where} names nobody; leave such rounds out: without clients there is no round")
+        some = [_number(client, numbers, where) for client in row]
+        require(len(set(some)) == len(some), f"{where} names a client twice")
+        found[round, some] = True
     return found
 
 

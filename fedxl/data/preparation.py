@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +12,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from fedxl.data.columns import LONGEST, MOST_COLUMNS
+from fedxl.data.columns import LONGEST, MOST_COLUMNS, File, open_table, require_column
 from fedxl.data.csv_blocks import require_delimiter
+from fedxl.data.features import Features
+from fedxl.data.forms import UNKNOWN
+from fedxl.data.keys import canonical
+from fedxl.data.resized import decoded, within
 from fedxl.data.summary import LABELS, LARGEST, MOST_CATEGORIES, Categories, Numbers, Summary
 from fedxl.errors import UserError, printable, require
 from fedxl.options import call
@@ -70,11 +75,6 @@ class Category:
     def outputs(self) -> list[str]:
         return [*(f"{self.name} = {text}" for text in self.values), f"{self.name} is other or missing"]
 
-    def fill(self, values: Block, out: Inputs) -> None:
-        """values: [n], an index into `self.values`, or NaN; out: [n, width]."""
-        out[:] = 0.0
-        out[np.arange(len(values)), np.where(np.isnan(values), len(self.values), values).astype(np.int64)] = 1
-
 
 @dataclass(frozen=True)
 class Image:
@@ -120,7 +120,7 @@ class Preparation:
     columns: tuple[Number | Category, ...] = ()  # empty: images
     image: Image | None = None
     label: str = ""
-    positive: str = ""  # the label's value that counts as 1, as `labels.canonical` writes it
+    positive: str = ""  # the label's value that counts as 1, as `keys.canonical` writes it
     negative: str = ""
     site: str = ""
     id: str = ""
@@ -136,9 +136,8 @@ class Preparation:
         label_names(self.labels or ("label",))
         roles = {self.label, *self.labels, self.site, self.id}
         taken = next((name for name in names if name in roles), None)
-        require(
-            taken is None, f"a preparation learns from the column '{printable(taken)}', which has another meaning"
-        )
+        told = f"a preparation learns from the column '{printable(taken)}', which has another meaning"
+        require(taken is None, told)
         require(bool(self.columns) != bool(self.image), "a preparation has either columns or images")
         if self.delimiter:
             require_delimiter(self.delimiter)
@@ -184,7 +183,9 @@ class Preparation:
         for at, start in places.items():
             column = self.columns[at]
             assert isinstance(column, Category)
-            column.fill(block[:, at], out[:, start : start + column.width])
+            values = np.where(np.isnan(block[:, at]), len(column.values), block[:, at]).astype(np.int64)
+            out[:, start : start + column.width] = 0.0
+            out[np.arange(len(block)), start + values] = 1.0
         return out
 
     @cached_property
@@ -200,11 +201,11 @@ class Preparation:
                 start += column.width
         return np.array(list(found), np.int64), means, scales, indicated, places
 
-    def read(self, path: str | Path) -> Rows:
+    def read(self, path: str | Path | File) -> Rows:
         """New examples of a file, or a folder of images. It need not have the label, nor the site."""
-        from fedxl.data.table_labels import read
-
-        return read(self, Path(path))
+        if self.source == "folder" and not isinstance(path, File):
+            return _folder(self, Path(path))
+        return _table(self, path if isinstance(path, File) else open_table(Path(path), self.delimiter))
 
     def to_json(self) -> dict[str, Any]:
         columns = [{"kind": type(column).__name__.lower(), **asdict(column)} for column in self.columns]
@@ -234,20 +235,14 @@ class Preparation:
             form, columns, image = given.pop("form"), given.pop("columns"), given.pop("image")
             require(form == FORM, f"it has the form {printable(form)}; this version reads {FORM}")
             require(isinstance(columns, list) and len(columns) <= MOST_COLUMNS, "its columns are not a list")
-            read = tuple(_column(column) for column in columns)
+            kinds = {"number": Number, "category": Category}
+            read = tuple(call(kinds[each.pop("kind")], each, "column") for each in map(dict, columns))
             found = {"columns": read, "image": None if image is None else call(Image, image, "image")}
             return call(cls, given, "preparation", ours=found)
         except UserError as error:
             raise UserError(f"cannot read the preparation of the data: {error}") from None
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError, OverflowError):
             raise UserError("cannot read the preparation of the data: it is malformed") from None
-
-
-def _column(content: Mapping[str, Any]) -> Number | Category:
-    given = dict(content)
-    if given.pop("kind") == "number":
-        return call(Number, given, "column")
-    return call(Category, given, "column")
 
 
 def fit(summary: Summary) -> Preparation:
@@ -271,3 +266,72 @@ def _fitted(name: str, told: Any) -> Number | Category:
     # What does not vary but for rounding is constant: blown up by its own rounding errors it would be noise.
     constant = spread <= 1e-12 * max(abs(told.mean), SMALLEST)
     return Number(name, told.mean, 1.0 if constant else spread, told.missing > 0)
+
+
+def _table(made: Preparation, file: File) -> Rows:
+    """The examples of a new file."""
+    image = [made.image.column] if made.image else []
+    names = [column.name for column in made.columns]
+    for name in (*names, *image):
+        require_column(file, name, "which the model reads")
+    others = [name for name in dict.fromkeys((made.label, *made.labels, made.site, made.id)) if name in file.columns]
+    blocks, texts = _content(made, file, list(dict.fromkeys((*others, *image))))
+    where = f"{file.path}: column '{printable(image[0])}'" if image else ""
+    paths = [within(path, where) for path in texts[image[0]]] if image else []
+    x = torch.from_numpy(np.concatenate(blocks)) if made.columns else _pixels(made, file.path.resolve().parent, paths)
+    ids = texts[made.id] if made.id in texts else [str(number) for number in range(1, len(x) + 1)]
+    sites = [site or "" for site in texts[made.site]] if made.site in texts else None
+    return Rows(x, [row or "" for row in ids], _labels(made, texts, len(x), file.path), sites)
+
+
+def _folder(made: Preparation, root: Path) -> Rows:
+    """All images below a folder. Their labels are those of their folders, if all are called as the classes were."""
+    from fedxl.data.folder import images_in
+
+    files = images_in(root)
+    classes = {made.positive: 1, made.negative: 0}
+    labels = [classes.get(canonical(Path(file).parent.name)) for file in files]
+    known = None if None in labels else np.array(labels, np.int64)
+    return Rows(_pixels(made, root, files), files, known, None)
+
+
+def _content(made: Preparation, file: File, more: Sequence[str]) -> tuple[list[Inputs], dict[str, list[str | None]]]:
+    """The features as a network reads them, and other columns as texts."""
+    known = {column.name: list(column.values) if isinstance(column, Category) else None for column in made.columns}
+    features = Features([file], list(known), (), known)
+    blocks: list[Inputs] = []
+    texts: dict[str, list[str | None]] = {name: [] for name in more}
+    count = 0
+    for _, block, batch in features.blocks(more):
+        count += len(block)
+        blocks.append(made.apply(block))
+        for name, column in batch.items():
+            texts[name] += column.to_pylist()
+    require(count > 0, f"{file.path} holds no rows, only the names of its columns")
+    return blocks, texts
+
+
+def _pixels(made: Preparation, folder: Path, paths: Sequence[str]) -> Tensor:
+    assert made.image is not None
+    return torch.from_numpy(decoded(folder, paths, made.image.size, made.image.channels))
+
+
+def _labels(
+    made: Preparation, columns: Mapping[str, Sequence[str | None]], rows: int, path: Path
+) -> npt.NDArray[np.int64] | None:
+    """0 and 1; of several labels [n, L], -1 where one is not known. None if none is known."""
+    names, values = made.labels or (made.label,), {made.positive: 1, made.negative: 0}
+    found = np.full((rows, len(names)), UNKNOWN, np.int64)
+    for at, name in enumerate(names):
+        words = [None if text is None else canonical(text) for text in columns.get(name, ())]
+        strange = next((word for word in words if word is not None and word not in values), None)
+        if strange is not None:
+            told = f"{path}: column '{printable(name)}' holds '{printable(strange, 40)}'"
+            more = ", and empty cells" if made.labels else ""
+            raise UserError(f"{told}; the model knows {made.positive!r} and {made.negative!r}{more}")
+        found[: len(words), at] = [UNKNOWN if word is None else values[word] for word in words]
+    if (found == UNKNOWN).all():
+        return None
+    full = bool(made.labels) or not (found == UNKNOWN).any()
+    require(full, f"{path}: column '{printable(made.label)}' is empty in some rows; fill it, or leave it out")
+    return found if made.labels else found[:, 0]

@@ -15,6 +15,7 @@ from fedxl.errors import UserError, require, unknown
 from fedxl.progress import progress
 
 CHUNK = 2**20
+CIFAR = "https://www.cs.toronto.edu/~kriz"
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,6 @@ class Published:
         'some.npz'
         """
         return self.url.partition("?")[0].rpartition("/")[2]
-
-
-def _cifar(file: str, md5: str) -> Published:
-    return Published(f"https://www.cs.toronto.edu/~kriz/{file}", md5)
 
 
 # From MedMNIST 3.0 (medmnist/info.py): every 2D set at 28 pixels, and the paper's set at all sizes.
@@ -56,8 +53,8 @@ MEDMNIST = {
 }
 
 FILES: Mapping[str, Published] = {
-    "cifar10": _cifar("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
-    "cifar100": _cifar("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+    "cifar10": Published(f"{CIFAR}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    "cifar100": Published(f"{CIFAR}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     **{
         name: Published(f"https://zenodo.org/records/10519652/files/{name}.npz?download=1", md5)
         for name, md5 in MEDMNIST.items()

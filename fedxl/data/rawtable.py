@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedxl.data.csv_blocks import Chunks, untouched
 from fedxl.data.federation import Federation, Split, Splits
+from fedxl.data.forms import quoted
 from fedxl.data.holdout import SPLITS, TEST, TRAIN, VALIDATION, Codes, Whole
 from fedxl.data.preparation import Category, Preparation, fit
 from fedxl.data.source import TensorSource
@@ -62,27 +63,35 @@ def assemble(
 ) -> Splits:
     """Splits of rows that are already in order; ids: what identifies rows of the file, as weights and queries do."""
     parts, count = order.parts(), order.split(TRAIN).stop
-    y = torch.from_numpy(labels[order.rows].astype(np.int64))
-    heavy = None if weights is None else torch.from_numpy(weights[order.rows[:count]])
-    of = None if queries is None else torch.from_numpy(queries[order.rows].astype(np.int64))
-    source = TensorSource(x[:count], y[:count], weights=heavy, queries=None if of is None else of[:count])
-    return Splits(Federation(source, parts), *held_back(order, x, y, ids, of), order.names, made)
+    rows = order.rows[:count]
+    heavy = None if weights is None else torch.from_numpy(weights[rows])
+    source = TensorSource(x[:count], _tensor(labels[rows]), weights=heavy, queries=_queries(queries, rows))
+    return Splits(Federation(source, parts), *held_back(order, x, labels, ids, queries), order.names, made)
 
 
 def held_back(
-    order: Order, x: Tensor, y: Tensor, ids: Callable[[Whole], Sequence[str]], queries: Tensor | None = None
+    order: Order, x: Tensor, labels: Codes, ids: Callable[[Whole], Sequence[str]], queries: Whole | None = None
 ) -> tuple[Split | None, Split | None]:
     """Validation and test data, where there are any."""
 
     def held(split: int) -> Split | None:
         where = order.split(split)
-        if where.start == where.stop:
+        rows = order.rows[where]
+        if not len(rows):
             return None
         sizes = [order.part(site, split) for site in range(len(order.names))]
         sites = np.repeat(np.arange(len(order.names)), [part.stop - part.start for part in sizes])
-        return Split(x[where], y[where], sites, ids(order.rows[where]), None if queries is None else queries[where])
+        return Split(x[where], _tensor(labels[rows]), sites, ids(rows), _queries(queries, rows))
 
     return held(VALIDATION), held(TEST)
+
+
+def _tensor(numbers: Codes | Whole) -> Tensor:
+    return torch.from_numpy(numbers.astype(np.int64))
+
+
+def _queries(queries: Whole | None, rows: Whole) -> Tensor | None:
+    return None if queries is None else _tensor(queries[rows])
 
 
 @dataclass
@@ -122,15 +131,11 @@ class RawTable:
 
     def held_back(self, made: Preparation) -> tuple[Split | None, Split | None]:
         """Validation and test data alone, of a table that need not have others. It is empty afterwards."""
-        y = torch.from_numpy(self.labels[self.order.rows].astype(np.int64))
-        return held_back(self.order, self._inputs(made), y, self.ids, self._in_order(self.queries))
-
-    def _in_order(self, column: Whole | None) -> Tensor | None:
-        return None if column is None else torch.from_numpy(column[self.order.rows].astype(np.int64))
+        return held_back(self.order, self._inputs(made), self.labels, self.ids, self.queries)
 
     def _inputs(self, made: Preparation) -> Tensor:
         both = (made.labels, tuple(self.about.get(LABELS, ())))
-        named = [f"the labels {_some(names)}" if names else "one label" for names in both]
+        named = [f"the labels {quoted(names)}" if names else "one label" for names in both]
         require(both[0] == both[1], f"the preparation is for {named[0]}, and the table has {named[1]}")
         recode = recoding(made, self.columns, self.texts)
         rows, x = self.order.rows, untouched(self.chunks.count, made.width, np.float32)
@@ -151,12 +156,13 @@ class RawTable:
 def recoding(
     made: Preparation, columns: Sequence[str], texts: Sequence[Sequence[str] | None]
 ) -> Callable[[Block], Block]:
-    """Whole of a table's own texts become those of the preparation; NaN for texts that it does not know.
+    """A function that makes indices of a table's own texts those of the preparation, NaN for texts that it lacks.
 
-    One line if the table has other columns than the preparation, or another kind of them.
+    Raises UserError if the table has other columns than the preparation, or another kind of them.
     """
     wanted = {column.name: column for column in made.columns}
-    require(list(wanted) == list(columns), f"the preparation is of the columns {_some(wanted)}, not {_some(columns)}")
+    same = list(wanted) == list(columns)
+    require(same, f"the preparation is of the columns {quoted([*wanted])}, not {quoted(columns)}")
     places: dict[int, Block] = {}
     for at, (name, known) in enumerate(zip(columns, texts, strict=True)):
         column = wanted[name]
@@ -178,8 +184,3 @@ def recoding(
         return block
 
     return recode
-
-
-def _some(names: Any) -> str:
-    few = ", ".join(printable(name, 40) for name in list(names)[:5])
-    return f"{few}, ... ({len(names)} in all)" if len(names) > 5 else few

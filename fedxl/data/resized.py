@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -31,31 +31,31 @@ def resized(
     mapped into memory, and private: what is not read costs nothing, and what is written to the array does not reach
     the file.
     """
-    shape = (len(paths), *_shape(size, channels))
+    shape = (len(paths), size, size) if channels == 1 else (len(paths), channels, size, size)
     about = [FORM, size, list(paths), *([channels] if channels > 1 else [])]
     about += [[_stamp(folder / path) for path in paths]] if stamped else []
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     target = cache / f"{name}-{size}-{key}.npy"
     kept = _load(target, shape)
     if kept is None:
-        _write(folder, paths, shape, target)
+        _write(target, shape, _images(folder, paths, size, channels))
         kept = _load(target, shape)
     require(kept is not None, f"the cache {target} cannot be read back; remove it and try again")
     assert kept is not None
     return kept
 
 
-def decoded(folder: Path, paths: Sequence[str], size: int, channels: int = 1) -> np.ndarray:
-    """The same images without a cache."""
+def decoded(folder: Path, paths: Sequence[str], size: int, channels: int) -> np.ndarray:
+    """The same images [n, channels, size, size] without a cache."""
     _require_pillow()
-    images = np.empty((len(paths), *_shape(size, channels)), np.uint8)
-    for at, image in enumerate(_images(folder, paths, images.shape)):
+    images = np.empty((len(paths), channels, size, size), np.uint8)
+    for at, image in enumerate(_images(folder, paths, size, channels)):
         images[at] = image
     return images
 
 
 def within(text: str | None, where: str) -> str:
-    """A path that stays inside its folder; one line otherwise: a table must not reach for other files."""
+    """A path that stays inside its folder; raises UserError otherwise: a table must not reach for other files."""
     require(bool(text), f"{where} names no image in some row")
     assert text
     parts = PurePosixPath(text.replace("\\", "/")).parts
@@ -72,10 +72,6 @@ def unreadable(folder: Path, paths: Sequence[str]) -> list[str]:
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         found = workers.map(lambda path: _image(folder / path, 8, 1), paths)
         return [str(each) for each in found if isinstance(each, UserError)]
-
-
-def _shape(size: int, channels: int) -> tuple[int, ...]:
-    return (size, size) if channels == 1 else (channels, size, size)
 
 
 def _stamp(path: Path) -> list[int]:
@@ -95,7 +91,7 @@ def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     return kept if kept.dtype == np.uint8 and kept.shape == shape else None
 
 
-def _write(folder: Path, paths: Sequence[str], shape: tuple[int, ...], target: Path) -> None:
+def _write(target: Path, shape: tuple[int, ...], images: Iterable[np.ndarray]) -> None:
     """Write the file, under a temporary name until it is complete."""
     _require_pillow()
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
@@ -104,7 +100,7 @@ def _write(folder: Path, paths: Sequence[str], shape: tuple[int, ...], target: P
         with partial.open("wb") as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            for image in _images(folder, paths, shape):
+            for image in images:
                 file.write(image.tobytes())
             file.flush()
             os.fsync(file.fileno())
@@ -116,9 +112,8 @@ def _write(folder: Path, paths: Sequence[str], shape: tuple[int, ...], target: P
             partial.unlink()
 
 
-def _images(folder: Path, paths: Sequence[str], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """All images in order, decoded by a few threads in blocks; one line about all that cannot be read."""
-    size, channels = shape[-1], 1 if len(shape) == 3 else shape[1]
+def _images(folder: Path, paths: Sequence[str], size: int, channels: int) -> Iterator[np.ndarray]:
+    """All images in order, decoded by a few threads in blocks. Raises UserError about all that cannot be read."""
     wrong: list[str] = []
     with progress("resizing images", len(paths)) as advance, ThreadPoolExecutor(os.cpu_count()) as workers:
         for start in range(0, len(paths), BLOCK):

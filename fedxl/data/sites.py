@@ -1,19 +1,18 @@
-"""The sites of a simulated federation of images: how many there are, what each holds, and how they differ."""
+"""The sites of a simulated federation: how many there are, what each holds, and how they differ."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedxl.data.augment import MOST_CROP, NOTHING, Augment
-from fedxl.data.binary import corrupt
 from fedxl.data.federation import Federation, Split, Splits
-from fedxl.data.label_columns import UNKNOWN
-from fedxl.data.partition import PARTITIONS, Parts, check_one_class, only_first, partition
-from fedxl.data.source import TensorSource
+from fedxl.data.forms import UNKNOWN
+from fedxl.data.holdout import Stream
+from fedxl.data.source import MOST_CROP, NOTHING, Augment, TensorSource
 from fedxl.errors import require, unknown
 from fedxl.sampling import Indices, Purpose, generator
 
@@ -21,17 +20,7 @@ from fedxl.sampling import Indices, Purpose, generator
 HALF = 0.5
 # The means of its site noise, -0.08 to 0.08 by 0.01. The paper has 16 sites; from the 18th on they repeat.
 MEANS = tuple(round(HALF * (-0.08 + 0.01 * step), 3) for step in range(17))
-
-
-class Stream(IntEnum):
-    """The random choices, each with its own stream, so that one setting does not change the draws of another."""
-
-    HOLD_BACK = 2
-    IMBALANCE = 3
-    PARTITION = 4
-    CORRUPT = 5
-    TABLE = 6
-    KNOWN = 7
+Parts = list[Indices]
 
 
 @dataclass(frozen=True)
@@ -87,9 +76,6 @@ class Sites:
         stream = generator(self.seed, Purpose.DATA, 0, Stream.PARTITION)
         return partition(self.partition, labels, self.clients, stream, self.alpha, self.one_class)
 
-    def _flipped(self, labels: Indices) -> Indices:
-        return corrupt(labels, self.flipped, generator(self.seed, Purpose.DATA, 0, Stream.CORRUPT))
-
     def _known(self, labels: Indices, parts: Parts) -> Indices:
         """Several labels [n, L], of which each site knows some; all labels are known about equally often."""
         require(self.flipped == 0, "flipped is for one label, not for several")
@@ -108,9 +94,161 @@ class Sites:
         parts = self.parts(labels if labels.ndim == 1 else np.asarray(labels.max(1) > 0, np.int64))
         if labels.ndim == 2:
             labels = self._known(labels, parts)
-        require(labels.ndim == 2 or self.known == 1, "known is for several labels; of one, a site knows all")
-        given = labels if labels.ndim == 2 else self._flipped(labels)
-        (x, y), parts = only_first(self.present, (train.x, torch.from_numpy(given)), parts)
+        else:
+            require(self.known == 1, "known is for several labels; of one, a site knows all")
+            labels = corrupt(labels, self.flipped, generator(self.seed, Purpose.DATA, 0, Stream.CORRUPT))
+        (x, y), parts = only_first(self.present, (train.x, torch.from_numpy(labels)), parts)
         federation = Federation(TensorSource(x, y), parts)
         augment = self.augment()
         return Splits(federation if augment == NOTHING else federation.augmented(augment), validation, test)
+
+
+def equal(labels: Indices, clients: int, rng: np.random.Generator, alpha: float, one_class: int) -> Parts:
+    """Shuffled shards of equal size, as in the FeDXL paper."""
+    return np.array_split(rng.permutation(len(labels)), clients)
+
+
+def dirichlet(labels: Indices, clients: int, rng: np.random.Generator, alpha: float, one_class: int) -> Parts:
+    """Label skew: clients hold shares of each class that are drawn from Dirichlet(alpha).
+
+    Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification
+    (2019), in the form of Yurochkin et al. (ICML 2019), which hands out every example. A small alpha leaves clients
+    with one class; a large one gives all the same share.
+    """
+    owner = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        ends = np.rint(np.cumsum(rng.dirichlet(np.full(clients, alpha))) * len(members))
+        ends[-1] = len(members)  # exact, despite rounding of the sum
+        owner[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
+    return _nobody_empty([rng.permutation(np.flatnonzero(owner == client)) for client in range(clients)])
+
+
+def quantity(labels: Indices, clients: int, rng: np.random.Generator, alpha: float, one_class: int) -> Parts:
+    """Quantity skew: the sizes of clients are drawn from Dirichlet(alpha), regardless of class.
+
+    Li et al., Federated Learning on Non-IID Data Silos (ICDE 2022).
+    """
+    ends = np.rint(np.cumsum(rng.dirichlet(np.full(clients, alpha))) * len(labels)).astype(int)
+    return _nobody_empty(np.split(rng.permutation(len(labels)), ends[:-1]))
+
+
+def trade_classes(labels: Indices, clients: int, rng: np.random.Generator, alpha: float, one_class: int) -> Parts:
+    """Equal shards, after which the first `one_class` clients trade in pairs: one takes the positives, one the rest.
+
+    All other clients hold what they hold with equal shards, so that the number of one-class clients is all that
+    changes. 0 is `equal` itself.
+    """
+    check_one_class(one_class, clients)
+    parts = equal(labels, clients, rng, alpha, one_class)
+    for first in range(0, one_class, 2):
+        both = np.concatenate(parts[first : first + 2])
+        positive = labels[both] == 1
+        require(
+            bool(positive.any() and not positive.all()),
+            f"clients {first} and {first + 1} hold one class between them and cannot trade; use fewer clients",
+        )
+        parts[first : first + 2] = [both[positive], both[~positive]]
+    return parts
+
+
+def check_one_class(count: int, clients: int) -> None:
+    require(
+        count % 2 == 0 and 0 <= count <= clients,
+        f"one_class must be an even number from 0 to the number of clients, {clients}, got {count}",
+    )
+
+
+def _nobody_empty(parts: Parts) -> Parts:
+    """Give each empty client one example of the client that holds the most."""
+    parts = list(parts)
+    for client, part in enumerate(parts):
+        if not len(part):
+            richest = max(range(len(parts)), key=lambda other: len(parts[other]))
+            parts[richest], parts[client] = parts[richest][:-1], parts[richest][-1:]
+    return parts
+
+
+PARTITIONS: Mapping[str, Callable[[Indices, int, np.random.Generator, float, int], Parts]] = {
+    "equal": equal,
+    "dirichlet": dirichlet,
+    "quantity": quantity,
+    "one_class": trade_classes,
+}
+
+
+def partition(
+    name: str, labels: Indices, clients: int, rng: np.random.Generator, alpha: float, one_class: int = 0
+) -> Parts:
+    """Assign each example to exactly one client, and at least one example to each client.
+
+    >>> labels = np.array([0, 0, 0, 0, 1, 1])
+    >>> [len(part) for part in partition("equal", labels, 3, np.random.default_rng(0), alpha=1.0)]
+    [2, 2, 2]
+    """
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
+    require(clients <= len(labels), f"there are {clients} clients for only {len(labels)} training examples")
+    return PARTITIONS[name](labels, clients, rng, alpha, one_class)
+
+
+def only_first(present: int, examples: Sequence[Tensor], parts: Parts) -> tuple[list[Tensor], Parts]:
+    """Keep only the first `present` clients (0: all): their examples, renumbered, and which client holds which."""
+    require(
+        0 <= present <= len(parts),
+        f"present must lie between 0 (all) and the number of clients, {len(parts)}, got {present}",
+    )
+    if present in (0, len(parts)):
+        return list(examples), parts
+    parts = parts[:present]
+    kept, ends = torch.from_numpy(np.concatenate(parts)), np.cumsum([len(part) for part in parts])
+    return [leaf[kept] for leaf in examples], np.split(np.arange(ends[-1]), ends[:-1])
+
+
+def hold_back(labels: Indices, count: int, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """(training, `count` validation examples), both with the same share of positives, in ascending order."""
+    require(0 <= count < len(labels), f"validation must lie in [0, {len(labels)}), got {count}")
+    positives, negatives = (rng.permutation(np.flatnonzero(labels == label)) for label in (1, 0))
+    of_positives = round(count * len(positives) / len(labels))
+    held = np.concatenate([positives[:of_positives], negatives[: count - of_positives]])
+    rest = np.concatenate([positives[of_positives:], negatives[count - of_positives :]])
+    return np.sort(rest), np.sort(held)
+
+
+def imbalance(indices: Indices, labels: Indices, ratio: float, rng: np.random.Generator) -> Indices:
+    """As many of `indices` as `ratio` positives per negative allow; 0: all. In ascending order.
+
+    >>> labels = np.array([1, 1, 1, 1, 0, 0, 0, 0])
+    >>> kept = imbalance(np.arange(8), labels, 0.25, np.random.default_rng(0))
+    >>> labels[kept].tolist()
+    [1, 0, 0, 0, 0]
+    """
+    require(ratio >= 0, f"ratio must not be negative, got {ratio}")
+    if ratio == 0:
+        return indices
+    positives, negatives = (rng.permutation(indices[labels[indices] == label]) for label in (1, 0))
+    few = at_most(len(positives), ratio * len(negatives))
+    many = at_most(len(negatives), few / ratio)
+    return np.sort(np.concatenate([positives[:few], negatives[:many]]))
+
+
+def at_most(count: int, wanted: float) -> int:
+    """How many of `count` to keep if `wanted` are wanted: at least one, if there is one.
+
+    >>> at_most(10, 3.6), at_most(10, 0.2), at_most(10, float("inf")), at_most(0, 3.0)
+    (4, 1, 10, 0)
+    """
+    return min(count, max(1, round(min(count, wanted))))
+
+
+def corrupt(labels: Indices, share: float, rng: np.random.Generator) -> Indices:
+    """The labels, with this share of the positives and of the negatives flipped.
+
+    >>> corrupt(np.array([1, 1, 0, 0, 0, 0]), 0.5, np.random.default_rng(0)).sum()
+    np.int64(3)
+    """
+    flipped = labels.copy()
+    for label in (0, 1):
+        members = np.flatnonzero(labels == label)
+        flipped[rng.choice(members, round(share * len(members)), replace=False)] = 1 - label
+    return flipped

@@ -7,6 +7,7 @@ Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computin
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -49,7 +50,8 @@ class Empty(NamedTuple):
 
 
 Told = Numbers | Categories | Empty
-KINDS: Mapping[type, str] = {Numbers: "numbers", Categories: "categories", Empty: "empty"}
+TYPES: Mapping[str, type[Told]] = {"numbers": Numbers, "categories": Categories, "empty": Empty}
+KINDS = {kind: name for name, kind in TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Summary:
             raise RefusedError(f"its summary has more than {MOST_TEXT:,} characters")
         try:
             content = json.loads(text)
-            found = {str(name): _told(told) for name, told in content["columns"].items()}
+            found = {str(name): TYPES[kind](*told) for name, (kind, *told) in content["columns"].items()}
             summary = cls(content["rows"], found, dict(content["about"]))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise RefusedError("its summary of its columns cannot be read") from None
@@ -138,7 +140,7 @@ def _merged(na: Any, ma: Any, qa: Any, nb: Any, mb: Any, qb: Any) -> tuple[Any, 
 
 
 def merge(summaries: Mapping[str, Summary]) -> Summary:
-    """The summary of all sites' data together; one line if their columns differ. By site, in a fixed order."""
+    """The summary of all sites' data together; by site, in a fixed order. Raises UserError if columns differ."""
     first, *_ = summaries
     names = list(summaries[first].columns)
     for site, summary in summaries.items():
@@ -183,7 +185,11 @@ def _merge_column(name: str, told: Mapping[str, Told]) -> Told:
     if not known:
         return Empty()
     if Categories in kinds:
-        return _merge_categories(name, [each for each in known.values() if isinstance(each, Categories)])
+        counts: Counter[str] = Counter()
+        for each in known.values():
+            assert isinstance(each, Categories)
+            counts.update(each.counts)
+        return _few(name, counts)
     count, missing, mean, squares = 0, 0, 0.0, 0.0
     for each in known.values():
         assert isinstance(each, Numbers)
@@ -192,16 +198,8 @@ def _merge_column(name: str, told: Mapping[str, Told]) -> Told:
     return Numbers(count, missing, mean, squares)
 
 
-def _merge_categories(name: str, told: Sequence[Categories]) -> Categories:
-    counts: dict[str, int] = {}
-    for each in told:
-        for category, often in each.counts.items():
-            counts[category] = counts.get(category, 0) + often
-    return _few(name, counts)
-
-
 def _few(name: str, counts: Mapping[str, int]) -> Categories:
-    """Categories in a fixed order; one line if there are too many."""
+    """Categories in a fixed order."""
     if len(counts) > MOST_CATEGORIES:
         some = ", ".join(f"'{printable(text, 20)}'" for text in sorted(counts)[:3])
         raise UserError(
@@ -209,11 +207,6 @@ def _few(name: str, counts: Mapping[str, int]) -> Categories:
             "used: name the column in drop, or raise rare"
         )
     return Categories(dict(sorted(counts.items())))
-
-
-def _told(entry: Any) -> Told:
-    kind, *values = entry
-    return {"numbers": Numbers, "categories": Categories, "empty": Empty}[kind](*values)  # type: ignore[no-any-return]
 
 
 def _check(summary: Summary, examples: int) -> None:
@@ -224,8 +217,12 @@ def _check(summary: Summary, examples: int) -> None:
         raise RefusedError(f"its summary is of {printable(summary.rows)} rows, but it has {examples} examples")
     about = {**summary.about}
     labels = about.pop(LABELS, [])
+    try:
+        named = isinstance(labels, list) and bool(label_names(labels or ["label"]))
+    except UserError:
+        named = False
     texts = all(isinstance(text, str) and len(text) <= LONGEST for text in about.values())
-    if not texts or not {*about} <= {*ABOUT} or not _named(labels):
+    if not texts or not {*about} <= {*ABOUT} or not named:
         raise RefusedError("what its summary says of its label cannot be read")
     taken = [*labels, *(about.get(role) for role in ("label", "site", "id"))]
     if any(name in taken for name in summary.columns):
@@ -246,14 +243,6 @@ def _check(summary: Summary, examples: int) -> None:
             right = right and sum(told.counts.values()) <= summary.rows
         if not right:
             raise RefusedError(f"its summary of column '{printable(name, 60)}' cannot be that of its data")
-
-
-def _named(labels: Any) -> bool:
-    """Whether this is a list of labels' names; it may be empty."""
-    try:
-        return isinstance(labels, list) and bool(label_names(labels or ["label"]))
-    except UserError:
-        return False
 
 
 def _whole(value: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from fedxl.deploy.log import say
+from fedxl.deploy import say
 from fedxl.errors import UserError
 
 # Imported when needed: the gateway does not need torch, and a site does not need SuperLink.
@@ -19,7 +19,7 @@ ROLES: Mapping[str, str] = {
     "gateway": "fedxl.deploy.server.gateway_process",
     "app": "fedxl.deploy.server.app",
     "node": "fedxl.deploy.site.node",
-    "prepare": "fedxl.deploy.site.prepare",
+    "prepare": "fedxl.deploy.site.cache",
 }
 
 

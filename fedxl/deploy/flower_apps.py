@@ -1,11 +1,4 @@
-"""The apps for Flower's own simulation. In a deployment, `app.py` and `node.py` do the same work.
-
-An app names both in its pyproject.toml:
-
-    [tool.flwr.app.components]
-    serverapp = "fedxl.deploy.flower_apps:server"
-    clientapp = "fedxl.deploy.flower_apps:client"
-"""
+"""The apps for Flower's own simulation (docs/deployment.md). In a deployment, `app.py` and `node.py` do it."""
 
 from __future__ import annotations
 
@@ -45,26 +38,10 @@ def main(grid: Grid, context: Context) -> None:
 
 
 @client.query()
-def hello(message: Message, context: Context) -> Message:
-    return _reply(message, context)
-
-
-@client.train()
-def train(message: Message, context: Context) -> Message:
-    return _reply(message, context)
-
-
-@client.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    return _reply(message, context)
-
-
 @client.query("secure")
-def secure(message: Message, context: Context) -> Message:
-    return _reply(message, context)
-
-
-def _reply(message: Message, context: Context) -> Message:
+@client.train()
+@client.evaluate()
+def answer(message: Message, context: Context) -> Message:
     return reply(message, lambda: _site(context))
 
 

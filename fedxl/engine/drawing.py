@@ -1,7 +1,4 @@
-"""What each client reads in a round: its own examples, and entries of the score pool.
-
-All of it follows from the run's seed, or from secret ones in its place.
-"""
+"""What each client reads in a round, by the run's seed or secret ones: its examples, and entries of the pool."""
 
 from __future__ import annotations
 
@@ -87,9 +84,8 @@ class Drawing:
     def __post_init__(self) -> None:
         self.weighted = self.federation.weights() is not None
         plain = not self.weighted or not self.reading.pairing.labels
-        require(
-            plain, "examples with several labels take turns by label, and weights would not count; leave them out"
-        )
+        why = "examples with several labels take turns by label, and weights would not count"
+        require(plain, f"{why}; leave them out")
         self.held = self._held()
         self.groups = self.reading.pairing.example_groups(self.items)
         self._ahead = _Ahead({}, None, {})
@@ -123,8 +119,8 @@ class Drawing:
     def draw_ahead(self, round: int, visits: dict[int, int], pool: PoolWeights | None) -> None:
         """Draw for the next round while a GPU still works on this one, so that it need not wait for the host.
 
-        visits: the clients of the next round, and how often each took part before. The next pool is not known yet. If
-        all entries weigh the same, draws depend on its size alone, which mostly stays the same.
+        visits: the clients of the next round, and how often each took part before. If all entries of the pool weigh
+        the same, draws depend on its size alone, which mostly stays the same.
         """
         keys = [(client, round, count) for client, count in visits.items()]
         own = {key: self._own(*key) for key in keys}
@@ -154,7 +150,8 @@ class Drawing:
         found = []
         for fresh in (False, True) if self.reading.fresh else (False,):
             rows, examples = self.reading.pairing.draw(stream, self.held[client], visits, steps, sizes, fresh)
-            found += [examples, sampling.codes(rng, examples.shape, codes), rows]
+            shape = examples.shape  # a code below `codes` selects the augmentation of each example
+            found += [examples, np.zeros(shape, np.int64) if rng is None else rng.integers(codes, size=shape), rows]
         examples, drawn, rows, *more = found
         none = rows[:, :0]
         fresh_examples, fresh_codes, fresh_rows = more or (none, none, none)

@@ -1,7 +1,4 @@
-"""How the simulator runs the clients of a group: one after another, or all at once as one vectorised program.
-
-The third way, captured once and replayed on a GPU, is in `cuda/graph.py`.
-"""
+"""How the simulator runs a group of clients: one by one, as one vectorised program, or captured (`cuda/graph.py`)."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def vectorised(running: ClientRound, server: ServerState, group: Group) -> tuple
 
 
 class Vectorised:
-    """A round for many clients: the server's state is shared, everything else has a row a client."""
+    """A round for many clients: the server's state is shared, everything else has one row per client."""
 
     def __init__(self, running: ClientRound) -> None:
         self.start = vmap(running.start, in_dims=(None, 0, 0))
@@ -108,10 +105,3 @@ def not_for_vmap(model: nn.Module, score: Score, probe: Tensor) -> str:
     except Exception as error:  # whatever a model of the user's may raise
         return f"the model cannot be vectorised: {first_line(error)}"
     return ""
-
-
-def possible(name: str, device: torch.device) -> tuple[str, str]:
-    """The executor asked for, or the one that takes its place on this device and why."""
-    if name == "graph" and device.type != "cuda":
-        return "loop", f"graph needs a CUDA device, and this is {device.type}"
-    return name, ""

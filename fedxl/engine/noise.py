@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,32 +17,20 @@ from fedxl.errors import require
 MOST = 2**32  # numbers of noise that a group of clients draws in a round: 16 GB in single precision
 
 
-def drawn(like: Any, seeds: Sequence[int], numbers: Sequence[int], round: int, steps: int) -> Any:
+def draw_noise(like: Any, seeds: Sequence[int], numbers: Sequence[int], round: int, steps: int) -> Any:
     """Noise like this for all steps of these clients, [C, K, ...]. seeds: of each client."""
     leaves = tree.leaves(like)
     if not leaves:
         return like
     sizes = [leaf.numel() for leaf in leaves]
-    total = len(seeds) * steps * sum(sizes)
-    require(
-        total <= MOST,
-        f"noise for {len(seeds)} clients, {steps} steps and {sum(sizes):,} numbers is too much for a round; "
-        "lower clients_at_once or local_steps",
-    )
-    flat = np.stack(
-        [
-            [normals(seed, number, round, step, sum(sizes)) for step in range(steps)]
-            for seed, number in zip(seeds, numbers, strict=True)
-        ]
-    )  # [C, K, all leaves]
+    what = f"noise for {len(seeds)} clients, {steps} steps and {sum(sizes):,} numbers is too much for a round"
+    require(len(seeds) * steps * sum(sizes) <= MOST, f"{what}; lower clients_at_once or local_steps")
+    clients = zip(seeds, numbers, strict=True)
+    drawn = [[normals(*client, round, step, sum(sizes)) for step in range(steps)] for client in clients]
+    flat = np.array(drawn)  # [C, K, all leaves]
     pieces = torch.from_numpy(flat).to(leaves[0].device).split(sizes, dim=-1)
     each = zip(pieces, leaves, strict=True)
     return tree.rebuild(like, (piece.to(leaf.dtype).reshape(*flat.shape[:2], *leaf.shape) for piece, leaf in each))
-
-
-def seeds_of(numbers: Sequence[int], secret: Mapping[int, int], seed: int) -> list[int]:
-    """Each client's own seed, or the run's if it has none."""
-    return [secret.get(number, seed) for number in numbers]
 
 
 Floats = npt.NDArray[np.float64]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,12 +18,12 @@ from fedxl.data.source import Source, floats_as, queries_of
 from fedxl.engine import noise
 from fedxl.engine.drawing import NO_SECRETS, Drawing, Schedule, Secrets, host_weights
 from fedxl.engine.group import BoundRound, Draws, Executor, Feed, Group
-from fedxl.engine.store import ClientStates, ClientStore
 from fedxl.errors import require
 from fedxl.models import Score
 from fedxl.models.precision import PRECISIONS, products
 from fedxl.risks.pairing import Examples, PoolWeights, Share
 from fedxl.sampling import Floats, Indices, Purpose
+from fedxl.wire import RefusedError, fitted
 
 CPU = torch.device("cpu")
 
@@ -38,6 +38,68 @@ class Placement(NamedTuple):
 
 
 ON_CPU = Placement()
+
+
+class ClientStates(NamedTuple):
+    """What a checkpoint must hold besides the server."""
+
+    rounds: dict[str, Tensor]  # by client number: in how many rounds it took part
+    states: dict[str, object]
+
+
+@dataclass
+class ClientStore:
+    """Private states, and how often each client took part. Clients that never did cost nothing."""
+
+    num_clients: int
+    _visits: dict[int, int] = field(default_factory=dict)
+    _states: dict[int, object] = field(default_factory=dict)
+
+    def visits(self, client: int) -> int:
+        return self._visits.get(client, 0)
+
+    def state(self, client: int, init: Callable[[int], object]) -> object:
+        """The client's state, or what `init` makes of a client that never took part."""
+        state = self._states.get(client)
+        return init(client) if state is None else state
+
+    def put(self, states: Mapping[int, object]) -> None:
+        """The states after a round in which these clients took part."""
+        self.count(states)
+        self._states.update(states)
+
+    def count(self, clients: Iterable[int]) -> None:
+        """These clients took part in a round, here or in another process."""
+        self._visits.update({client: self.visits(client) + 1 for client in clients})
+
+    @property
+    def known(self) -> set[int]:
+        """The clients whose states are here."""
+        return set(self._states)
+
+    def take(self, client: int) -> object:
+        """The state of a client that goes on elsewhere; how often it took part stays known."""
+        return self._states.pop(client)
+
+    def bring(self, states: Mapping[int, object]) -> None:
+        """The states of clients that were elsewhere."""
+        self._states.update(states)
+
+    @property
+    def packed(self) -> ClientStates:
+        rounds = {str(client): torch.tensor(number) for client, number in self._visits.items()}
+        return ClientStates(rounds, {str(client): state for client, state in self._states.items()})
+
+    def restore(self, tensors: Mapping[str, Tensor], init: Callable[[int], object], device: torch.device) -> None:
+        """Take the states back from a checkpoint; RefusedError if they are not those of these clients."""
+        members = [name.removeprefix("rounds.") for name in tensors if name.startswith("rounds.")]
+        if not {str(client) for client in range(self.num_clients)}.issuperset(members):
+            raise RefusedError(f"it holds clients that are not among these {self.num_clients}")
+        like = {name: init(int(name)) for name in members}
+        none = torch.zeros((), dtype=torch.int64)
+        rounds, states = fitted(ClientStates(dict.fromkeys(members, none), like), tensors)
+        self._visits = {int(name): int(number) for name, number in rounds.items()}
+        self._states = {int(name): tree.to(state, device) for name, state in states.items()}
 
 
 @dataclass
@@ -61,13 +123,13 @@ class Simulator:
     def __post_init__(self) -> None:
         device, dtype = self.placement[:2]
         self.reading: Reading = self.algorithm.reading(self.schedule.batch1, self.schedule.batch2)
-        items = self._items()
+        # What the pairing knows of examples besides their labels.
+        source, parts = self.federation.source, self.federation.parts
+        local = self.algorithm.local_pairs
+        items = self.reading.pairing.items(source.labels, queries_of(source), parts, local)
         self.drawing = Drawing(self.federation, self.reading, self.schedule, items, self.first_number, self.secrets)
-        require(
-            not self.drawing.weighted or not self.algorithm.private,
-            "differential privacy limits how often an example is read, and weights read some more often; "
-            "leave them out",
-        )
+        why = "differential privacy limits how often an example is read, and weights read some more often"
+        require(not self.drawing.weighted or not self.algorithm.private, f"{why}; leave them out")
         self.items = tree.map(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype), items)
         self.source: Source = self.federation.source.to(device)
         self.labels = self.source.labels.to(dtype)
@@ -78,19 +140,13 @@ class Simulator:
         self.store = ClientStore(len(self.federation.parts))
         self._bound: dict[str, BoundRound] = {}
 
-    def _items(self) -> Any:
-        """What the pairing knows of examples besides their labels."""
-        source = self.federation.source
-        parts, local = self.federation.parts, self.algorithm.local_pairs
-        return self.reading.pairing.items(source.labels, queries_of(source), parts, local)
-
     def run_round(
         self, server: ServerState, round: int, cohort: Indices, passive: object = None, whole: int = 0
     ) -> ClientUpdate:
         """The cohort's updates, stacked in its order. Private states change only once all of them are done.
 
-        passive: what the clients read of the pool, [C, K, ...]; None: it is drawn here. whole: the size of the
-        cohort, where some of it run in other processes.
+        passive: what the clients read of the pool, [C, K, ...]; None: drawn here. whole: the cohort's size over all
+        processes.
         """
         phase, size = self.algorithm.phase(round), self.placement.clients_at_once or len(cohort)
         weights = phase.pool_weights(server) if passive is None else None
@@ -116,8 +172,7 @@ class Simulator:
         self.store.restore(tensors, lambda client: self.initial(server, client), self.placement.device)
 
     def remarks(self) -> dict[str, Any]:
-        """What to add to the metrics row: nothing, for no client fails in a simulation."""
-        return {}
+        return {}  # no client fails in a simulation
 
     @property
     def population(self) -> ClientStates:
@@ -132,19 +187,13 @@ class Simulator:
         return self.algorithm.init_client(server, self.drawing.num_rows(client))
 
     def _group(
-        self,
-        phase: Phase,
-        server: ServerState,
-        round: int,
-        members: list[int],
-        pool: PoolWeights | None,
-        passive: Any,
+        self, phase: Phase, server: ServerState, round: int, members: list[int], pool: PoolWeights | None, given: Any
     ) -> Group:
         each = [self.drawing.draw(client, round, self.store.visits(client), pool) for client in members]
         index = self._to_device(np.array(members))
         draws = self._upload([np.stack(arrays) for arrays in zip(*each, strict=True)])
         # All but the examples themselves is gathered for the whole round at once.
-        passive = phase.passive(server, draws.lag1, draws.lag2) if passive is None else passive
+        passive = phase.passive(server, draws.lag1, draws.lag2) if given is None else given
         seed, first = self.drawing.seed, self.first_number
         return Group(
             clients=[self.store.state(client, lambda client: self.initial(server, client)) for client in members],
@@ -164,9 +213,9 @@ class Simulator:
 
     def _noise(self, phase: Phase, server: ServerState, round: int, members: list[int]) -> Any:
         numbers = [self.first_number + client for client in members]
-        seeds = noise.seeds_of(numbers, self.secrets.noise, self.schedule.seed)
+        seeds = [self.secrets.noise.get(number, self.schedule.seed) for number in numbers]
         like = phase.noise_like(server, self.reading)
-        return noise.drawn(like, seeds, numbers, round, self.schedule.local_steps)
+        return noise.draw_noise(like, seeds, numbers, round, self.schedule.local_steps)
 
     def _upload(self, arrays: list[Indices]) -> Draws[Tensor]:
         """All draws of a group in one transfer."""

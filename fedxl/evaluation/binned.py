@@ -1,8 +1,7 @@
 """Counts of scores in bins: what a site may disclose instead of scores, and what follows from them, with bounds.
 
-Counts of several sites are added. At the edges of bins the ROC and PR curves are then those of all scores together,
-exactly. Within a bin nobody knows the order: a metric is that of scores which are equal within their bin, and its
-bounds are those of the best and of the worst order.
+Counts of several sites are added. At the edges of bins the ROC curve is exact. Within a bin nobody knows the order: a
+metric is that of scores which are equal within their bin, and its bounds are those of the best and the worst order.
 """
 
 from __future__ import annotations
@@ -97,12 +96,6 @@ class Binned:
         fpr, tpr = (np.repeat(rates, 2) for rates in self.roc())
         return (fpr[1:], tpr[:-1]), (fpr[:-1], tpr[1:])
 
-    def pr(self) -> tuple[Floats, Floats]:
-        """(recall, precision) at the edges that anything lies above, exactly."""
-        false, true = self.counts()
-        some = true + false > 0
-        return true[some] / true[-1], true[some] / (true + false)[some]
-
     def auroc(self) -> Bounded:
         return self.partial_auc_raw(1.0)
 
@@ -188,7 +181,7 @@ class Binned:
         return replace(self, positives=positives, negatives=negatives)
 
     def with_noise_again(self, seed: int = 0) -> Iterator[Binned]:
-        """Without end: likely counts with as much noise once more, and that taken out again."""
+        """Endlessly: likely counts with as much noise added again, and removed again."""
         rng, likely = np.random.default_rng(seed), self.without_noise()
         while True:
             noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives)))).astype(np.int64)
@@ -215,10 +208,7 @@ def pooled(parts: Iterable[Binned]) -> Binned:
     for part in others:
         require(np.array_equal(part.edges, first.edges), "counts can be added only if their bins are the same")
         first = Binned(
-            first.edges,
-            first.positives + part.positives,
-            first.negatives + part.negatives,
-            first.noise + part.noise,
+            first.edges, first.positives + part.positives, first.negatives + part.negatives, first.noise + part.noise
         )
     return first
 
@@ -234,8 +224,11 @@ FROM_COUNTS: Mapping[str, Callable[..., Bounded]] = {
 
 def judge(metrics: Iterable[NamedMetric], found: Binned) -> dict[str, Bounded]:
     """Those of these metrics that follow from counts, by name."""
-    known = [metric for metric in metrics if split_name(metric.name)[0] in FROM_COUNTS]
-    return {metric.name: _value(metric, found) for metric in known}
+    values = {}
+    for metric in metrics:
+        if compute := FROM_COUNTS.get(split_name(metric.name)[0]):
+            values[metric.name] = compute(found, *(() if metric.limit is None else (metric.limit,)))
+    return values
 
 
 def noise_errors(metrics: Sequence[NamedMetric], parts: Sequence[Binned], draws: int = DRAWS) -> dict[str, float]:
@@ -254,20 +247,14 @@ def example_counts(found: Binned) -> dict[str, float]:
     return dict(zip(COUNTS, map(round, found.totals()), strict=True))
 
 
-def _value(metric: NamedMetric, found: Binned) -> Bounded:
-    limit = () if metric.limit is None else (metric.limit,)
-    return FROM_COUNTS[split_name(metric.name)[0]](found, *limit)
-
-
 def _from_above(counts: Floats) -> Floats:
     return np.append(0.0, np.cumsum(counts[::-1]))
 
 
 def _without_noise(counts: Floats) -> Floats:
-    """Counts that are not negative: their running sums are the nearest ascending ones (isotonic regression).
+    """Counts that are not negative, with the same sum: their running sums are the nearest ascending ones.
 
-    The sum stays; if it is negative, there are no examples. Cutting each count off at zero would turn the noise of
-    empty bins into examples, and so would the nearest counts: in the mean they pull AUROC towards one half.
+    Cutting each count off at zero would turn the noise of empty bins into examples, and pull AUROC towards one half.
     """
     total = max(float(counts.sum()), 0.0)
     from scipy.optimize import isotonic_regression  # as above
@@ -286,15 +273,16 @@ Curves = Mapping[str, Binned]  # by site; all in the same bins
 
 def save(path: Path, splits: Mapping[str, Curves]) -> None:
     """Write the counts of some splits into one .npz file."""
-    arrays: dict[str, npt.NDArray[np.generic]] = {}
+    arrays = {}
     for split, curves in splits.items():
         each = list(curves.values())
-        arrays |= {
-            f"{split}_edges": each[0].edges,
-            f"{split}_names": np.array(list(curves), dtype=np.str_),
-            f"{split}_positives": np.stack([found.positives for found in each]),
-            f"{split}_negatives": np.stack([found.negatives for found in each]),
-            f"{split}_noise": np.array([found.noise for found in each]),
+        arrays[split] = {
+            "edges": each[0].edges,
+            "names": np.array(list(curves), dtype=np.str_),
+            **{
+                name: np.stack([getattr(found, name) for found in each])
+                for name in ("positives", "negatives", "noise")
+            },
         }
     save_arrays(path, arrays)
 
@@ -304,11 +292,19 @@ def load(path: Path) -> dict[str, dict[str, Binned]]:
     return load_splits(path, "edges", _curves, "curves")
 
 
-def as_scored(curves: Curves) -> Scored:
-    """Scores with these counts, each in the middle of its bin, for whatever asks for scores. No row is known.
+def _curves(arrays: Mapping[str, Any]) -> dict[str, Binned]:
+    edges, noise = (arrays[name].astype(np.float64) for name in ("edges", "noise"))
+    positives, negatives = (arrays[name].astype(np.int64) for name in ("positives", "negatives"))
+    names = [str(name) for name in arrays["names"]]
+    same = len(names) == len(set(names)) == len(noise) == len(positives) == len(negatives)
+    require(same and bool(names), "its counts do not have one site each")
+    return {name: Binned(edges, positives[row], negatives[row], float(noise[row])) for row, name in enumerate(names)}
 
-    Noise is removed from sums of counts. What is left of one site's own would stay in far bins, and count for all
-    sites together. So where there is noise, nobody knows whose a score is.
+
+def as_scored(curves: Curves) -> Scored:
+    """Scores with these counts, each in the middle of its bin. With noise, nobody knows whose a score is.
+
+    Noise is removed from sums of counts: what is left of one site's own would stay in far bins, and count for all.
     """
     if any(found.noise for found in curves.values()):
         return together(curves)
@@ -326,12 +322,3 @@ def scores_of(splits: Mapping[str, Curves]) -> dict[str, Scored]:
 def together(curves: Curves) -> Scored:
     """The same of all sites' counts added up."""
     return Scored(*pooled(curves.values()).as_scores())
-
-
-def _curves(arrays: np.lib.npyio.NpzFile, split: str) -> dict[str, Binned]:
-    edges, noise = (arrays[f"{split}_{name}"].astype(np.float64) for name in ("edges", "noise"))
-    positives, negatives = (arrays[f"{split}_{name}"].astype(np.int64) for name in ("positives", "negatives"))
-    names = [str(name) for name in arrays[f"{split}_names"]]
-    same = len(names) == len(set(names)) == len(noise) == len(positives) == len(negatives)
-    require(same and bool(names), "its counts do not have one site each")
-    return {name: Binned(edges, positives[row], negatives[row], float(noise[row])) for row, name in enumerate(names)}

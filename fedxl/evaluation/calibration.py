@@ -6,7 +6,7 @@ A calibration is fitted on validation data and applied to others. It never chang
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from fedxl.errors import UserError, require, unknown
+from fedxl.errors import require, unknown
 from fedxl.evaluation.intervals import LEVEL, checked, proportion
 
 Floats = npt.NDArray[np.float64]
@@ -73,9 +73,7 @@ class Isotonic:
     """A rising curve of straight pieces between steps: free of any form, and in need of more data (about 1,000)."""
 
     scores: tuple[float, ...]  # rising
-    probabilities: tuple[
-        float, ...
-    ]  # one for each score; never falling; scores beyond the ends get those of the ends
+    probabilities: tuple[float, ...]  # one per score, never falling; beyond the ends those of the ends
     note: str = ""
 
     @classmethod
@@ -86,10 +84,8 @@ class Isotonic:
         values, positive = _fitting(scores, labels)
         found = IsotonicRegression(y_min=0.0, y_max=1.0).fit(values, positive.astype(np.float64))
         x, y = (np.asarray(each, np.float64).tolist() for each in (found.X_thresholds_, found.y_thresholds_))
-        note = (
-            "" if y[-1] > y[0] else "scores do not rise with the share of positives: every probability is that share"
-        )
-        return cls(tuple(x), tuple(y), note)
+        flat = "scores do not rise with the share of positives: every probability is that share"
+        return cls(tuple(x), tuple(y), "" if y[-1] > y[0] else flat)
 
     def __call__(self, scores: Any) -> Floats:
         values = np.asarray(scores, np.float64)
@@ -113,37 +109,27 @@ def fit(kind: str, scores: Any, labels: Any) -> Calibration:
 
 def from_json(content: Mapping[str, Any]) -> Calibration:
     """What `to_json` gave, checked: it may come from a file of another party."""
-    readers: Mapping[Any, Callable[[Mapping[str, Any]], Calibration]] = {"platt": _platt, "isotonic": _isotonic}
-    kind = content.get("kind") if isinstance(content, Mapping) else None
-    if not isinstance(kind, str) or kind not in readers:
-        raise UserError("not a calibration: its kind must be 'platt' or 'isotonic'")
-    return readers[kind](content)
-
-
-def _platt(content: Mapping[str, Any]) -> Platt:
-    slope, intercept = _numbers([content.get("slope"), content.get("intercept")])
-    require(slope >= 0, "not a calibration: its slope is negative, which would turn the ranking round")
-    return Platt(slope, intercept, str(content.get("note", "")))
-
-
-def _isotonic(content: Mapping[str, Any]) -> Isotonic:
+    kind, note = (content.get("kind"), str(content.get("note", ""))) if isinstance(content, Mapping) else (None, "")
+    require(kind in ("platt", "isotonic"), "not a calibration: its kind must be 'platt' or 'isotonic'")
+    if kind == "platt":
+        slope, intercept = _numbers([content.get("slope"), content.get("intercept")])
+        require(slope >= 0, "not a calibration: its slope is negative, which would turn the ranking round")
+        return Platt(slope, intercept, note)
     scores, probabilities = _numbers(content.get("scores")), _numbers(content.get("probabilities"))
     require(len(scores) == len(probabilities) > 0, "not a calibration: scores and probabilities differ in number")
     require(bool((np.diff(scores) > 0).all()), "not a calibration: its scores do not rise")
     rising = bool((np.diff(probabilities) >= 0).all()) and probabilities[0] >= 0 and probabilities[-1] <= 1
     require(rising, "not a calibration: its probabilities do not rise from 0 to 1")
-    return Isotonic(scores, probabilities, str(content.get("note", "")))
+    return Isotonic(scores, probabilities, note)
 
 
 def _numbers(values: Any) -> tuple[float, ...]:
     fits = isinstance(values, list) and len(values) <= MOST_STEPS
-    require(fits and all(_number(value) for value in values), "not a calibration: it needs finite numbers")
+    numbers = fits and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    # Whole numbers beyond floats are not finite.
+    finite = numbers and all(abs(value) < 1e300 for value in values)
+    require(finite, "not a calibration: it needs finite numbers")
     return tuple(float(value) for value in values)
-
-
-def _number(value: Any) -> bool:
-    """A finite number; whole numbers beyond floats are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _fitting(scores: Any, labels: Any) -> tuple[Floats, npt.NDArray[np.bool_]]:

@@ -12,10 +12,9 @@ from scipy.stats import norm
 
 from fedxl import metrics
 from fedxl.errors import UserError, printable, require
-from fedxl.evaluation.area_ends import Ends, difference_ends
-from fedxl.evaluation.intervals import DRAWS, LEVEL, checked, delong, one_metric, undefined
-from fedxl.evaluation.placements import covariance, placements
-from fedxl.evaluation.resampling import Statistic, jackknife, measured, resample
+from fedxl.evaluation.delong import covariance, placements
+from fedxl.evaluation.intervals import DRAWS, LEVEL, Interval, checked, delong, one_metric, undefined
+from fedxl.evaluation.resampling import jackknife, measured, resample
 from fedxl.evaluation.scored import Scored
 
 Floats = npt.NDArray[np.float64]
@@ -44,10 +43,9 @@ class Pair(NamedTuple):
 
 
 def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL) -> Difference:
-    """AUROC of the first scores less that of the second: DeLong's test of two correlated AUROCs.
+    """AUROC of the first scores less that of the second: DeLong's p, NaN if neither AUROC varies.
 
-    p is that of the paper, or NaN if neither AUROC varies. The interval joins both AUROCs' intervals
-    (`difference_ends`): near 1 it leans as they do.
+    The interval joins both AUROCs' intervals (`difference_ends`): near 1 it leans as they do.
     """
     (one, classes), (two, _) = checked(first, labels, level), checked(second, labels, level)
     why = undefined(one, classes) or undefined(two, classes)
@@ -62,15 +60,31 @@ def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL
     if error == 0 and spread[0, 0] > 0:  # they differ within a class only
         alike = "not defined: both models rank positives against negatives alike"
         return Difference(value, math.nan, math.nan, math.nan, alike, level)
-    low, high = difference_ends(_ends(one, classes, level), _ends(two, classes, level), spread)
-    p = _p(value / error) if error else math.nan
+    low, high = difference_ends(_area(one, classes, level), _area(two, classes, level), spread)
+    p = float(2 * norm.sf(abs(value / error))) if error else math.nan
     return Difference(value, low, high, p, "DeLong, both intervals joined", level)
 
 
-def _ends(scores: Floats, labels: Ints, level: float) -> Ends:
-    """Of AUROC; one value if all scores are the same, because AUROC is 1/2 then, whatever the examples."""
+def _area(scores: Floats, labels: Ints, level: float) -> Interval:
+    """AUROC; one value if all scores are the same, because AUROC is 1/2 then, whatever the examples."""
     found = delong(scores, labels, level)
-    return Ends(*found[:3]) if math.isfinite(found.low) else Ends(*[found.value] * 3)
+    return found if math.isfinite(found.low) else found._replace(low=found.value, high=found.value)
+
+
+def difference_ends(first: Interval, second: Interval, spread: Floats) -> tuple[float, float]:
+    """The interval of first - second, from both intervals and DeLong's covariance of the two, [2, 2].
+
+    The difference is low if the first is low or the second high. Of independent values these distances add as squares
+    (G. Zou, A. Donner, "Construction of confidence limits about effect measures: a general approach", Statistics in
+    Medicine 27, 2008). What the models share makes both smaller, by as much as it does for DeLong's variance: two
+    models that hardly differ have a narrow interval, however uncertain each of them is.
+    """
+    apart, each = spread[0, 0] + spread[1, 1] - 2 * spread[0, 1], spread[0, 0] + spread[1, 1]
+    share = math.sqrt(max(0.0, float(apart / each))) if each > 0 else 1.0
+    down = math.hypot(first.value - first.low, second.high - second.value)
+    up = math.hypot(first.high - first.value, second.value - second.low)
+    gap = first.value - second.value
+    return gap - share * down, gap + share * up
 
 
 def metric_difference(
@@ -103,42 +117,28 @@ def metric_difference(
     def gap(*drawn: Floats) -> Floats:
         return of_first(*drawn) - of_second(*drawn)
 
-    error = _jackknifed(gap, classes, seed) if ours else _drawn(gap, classes, level, draws, seed)
-    if not math.isfinite(error.size):
-        return Difference(value, math.nan, math.nan, math.nan, error.how, level)
-    reach = float(stdtrit(error.free, (1 + level) / 2)) * error.size
+    sizes = int(classes.sum()), int((1 - classes).sum())
+    if ours:
+        error, free = jackknife(gap, sizes, MOST_GROUPS, seed)
+        defined = error > TINY
+        how = "jackknife, Student's t" if defined else "not defined: no example makes a difference"
+    else:
+        found = resample(gap, classes, level, draws, seed)
+        # Those of the smaller class: the fewest degrees of freedom that the sum of two variances may have.
+        error, free, defined = found.error, min(sizes) - 1, math.isfinite(found.error)
+        how = f"bootstrap, {draws} draws, Student's t" if found.error > 0 else found.how
+    if not defined:
+        return Difference(value, math.nan, math.nan, math.nan, how, level)
+    reach = float(stdtrit(free, (1 + level) / 2)) * error
     most = 1.0 if ours else math.inf  # no two values of ours lie farther apart
-    p = float(2 * stdtr(error.free, -abs(value) / error.size))
-    return Difference(value, max(-most, value - reach), min(most, value + reach), p, error.how, level)
-
-
-class _Error(NamedTuple):
-    """The standard error of a difference; NaN if there is none."""
-
-    size: float
-    free: float  # degrees of freedom
-    how: str
-
-
-def _jackknifed(gap: Statistic, labels: Ints, seed: int) -> _Error:
-    size, free = jackknife(gap, (int(labels.sum()), int((1 - labels).sum())), MOST_GROUPS, seed)
-    if not size > TINY:
-        return _Error(math.nan, math.nan, "not defined: no example makes a difference")
-    return _Error(size, free, "jackknife, Student's t")
-
-
-def _drawn(gap: Statistic, labels: Ints, level: float, draws: int, seed: int) -> _Error:
-    """Degrees of freedom are those of the smaller class, the fewest that the sum of two variances may have."""
-    found = resample(gap, labels, level, draws, seed)
-    free = min(int(labels.sum()), int((1 - labels).sum())) - 1
-    return _Error(found.error, free, f"bootstrap, {draws} draws, Student's t" if found.error > 0 else found.how)
+    p = float(2 * stdtr(free, -abs(value) / error))
+    return Difference(value, max(-most, value - reach), min(most, value + reach), p, how, level)
 
 
 def paired(first: Scored, second: Scored) -> Pair:
     """The scores of two runs for the same examples, the second in the order of the first.
 
-    An error if they were not scored on the same examples. Rows and sites are compared where both runs know them;
-    without rows, the order of labels has to agree.
+    Raises UserError if rows or sites, where both runs know them, or else labels and their order differ.
     """
     require(len(first) == len(second), _not_same(f"one has {len(first)} examples, the other {len(second)}"))
     if first.rows and second.rows:
@@ -163,10 +163,6 @@ def differences(
 
 def _no_difference(how: str, level: float) -> Difference:
     return Difference(0.0, 0.0, 0.0, 1.0, f"{how} (the same ranking)", level)
-
-
-def _p(z: float) -> float:
-    return float(2 * norm.sf(abs(z)))
 
 
 def _same_ranking(first: Floats, second: Floats) -> bool:

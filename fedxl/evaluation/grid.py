@@ -1,7 +1,6 @@
 """The bins in which sites count scores: fixed before anybody counts, narrow near a centre and wider outwards.
 
-Edges are uniform in asinh((score - centre) / scale). Far from the centre a bin is a fixed fraction of the distance
-wide, so that one grid serves scores of any size: raw scores have no scale of their own, and training changes it.
+Edges are uniform in asinh((score - centre) / scale), so that one grid serves scores of any size.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """Bins by four numbers, from which their edges follow.
-
-    A request holds these instead of edges: so no request can hold edges out of order, or a bin made for one example.
-    """
+    """Bins by four numbers. A request holds these instead of edges: it cannot ask for a bin made for one example."""
 
     bins: int = 512  # the lowest and the highest are open
     centre: float = 0.0
@@ -51,7 +47,9 @@ class Grid:
         require(few, f"bins must lie between {FEWEST_BINS} and {MOST_BINS}, got {self.bins!r:.50}")
         numbers = (self.centre, self.scale, self.reach)
         valid = all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers)
-        require(valid and all(map(_near, numbers)), "the centre, scale and reach of bins must be finite numbers")
+        # False for NaN, and for whole numbers too large for a float.
+        near = valid and all(abs(n) <= FARTHEST for n in numbers)
+        require(near, "the centre, scale and reach of bins must be finite numbers")
         fits = SMALLEST <= self.scale <= self.reach
         require(fits, f"the scale of bins must be at least {SMALLEST:g}, and not beyond their reach")
         require(bool((np.diff(self.edges()) > 0).all()), "the scale of bins is too small for their centre")
@@ -73,7 +71,7 @@ class Grid:
 
     @classmethod
     def from_json(cls, content: Any) -> Grid:
-        """What `to_json` gave. It may be another party's: everything is checked."""
+        """The inverse of `to_json`. It may be another party's: everything is checked."""
         names = set(cls.__dataclass_fields__)
         known = isinstance(content, dict) and content.keys() == names
         require(known, f"bins are described by {', '.join(sorted(names))}, and by nothing else")
@@ -96,8 +94,3 @@ def bins_from_json(content: Any, labels: int = 0) -> Bins:
     grids = tuple(Grid.from_json(grid) for grid in content)
     require(len({grid.bins for grid in grids}) == 1, "all labels must have as many bins")
     return grids
-
-
-def _near(number: float) -> bool:
-    """False for NaN, and for a whole number too large for a float."""
-    return abs(number) <= FARTHEST

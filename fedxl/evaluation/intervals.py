@@ -11,8 +11,7 @@ from scipy.stats import binomtest
 
 from fedxl import metrics
 from fedxl.errors import require
-from fedxl.evaluation.area_ends import area_ends
-from fedxl.evaluation.placements import covariance, placements
+from fedxl.evaluation.delong import area_ends, covariance, placements
 from fedxl.evaluation.resampling import is_corrected, measured, resample
 
 Floats = npt.NDArray[np.float64]
@@ -35,14 +34,12 @@ class Interval(NamedTuple):
 def checked(scores: Any, labels: Any, level: float = LEVEL) -> tuple[Floats, Ints]:
     """One finite or NaN score and one label of 0 or 1 each."""
     values, classes = np.asarray(scores, np.float64), np.asarray(labels)
-    require(values.ndim == 1 and values.shape == classes.shape, _lengths(values, classes))
+    shapes = f"of shapes {values.shape} and {classes.shape}"
+    same = values.ndim == 1 and values.shape == classes.shape
+    require(same, f"scores and labels must be two lists of one length, not {shapes}")
     require(bool(np.isin(classes, (0, 1)).all()), "labels must be 0 or 1")
     require(0 < level < 1, f"level must lie between 0 and 1, as in 0.95, not {level}")
     return values, classes.astype(np.int64)
-
-
-def _lengths(values: npt.NDArray[Any], classes: npt.NDArray[Any]) -> str:
-    return f"scores and labels must be two lists of one length, not of shapes {values.shape} and {classes.shape}"
 
 
 def undefined(scores: Floats, labels: Ints) -> str:
@@ -58,10 +55,9 @@ def undefined(scores: Floats, labels: Ints) -> str:
 
 
 def delong(scores: Any, labels: Any, level: float = LEVEL) -> Interval:
-    """AUROC with DeLong's variance, in Wilson's form: `area_ends` has the formula.
+    """AUROC with DeLong's variance, in Wilson's form (`area_ends`), which covers better than the plain interval.
 
-    The interval stays inside [0, 1], and it covers better than the plain one. A perfect ranking has variance 0; its
-    interval rests on a model's variance, and ends at 1.
+    A perfect ranking has variance 0; its interval rests on a model's variance, and ends at 1.
 
     >>> found = delong([0.1, 0.4, 0.35, 0.8, 0.7, 0.2], [0, 0, 1, 1, 1, 0])
     >>> f"{found.value:.3f} {found.low:.3f} {found.high:.3f}"
@@ -98,9 +94,8 @@ def bootstrap(
 ) -> Interval:
     """Any metric with a bootstrap within each class: BCa, the bias-corrected and accelerated interval.
 
-    That of average precision is corrected for few positives (`resampling` says how); `value` is the metric itself.
-    `metric` is a name ("ap", "pauc@0.3"), a `Metric`, or a function of (scores, labels). Those of fedxl's own are
-    computed for many draws at once; a function is called once a draw, and once for each example.
+    That of average precision is corrected for few positives (`resampling`); `value` is the metric itself. `metric` is
+    a name ("ap", "pauc@0.3"), a `Metric`, or a function, which is called once per draw and per example.
     """
     values, classes = checked(scores, labels, level)
     named = one_metric(metric)
@@ -109,7 +104,10 @@ def bootstrap(
         return Interval(value, math.nan, math.nan, level, why or "not defined: the metric is not finite")
     perfect = values[classes > 0].min() > values[classes == 0].max()
     if perfect and named.metric.compute in (metrics.auroc, metrics.partial_auc, metrics.partial_auc_raw):
-        return _perfect_area(named, delong(values, classes, level))
+        # All draws agree. What AUROC may lack, the partial area may lack.
+        whole, limit = delong(values, classes, level), named.limit or 1.0
+        span = 2 * limit - limit**2 if named.metric.compute is metrics.partial_auc else 1.0  # McClish's scale
+        return whole._replace(value=value, low=max(0.0, value - (1 - whole.low) / span), high=value)
     corrected = is_corrected(named)
     statistic = measured(named, values, classes, corrected=corrected)
     found = resample(statistic, classes, level, draws, seed, widened=corrected)
@@ -121,11 +119,3 @@ def one_metric(metric: metrics.Item) -> metrics.NamedMetric:
     found = metrics.resolve([metric])
     require(len(found) == 1, f"the metric '{metric}' needs a limit, as in '{metric}@0.3'")
     return found[0]
-
-
-def _perfect_area(named: metrics.NamedMetric, whole: Interval) -> Interval:
-    """The interval of a perfect ranking, where all draws agree: what AUROC may lack, the partial area may lack."""
-    limit = named.limit or 1.0
-    best = limit if named.metric.compute is metrics.partial_auc_raw else 1.0
-    span = 2 * limit - limit**2 if named.metric.compute is metrics.partial_auc else 1.0  # McClish's scale
-    return whole._replace(value=best, low=max(0.0, best - (1 - whole.low) / span), high=best)

@@ -5,17 +5,20 @@ Thresholds and calibration are chosen on validation data, all sites together, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedxl.errors import require
 from fedxl.evaluation import calibration as calibrations
 from fedxl.evaluation.calibration import Calibration, Reliability, brier, reliability
+from fedxl.evaluation.decision import why_label_undecided
 from fedxl.evaluation.intervals import DRAWS, LEVEL, Interval, bootstrap, delong
+from fedxl.evaluation.label_counts import LabelCurves, as_scored
+from fedxl.evaluation.label_means import means
 from fedxl.evaluation.operating import (
     NetBenefit,
     OperatingPoint,
@@ -24,14 +27,15 @@ from fedxl.evaluation.operating import (
     at_threshold,
     net_benefit,
 )
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.resampling import affordable
+from fedxl.evaluation.scored import LabelScores, Scored, mean_defined
 from fedxl.files import plain
 
 SPECIFICITIES = (0.9, 0.95)
 SENSITIVITIES = (0.9, 0.95)
 DECISIONS = tuple(round(step / 100, 2) for step in range(1, 100))  # threshold probabilities of net benefit
-MOST_WORK = 4e7  # draws times examples of one bootstrap, about a second; beyond it there are fewer draws
-FEWEST = 400  # draws
+SITE_GROUPS = 500  # for the mean's interval at each of many sites
+NO_WHOLE = "not defined: counts in bins do not say which labels are of one example"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +52,13 @@ class Judged:
 
     def to_json(self) -> dict[str, Any]:
         found = {
-            "positives": self.positives,
-            "negatives": self.negatives,
+            **vars(self),
             "metrics": {name: value._asdict() for name, value in self.metrics.items()},
-            "points": {name: _point(point) for name, point in self.points.items()},
-            "brier": self.brier,
+            "points": {name: point.to_json() for name, point in self.points.items()},
             "reliability": _arrays(self.reliability),
             "net_benefit": _arrays(self.net_benefit),
         }
-        if self.reliability is not None:
-            found["calibration_error"] = self.reliability.error
-        return found
+        return found if self.reliability is None else found | {"calibration_error": self.reliability.error}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,30 +77,12 @@ class Judgement:
     def to_json(self) -> dict[str, Any]:
         """As JSON has it: null for what is not defined."""
         found = {
-            "split": self.split,
-            "chosen_on": self.chosen_on,
-            "level": self.level,
-            "fpr": self.fpr,
+            **vars(self),
             "calibration": None if self.calibration is None else self.calibration.to_json(),
             "pooled": self.pooled.to_json(),
             "sites": {name: judged.to_json() for name, judged in self.sites.items()},
-            "notes": list(self.notes),
         }
-        content: dict[str, Any] = plain(found)
-        return content
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """What was chosen beforehand, and how to measure."""
-
-    thresholds: dict[str, float]
-    calibration: Calibration | None
-    same: bool  # whether it was chosen on the examples it is measured on
-    fpr: float
-    level: float
-    draws: int
-    seed: int
+        return plain(found)  # type: ignore[no-any-return]
 
 
 def judge(
@@ -114,37 +96,58 @@ def judge(
     specificities: Sequence[float] = SPECIFICITIES,
     sensitivities: Sequence[float] = SENSITIVITIES,
 ) -> Judgement:
-    """Judge a run by its scores (`scores.npz`, `Result.scored`), all sites together and each by itself.
-
-    A site that has its own row was measured by the thresholds and the calibration of all sites' validation data.
-    """
+    """Judge a run by its scores, all sites together and each by itself, with thresholds and calibration of all."""
     known = {name: found for name, found in splits.items() if len(found)}
-    split = next((name for name in ("test", "validation") if name in known), None)
-    require(split is not None, "there are no scores of held-back data; train with validation or test data")
-    assert split is not None
-    notes, held = [], known.get("validation")
-    if split == "validation":
-        notes.append("there are no test data: everything was measured on validation data, which also chose the model")
-    if held is None:
-        notes.append("there are no validation data: no threshold and no calibration was chosen")
+    split, held = judged_split(known), known.get("validation")
+    notes = _notes(split, held is not None)
     fitted = _calibration(held, calibration, notes)
     thresholds = {} if held is None else _thresholds(held, specificities, sensitivities, notes)
     draws = affordable(draws, len(known[split]))
-    choice = _Choice(thresholds, fitted, split == "validation", fpr, level, draws, seed)
+
+    def judge_part(found: Scored) -> Judged:
+        scores, labels, positives = found.scores, found.labels, int(found.labels.sum())
+        intervals = {"auroc": delong(scores, labels, level)}
+        for name in (f"pauc@{fpr:g}", "ap"):
+            intervals[name] = bootstrap(name, scores, labels, level=level, draws=draws, seed=seed)
+        points = {name: at_threshold(scores, labels, limit, level) for name, limit in thresholds.items()}
+        if split == "validation":  # on which the thresholds were chosen
+            points = {name: point.same_examples() for name, point in points.items()}
+        judged = Judged(positives, len(found) - positives, intervals, points)
+        if fitted is None or not np.isfinite(scores).all():
+            return judged
+        probabilities = fitted(scores)
+        return replace(
+            judged,
+            brier=brier(probabilities, labels),
+            reliability=reliability(probabilities, labels, level=level),
+            net_benefit=net_benefit(probabilities, labels, DECISIONS),
+        )
+
     chosen_on = "validation" if thresholds or fitted is not None else None
-    parts = {name: _judged(part, choice) for name, part in known[split].by_site().items()}
-    return Judgement(split, chosen_on, level, fpr, fitted, _judged(known[split], choice), parts, tuple(notes))
+    sites = {name: judge_part(part) for name, part in known[split].by_site().items()}
+    return Judgement(split, chosen_on, level, fpr, fitted, judge_part(known[split]), sites, tuple(notes))
 
 
-def affordable(draws: int, examples: int) -> int:
-    """So many draws, or fewer where a bootstrap of so many examples would take long."""
-    return int(min(draws, max(FEWEST, MOST_WORK // max(1, examples))))
+def judged_split(parts: Mapping[str, Any]) -> str:
+    """Test data, else validation data. Raises UserError if there are none."""
+    split = next((split for split in ("test", "validation") if parts.get(split)), "")
+    require(bool(split), "there are no scores of held-back data; train with validation or test data")
+    return split
+
+
+def _notes(split: str, held: bool) -> list[str]:
+    notes = []
+    if split == "validation":
+        notes.append("there are no test data: everything was measured on validation data, which also chose the model")
+    if not held:
+        notes.append("there are no validation data: no threshold and no calibration was chosen")
+    return notes
 
 
 def _calibration(held: Scored | None, kind: str, notes: list[str]) -> Calibration | None:
     if held is None:
         return None
-    if not _finite(held):
+    if not np.isfinite(held.scores).all():
         notes.append("validation scores are not finite: no calibration")
         return None
     if not 0 < held.labels.sum() < len(held):
@@ -168,40 +171,94 @@ def _thresholds(
     return found
 
 
-def _judged(found: Scored, choice: _Choice) -> Judged:
-    scores, labels, positives = found.scores, found.labels, int(found.labels.sum())
-    intervals = {"auroc": delong(scores, labels, choice.level)}
-    for name in (f"pauc@{choice.fpr:g}", "ap"):
-        intervals[name] = bootstrap(name, scores, labels, level=choice.level, draws=choice.draws, seed=choice.seed)
-    points = {name: _measured(found, limit, choice) for name, limit in choice.thresholds.items()}
-    judged = Judged(positives, len(found) - positives, intervals, points)
-    if choice.calibration is None or not _finite(found):
-        return judged
-    probabilities = choice.calibration(scores)
-    return replace(
-        judged,
-        brier=brier(probabilities, labels),
-        reliability=reliability(probabilities, labels, level=choice.level),
-        net_benefit=net_benefit(probabilities, labels, DECISIONS),
-    )
-
-
-def _measured(found: Scored, threshold: float, choice: _Choice) -> OperatingPoint:
-    point = at_threshold(found.scores, found.labels, threshold, choice.level)
-    return point.same_examples() if choice.same else point
-
-
-def _finite(found: Scored) -> bool:
-    return bool(np.isfinite(found.scores).all())
-
-
-def _point(point: OperatingPoint) -> dict[str, Any]:
-    rest = zip(point._fields[1:], point[1:], strict=True)
-    return {"threshold": point.threshold, **{name: value._asdict() for name, value in rest}}
-
-
 def _arrays(found: Reliability | NetBenefit | None) -> dict[str, Any] | None:
-    if found is None:
+    return None if found is None else {name: column.tolist() for name, column in found._asdict().items()}
+
+
+@dataclass(frozen=True, eq=False)
+class SiteJudgement:
+    """AUROC at a site: of each label that is known there, and the mean over labels."""
+
+    examples: int
+    labels: dict[str, Interval]
+    mean: Interval
+
+
+@dataclass(frozen=True, eq=False)
+class LabelJudgement:
+    """What the scores of a run of several labels say."""
+
+    split: str  # on which everything was measured
+    level: float
+    fpr: float  # the limit of the partial AUC
+    labels: dict[str, Judgement]  # without those that are known of no example
+    undecided: dict[str, str]  # why labels have no calibration and no threshold
+    mean: dict[str, Interval]  # over labels, of the metrics that each label has
+    sites: dict[str, SiteJudgement]  # empty if sites are not known
+    notes: tuple[str, ...]  # what a reader should know; one line each
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it, without curves and sites: those of many labels would be long."""
+        kept = ("positives", "negatives", "metrics", "points", "brier", "calibration_error")
+        each = {name: judged.pooled.to_json() for name, judged in self.labels.items()}
+        found = {
+            **vars(self),
+            "labels": {name: {key: told[key] for key in kept if key in told} for name, told in each.items()},
+            "mean": {name: interval._asdict() for name, interval in self.mean.items()},
+        }
+        return plain({key: value for key, value in found.items() if key != "sites"})  # type: ignore[no-any-return]
+
+
+def judge_labels(
+    splits: Mapping[str, LabelScores],
+    counts: Mapping[str, LabelCurves],
+    *,
+    fpr: float = 0.3,
+    level: float = LEVEL,
+    **options: Any,
+) -> LabelJudgement | None:
+    """Judge a run by the scores of its labels, or by counts in bins of them; None if there are none.
+
+    Means of counts have no intervals. options: those of `judge`.
+    """
+    parts = parts_of(splits, counts)
+    if not any(parts.values()):
         return None
-    columns: dict[str, npt.NDArray[Any]] = found._asdict()
-    return {name: column.tolist() for name, column in columns.items()}
+    split, held = judged_split(parts), parts.get("validation", {})
+    whole = splits.get(split)
+    why = {name: why_label_undecided(held.get(name)) for name in parts[split]} if held else {}
+    known = {name: replace(one, sites=None) for name, one in parts[split].items() if len(one)}
+    each = {}
+    for name, one in known.items():
+        choosing = {} if why.get(name) or name not in held else {"validation": replace(held[name], sites=None)}
+        judged = judge({split: one, **choosing}, fpr=fpr, level=level, **options)
+        if not choosing and split == "validation":  # too few examples: they are judged, but choose nothing
+            bare = replace(judged.pooled, points={}, brier=None, reliability=None, net_benefit=None)
+            judged = replace(judged, chosen_on=None, calibration=None, pooled=bare)
+        each[name] = judged
+    names, notes = ["auroc", f"pauc@{fpr:g}", "ap"], _notes(split, bool(held))
+    if whole is not None:
+        mean = means(names, whole, level)
+    else:
+        values = {name: mean_defined([one.pooled.metrics[name].value for one in each.values()]) for name in names}
+        mean = {name: Interval(value, math.nan, math.nan, level, NO_WHOLE) for name, value in values.items()}
+    if missing := [name for name in parts[split] if name not in known]:
+        notes.append(f"no {split} example says whether it has {', '.join(missing)}")
+    fitted = {name: judged.calibration for name, judged in each.items() if judged.calibration is not None}
+    notes += [f"calibration of {name}: {found.note}" for name, found in fitted.items() if found.note]
+    undecided = {name: reason for name, reason in why.items() if reason}
+    return LabelJudgement(split, level, fpr, each, undecided, mean, _sites(whole, level), tuple(notes))
+
+
+def parts_of(splits: Mapping[str, LabelScores], counts: Mapping[str, LabelCurves]) -> dict[str, dict[str, Scored]]:
+    """The scores of each label by split; where only counts in bins are known, scores that they stand for."""
+    known = {split: found.by_label() for split, found in splits.items()}
+    return {split: as_scored(found) for split, found in counts.items()} | known
+
+
+def _sites(whole: LabelScores | None, level: float) -> dict[str, SiteJudgement]:
+    found = {}
+    for site, part in (whole.by_site() if whole is not None else {}).items():
+        labels = {name: delong(one.scores, one.labels, level) for name, one in part.by_label().items() if len(one)}
+        found[site] = SiteJudgement(len(part.scores), labels, means(["auroc"], part, level, SITE_GROUPS)["auroc"])
+    return found

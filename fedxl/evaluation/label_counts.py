@@ -10,8 +10,7 @@ from typing import NamedTuple
 from fedxl.errors import require
 from fedxl.evaluation import binned
 from fedxl.evaluation.binned import Binned, Curves, pooled
-from fedxl.evaluation.labelled import mean
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.scored import Scored, mean_defined
 from fedxl.metrics import COUNTS, NamedMetric
 
 LabelCurves = Mapping[str, Curves]  # by label and site
@@ -30,7 +29,7 @@ class Counted(NamedTuple):
     def mean_bounds(self) -> dict[str, float]:
         """Of the means: each label's metric may be off by its own bound, all in one direction."""
         names = next(iter(self.bounds.values()))
-        return {name: mean(each[name] for each in self.bounds.values()) for name in names}
+        return {name: mean_defined(each[name] for each in self.bounds.values()) for name in names}
 
 
 def judge(wanted: Iterable[NamedMetric], found: LabelCurves, noise: bool = True) -> Counted:
@@ -47,23 +46,16 @@ def judge(wanted: Iterable[NamedMetric], found: LabelCurves, noise: bool = True)
     }
     bounds = {label: {name: value.bound for name, value in values.items()} for label, values in each.items()}
     names = next(iter(each.values()))
-    values = {name: mean(row[name] for row in by_label.values()) for name in names}
+    values = {name: mean_defined(row[name] for row in by_label.values()) for name in names}
     values |= {count: sum(row[count] for row in by_label.values()) for count in COUNTS}
-    noisy = noise and any(one.noise for one in together.values())
-    return Counted(values, by_label, bounds, _noise(wanted, found, by_label) if noisy else {})
-
-
-def _noise(
-    wanted: list[NamedMetric], found: LabelCurves, by_label: Mapping[str, Mapping[str, float]]
-) -> dict[str, float]:
-    """Of the means over labels. Each label has noise of its own, so the squares add up."""
-    errors = {label: binned.noise_errors(wanted, list(sites.values())) for label, sites in found.items()}
-    names = next(iter(errors.values()))
-    defined = {name: [label for label in found if not math.isnan(by_label[label][name])] for name in names}
-    return {
-        name: math.sqrt(sum(errors[label][name] ** 2 for label in labels)) / len(labels) if labels else math.nan
-        for name, labels in defined.items()
-    }
+    moved = {}
+    if noise and any(one.noise for one in together.values()):
+        errors = {label: binned.noise_errors(wanted, list(sites.values())) for label, sites in found.items()}
+        for name in names:
+            # Each label has noise of its own, so the squares add up.
+            each_error = [errors[label][name] for label in found if not math.isnan(by_label[label][name])]
+            moved[name] = math.sqrt(sum(e**2 for e in each_error)) / len(each_error) if each_error else math.nan
+    return Counted(values, by_label, bounds, moved)
 
 
 def save(path: Path, splits: Mapping[str, LabelCurves]) -> None:

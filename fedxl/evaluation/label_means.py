@@ -19,15 +19,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import stdtrit
 
 from fedxl import metrics
-from fedxl.evaluation.area_ends import wilson_low
+from fedxl.evaluation.delong import wilson_low
 from fedxl.evaluation.intervals import LEVEL, Interval, delong, one_metric
-from fedxl.evaluation.judgement import affordable
-from fedxl.evaluation.labelled import LabelScores, judge
-from fedxl.evaluation.resampling import BATCH, Floats, Ints, Statistic, is_corrected, measured
+from fedxl.evaluation.resampling import BATCH, Floats, Ints, Statistic, affordable, is_corrected, measured
+from fedxl.evaluation.scored import LabelScores, judge_labels
 
 GROUPS = 1000  # that are left out, at most
 HOW = "jackknife of examples, Wilson's form"
@@ -51,14 +49,19 @@ def means(
     its less biased estimate (`resampling`); `value` is the metric itself.
     """
     named = {name: one_metric(name) for name in wanted}
-    here, _ = judge(named.values(), found)
+    here, _ = judge_labels(named.values(), found)
     labels = [one for number in range(len(found.names)) if (one := _label(found, number, named)) is not None]
     if not labels:
         why = "not defined: no label has both classes and finite scores"
         return {name: Interval(math.nan, math.nan, math.nan, level, why) for name in wanted}
     size = len(found.scores)
     whole = _values(labels, np.ones((1, size)))
-    left = _left_out(labels, size, groups, seed)
+    # Without each group, a batch of groups at a time.
+    count = min(size, affordable(groups, size * len(labels)))
+    group = np.random.default_rng(seed).permutation(np.arange(size) % count) if count < size else np.arange(size)
+    batches = np.array_split(np.arange(count), math.ceil(count / max(1, BATCH // size)))
+    each = [_values(labels, (group[None] != batch[:, None]).astype(np.float64)) for batch in batches]
+    left = {name: np.concatenate([batch[name] for batch in each]) for name in wanted}
     return {
         name: _interval(here[metric.name], float(whole[name][0]), left[name], level) for name, metric in named.items()
     }
@@ -94,29 +97,16 @@ def _label(found: LabelScores, number: int, named: Mapping[str, metrics.NamedMet
     return _Label(known[labels > 0], known[labels == 0], each)
 
 
-def _left_out(labels: Sequence[_Label], size: int, groups: int, seed: int) -> dict[str, Floats]:
-    """The means of each metric without each group, a batch of groups at a time."""
-    count = min(size, affordable(groups, size * len(labels)))
-    group = np.random.default_rng(seed).permutation(np.arange(size) % count) if count < size else np.arange(size)
-    batches = np.array_split(np.arange(count), math.ceil(count / max(1, BATCH // size)))
-    found = [_values(labels, (group[None] != batch[:, None]).astype(np.float64)) for batch in batches]
-    return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-
-
 def _values(labels: Sequence[_Label], weight: Floats) -> dict[str, Floats]:
     """The means of each metric, for weights of the examples, [rows, n]."""
     sides = [(weight[:, one.positives], weight[:, one.negatives]) for one in labels]
     both = np.stack([(true.sum(1) > 0) & (false.sum(1) > 0) for true, false in sides])  # [L, rows]
     with np.errstate(all="ignore"):  # of labels with one class, which do not count
-        return {
-            name: _mean([one.statistics[name](*side) for one, side in zip(labels, sides, strict=True)], both)
+        each = {
+            name: np.stack([one.statistics[name](*side) for one, side in zip(labels, sides, strict=True)])
             for name in labels[0].statistics
-        }
-
-
-def _mean(values: Sequence[Floats], defined: npt.NDArray[np.bool_]) -> Floats:
-    """Over labels [L, rows], those that are defined; NaN where none is."""
-    return np.asarray(np.where(defined, np.stack(values), 0.0).sum(0) / defined.sum(0))
+        }  # [L, rows]
+        return {name: np.where(both, values, 0.0).sum(0) / both.sum(0) for name, values in each.items()}
 
 
 MEAN = "mean"
@@ -132,13 +122,9 @@ class LabelRow(NamedTuple):
 
 
 def label_table(found: LabelScores, level: float = LEVEL) -> list[LabelRow]:
-    """A row for each label, with DeLong's interval, and one for their mean, with a jackknife of the examples.
-
-    Labels of one example go together, so that whole examples are left out.
-    """
+    """A row for each label, with DeLong's interval, and one for their mean, with a jackknife of the examples."""
     rows = []
-    for number, name in enumerate(found.names):
-        one = found.label(number)
+    for name, one in found.by_label().items():
         positives = int(one.labels.sum())
         rows.append(LabelRow(name, positives, len(one) - positives, delong(one.scores, one.labels, level)))
     total = sum(row.positives for row in rows), sum(row.negatives for row in rows)
@@ -148,12 +134,3 @@ def label_table(found: LabelScores, level: float = LEVEL) -> list[LabelRow]:
 def mean_auroc(found: LabelScores, level: float = LEVEL) -> Interval:
     """The mean over labels of their AUROC, with the interval of `means`."""
     return means(["auroc"], found, level)["auroc"]
-
-
-def as_markdown(rows: list[LabelRow]) -> str:
-    """The table for people to read."""
-    lines = ["| label | positives | negatives | AUROC | interval |", "|---|---:|---:|---:|---|"]
-    for row in rows:
-        ends = f"{row.auroc.low:.3f} to {row.auroc.high:.3f}" if np.isfinite(row.auroc.low) else row.auroc.how
-        lines.append(f"| {row.name} | {row.positives:,} | {row.negatives:,} | {row.auroc.value:.3f} | {ends} |")
-    return "\n".join(lines) + "\n"

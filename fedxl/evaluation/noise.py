@@ -1,10 +1,8 @@
 """Noise for differential privacy: whole numbers, drawn exactly, from the operating system's randomness.
 
 The two-sided geometric distribution, P(k) in proportion to exp(-epsilon |k|), is the Laplace mechanism on whole
-numbers. Floating-point samplers of Laplace noise leak what they should hide by the last bits of their results
-(Mironov 2012). So it is drawn by integer arithmetic alone, after Canonne, Kamath, Steinke: The Discrete Gaussian for
-Differential Privacy (2020), algorithms 1 and 2.
-
+numbers. Floating-point samplers leak by the last bits of their results (Mironov 2012), so it is drawn by integers
+alone, after Canonne, Kamath, Steinke: The Discrete Gaussian for Differential Privacy (2020), algorithms 1 and 2.
 Never from a run's seed: the server knows it, and would subtract the noise.
 """
 
@@ -27,7 +25,7 @@ Below = Callable[[int], int]  # a whole number from 0 up to, but not including, 
 
 def exactly(epsilon: float) -> Fraction:
     """An epsilon as it was written: 0.1 is one tenth, which no float is."""
-    known = math.isfinite(epsilon) and LEAST_EPSILON <= epsilon <= MOST_EPSILON
+    known = LEAST_EPSILON <= epsilon <= MOST_EPSILON
     require(known, f"epsilon must lie between {LEAST_EPSILON:g} and {MOST_EPSILON:g}, got {epsilon:g}")
     return written(epsilon)
 

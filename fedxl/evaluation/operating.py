@@ -34,7 +34,17 @@ class OperatingPoint(NamedTuple):
 
     def same_examples(self) -> OperatingPoint:
         """The same point; it says that its threshold was chosen on these examples, which intervals do not know."""
-        return OperatingPoint(self.threshold, *map(_same_examples, self[1:]))
+        intervals: list[Interval] = [*self[1:]]
+        how = "threshold from the same examples"
+        return OperatingPoint(
+            self.threshold,
+            *(each if math.isnan(each.value) else each._replace(how=f"{each.how}; {how}") for each in intervals),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: value._asdict() if isinstance(value, Interval) else value for name, value in self._asdict().items()
+        }
 
 
 class NetBenefit(NamedTuple):
@@ -76,24 +86,13 @@ def at_sensitivity(scores: Any, labels: Any, sensitivity: float, level: float = 
 def _chosen(scores: Any, labels: Any, kind: str, share: float, level: float) -> OperatingPoint:
     require(0 <= share <= 1, f"{kind} must lie between 0 and 1, as in 0.95, not {share}")
     values, classes = checked(scores, labels, level)
-    side = classes > 0 if kind == "sensitivity" else classes == 0
-    threshold = math.nan
-    if side.any() and np.isfinite(values).all():
-        threshold = _threshold(values, classes, kind, share)
+    positive, threshold = kind == "sensitivity", math.nan
+    if (classes == positive).any() and np.isfinite(values).all():
+        false, true = metrics.counts(values, classes)  # at or above each cut, from the highest down
+        right = true if positive else false[-1] - false
+        enough = right >= share * right.max() * (1 - 1e-12)  # 0.95 * 20 is no more than 19 in decimals
+        threshold = float(_cuts(values)[np.flatnonzero(enough)[0 if positive else -1]])
     return at_threshold(values, classes, threshold, level).same_examples()
-
-
-def _threshold(values: Floats, labels: Any, kind: str, share: float) -> float:
-    false, true = metrics.counts(values, labels)  # at or above each cut, from the highest down
-    cuts = _cuts(values)
-    if kind == "specificity":
-        enough = _at_least(false[-1] - false, share * false[-1])
-        return float(cuts[np.flatnonzero(enough)[-1]])
-    return float(cuts[np.flatnonzero(_at_least(true, share * true[-1]))[0]])
-
-
-def _at_least(counts: Floats, wanted: float) -> npt.NDArray[np.bool_]:
-    return np.asarray(counts >= wanted * (1 - 1e-12))  # 0.95 * 20 is no more than 19 in decimals
 
 
 def _cuts(values: Floats) -> Floats:
@@ -108,10 +107,6 @@ def _cuts(values: Floats) -> Floats:
     middle = np.where(middle > ranked[1:], middle, ranked[:-1])  # neighbours in floating point
     beyond = max(ranked[0] + first / 2, np.nextafter(ranked[0], math.inf)), ranked[-1] - last / 2
     return np.asarray([beyond[0], *middle, beyond[1]])
-
-
-def _same_examples(found: Interval) -> Interval:
-    return found if math.isnan(found.value) else found._replace(how=f"{found.how}; threshold from the same examples")
 
 
 def net_benefit(probabilities: Any, labels: Any, thresholds: Any) -> NetBenefit:

@@ -6,7 +6,7 @@ batches of draws cost a few array operations. The interval is BCa (B. Efron, "Be
 JASA 82, 1987) by `scipy.stats.bootstrap`, for two samples: positives and negatives.
 
 Average precision needs more. It is too high if there are few positives, because each counts itself, and its draws
-vary less than it does, because examples that were drawn twice tie. So its intervals rest on `_less_biased_precision`,
+vary less than it does, because examples that were drawn twice tie. So its intervals rest on `CORRECTED`,
 and they are widened to the jackknife's standard error and to Student's t, in the way of T. Hesterberg's expanded
 percentiles ("What teachers should know about the bootstrap", The American Statistician 69, 2015).
 """
@@ -17,6 +17,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from scipy import stats
 
 from fedxl import metrics
 from fedxl.errors import require
-from fedxl.evaluation.placements import satterthwaite
+from fedxl.evaluation.delong import satterthwaite
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -34,6 +35,15 @@ BATCH = 2**17  # draws times examples in memory at once: a megabyte an array, wh
 MOST_FOR_BCA = 5_000  # examples; BCa leaves each one out, in n^2 operations, and corrects less and less
 FARTHEST = 8.0  # standard deviations; the level of more would round to 1
 GENERATOR = "rng" if "rng" in inspect.signature(stats.bootstrap).parameters else "random_state"  # until SciPy 1.15
+
+
+MOST_WORK = 4e7  # draws times examples of one bootstrap, about a second; beyond it there are fewer draws
+FEWEST = 400  # draws
+
+
+def affordable(draws: int, examples: int) -> int:
+    """So many draws, or fewer where a bootstrap of so many examples would take long."""
+    return int(min(draws, max(FEWEST, MOST_WORK // max(1, examples))))
 
 
 class Resampled(NamedTuple):
@@ -90,8 +100,7 @@ def jackknife(
 ) -> tuple[float, float]:
     """The jackknife's standard error, each example left out of its class, and its degrees of freedom.
 
-    A class of more than `most` examples is divided at random into so many groups, and each group is left out
-    (J. Shao, D. Tu, "The Jackknife and Bootstrap", 1995, section 2.3): groups of one are the usual jackknife.
+    Of a class of more than `most` examples, so many random groups are left out (J. Shao, D. Tu, 1995, section 2.3).
     """
     rng, rows, parts, freedoms = np.random.default_rng(seed), max(1, BATCH // sum(sizes)), [], []
     for side, size in enumerate(sizes):
@@ -124,9 +133,14 @@ def measured(metric: metrics.NamedMetric, scores: Floats, labels: Ints, *, corre
     curves = CURVES | CORRECTED if corrected else CURVES
     curve = curves.get(metric.metric.compute) if metric.metric.compute is not None else None
     if curve is None:
-        return lambda true, false: np.array(
-            [_each(metric, scores, labels, *row) for row in zip(true, false, strict=True)]
-        )
+
+        def one_draw(true: Floats, false: Floats) -> float:
+            counts = np.empty(len(labels), np.int64)
+            counts[labels > 0], counts[labels <= 0] = true, false
+            chosen = np.repeat(np.arange(len(scores)), counts)
+            return metric.value(scores[chosen], labels[chosen])
+
+        return lambda true, false: np.array([one_draw(*row) for row in zip(true, false, strict=True)])
     high, low = scores[labels > 0], scores[labels <= 0]
     places, extra = _places(high, low), [] if metric.limit is None else [metric.limit]
 
@@ -135,13 +149,6 @@ def measured(metric: metrics.NamedMetric, scores: Floats, labels: Ints, *, corre
         return np.round(curve(_standing(places, true, false), *extra), 12)
 
     return statistic
-
-
-def _each(metric: metrics.NamedMetric, scores: Floats, labels: Ints, true: Floats, false: Floats) -> float:
-    counts = np.empty(len(labels), np.int64)
-    counts[labels > 0], counts[labels <= 0] = true, false
-    chosen = np.repeat(np.arange(len(scores)), counts)
-    return metric.value(scores[chosen], labels[chosen])
 
 
 class _Places(NamedTuple):
@@ -201,11 +208,6 @@ def _area(found: _Standing, max_fpr: float = 1.0) -> Floats:
     return np.asarray(np.einsum("dm,dm->d", found.weight, right) / (found.true[:, -1] * found.negatives[:, 0]))
 
 
-def _partial_auc(found: _Standing, max_fpr: float) -> Floats:
-    chance = max_fpr**2 / 2
-    return np.asarray(0.5 * (1 + (_area(found, max_fpr) - chance) / (max_fpr - chance)))
-
-
 def _average_precision(found: _Standing, itself: float = 1.0) -> Floats:
     """The mean precision at positives; `itself` is how much a positive counts among those at its own score."""
     true = found.true if itself == 1 else found.true - (1 - itself) * found.weight
@@ -214,21 +216,14 @@ def _average_precision(found: _Standing, itself: float = 1.0) -> Floats:
     return np.asarray(np.einsum("dm,dm->d", found.weight, precision) / found.true[:, -1])
 
 
-def _less_biased_precision(found: _Standing) -> Floats:
-    """Average precision without half of each positive at its own score.
-
-    At the score of a positive with recall r, 1 + (m - 1) r of m positives are counted on average, which is (1 - r)
-    too many: one half, over all recalls.
-    """
-    return _average_precision(found, itself=0.5)
-
-
 CURVES: dict[Callable[..., float], Callable[..., Floats]] = {
     metrics.auroc: _area,
-    metrics.partial_auc: _partial_auc,
+    metrics.partial_auc: lambda found, max_fpr: metrics.mcclish(_area(found, max_fpr), max_fpr),
     metrics.partial_auc_raw: _area,
     metrics.average_precision: _average_precision,
 }
+# At the score of a positive with recall r, 1 + (m - 1) r of m positives are counted on average, which is (1 - r) too
+# many: one half, over all recalls. So half of each positive is left out at its own score.
 CORRECTED: dict[Callable[..., float] | None, Callable[..., Floats]] = {
-    metrics.average_precision: _less_biased_precision,
+    metrics.average_precision: partial(_average_precision, itself=0.5),
 }

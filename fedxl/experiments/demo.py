@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedxl import metrics
 from fedxl.config.experiment import Config, execute, load_data
 from fedxl.files import write_atomically, write_json
-from fedxl.reporting import document, html, plots
+from fedxl.reporting import document, plots
 from fedxl.reporting.runs import Run, from_result, is_centralized
 from fedxl.reporting.text import as_markdown, as_text, mean_with_spread, over_seeds
 from fedxl.training.members import Member, members, numbered
@@ -72,7 +72,7 @@ def experiment(entry: Entry, seed: int) -> Config:
 def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
     """All entries, all seeds: a table on the console; a report, a picture and the results in the folder."""
     plots.require_matplotlib()
-    html.require_jinja2()
+    document.require_jinja2()
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # programs this small gain nothing from a second one, and lose much on a busy machine
     began = time.monotonic()
@@ -95,9 +95,9 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
     rows = [row(label, runs) for label, runs in outcomes.items()]
     console.print(as_text(rows, COLUMNS, f"Test data, {over_seeds(len(seeds))}"))
     console.print(f"\n{save(folder, outcomes, rows)}", highlight=False, soft_wrap=True)
-    html.write(folder / "report.html", document.build(runs_of(outcomes, seeds), reference=ENTRIES[0].label))
-    seconds = f"({time.monotonic() - began:.0f} s in all)"
-    console.print(f"in {folder}: demo.png, results.md, results.json   {seconds}", highlight=False, soft_wrap=True)
+    document.save(folder / "report.html", document.build(runs_of(outcomes, seeds), reference=ENTRIES[0].label))
+    files = f"in {folder}: demo.png, results.md, results.json   ({time.monotonic() - began:.0f} s in all)"
+    console.print(files, highlight=False, soft_wrap=True, markup=False)
     console.print(f"the report: {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -134,13 +134,9 @@ def save(folder: Path, outcomes: Mapping[str, Sequence[Result]], rows: Sequence[
 
 def resampled(runs: Sequence[Result]) -> Floats:
     """The mean partial AUC over runs on other test sets that might have been drawn, the same for all methods."""
-    found = [outcome.test_scores for outcome in runs]
-    return np.asarray(
-        np.mean(
-            [metrics.resampled([each[0]], each[1], MAX_FPR, DRAWS, seed) for seed, each in enumerate(found) if each],
-            0,
-        )
-    )
+    found = enumerate(outcome.test_scores for outcome in runs)
+    drawn = [metrics.resampled([each[0]], each[1], MAX_FPR, DRAWS, seed) for seed, each in found if each]
+    return np.asarray(np.mean(drawn, 0))
 
 
 def message(outcomes: Mapping[str, Sequence[Result]], drawn: Mapping[str, Floats]) -> str:
@@ -165,15 +161,13 @@ def _ends(values: Floats) -> str:
 
 def runs_of(outcomes: Mapping[str, Sequence[Result]], seeds: Sequence[int]) -> list[Run]:
     """All runs as the report sees them: they were kept in memory."""
-    held = {seed: _members(seed) for seed in seeds}
+    held: dict[int, list[Member]] = {}
+    for seed in seeds:
+        splits = load_data(experiment(ENTRIES[0], seed))
+        holdings = splits.train.holdings()
+        held[seed] = members(splits.names or numbered(len(holdings)), holdings)
     return [
         from_result(f"{entry.label}-{seed}", entry.label, experiment(entry, seed), outcome, held[seed])
         for entry in ENTRIES
         for seed, outcome in zip(seeds, outcomes[entry.label], strict=True)
     ]
-
-
-def _members(seed: int) -> list[Member]:
-    splits = load_data(experiment(ENTRIES[0], seed))
-    holdings = splits.train.holdings()
-    return members(splits.names or numbered(len(holdings)), holdings)

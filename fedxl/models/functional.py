@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedxl.errors import RefusedError, UserError, first_line, kind_of, require
-from fedxl.models.hints import hint
 from fedxl.models.precision import PRECISIONS
 
 
@@ -21,6 +22,7 @@ class Weights(NamedTuple):
 
 # What networks raise for examples that they cannot score.
 CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, IndexError)
+IMAGES = "images must be [channels, height, width]"
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")  # buffers of torch's norm layers, whose roots are taken
 
 # (weights, x [B, ...]) -> (scores [B] or [B, d], the buffers after the call)
@@ -70,16 +72,14 @@ def scorer(model: nn.Module, training: bool, precision: str = "fp32", score_shap
 
 def takes(model: nn.Module, x: Tensor) -> bool:
     """Whether the model can score these examples."""
-    try:
-        with torch.no_grad():
-            scorer(model, training=False)(weights_of(model), x)
-    except CANNOT:
-        return False
-    return True
+    with suppress(*CANNOT), torch.no_grad():
+        scorer(model, training=False)(weights_of(model), x)
+        return True
+    return False
 
 
 def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> None:
-    """A one-line error if the model cannot score these examples, or returns a shape that the risk does not take."""
+    """Raises UserError if the model cannot score these examples, or returns a shape that the risk does not take."""
     require(any(p.requires_grad for p in model.parameters()), "the model has no parameter to train")
     wanted = f"[{', '.join(map(str, (len(x), *score_shape)))}]"
     try:
@@ -95,3 +95,43 @@ def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> N
         tuple(h.shape) == (len(x), *score_shape),
         f"the model returned scores of shape {list(h.shape)} for {len(x)} examples; this risk needs {wanted}{end}",
     )
+
+
+def hint(model: nn.Module, x: Tensor, error: str) -> str:
+    """What would be right; nothing if it is not clear that the first layer was to blame.
+
+    >>> import torch
+    >>> error = "expected input[2, 32, 32, 3] to have 3 channels, but got 32 channels instead"
+    >>> hint(nn.Conv2d(3, 8, 3), torch.zeros(2, 32, 32, 3), error)
+    'images must be [channels, height, width], these are [height, width, channels]: give x.permute(0, 3, 1, 2)'
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Embedding):
+            beyond = not x.is_floating_point() and "out of range" in error
+            most = layer.num_embeddings - 1
+            return f"its embedding takes 0 to {most}, these examples hold {int(x.max())}" if beyond else ""
+        if isinstance(layer, nn.Conv2d):
+            return _images(layer.in_channels, x, error)
+        if isinstance(layer, nn.Linear):
+            return _rows(layer.in_features, x, error)
+    return ""
+
+
+def _images(channels: int, x: Tensor, error: str) -> str:
+    if x.ndim == 3 and channels == 1:
+        return f"{IMAGES}, these have no channels: give x.unsqueeze(1)"
+    if x.ndim != 4:
+        return f"{IMAGES}, these have the shape {list(x.shape[1:])}"
+    if x.shape[1] == channels or str(list(x.shape)) not in error:
+        return ""
+    if x.shape[3] == channels:
+        return f"{IMAGES}, these are [height, width, channels]: give x.permute(0, 3, 1, 2)"
+    return f"its first convolution takes {channels} channels, these images have {x.shape[1]}"
+
+
+def _rows(wanted: int, x: Tensor, error: str) -> str:
+    if x.ndim > 2 and math.prod(x.shape[1:]) == wanted:
+        return "its first layer takes flat rows: begin the model with nn.Flatten()"
+    if x.ndim == 2 and x.shape[1] != wanted and f"x{x.shape[1]} and {wanted}x" in error:
+        return f"its first layer takes {wanted} features, these examples have {x.shape[1]}"
+    return ""

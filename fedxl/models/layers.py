@@ -21,17 +21,15 @@ DEEP = ("batch", "group")  # deep networks do not train without a norm
 
 
 def norm_layer(name: str, among: Collection[str] = tuple(NORMS)) -> Norm:
-    """The norm of this name; a one-line error if the network cannot use it."""
+    """The norm of this name. Raises UserError if the network cannot use it."""
     require(name in among, f"norm must be one of {', '.join(among)}, not '{name}'")
     return NORMS[name]
 
 
 def image_channels(shape: tuple[int, ...], network: str) -> int:
-    """The number of channels of images [channels, height, width]; a one-line error for other shapes."""
-    require(
-        len(shape) == 3,
-        f"the {network} needs images [channels, height, width], not examples of shape {list(shape)}",
-    )
+    """The number of channels of images [channels, height, width]. Raises UserError for other shapes."""
+    needs = f"the {network} needs images [channels, height, width], not examples of shape {list(shape)}"
+    require(len(shape) == 3, needs)
     return shape[0]
 
 
@@ -45,10 +43,9 @@ def kaiming(model: nn.Module, mode: Literal["fan_in", "fan_out"]) -> None:
 class ScoreNorm(nn.BatchNorm1d):
     """Batch norm of the scores themselves, in the precision of the weights.
 
-    A pairwise risk does not mind if all scores move together, and one of sigmoid scores even gains by it at first:
-    where the sigmoid is flat, no pair is far out of order. The head of a network moves them all by a multiple of the
-    squared length of its features, so at high rates this is what happens, and nothing is learned from then on. Behind
-    this layer they move together by its own offset alone. Every client needs examples of both sides.
+    A pairwise risk does not change if all scores move together, and with sigmoid scores it falls at first: where the
+    sigmoid is flat, no pair is far out of order. At high rates the head moves all scores that way, and nothing is
+    learned from then on. Behind this layer they move by its offset alone. Every client needs both classes.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,7 +53,6 @@ class ScoreNorm(nn.BatchNorm1d):
 
 
 def norms_scores(model: nn.Module) -> bool:
-    """Whether the network norms its own scores."""
     return any(isinstance(module, ScoreNorm) for module in model.modules())
 
 

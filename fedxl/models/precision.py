@@ -33,42 +33,29 @@ def products(precision: Precision) -> Iterator[None]:
 
     torch has an old and a new interface for it, and raises an error if both are used. This uses the caller's.
     """
-    try:
-        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        with _newer(precision):
-            yield
-        return
-    torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = precision.tf32
+    before = switched()
+    old = "high" if precision.tf32 else "highest", precision.tf32
+    new = ("tf32" if precision.tf32 else "ieee",) * 2
+    _switch(old if isinstance(before[1], bool) else new)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        _switch(before)
 
 
-def switched() -> tuple[str, ...]:
-    """The current precision of products, as torch names it."""
+def switched() -> tuple[Any, ...]:
+    """The current precision of matrix products and of convolutions, as the caller's interface of torch names it."""
     try:
-        return torch.get_float32_matmul_precision(), str(torch.backends.cudnn.allow_tf32)
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     except RuntimeError:
-        return tuple(place.fp32_precision for place in _places())
+        backends: Any = torch.backends
+        return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
 
 
-@contextmanager
-def _newer(precision: Precision) -> Iterator[None]:
-    places = _places()
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "tf32" if precision.tf32 else "ieee"
-    try:
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
-            place.fp32_precision = value
-
-
-def _places() -> list[Any]:
+def _switch(values: tuple[Any, ...]) -> None:
     backends: Any = torch.backends
-    return [backends.cuda.matmul, backends.cudnn.conv]
+    if isinstance(values[1], bool):
+        torch.set_float32_matmul_precision(values[0])
+        backends.cudnn.allow_tf32 = values[1]
+    else:
+        backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision = values

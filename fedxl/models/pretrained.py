@@ -30,14 +30,17 @@ def with_first_weights(
 
 
 def load_file(model: M, path: str, head: str) -> M:
-    """Write a file's weights into the model. A one-line error if they do not belong to this network.
+    """Write a file's weights into the model. Raises UserError if they do not belong to this network.
 
     head: the name of the last layer. The file's is taken if it fits; otherwise the network is for another task, and
     its head begins afresh. A network for grey images takes the first convolution of one for colours summed over the
     colours, which gives the scores of that one where each of its colours is the grey.
     """
-    own, stem = model.state_dict(), _first_convolution(model)
-    state = _renamed(_read(Path(path)))
+    own = model.state_dict()
+    stem = next(f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
+    # Published files of torchvision's DenseNets use the old names `norm.1` and `conv.2` for `norm1` and `conv2`.
+    old = r"(\.denselayer\d+\.(?:norm|conv))\.([12]\.)"
+    state: State = {re.sub(old, r"\1\2", name): tensor for name, tensor in _read(Path(path)).items()}
     state = _without_unfit_head(state, own, head)
     state = _grey(state, own, stem)
     _check_norm(state, own, path)
@@ -76,11 +79,6 @@ def _plain(tensor: Tensor) -> bool:
     return dense and not tensor.is_meta and not tensor.is_complex()
 
 
-def _renamed(state: State) -> State:
-    """Published files of torchvision's DenseNets use the old names `norm.1` and `conv.2` for `norm1` and `conv2`."""
-    return {re.sub(r"(\.denselayer\d+\.(?:norm|conv))\.([12]\.)", r"\1\2", name): t for name, t in state.items()}
-
-
 def _without_unfit_head(state: State, own: State, head: str) -> State:
     """The file's tensors, without its head unless the whole head fits."""
     mine, theirs = ({name: t.shape for name, t in s.items() if _is_part(name, head)} for s in (own, state))
@@ -93,29 +91,22 @@ def _grey(state: State, own: State, conv: str) -> State:
     return {**state, conv: state[conv].sum(1, keepdim=True)} if one else state
 
 
-def _first_convolution(model: nn.Module) -> str:
-    return next(f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
-
-
 def _check_norm(state: State, own: State, path: str) -> None:
     """Refuse batch-norm files for group norm: it has no statistics, and the weights were trained with them."""
     has, takes = (
         any(name.endswith(".running_mean") and not _is_part(name, SCORE_NORM) for name in tensors)
         for tensors in (state, own)
     )
-    require(
-        takes or not has, f'{path} holds a network with batch norm, which group norm cannot take; set norm = "batch"'
-    )
+    refused = f'{path} holds a network with batch norm, which group norm cannot take; set norm = "batch"'
+    require(takes or not has, refused)
 
 
 def _check_shapes(state: State, own: State, head: str, stem: str, path: str) -> None:
-    """A one-line error about the first tensor that is unexpected, missing, or of another shape."""
+    """Raises UserError for the first tensor that is unexpected, missing, or of another shape."""
     first, *_, last = own
+    names = f"its names run from '{first}' to '{last}'"
     for name in state:
-        require(
-            name in own,
-            f"{path} holds '{name}', which this network does not have; its names run from '{first}' to '{last}'",
-        )
+        require(name in own, f"{path} holds '{name}', which this network does not have; {names}")
     for name, tensor in own.items():
         optional = _is_part(name, head) or _is_part(name, SCORE_NORM) or name.endswith(".num_batches_tracked")
         require(name in state or optional, f"{path} lacks '{name}' {list(tensor.shape)} of this network")

@@ -6,8 +6,7 @@ Parameters are named as torchvision names them, so that its files fit.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
@@ -16,22 +15,8 @@ from fedxl.errors import require
 from fedxl.models.layers import DEEP, Norm, image_channels, kaiming, norm_layer
 from fedxl.models.pretrained import with_first_weights
 
-
-class Stem(NamedTuple):
-    """The layers before the first block."""
-
-    conv: Callable[[int, int], nn.Module]  # (channels of the image, width)
-    pool: Callable[[], nn.Module]
-
-
-STEMS: Mapping[str, Stem] = {
-    # For images of 32 x 32 pixels, which keep their size, and of 224 x 224, which shrink to a quarter each way.
-    "3x3": Stem(lambda colours, width: _conv3x3(colours, width), nn.Identity),
-    "7x7": Stem(
-        lambda colours, width: nn.Conv2d(colours, width, 7, stride=2, padding=3, bias=False),
-        lambda: nn.MaxPool2d(3, stride=2, padding=1),
-    ),
-}
+# For images of 32 x 32 pixels, which keep their size, and of 224 x 224, which shrink to a quarter each way.
+STEMS = ("3x3", "7x7")
 
 
 def resnet18(
@@ -49,7 +34,7 @@ def resnet18(
     """
     colours, normed = image_channels(shape, "resnet18"), norm_layer(norm, DEEP)
     require(stem in STEMS, f"stem must be one of {', '.join(STEMS)}, not '{stem}'")
-    model = _resnet(colours, outputs, STEMS[stem], (64, 128, 256, 512), 2, projection, normed)
+    model = _resnet(colours, outputs, stem, (64, 128, 256, 512), 2, projection, normed)
     return with_first_weights(model, outputs, weights, "fc", score_norm)
 
 
@@ -61,7 +46,7 @@ def resnet20(
     norm: batch or group; weights: a file to begin with; score_norm: batch norm of the scores, too.
     """
     colours, normed = image_channels(shape, "resnet20"), norm_layer(norm, DEEP)
-    model = _resnet(colours, outputs, STEMS["3x3"], (16, 32, 64), 3, subsampled, normed)
+    model = _resnet(colours, outputs, "3x3", (16, 32, 64), 3, subsampled, normed)
     return with_first_weights(model, outputs, weights, "fc", score_norm)
 
 
@@ -105,7 +90,7 @@ class BasicBlock(nn.Module):
 
 
 def _resnet(
-    colours: int, outputs: int, stem: Stem, widths: Sequence[int], blocks: int, shortcut: Shortcut, norm: Norm
+    colours: int, outputs: int, stem: str, widths: Sequence[int], blocks: int, shortcut: Shortcut, norm: Norm
 ) -> nn.Sequential:
     """Stem, one stage per width, the mean over the image, and a linear head."""
     before = (widths[0], *widths)
@@ -113,12 +98,14 @@ def _resnet(
         f"layer{i + 1}": _stage(before[i], wider, 1 if i == 0 else 2, blocks, shortcut, norm)
         for i, wider in enumerate(widths)
     }
+    large = stem == "7x7"
+    first = nn.Conv2d(colours, widths[0], 7, 2, padding=3, bias=False) if large else _conv3x3(colours, widths[0])
     model = nn.Sequential(
         OrderedDict(
-            conv1=stem.conv(colours, widths[0]),
+            conv1=first,
             bn1=norm(widths[0]),
             relu=nn.ReLU(),
-            maxpool=stem.pool(),
+            maxpool=nn.MaxPool2d(3, 2, padding=1) if large else nn.Identity(),
             **stages,
             avgpool=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(),

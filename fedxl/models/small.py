@@ -23,17 +23,14 @@ def linear(shape: tuple[int, ...], outputs: int = 1) -> nn.Module:
 
 def mlp(shape: tuple[int, ...], outputs: int = 1, hidden: tuple[int, ...] = (64,)) -> nn.Module:
     """A multi-layer perceptron with ReLU, hidden layers of the given sizes."""
-    require(
-        len(hidden) <= MOST_LAYERS, f"a perceptron has at most {MOST_LAYERS:,} hidden layers, not {len(hidden):,}"
-    )
+    count = len(hidden)
+    require(count <= MOST_LAYERS, f"a perceptron has at most {MOST_LAYERS:,} hidden layers, not {count:,}")
     require(all(size > 0 for size in hidden), f"hidden sizes must be positive, got {list(hidden)}")
     _require_small(math.prod(shape), *hidden, outputs)
     layers: list[nn.Module] = [nn.Flatten()]
-    width = math.prod(shape)
-    for size in hidden:
+    for width, size in itertools.pairwise((math.prod(shape), *hidden, outputs)):
         layers += [nn.Linear(width, size), nn.ReLU()]
-        width = size
-    return nn.Sequential(*layers, nn.Linear(width, outputs))
+    return nn.Sequential(*layers[:-1])
 
 
 def _require_small(*widths: int) -> None:
@@ -68,10 +65,8 @@ def simple_cnn(shape: tuple[int, ...], outputs: int = 1, dropout: tuple[float, f
     """
     colours = image_channels(shape, "simple_cnn")
     require(min(shape[1:]) >= 6, f"the simple_cnn needs images of 6 x 6 pixels or more, not {shape[1]} x {shape[2]}")
-    require(
-        len(dropout) == 2 and all(0 <= rate < 1 for rate in dropout),
-        f"dropout must be two rates in [0, 1), got {list(dropout)}",
-    )
+    right = len(dropout) == 2 and all(0 <= rate < 1 for rate in dropout)
+    require(right, f"dropout must be two rates in [0, 1), got {list(dropout)}")
     height, width = ((size - 4) // 2 for size in shape[1:])  # two convolutions without padding, then the pooling
     return nn.Sequential(
         nn.Conv2d(colours, 32, 3),

@@ -11,12 +11,13 @@ from typing import Any
 from fedxl.config.experiment import SECTIONS, Config, dump
 from fedxl.errors import printable
 from fedxl.evaluation.intervals import Interval
-from fedxl.evaluation.judgement import Judged, Judgement
-from fedxl.evaluation.label_judgement import LabelJudgement
+from fedxl.evaluation.judgement import Judged, Judgement, LabelJudgement
 from fedxl.training.privacy import promise
 
 MOST_TITLE = 200  # characters of labels' names
 COUNTS = "counts in bins"  # what chose the threshold, if sites disclosed no scores
+KINDS = {"platt": "Platt scaling (a logistic curve)", "isotonic": "isotonic regression"}
+SHARES = ("sensitivity", "specificity")
 NOT_FOR = (
     "Decisions about people without a person who is responsible for them, and who knows what is below.",
     "Sites, devices or groups of people that are not among those below, before it has been measured there.",
@@ -80,16 +81,11 @@ def _summary(about: Mapping[str, Any]) -> str:
 
 
 def _use(about: Mapping[str, Any]) -> str:
-    lines = ["```bash", "fedxl predict . new.csv -o scores.csv", "```"]
-    prepared = about.get("preparation")
-    if prepared is None:
-        lines[1] = "fedxl predict . new.npz -o scores.csv"
-        lines += [
-            "",
-            f"`new.npz` holds `x`, an array [n, {', '.join(map(str, about['shape']))}], prepared as in training.",
-        ]
-    else:
-        lines += ["", "Files are prepared as the training data were; `model.json` says how, under `preparation`."]
+    file, how = "new.csv", "Files are prepared as the training data were; `model.json` says how, under `preparation`."
+    if about.get("preparation") is None:
+        shape = ", ".join(map(str, about["shape"]))
+        file, how = "new.npz", f"`new.npz` holds `x`, an array [n, {shape}], prepared as in training."
+    lines = ["```bash", f"fedxl predict . {file} -o scores.csv", "```", "", how]
     if about.get("onnx"):
         lines.append(
             "`model.onnx` takes prepared examples, in single precision, as `x` and gives raw scores as `score`; the "
@@ -100,54 +96,62 @@ def _use(about: Mapping[str, Any]) -> str:
 
 
 def _sites(members: Sequence[Mapping[str, Any]], several: bool) -> str:
+    counts = [(text(each["name"]), each["positives"], each["negatives"]) for each in members]
     if several:
-        counts = [[text(each["name"]), f"{each['positives']:,}", f"{each['negatives']:,}"] for each in members]
-        return table(["site", "training rows with a positive label", "with a negative one"], counts)
-    rows = [
-        [text(member["name"]), f"{member['positives'] + member['negatives']:,}", f"{member['positives']:,}"]
-        for member in members
-    ]
+        rows = [[name, f"{positives:,}", f"{negatives:,}"] for name, positives, negatives in counts]
+        return table(["site", "training rows with a positive label", "with a negative one"], rows)
+    rows = [[name, f"{positives + negatives:,}", f"{positives:,}"] for name, positives, negatives in counts]
     return table(["site", "training rows", "positives"], rows) if rows else "Who held the data is not recorded."
 
 
-def _judged(judgement: Judgement | LabelJudgement | None) -> list[str]:
-    if judgement is None:
+def _judged(found: Judgement | LabelJudgement | None) -> list[str]:
+    """Metrics by site, or by label with their means and by site; and notes."""
+    if found is None:
         return ["The run kept no scores of held-back data. `fedxl report` has what its sites disclosed, if they did."]
-    return label_metrics(judgement) if isinstance(judgement, LabelJudgement) else _metrics(judgement)
-
-
-def _metrics(judgement: Judgement) -> list[str]:
-    parts = {"all together": judgement.pooled} | {text(name): judged for name, judged in judgement.sites.items()}
-    names = list(judgement.pooled.metrics)
-    rows = [
-        [name, f"{judged.positives + judged.negatives:,}", f"{judged.positives:,}"]
-        + [interval(judged.metrics[metric]._asdict()) for metric in names]
-        for name, judged in parts.items()
-    ]
+    several = isinstance(found, LabelJudgement)
+    of_mean = "; that of the mean is of a jackknife of whole examples" if several else ""
     said = [
-        f"Measured on {judgement.split} data, with intervals of {judgement.level:.0%}. The intervals are of the "
-        "examples, not of another training.",
-        table(["data of", "rows", "positives", *names], rows),
-        *(f"Note: {text(note)}." for note in judgement.notes),
+        f"Measured on {found.split} data, with intervals of {found.level:.0%}{of_mean}. The intervals are of the "
+        "examples, not of another training."
     ]
-    if judgement.pooled.brier is not None and judgement.pooled.reliability is not None:
-        error = judgement.pooled.reliability.error
-        said.append(
-            f"Calibrated probabilities: Brier score {judgement.pooled.brier:.4f}, calibration error {error:.4f}."
-        )
+    notes = [f"Note: {text(note)}." for note in found.notes]
+    if isinstance(found, LabelJudgement):
+        rows = _rows({name: judged.pooled for name, judged in found.labels.items()}, found.mean)
+        rows.append(["mean of the labels", "", "", *map(interval, found.mean.values())])
+        said.append(table(["label", "rows", "positives", *found.mean], rows))
+        if found.sites:
+            sites = [[text(name), f"{site.examples:,}", interval(site.mean)] for name, site in found.sites.items()]
+            said.append(table(["data of", "rows", "auroc, mean of the labels"], sites))
+        return said + notes
+    names = list(found.pooled.metrics)
+    rows = _rows({"all together": found.pooled, **found.sites}, names)
+    said += [table(["data of", "rows", "positives", *names], rows), *notes]
+    if found.pooled.brier is not None and found.pooled.reliability is not None:
+        error = found.pooled.reliability.error
+        said.append(f"Calibrated probabilities: Brier score {found.pooled.brier:.4f}, calibration error {error:.4f}.")
     return said
+
+
+def _rows(parts: Mapping[str, Judged], metrics: Iterable[str]) -> list[list[str]]:
+    names = list(metrics)
+    return [
+        [text(name), f"{one.positives + one.negatives:,}", f"{one.positives:,}"]
+        + [interval(one.metrics[metric]) for metric in names]
+        for name, one in parts.items()
+    ]
 
 
 def _decision(about: Mapping[str, Any], judgement: Judgement | LabelJudgement | None) -> list[str]:
     decision = about.get("decision")
     if decision is None:
         return [f"Nothing but an order: no calibration and no threshold, because {text(about['undecided'])}."]
-    from_counts = [FROM_COUNTS] if about.get("decided_by") == COUNTS else []
     if about.get("label_names"):
         assert not isinstance(judgement, Judgement)
-        return [*label_decisions(decision["labels"], judgement), *from_counts]
-    assert not isinstance(judgement, LabelJudgement)
-    return [*_one_decision(decision, judgement), *from_counts]
+        said = _label_decisions(decision["labels"], judgement)
+    else:
+        assert not isinstance(judgement, LabelJudgement)
+        said = _one_decision(decision, judgement)
+    return [*said, *([FROM_COUNTS] if about.get("decided_by") == COUNTS else [])]
 
 
 def _one_decision(decision: Mapping[str, Any], judgement: Judgement | None) -> list[str]:
@@ -158,7 +162,7 @@ def _one_decision(decision: Mapping[str, Any], judgement: Judgement | None) -> l
     point = None if judgement is None else judgement.pooled.points.get(decision["rule"])
     if judgement is not None and judgement.split == "test" and point is not None:
         columns.append("on test data")
-        rows = [[name, value, interval(getattr(point, name)._asdict())] for name, value in rows]
+        rows = [[name, value, interval(getattr(point, name))] for name, value in rows]
     return [
         f"Probabilities: {KINDS[decision['calibration']['kind']]}, fitted to {measured['examples']:,} validation "
         f"scores, of which {share:.1%} are positive.",
@@ -166,6 +170,33 @@ def _one_decision(decision: Mapping[str, Any], judgement: Judgement | None) -> l
         f"{text(decision['rule'])} on the validation data.",
         table(["", *columns], rows),
     ]
+
+
+def _label_decisions(labels: Mapping[str, Any], found: LabelJudgement | None) -> list[str]:
+    """labels: the decision of each, as model.json has it."""
+    decided = {name: told for name, told in labels.items() if "undecided" not in told}
+    first = next(iter(decided.values()))
+    tested = found.labels if found is not None and found.split == "test" else None
+    splits = ("validation",) if tested is None else ("validation", "test")
+    rows = []
+    for name, told in decided.items():
+        measured = told["measured"]
+        cells = [text(name), f"{measured['examples']:,}", f"{measured['positives']:,}", f"{told['threshold']:.6g}"]
+        cells += [interval(measured[share]) for share in SHARES]
+        if tested is not None:
+            point = tested[name].pooled.points.get(told["rule"]) if name in tested else None
+            cells += [interval(getattr(point, share, {})) for share in SHARES]
+        rows.append(cells)
+    heads = ["label", "validation rows", "positives", "threshold"]
+    said = [
+        f"Probabilities: {KINDS[first['calibration']['kind']]} for each label, fitted to its validation scores. A "
+        "probability holds where positives of its label are as frequent as there.",
+        f"Class 1 of a label from its threshold of the raw score on, which reaches {text(first['rule'])} on the "
+        "validation data.",
+        table([*heads, *(f"{share} on {split} data" for split in splits for share in SHARES)], rows),
+    ]
+    missing = {name: told["undecided"] for name, told in labels.items() if "undecided" in told}
+    return [*said, *(f"No probability and no class for {text(name)}: {text(why)}." for name, why in missing.items())]
 
 
 def _training(about: Mapping[str, Any]) -> list[str]:
@@ -184,11 +215,8 @@ def _training(about: Mapping[str, Any]) -> list[str]:
     if "server.sites" in settings:
         return [*parts, "It was trained across real sites; the server's file had:", _code(config, "toml")]
     if config:
-        return [
-            *parts,
-            "To reproduce it, `fedxl train config.toml`, with the data where `[data]` says:",
-            _code(config, "toml"),
-        ]
+        how = "To reproduce it, `fedxl train config.toml`, with the data where `[data]` says:"
+        return [*parts, how, _code(config, "toml")]
     lines = "\n".join(f"{key} = {value!r}" for key, value in settings.items())
     return [*parts, "It was trained from Python, with these settings:", _code(lines)]
 
@@ -220,67 +248,6 @@ def _files(about: Mapping[str, Any]) -> str:
     return table(["file", ""], rows)
 
 
-KINDS = {"platt": "Platt scaling (a logistic curve)", "isotonic": "isotonic regression"}
-SHARES = ("sensitivity", "specificity")
-
-
-def label_metrics(found: LabelJudgement) -> list[str]:
-    """A row for each label and one for their mean; and one for each site."""
-    rows = [
-        [text(name), *_counts(judged.pooled), *_intervals(judged.pooled.metrics[metric] for metric in found.mean)]
-        for name, judged in found.labels.items()
-    ]
-    rows.append(["mean of the labels", "", "", *_intervals(found.mean.values())])
-    said = [
-        f"Measured on {found.split} data, with intervals of {found.level:.0%}; that of the mean is of a jackknife of "
-        "whole examples. The intervals are of the examples, not of another training.",
-        table(["label", "rows", "positives", *found.mean], rows),
-    ]
-    if found.sites:
-        sites = [
-            [text(name), f"{site.examples:,}", interval(site.mean._asdict())] for name, site in found.sites.items()
-        ]
-        said.append(table(["data of", "rows", "auroc, mean of the labels"], sites))
-    return [*said, *(f"Note: {text(note)}." for note in found.notes)]
-
-
-def label_decisions(labels: Mapping[str, Any], found: LabelJudgement | None) -> list[str]:
-    """labels: the decision of each, as model.json has it."""
-    decided = {name: told for name, told in labels.items() if "undecided" not in told}
-    first = next(iter(decided.values()))
-    tested = found is not None and found.split == "test"
-    columns = [f"{share} on {on} data" for on in ("validation", *(["test"] if tested else [])) for share in SHARES]
-    rows = [_row(name, told, found if tested else None) for name, told in decided.items()]
-    said = [
-        f"Probabilities: {KINDS[first['calibration']['kind']]} for each label, fitted to its validation scores. A "
-        "probability holds where positives of its label are as frequent as there.",
-        f"Class 1 of a label from its threshold of the raw score on, which reaches {text(first['rule'])} on the "
-        "validation data.",
-        table(["label", "validation rows", "positives", "threshold", *columns], rows),
-    ]
-    missing = {name: told["undecided"] for name, told in labels.items() if "undecided" in told}
-    return [*said, *(f"No probability and no class for {text(name)}: {text(why)}." for name, why in missing.items())]
-
-
-def _row(name: str, decision: Mapping[str, Any], tested: LabelJudgement | None) -> list[str]:
-    measured = decision["measured"]
-    cells = [text(name), f"{measured['examples']:,}", f"{measured['positives']:,}", f"{decision['threshold']:.6g}"]
-    cells += [interval(measured[share]) for share in SHARES]
-    if tested is None:
-        return cells
-    points = tested.labels[name].pooled.points if name in tested.labels else {}
-    point = points.get(decision["rule"])
-    return cells + [interval({} if point is None else getattr(point, share)._asdict()) for share in SHARES]
-
-
-def _counts(found: Judged) -> list[str]:
-    return [f"{found.positives + found.negatives:,}", f"{found.positives:,}"]
-
-
-def _intervals(found: Iterable[Interval]) -> list[str]:
-    return [interval(each._asdict()) for each in found]
-
-
 def text(value: Any) -> str:
     """Text of another party inside Markdown: a single line, without anything that Markdown or HTML would act on.
 
@@ -296,11 +263,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def interval(found: Mapping[str, Any]) -> str:
+def interval(found: Interval | Mapping[str, Any]) -> str:
     """A metric with its interval, as far as both are known."""
-    value, low, high = (found.get(name) for name in ("value", "low", "high"))
-    if value is None or math.isnan(value):
+    known = found._asdict() if isinstance(found, Interval) else found
+    value, low, high = (math.nan if known.get(name) is None else known[name] for name in ("value", "low", "high"))
+    if math.isnan(value):
         return "not defined"
-    if low is None or high is None or math.isnan(low) or math.isnan(high):
-        return f"{value:.3f}"
-    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+    return f"{value:.3f}" if math.isnan(low) or math.isnan(high) else f"{value:.3f} ({low:.3f} to {high:.3f})"

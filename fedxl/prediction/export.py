@@ -15,17 +15,14 @@ from fedxl import __version__
 from fedxl.data.preparation import Preparation
 from fedxl.errors import UserError, require
 from fedxl.evaluation import binned
-from fedxl.evaluation.decision import Wish
-from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judgement, judge
-from fedxl.evaluation.label_decisions import LabelDecisions, Meaning, meaning_from_json, reasons
-from fedxl.evaluation.label_judgement import LabelJudgement, judge_labels, judged_split, parts_of
+from fedxl.evaluation.decision import LabelDecisions, Meaning, Wish, meaning_from_json, reasons
+from fedxl.evaluation.judgement import SENSITIVITIES, SPECIFICITIES, Judgement, LabelJudgement, judge, judge_labels
 from fedxl.files import plain, read_bytes, read_json, write_atomically, write_json
 from fedxl.options import convert
 from fedxl.prediction import card
 from fedxl.prediction.card import COUNTS
-from fedxl.prediction.network import WEIGHTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
-from fedxl.prediction.run import FinishedRun, read_form, read_run
+from fedxl.prediction.run import WEIGHTS, FinishedRun, read_form, read_run
 from fedxl.training.members import Form
 from fedxl.training.run_files import is_run
 from fedxl.training.settings import DTYPES
@@ -74,7 +71,8 @@ def export(
     free = not target.exists() or is_exported(target) or (target.is_dir() and not any(target.iterdir()))
     require(free, f"{target} holds something else; choose another folder")
     named = found.model is not None
-    network = _network(found, model, allow_code, onnx)
+    # Where nobody has the network's code, and ONNX does not need it, there are weights alone.
+    network = found.network(model, allow_code) if named or model is not None or onnx else None
     decision, why = found.decided(wish)
     checked = to_onnx(network, found.form) if onnx and network is not None else None
     if not named:
@@ -83,41 +81,25 @@ def export(
         say(f"no calibration and no threshold: {why}")
     elif isinstance(decision, LabelDecisions) and decision.undecided:
         say(f"no calibration and no threshold of some labels: {reasons(decision.undecided)}")
-    judgement = _judged_labels(found, wish) if found.form.labels else _judged(found, wish)
+    judgement = _judge(found, wish)
     _write(target, found, (decision, why), checked, judgement)
     return read_exported(target)
 
 
-def _network(run: FinishedRun, given: nn.Module | None, allow_code: bool, onnx: bool) -> nn.Module | None:
-    """The trained network; None where nobody has its code and nothing needs it."""
-    if run.model is None and given is None and not onnx:
-        return None
-    return run.network(given, allow_code)
-
-
-def _judged(run: FinishedRun, wish: Wish) -> Judgement | None:
+def _judge(run: FinishedRun, wish: Wish) -> Judgements:
     """What the run's scores say, or sites' counts in bins; at the usual operating points and the exported one."""
+    specificities = {*SPECIFICITIES} | ({wish.specificity} if wish.specificity is not None else set())
+    sensitivities = {*SENSITIVITIES} | ({wish.sensitivity} if wish.sensitivity is not None else set())
+    options: dict[str, Any] = {"specificities": sorted(specificities), "sensitivities": sorted(sensitivities)}
+    options["calibration"] = wish.calibration
+    if run.form.labels:
+        return judge_labels(run.by_label, run.label_curves, **options)
     counted = {} if run.scored else binned.scores_of(run.curves)
     scored = run.scored or counted
     if not any(len(each) for each in scored.values()):
         return None
-    judgement = judge(scored, **_options(wish))
+    judgement = judge(scored, **options)
     return replace(judgement, notes=(*judgement.notes, COUNTED)) if counted else judgement
-
-
-def _judged_labels(run: FinishedRun, wish: Wish) -> LabelJudgement | None:
-    """The same of several labels."""
-    found = run.by_label
-    parts = parts_of(found, run.label_curves)
-    split = judged_split(parts)
-    return judge_labels(parts, found.get(split), **_options(wish)) if split else None
-
-
-def _options(wish: Wish) -> dict[str, Any]:
-    specificities = {*SPECIFICITIES} | ({wish.specificity} if wish.specificity is not None else set())
-    sensitivities = {*SENSITIVITIES} | ({wish.sensitivity} if wish.sensitivity is not None else set())
-    chosen = {"specificities": sorted(specificities), "sensitivities": sorted(sensitivities)}
-    return {"calibration": wish.calibration, **chosen}
 
 
 def _shortened(judgement: Judgement | LabelJudgement) -> dict[str, Any]:
@@ -226,7 +208,7 @@ def is_exported(path: Path) -> bool:
 
 
 def read_exported(path: Path) -> Exported:
-    """The model of an exported folder; one line if model.json is not what we write."""
+    """The model of an exported folder. Raises UserError if model.json is not what we write."""
     file = path / DESCRIPTION
     content = read_json(file)
     known = content.get("format") == FORMAT

@@ -62,25 +62,18 @@ def to_onnx(network: nn.Module, form: Form) -> Checked:
 
 
 def _exported(scores: nn.Module, form: Form) -> Any:
+    options: dict[str, Any] = {"input_names": ["x"], "output_names": ["score"], "external_data": False}
+    shapes = ({0: torch.export.Dim("batch", min=1)},)
     x = _examples(form, 2, 0, 1.0)
-    batch = torch.export.Dim("batch", min=1)
     try:
         with _quiet():
             program: Any = torch.onnx.export(
-                scores,
-                (x,),
-                dynamo=True,
-                dynamic_shapes=({0: batch},),
-                input_names=["x"],
-                output_names=["score"],
-                external_data=False,
-                verbose=False,
+                scores, (x,), dynamo=True, dynamic_shapes=shapes, verbose=False, **options
             )
             return program.model_proto
     except Exception as error:  # the exporter may raise anything on a user's network
-        raise UserError(
-            f"torch cannot write this network as ONNX: {first_line(error)}; --no-onnx leaves it out"
-        ) from error
+        why = f"torch cannot write this network as ONNX: {first_line(error)}"
+        raise UserError(f"{why}; --no-onnx leaves it out") from error
 
 
 @contextmanager
@@ -158,9 +151,8 @@ def scorer(content: bytes) -> Any:
         try:
             found = session.run(None, {entry.name: given.cpu().numpy()})[0]
         except Exception as error:
-            raise UserError(
-                f"{ONNX} cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}"
-            ) from None
+            shape = list(x.shape[1:])
+            raise UserError(f"{ONNX} cannot score examples of shape {shape}: {first_line(error)}") from None
         return torch.from_numpy(np.asarray(found))
 
     return score
@@ -181,7 +173,7 @@ def _require_closed(content: bytes) -> None:
 
 
 def require_extra() -> None:
-    """One line if the packages for ONNX are not there."""
+    """Raises UserError if the packages for ONNX are not there."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
             import_module(name)

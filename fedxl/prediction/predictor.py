@@ -11,13 +11,11 @@ from torch import nn
 
 from fedxl.data.preparation import Preparation
 from fedxl.errors import UserError, require
-from fedxl.evaluation.decision import Decision, Wish
-from fedxl.evaluation.label_decisions import Meaning
+from fedxl.evaluation.decision import Decision, Meaning, Wish
 from fedxl.prediction import onnx_file
 from fedxl.prediction.export import Exported, is_exported, read_exported
-from fedxl.prediction.network import WEIGHTS, rebuilt, with_weights
 from fedxl.prediction.onnx_file import ONNX
-from fedxl.prediction.run import FinishedRun, read_run
+from fedxl.prediction.run import WEIGHTS, read_run, rebuilt, with_weights
 from fedxl.training.members import Form
 from fedxl.training.predict import Prediction, Scorer, examples, predict, scorer_of
 from fedxl.training.run_files import is_run
@@ -44,12 +42,10 @@ class Predictor:
     def with_threshold(self, threshold: float) -> Predictor:
         """With another threshold of the raw score."""
         require(self.decision is not None, f"there are no classes: {self.undecided}")
-        one = isinstance(self.decision, Decision)
-        require(
-            one,
-            "a threshold of the raw score is for one label; of several, give a specificity or a sensitivity",
-        )
-        assert isinstance(self.decision, Decision)
+        if not isinstance(self.decision, Decision):
+            raise UserError(
+                "a threshold of the raw score is for one label; of several, give a specificity or a sensitivity"
+            )
         changed = replace(self.decision, threshold=threshold, rule=f"threshold {threshold:g}", measured={})
         return replace(self, decision=changed)
 
@@ -85,22 +81,17 @@ def load(
         return _exported(read_exported(path), model, allow_code, place)
     if not is_run(path):
         raise UserError(f"{path} holds neither a run nor an exported model")
-    return of_run(read_run(path), wish, model, allow_code, place)
-
-
-def of_run(
-    run: FinishedRun, wish: Wish, model: nn.Module | None, allow_code: bool, device: torch.device
-) -> Predictor:
-    network = run.network(model, allow_code)
-    return Predictor(scorer_of(network, device), run.form, run.preparation, *run.decided(wish))
+    run = read_run(path)
+    scorer = scorer_of(run.network(model, allow_code), place)
+    return Predictor(scorer, run.form, run.preparation, *run.decided(wish))
 
 
 def _exported(found: Exported, model: nn.Module | None, allow_code: bool, device: torch.device) -> Predictor:
     rest = (found.form, found.preparation, found.decision, found.undecided)
     if found.model is None and model is None:  # code of the user's: the file of ONNX needs none
         return Predictor(onnx_file.scorer(found.content(ONNX)), *rest)
-    given = model
-    if given is None:
+    if model is None:
         assert found.model is not None
-        given = rebuilt(found.model, found.form, found.weights_dtype, allow_code)
-    return Predictor(scorer_of(with_weights(given, found.content(WEIGHTS), found.path / WEIGHTS), device), *rest)
+        model = rebuilt(found.model, found.form, found.weights_dtype, allow_code)
+    network = with_weights(model, found.content(WEIGHTS), found.path / WEIGHTS)
+    return Predictor(scorer_of(network, device), *rest)

@@ -1,4 +1,4 @@
-"""Predictions as a file: CSV for people and spreadsheets, Parquet for programs."""
+"""New examples from files, and predictions as a file: CSV for people and spreadsheets, Parquet for programs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedxl.data.arrays import floats, labels, read
+from fedxl.data.forms import columns
+from fedxl.data.preparation import Preparation, Rows
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 from fedxl.training.predict import Prediction
@@ -18,12 +23,61 @@ FORMULA = re.compile(r"^[\s]*[=+\-@\t\r]")
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?")
 
 
+def read_rows(path: Path, preparation: Preparation | None, several: int = 0) -> Rows:
+    """The examples of a table, a folder of images, or an .npz file, with what identifies each.
+
+    several: how many labels the model has, if they are several.
+    """
+    require(path.exists(), f"there is no file {path}")
+    arrays = path.suffix == ".npz"
+    if preparation is None:
+        require(
+            arrays,
+            f"this model was trained on arrays and does not know how to prepare {path}; give it an .npz file with x",
+        )
+        return _arrays(path, several)
+    kind = "folders of images" if preparation.source == "folder" else "tables (CSV or Parquet)"
+    require(not arrays, f"this model prepares {kind} itself; give it one of those instead of {path}")
+    rows = preparation.read(path)
+    require(len(rows.x) > 0, f"{path} holds no rows")
+    return rows
+
+
+def _arrays(path: Path, several: int) -> Rows:
+    """x, and optionally y and rows, what identifies each example."""
+    found = read(path, f"there is no file {path}")
+    require("x" in found, f"{path} lacks the array x; it must hold x, and may hold y and rows")
+    x, y, names = found["x"], found.get("y"), found.get("rows")
+    require(
+        x.dtype.kind in "biuf" and x.ndim >= 2, f"{path}: x must hold rows of numbers, not {x.dtype} {list(x.shape)}"
+    )
+    require(len(x) > 0, f"{path} holds no rows")
+    right = names is None or names.shape == (len(x),)
+    require(right, f"{path}: rows must name each of the {len(x)} examples")
+    numbered = [str(number) for number in range(len(x))]
+    given = None if y is None else _labels(y, len(x), several, path)
+    return Rows(floats(x), numbered if names is None else [str(name) for name in names], given, None)
+
+
+def _labels(y: np.ndarray, count: int, several: int, path: Path) -> np.ndarray:
+    if several:
+        given = columns(y, several, f"{path}: y").numpy()
+        require(len(given) == count, f"{path}: y must hold the labels of each of the {count} examples")
+        return given
+    right = y.dtype.kind in "biuf" and y.shape == (count,)
+    require(right, f"{path}: y must hold one number for each of the {count} examples")
+    given = labels(y).numpy()
+    given = np.where(given == -1, 0, given)
+    require(bool(np.isin(given, (0, 1)).all()), f"{path}: labels must be 0 or 1 (or -1 and 1)")
+    return given.astype(np.int64)
+
+
 def write(path: Path, rows: Sequence[str], prediction: Prediction) -> int:
     """Write the predictions, whole or not at all; how many identities were changed for spreadsheets."""
-    found = next((kind for suffix, kind in WRITERS.items() if path.suffix == suffix), None)
+    found = WRITERS.get(path.suffix)
     require(found is not None, f"{path} must end in {' or '.join(WRITERS)}")
     assert found is not None
-    content, changed = found(columns(rows, prediction))
+    content, changed = found(prediction_columns(rows, prediction))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
@@ -32,27 +86,16 @@ def write(path: Path, rows: Sequence[str], prediction: Prediction) -> int:
     return changed
 
 
-def columns(rows: Sequence[str], prediction: Prediction) -> dict[str, list[Any]]:
-    """What a file of predictions holds, by column."""
-    if prediction.labels:
-        return {"row": list(rows), **_by_label(prediction)}
-    table: dict[str, list[Any]] = {"row": list(rows), "score": prediction.scores.tolist()}
-    if prediction.probabilities is not None:
-        table["probability"] = prediction.probabilities.tolist()
-    if prediction.classes is not None:
-        table["class"] = prediction.classes.tolist()
-    return table
-
-
-def _by_label(prediction: Prediction) -> dict[str, list[Any]]:
-    """The columns of each label together; one without a decision has its score alone."""
-    table: dict[str, list[Any]] = {}
+def prediction_columns(rows: Sequence[str], prediction: Prediction) -> dict[str, list[Any]]:
+    """What a file of predictions holds, by column; a label without a decision has its score alone."""
+    table: dict[str, list[Any]] = {"row": list(rows)}
     scores, probabilities, classes, *_ = prediction
-    for number, name in enumerate(prediction.labels):
-        table[f"score_{name}"] = scores[:, number].tolist()
+    for number, name in enumerate(prediction.labels or ("",)):
+        end, at = (f"_{name}", (slice(None), number)) if prediction.labels else ("", ())
+        table[f"score{end}"] = scores[at].tolist()
         if probabilities is not None and classes is not None and name not in prediction.undecided:
-            table[f"probability_{name}"] = probabilities[:, number].tolist()
-            table[f"class_{name}"] = classes[:, number].tolist()
+            table[f"probability{end}"] = probabilities[at].tolist()
+            table[f"class{end}"] = classes[at].tolist()
     return table
 
 

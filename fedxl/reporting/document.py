@@ -1,43 +1,38 @@
-"""A report of runs: from runs to a page."""
+"""A report of runs: a page, and one HTML file that loads nothing. Jinja2 is an extra: fedxl[report]."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from fedxl import metrics
-from fedxl.errors import UserError, require
-from fedxl.evaluation.judgement import Judgement, judge
-from fedxl.evaluation.label_judgement import LabelJudgement
+from fedxl import __version__, metrics
+from fedxl.errors import UserError, printable, require
+from fedxl.evaluation.judgement import Judgement, judge, judge_labels
 from fedxl.evaluation.label_means import means
-from fedxl.reporting import html
+from fedxl.files import write_atomically
 from fedxl.reporting.charts.chart import DASHES, Key
-from fedxl.reporting.charts.curves import both_classes
+from fedxl.reporting.charts.pictures import both_classes
+from fedxl.reporting.charts.scale import Svg
 from fedxl.reporting.groups import Group, grouped, judged_on
-from fedxl.reporting.page import Page, Section, shown
+from fedxl.reporting.page import Page, shown
 from fedxl.reporting.runs import Run, read_run, run_dirs
-from fedxl.reporting.sections import (
-    comparison,
-    convergence,
-    label_summary,
-    labels,
-    probabilities,
-    ranking,
-    setup,
-    sites,
-    summary,
-)
+from fedxl.reporting.sections import comparison, labels, ranking, rounds, setup, sites, summary
 from fedxl.reporting.sections.comparison import Measured
 
+TEMPLATES = resources.files("fedxl.reporting") / "templates"
 FPR = 0.3  # the limit of the partial AUC where the metric that chose the model has none
 
 
 def write(target: Path, folders: Sequence[Path], reference: str = "") -> None:
     """Write the report of the runs in these folders into one HTML file."""
-    html.require_jinja2()
+    require_jinja2()
     require(not target.is_dir(), f"{target} is a folder; --html must name a file")
-    html.write(target, build([read_run(path) for path in run_dirs(folders)], reference))
+    save(target, build([read_run(path) for path in run_dirs(folders)], reference))
 
 
 def build(runs: Sequence[Run], reference: str = "") -> Page:
@@ -54,38 +49,33 @@ def build(runs: Sequence[Run], reference: str = "") -> Page:
     }
     names, compared = _names(focus.shown, fpr), comparison.compare(groups, focus, fpr)
     mine, key = judged.get(focus.letter), keys[focus.letter]
-    several = labels.judged(focus.shown, fpr)
+    several = judge_labels(focus.shown.by_label, focus.shown.label_curves, fpr=fpr)
     measured = {letter: Measured(found.split, found.pooled.metrics) for letter, found in judged.items()}
-    measured |= {group.letter: mean for group in groups if (mean := _means(group, focus, several, fpr))}
+    for group in groups:
+        run = group.shown
+        if several is not None and group is focus:
+            measured[group.letter] = Measured(several.split, several.mean)
+        elif run.split in run.by_label:
+            measured[group.letter] = Measured(run.split, means(_usual(fpr), run.by_label[run.split]))
     if several is not None:
-        told = label_summary.answer(summary.called(groups, focus), focus, several, names[0])
-        facts = label_summary.facts(several, focus.shown)
+        told = summary.answer_for_labels(groups, focus, several, names[0])
+        facts = summary.facts_for_labels(several, focus.shown)
         of_focus = labels.sections(focus, key, several)
     else:
         told = summary.answer(groups, focus, mine, compared, names[0], preferred=not reference)
         facts = summary.facts(mine) if mine else []
-        of_focus = [ranking.section(drawn, focus, keys, mine, fpr), probabilities.section(focus, key, mine)]
+        of_focus = [ranking.section(drawn, focus, keys, mine, fpr), ranking.probabilities(focus, key, mine)]
     if several is None or not several.sites:
         of_focus.append(sites.section(focus, key, mine, names))
-    sections = [
-        comparison.section(groups, focus, keys, measured, compared, names),
-        *of_focus,
-        _together(convergence.section(drawn, keys, focus.shown.metric), setup.communication(drawn, keys)),
-        setup.settings(groups, keys),
-        setup.reproduce(drawn),
-    ]
+    first = comparison.section(groups, focus, keys, measured, compared, names)
+    if left_out:
+        letters = ", ".join(group.letter for group in left_out)
+        note = f"pictures show {len(DASHES)} runs at most; {letters} are in the table only: report fewer runs"
+        first = replace(first, missing=[*first.missing, note])
+    of_rounds = rounds.section(drawn, keys, focus.shown.metric)
+    sections = [first, *of_focus, of_rounds, setup.settings(groups), setup.reproduce(drawn)]
     split = several.split if several else mine.split if mine else ""
-    return summary.page(groups, focus, told, facts, _limited(sections, left_out), split)
-
-
-def _means(group: Group, focus: Group, several: LabelJudgement | None, fpr: float) -> Measured | None:
-    """The means over labels of a run with several, with intervals."""
-    if several is not None and group is focus:
-        return Measured(several.split, several.mean)
-    found = group.shown.by_label.get(group.shown.split)
-    if found is None:
-        return None
-    return Measured(group.shown.split, means(_usual(fpr), found))
+    return summary.page(groups, focus, told, facts, sections, split)
 
 
 def _drawn(groups: Sequence[Group], focus: Group) -> tuple[list[Group], list[Group]]:
@@ -93,21 +83,6 @@ def _drawn(groups: Sequence[Group], focus: Group) -> tuple[list[Group], list[Gro
     first = [group for group in groups if group is not focus][: len(DASHES) - 1]
     drawn = [group for group in groups if group is focus or group in first]
     return drawn, [group for group in groups if group not in drawn]
-
-
-def _limited(sections: Sequence[Section], left_out: Sequence[Group]) -> list[Section]:
-    if left_out:
-        letters = ", ".join(group.letter for group in left_out)
-        note = f"pictures show {len(DASHES)} runs at most; {letters} are in the table only: report fewer runs"
-        return [replace(sections[0], missing=[*sections[0].missing, note]), *sections[1:]]
-    return list(sections)
-
-
-def _together(first: Section, second: Section) -> Section:
-    """Two sections as one, under both titles: a figure each, side by side."""
-    title = f"{first.title} and {second.title.lower()}"
-    figures, tables = [*first.figures, *second.figures], [*first.tables, *second.tables]
-    return Section(first.id, title, figures=figures, tables=tables, missing=[*first.missing, *second.missing])
 
 
 def _fpr(run: Run) -> float:
@@ -140,3 +115,39 @@ def _judge(run: Run, fpr: float, by_site: bool = True) -> Judgement | None:
         return None
     known = run.scored if by_site else {name: replace(found, sites=None) for name, found in run.scored.items()}
     return judge(known, fpr=fpr)
+
+
+def require_jinja2() -> Any:
+    try:
+        import jinja2
+    except ImportError:
+        raise UserError("a report in HTML needs Jinja2: pip install 'fedxl[report]'") from None
+    return jinja2
+
+
+def render(page: Page) -> str:
+    """The file. Whatever is not SVG of our own is escaped; of all content, only the style sheet is allowed."""
+    jinja2 = require_jinja2()
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_clean)
+    template = environment.from_string((TEMPLATES / "report.html").read_text(encoding="utf-8"))
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    # Both are of this package, and go into the page as they are.
+    trusted = {"style": Svg(style), "style_hash": Svg(f"sha256-{digest}")}
+    return str(template.render(page=page, version=__version__, **trusted))
+
+
+def save(path: Path, page: Page) -> None:
+    """Write the file, whole or not at all."""
+    content = render(page).encode("utf-8", errors="replace")
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another file with --html") from None
+
+
+def _clean(value: object) -> object:
+    """Text of others with its control characters spelled out, line by line; the rest as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return "\n".join(printable(line.replace("\t", "    "), len(line) * 4) for line in value.split("\n"))

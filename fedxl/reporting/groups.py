@@ -45,27 +45,23 @@ def grouped(runs: Sequence[Run], reference: str = "") -> tuple[list[Group], Grou
     for run in runs:
         sorted_.setdefault(_sameness(run), []).append(run)
     members = list(sorted_.values())
-    labels = _labels(members)
-    preference = _preference(runs)
-    index = _index(reference, members, labels, preference)
-    focus = max(members[index], key=preference)
-    groups = [
-        Group(_letter(number), label, each, focus if number == index else _matching(each, focus, preference))
-        for number, (label, each) in enumerate(zip(labels, members, strict=True))
-    ]
-    return groups, groups[index]
-
-
-def _index(
-    reference: str, members: Sequence[Sequence[Run]], labels: Sequence[str], preference: Callable[[Run], float]
-) -> int:
+    labels, preference = _labels(members), _preference(runs)
     if reference:
         named = [n for n, each in enumerate(members) if reference in (labels[n], *(run.name for run in each))]
         if not named:
-            raise unknown("run", reference, {*labels, *(run.name for each in members for run in each)})
-        return named[0]
-    federated = [n for n, each in enumerate(members) if not each[0].centralized] or range(len(members))
-    return max(federated, key=lambda n: float(np.mean([preference(run) for run in members[n]])))
+            raise unknown("run", reference, {*labels, *(run.name for run in runs)})
+        index = named[0]
+    else:
+        federated = [n for n, each in enumerate(members) if not each[0].centralized] or range(len(members))
+        index = max(federated, key=lambda n: float(np.mean([preference(run) for run in members[n]])))
+    focus = max(members[index], key=preference)
+    groups = []
+    for number, (label, each) in enumerate(zip(labels, members, strict=True)):
+        letter = LETTERS[number] if number < len(LETTERS) else str(number + 1)
+        # One that judged the same examples as the focus if there is one, else the preferred one.
+        shown = next((run for run in each if same_examples(run, focus)), max(each, key=preference))
+        groups.append(Group(letter, label, each, focus if number == index else shown))
+    return groups, groups[index]
 
 
 def _preference(runs: Sequence[Run]) -> Callable[[Run], float]:
@@ -73,7 +69,7 @@ def _preference(runs: Sequence[Run]) -> Callable[[Run], float]:
 
     By the metric that chose the best rounds; by AUROC if these differ, for values of two metrics cannot be compared.
     """
-    chosen = {run.select for run in runs}
+    chosen = {run.chosen_by for run in runs}
     metric = chosen.pop() if len(chosen) == 1 else "auroc"
 
     def preference(run: Run) -> float:
@@ -81,11 +77,6 @@ def _preference(runs: Sequence[Run]) -> Callable[[Run], float]:
         return value if np.isfinite(value) else -np.inf
 
     return preference
-
-
-def _matching(runs: Sequence[Run], focus: Run, preference: Callable[[Run], float]) -> Run:
-    """Of these runs, one that judged the same examples as the focus if there is one, else the preferred one."""
-    return next((run for run in runs if same_examples(run, focus)), max(runs, key=preference))
 
 
 def same_examples(first: Run, second: Run) -> bool:
@@ -111,11 +102,8 @@ def _data(run: Run) -> Any:
     """What tells data apart beyond their labels: a digest of the validation data, else how they were drawn."""
     if digest := run.settings.get("task.validation"):
         return digest
-    return [_section(run, "data."), run.seed]
-
-
-def _section(run: Run, prefix: str) -> str:
-    return json.dumps({k: v for k, v in run.settings.items() if k.startswith(prefix)}, sort_keys=True, default=str)
+    data = {key: value for key, value in run.settings.items() if key.startswith("data.")}
+    return [json.dumps(data, sort_keys=True, default=str), run.seed]
 
 
 def _sameness(run: Run) -> str:
@@ -130,21 +118,13 @@ def _sameness(run: Run) -> str:
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     """A name for each group: its run's, or what sets it apart from the other groups."""
-    algorithms = [str(runs[0].settings.get("algorithm.name", "?")) for runs in groups]
+    algorithms = [runs[0].algorithm for runs in groups]
     apart = len(set(algorithms)) == len(groups)
-    return [
-        runs[0].label or (runs[0].name if len(runs) == 1 else algorithm if apart else _shared_name(runs))
-        for runs, algorithm in zip(groups, algorithms, strict=True)
-    ]
-
-
-def _shared_name(runs: Sequence[Run]) -> str:
-    return f"{runs[0].name} and {len(runs) - 1} more"
-
-
-def _letter(number: int) -> str:
-    """A, B, ..., Z, then numbers."""
-    return LETTERS[number] if number < len(LETTERS) else str(number + 1)
+    found = []
+    for runs, algorithm in zip(groups, algorithms, strict=True):
+        shared = algorithm if apart else f"{runs[0].name} and {len(runs) - 1} more"
+        found.append(runs[0].label or (runs[0].name if len(runs) == 1 else shared))
+    return found
 
 
 def differing(groups: Sequence[Group]) -> tuple[dict[str, list[Any]], Mapping[str, Any]]:

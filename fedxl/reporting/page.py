@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fedxl import metrics
 from fedxl.errors import printable
+from fedxl.evaluation.intervals import Interval
 from fedxl.reporting.charts.scale import Svg
 
 
@@ -23,6 +24,11 @@ class Cell(NamedTuple):
 class Column(NamedTuple):
     name: str
     numeric: bool = True
+
+
+def columns(first: str, *others: str, numeric: bool = True) -> list[Column]:
+    """Columns, the first of which holds the rows' names."""
+    return [Column(first, numeric=False), *(Column(name, numeric) for name in others)]
 
 
 class Row(NamedTuple):
@@ -98,6 +104,16 @@ def between(low: float, high: float, digits: int = 3) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
     return f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
+
+
+def interval_text(found: Interval) -> str:
+    """A metric with its interval."""
+    return f"{figure_of(found.value)} {between(found.low, found.high)}".strip()
+
+
+def interval_cell(found: Interval | None) -> Cell:
+    """The same, the interval below."""
+    return Cell("–") if found is None else Cell(figure_of(found.value), between(found.low, found.high))
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from fedxl import metrics
 from fedxl.errors import UserError
-from fedxl.reporting.charts.labels import spread
 
 Floats = npt.NDArray[np.float64]
 # One colour and line style an algorithm, in the order in which they are drawn; told apart without colour, too.
@@ -28,12 +27,6 @@ def require_matplotlib() -> Any:
     import matplotlib.pyplot as plt
 
     return plt
-
-
-def mean_roc(scores: Sequence[tuple[Floats, Floats]], grid: Floats) -> Floats:
-    """The mean true positive rate over runs, at each false positive rate of the grid."""
-    curves = [np.interp(grid, *metrics.roc(s, y)) for s, y in scores]
-    return np.asarray(np.mean(curves, 0))
 
 
 class Line(NamedTuple):
@@ -74,7 +67,8 @@ def _rocs(axes: Any, lines: Mapping[str, Line], max_fpr: float, metric_name: str
     axes.axvspan(0, max_fpr, color=STYLES[0][0], alpha=0.08, lw=0)
     axes.plot([0, 1], [0, 1], color="#767e87", ls=":", lw=1)
     for (name, line), (colour, style) in zip(lines.items(), STYLES, strict=False):
-        axes.plot(grid, mean_roc(line.scores, grid), color=colour, ls=style, lw=1.8, label=f"{name}  {line.value}")
+        mean = np.mean([np.interp(grid, *metrics.roc(scores, labels)) for scores, labels in line.scores], 0)
+        axes.plot(grid, mean, color=colour, ls=style, lw=1.8, label=f"{name}  {line.value}")
     axes.set(
         xlabel="false positive rate", ylabel="true positive rate", xlim=(0, 1), ylim=(0, 1.005),
         title="Test data: mean ROC curves",
@@ -92,3 +86,20 @@ def _convergence(axes: Any, line: Line, colour: str, style: Any) -> tuple[float,
     axes.plot(rounds, mean, color=colour, ls=style, lw=1.8)
     axes.fill_between(rounds, mean - deviation, mean + deviation, color=colour, alpha=0.1, lw=0)
     return float(rounds[-1]), float(mean[-1])
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """Heights with a gap between neighbours, in the order of the wanted ones and as near to them as can be.
+
+    Least squares: neighbours that would be too close form a block around the mean of what they want.
+
+    >>> spread([10, 12, 50], 10)
+    [6.0, 16.0, 50.0]
+    """
+    from scipy.optimize import isotonic_regression  # takes a third of a second to load
+
+    order = np.argsort(np.asarray(places, np.float64), kind="stable")
+    steps = gap * np.arange(len(order))
+    found = np.empty(len(order))
+    found[order] = isotonic_regression(np.asarray(places, np.float64)[order] - steps).x + steps
+    return [float(height) for height in found]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedxl import metrics
 from fedxl.errors import printable
@@ -13,36 +13,26 @@ from fedxl.evaluation.intervals import Interval, bootstrap, delong
 from fedxl.evaluation.label_means import mean_auroc
 from fedxl.reporting.runs import Run, read_run
 
-MOST = 10_000  # examples; a bootstrap of more takes seconds a run
-
-
-class Outcome(NamedTuple):
-    """One run for the table: metrics of the best round once it has finished, the latest ones before."""
-
-    run: Sequence[str]  # its name, algorithm, risk, state and best round
-    metrics: Mapping[str, Any]
-    intervals: Mapping[str, Interval]
-    rest: Sequence[str]  # which data the metrics are of, and seconds
-    epsilon: str = ""  # of a run with differential privacy
+MOST = 10_000  # examples; a bootstrap of more takes seconds per run
 
 
 def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of a table of runs. A metric of the user's own has a column if any of the runs has it."""
-    outcomes = [_outcome(read_run(path)) for path in paths]
-    names = metrics.shown(*(outcome.metrics for outcome in outcomes))
+    """Columns and rows of a table of runs: metrics of the best round once a run has finished, the latest ones before.
+
+    A metric of the user's own, and epsilon, have a column if any of the runs has them.
+    """
+    runs = [read_run(path) for path in paths]
+    names = metrics.shown(*(run.values for run in runs))
+    private = any(run.epsilon for run in runs)
     columns = ["run", "algorithm", "risk", "state", "best round", *map(printable, names), "on", "seconds"]
-    rows = [[*each.run, *(_cell(each, name) for name in names), *each.rest] for each in outcomes]
-    if any(each.epsilon for each in outcomes):
-        columns.append("epsilon")
-        rows = [[*row, each.epsilon] for row, each in zip(rows, outcomes, strict=True)]
-    return columns, rows
-
-
-def _outcome(run: Run) -> Outcome:
-    best = "" if run.best_round is None else str(run.best_round)
-    told = [printable(run.name), printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
-    seconds = (run.done or run.shown).get("seconds")
-    return Outcome(told, run.values, intervals(run), [run.split, _number(seconds, 1)], run.epsilon)
+    rows = []
+    for run in runs:
+        known, best = intervals(run), "" if run.best_round is None else str(run.best_round)
+        head = [printable(run.name), printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
+        cells = [_number(run.values.get(name), 4) + _ends(known.get(name)) for name in names]
+        seconds = _number((run.done or run.shown).get("seconds"), 1)
+        rows.append([*head, *cells, run.split, seconds, *([run.epsilon] if private else [])])
+    return [*columns, *(["epsilon"] if private else [])], rows
 
 
 def intervals(run: Run) -> dict[str, Interval]:
@@ -59,11 +49,9 @@ def intervals(run: Run) -> dict[str, Interval]:
     return found
 
 
-def _cell(outcome: Outcome, name: str) -> str:
-    found = outcome.intervals.get(name)
+def _ends(found: Interval | None) -> str:
     known = found is not None and math.isfinite(found.low) and math.isfinite(found.high)
-    ends = f" [{found.low:.3f}, {found.high:.3f}]" if found is not None and known else ""
-    return _number(outcome.metrics.get(name), 4) + ends
+    return f" [{found.low:.3f}, {found.high:.3f}]" if found is not None and known else ""
 
 
 def _number(value: Any, digits: int) -> str:

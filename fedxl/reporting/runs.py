@@ -10,15 +10,14 @@ from typing import Any
 
 from fedxl import metrics, toml
 from fedxl.algorithms import ALGORITHMS
-from fedxl.config.experiment import Config, dump
+from fedxl.config.experiment import Config, build_risk, dump
 from fedxl.errors import UserError, require
-from fedxl.evaluation import binned, label_counts, labelled, scored
+from fedxl.evaluation import binned, label_counts, scored
 from fedxl.evaluation.binned import Binned, pooled
 from fedxl.evaluation.label_counts import LabelCurves
-from fedxl.evaluation.labelled import LabelScores
-from fedxl.evaluation.scored import Scored
-from fedxl.files import cannot_read, read_bytes
-from fedxl.risks import KNOWN_RISKS
+from fedxl.evaluation.scored import LabelScores, Scored
+from fedxl.files import read_bytes
+from fedxl.options import call
 from fedxl.training.members import Member, environment
 from fedxl.training.privacy import promise
 from fedxl.training.result import Result
@@ -34,6 +33,7 @@ from fedxl.training.run_files import (
     is_run,
     read_metrics,
 )
+from fedxl.training.settings import Settings
 from fedxl.training.simulation import flattened
 
 LONGEST = 2**24  # bytes of run.json; a thousand sites take a tenth of a MB
@@ -52,7 +52,7 @@ class Run:
     members: Sequence[Member] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     begun: str = ""
-    chosen_by: str = ""  # a metric, with a minus if less is better; empty: not recorded
+    chosen_by: str = "auroc"  # a metric, with a minus if less is better
     config: str = ""  # the text of config.toml
     label: str = ""  # what it is called among runs that differ by seed only
     by_label: Mapping[str, LabelScores] = field(default_factory=dict)  # scores of several labels, by split
@@ -60,19 +60,17 @@ class Run:
     counts: Mapping[str, Binned] = field(default_factory=dict)  # where `scored` was made from counts in bins: those
 
     @property
-    def select(self) -> str:
-        """What the best round was chosen by. Older runs do not say; then it is what their risk asks for."""
-        known = str(self.chosen_by or self.settings.get("run.select") or "")
-        return known or _default_metric(str(self.settings.get("risk.name", "")))
-
-    @property
     def metric(self) -> str:
-        """The same without its sign, as metrics rows call it."""
-        return metrics.key(self.select)
+        """What the best round was chosen by, without its sign, as metrics rows call it."""
+        return metrics.key(self.chosen_by)
 
     @property
     def best_round(self) -> int | None:
         return None if self.done is None else int(self.done.get("best_round", 0))
+
+    @property
+    def last_round(self) -> int:
+        return int(self.rows[-1]["round"]) if self.rows else 0
 
     @property
     def shown(self) -> Row:
@@ -126,19 +124,13 @@ class Run:
     @property
     def state(self) -> str:
         if self.done is None:
-            return f"at round {self.rows[-1]['round'] if self.rows else 0}"
+            return f"at round {self.last_round}"
         return "finished (stopped early)" if self.done.get(STOPPED_EARLY) else "finished"
 
 
 def is_centralized(algorithm: str) -> bool:
     """Whether an algorithm of this name wants all data in one place; one of a user's own is not looked up."""
     return bool(getattr(ALGORITHMS.get(algorithm), "centralized", False))
-
-
-def _default_metric(risk: str) -> str:
-    if risk not in KNOWN_RISKS:
-        return "auroc"
-    return KNOWN_RISKS[risk]().metric
 
 
 def run_dirs(paths: Iterable[Path]) -> list[Path]:
@@ -153,9 +145,9 @@ def run_dirs(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """A run from its folder. UserError if a file is none that a run has written; metrics rows may be damaged."""
-    text, tables = _config(path / CONFIG)
-    about = _about(path / ABOUT)
+    """A run from its folder. Raises UserError if a run has not written its files; metrics rows may be damaged."""
+    about, config = _about(path / ABOUT), path / CONFIG
+    tables = toml.read(config) if config.is_file() else {}
     told = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
     records, _ = read_metrics(path)
     evaluations = {record["round"]: record for record in records if "test" not in record}
@@ -166,14 +158,14 @@ def read_run(path: Path) -> Run:
         rows=[evaluations[round] for round in sorted(evaluations)],
         done=next((record for record in reversed(records) if "test" in record), None),
         scored=scored.load(path / SCORES) or binned.scores_of(counted),
-        by_label=labelled.load(path / LABEL_SCORES),
+        by_label=scored.load_labels(path / LABEL_SCORES),
         label_curves=label_counts.load(path / LABEL_CURVES),
         counts={split: pooled(found.values()) for split, found in counted.items()},
         members=about["members"],
         environment=about["environment"],
         begun=about["begun"],
         chosen_by=about["select"],
-        config=text,
+        config=read_bytes(config).decode() if config.is_file() else "",
     )
 
 
@@ -191,23 +183,14 @@ def from_result(name: str, label: str, config: Config, result: Result, members: 
         label_curves=result.label_curves,
         members=members,
         environment=environment(),
+        chosen_by=call(Settings, config.run, "run").selects_by(build_risk(config)),
         config=dump(config),
         label=label,
     )
 
 
-def _config(path: Path) -> tuple[str, dict[str, toml.Table]]:
-    if not path.is_file():
-        return "", {}
-    tables = toml.read(path)
-    try:
-        return path.read_text(), tables
-    except OSError as error:
-        raise cannot_read(path, error) from error
-
-
 def _about(path: Path) -> dict[str, Any]:
-    """run.json, with what is missing as nothing; older runs have none."""
+    """run.json, with what is missing as nothing."""
     try:
         content = read_bytes(path)
     except FileNotFoundError:
@@ -220,7 +203,7 @@ def _about(path: Path) -> dict[str, Any]:
             "members": [_member(item) for item in told.get("members", [])],
             "environment": {str(key): str(value) for key, value in told.get("environment", {}).items()},
             "begun": str(told.get("begun", "")),
-            "select": str(told.get("select", "")),
+            "select": str(told.get("select", "auroc")),
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {type(error).__name__}; remove it to do without it") from None

@@ -1,4 +1,4 @@
-"""A run while it goes on, from the files in its folder: what is read is never changed."""
+"""A run while it goes on, from the files in its folder, which are never changed: in words, and for a terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
 from fedxl import metrics, toml
 from fedxl.errors import UserError, printable, require
 from fedxl.files import read_bytes
@@ -15,6 +22,10 @@ from fedxl.progress import time_left
 from fedxl.reporting.text import in_words
 from fedxl.training.run_files import ABOUT, COLLAPSED, STOPPED_EARLY, being_written, checkpointed, read_metrics
 
+HEIGHT = 6  # lines of the curve
+BLOCKS = " ▁▂▃▄▅▆▇█"
+PLAIN = " .:-=+*#@"  # where a terminal has no block elements
+MOST_SITES = 20  # that are shown one by one
 RECENT = 10  # evaluations that the pace is measured over
 Row = Mapping[str, Any]
 
@@ -80,7 +91,7 @@ def folder_of(path: Path) -> Path:
 
 
 def look(path: Path) -> View:
-    """What the files of a run say now. One line if there is none."""
+    """What the files of a run say now. Raises UserError if there is none."""
     require(path.is_dir(), f"there is no folder {path}; --wait waits for a run that has not begun")
     begun = any((path / name).exists() for name in (ABOUT, "config.toml", "metrics.jsonl"))
     require(begun, f"{path} holds no run yet; --wait waits for it")
@@ -108,11 +119,10 @@ def _about(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """run.json, and its settings with those that may have been changed in config.toml since."""
     try:
         found = json.loads(read_bytes(path / ABOUT))
-    except (FileNotFoundError, ValueError):  # a run of an older version, or not written yet
+    except (FileNotFoundError, ValueError):  # not written yet
         found = {}
     found = found if isinstance(found, dict) else {}
-    settings = found.get("settings")
-    settings = dict(settings) if isinstance(settings, dict) else {}
+    settings: Any = found.get("settings") if isinstance(found.get("settings"), dict) else {}
     try:
         now = toml.read(path / "config.toml").get("run", {})
     except UserError:
@@ -134,18 +144,10 @@ def _sites(rows: Sequence[Row], metric: str) -> list[Site]:
     for each in dropped if isinstance(dropped, list) else []:
         if isinstance(each, Mapping):
             notes[str(each.get("site"))] = f"left out in round {each.get('round')}: {each.get('reason')}"
-    found = {
-        name: metrics.value_of(values, metric.removeprefix("-")) for name, values in told.items() if _table(values)
-    }
+    tables = {name: values for name, values in told.items() if isinstance(values, Mapping)}
+    found = {name: metrics.value_of(values, metric.removeprefix("-")) for name, values in tables.items()}
     names = sorted({*told, *notes})
     return [Site(printable(name, 40), found.get(name, math.nan), printable(notes.get(name, ""))) for name in names]
-
-
-def _table(values: Any) -> bool:
-    return isinstance(values, Mapping)
-
-
-# In words.
 
 
 def state(view: View) -> str:
@@ -206,3 +208,75 @@ def line(view: View) -> str:
     parts = [where(view), state(view), standing(view), pace(view), warning(view), outcome(view)]
     away = [f"{site.name}: {site.note}" for site in view.sites if site.note]
     return ", ".join(filter(None, [*parts, *away]))
+
+
+def panel(view: View, console: Console) -> RenderableType:
+    """All there is to see of a run."""
+    blocks = BLOCKS if console.encoding.lower().startswith("utf") else PLAIN
+    width = max(10, min(console.width, 100) - 16)
+    parts: list[RenderableType] = [_progress(view, width)]
+    others = dict((view.rows[-1].get("validation") if view.rows else None) or {})
+    others.pop(metrics.key(view.metric), None)
+    parts += [Text(text) for text in (standing(view), in_words(others)) if text]
+    if len(view.values) > 1:
+        first, last = str(view.values[0][0]), str(view.values[-1][0])
+        drawn = "\n".join(curve([value for _, value in view.values], width, blocks))
+        below = f"{'round':>9}  {first:<{max(1, width - len(last))}}{last}"
+        parts += ["", Text(drawn, no_wrap=True, overflow="crop")]
+        parts.append(Text(below, no_wrap=True, overflow="crop", style="dim"))
+    if view.sites:
+        parts += ["", _site_table(view)]
+    if warning(view):
+        parts.append(Text(warning(view), style="red"))
+    if outcome(view):
+        parts += ["", Text(outcome(view), style="bold")]
+    title = Text(f"{printable(view.name)}: {state(view)}", overflow="crop")
+    return Panel(Group(*parts), title=title, width=min(console.width, 100))
+
+
+def _progress(view: View, width: int) -> RenderableType:
+    row = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        row.add_column(overflow="fold")
+    bar = ProgressBar(max(view.rounds, view.round), view.round, width=max(10, width // 3))
+    row.add_row(where(view), *([bar] if view.rounds and view.final is None else []), pace(view))
+    return row
+
+
+def _site_table(view: View) -> RenderableType:
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("site", overflow="fold")
+    table.add_column(Text(metrics.key(view.metric)), justify="right")
+    table.add_column("", overflow="fold")
+    # Those that something is wrong with come first.
+    for site in sorted(view.sites, key=lambda each: not each.note)[:MOST_SITES]:
+        value = "" if np.isnan(site.metric) else f"{site.metric:.4f}"
+        table.add_row(Text(site.name), value, Text(site.note, style="yellow"))
+    more = len(view.sites) - MOST_SITES
+    return Group(table, Text(f"and {more} more")) if more > 0 else table
+
+
+def curve(values: Sequence[float], width: int, blocks: str = BLOCKS, height: int = HEIGHT) -> list[str]:
+    """Lines that draw the values from left to right, the smallest and the largest at the side.
+
+    >>> for line in curve([0.5, 0.75, 1.0], 6, height=2):
+    ...     print(line.rstrip())
+       1.0000 |  ▁▁██
+       0.5000 |▁▁████
+    """
+    data = np.asarray(values, dtype=np.float64)
+    # Each column shows the mean of its values; where there are fewer values than columns, one value takes several.
+    edges = np.linspace(0, len(data), width + 1)
+    lows = np.minimum(edges[:-1].astype(int), len(data) - 1)
+    highs = np.maximum(np.ceil(edges[1:]).astype(int), lows + 1)
+    columns = np.array([data[low:high].mean() for low, high in zip(lows, highs, strict=True)])
+    low, high = float(columns.min()), float(columns.max())
+    steps = len(blocks) - 1
+    share = (columns - low) / (high - low) if high > low else np.full(width, 0.5)
+    filled = 1 + np.round(share * (height * steps - 1)).astype(int)  # at least one step, so that every round is seen
+    labels = {0: f"{high:.4f}", height - 1: f"{low:.4f}"}
+    lines = []
+    for row in range(height):
+        level = np.clip(filled - (height - 1 - row) * steps, 0, steps)
+        lines.append(f"{labels.get(row, ''):>9} |" + "".join(blocks[each] for each in level))
+    return lines

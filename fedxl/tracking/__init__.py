@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fedxl import registry
 from fedxl.errors import require
 from fedxl.options import accepted
-from fedxl.tracking.event_files import TensorBoard
-from fedxl.tracking.mlflow_store import MLflow
+from fedxl.tracking.stores import MLflow, TensorBoard
 from fedxl.tracking.tracker import Tracker, Trackers
 
 __all__ = ["TRACKERS", "MLflow", "TensorBoard", "Tracker", "trackers"]

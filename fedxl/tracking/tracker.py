@@ -51,18 +51,17 @@ class Trackers:
         self.followers = [_Follower(name, tracker, say) for name, tracker in trackers.items()]
 
     def begin(self, run: Tracked) -> None:
-        for each in self.followers:
-            each.todo.append(lambda tracker: tracker.begin(run))
-            each.work()
+        self._tell(lambda tracker: tracker.begin(run))
 
     def write(self, row: Row) -> None:
-        for each in self.followers:
-            each.todo.append(lambda tracker: tracker.write(row))
-            each.work()
+        self._tell(lambda tracker: tracker.write(row))
 
     def end(self, state: str) -> None:
+        self._tell(lambda tracker: tracker.end(state))
+
+    def _tell(self, call: Callable[[Tracker], None]) -> None:
         for each in self.followers:
-            each.todo.append(lambda tracker: tracker.end(state))
+            each.todo.append(call)
             each.work()
 
 

@@ -1,10 +1,8 @@
-"""What fits a federation, judged by its counts alone: algorithm, weighting, norm, local steps and a first rate.
-
-All judgement is in `RULES`, which documentation quotes: revise it when measurements say otherwise.
-"""
+"""What fits a federation by its counts alone (`RULES`): algorithm, weighting, norm, local steps and a first rate."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -12,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedxl.data.federation import Clients, Federation, Holding, Splits, as_splits
-from fedxl.data.label_forms import Label
+from fedxl.data.forms import Label
 from fedxl.errors import kind_of, printable, require
 from fedxl.risks import Side, XRisk, partial_auc
 
@@ -53,119 +51,107 @@ class Facts:
 class Rule(NamedTuple):
     """If it applies, these settings, for this reason. Settings and reason may name facts in braces."""
 
-    topic: str
     when: str  # in words
     applies: Callable[[Facts], bool]
     settings: Mapping[str, Any]
     why: str
 
 
-# Of each topic the first rule that applies is taken.
-RULES: Sequence[Rule] = (
-    Rule(
-        "algorithm",
-        "there is one site",
-        lambda facts: facts.sites == 1,
-        {"algorithm.name": "{centralized}"},
-        "one site holds all {examples:,} examples, so nothing needs to be federated",
+# By topic; the first rule that applies is taken.
+RULES: Mapping[str, Sequence[Rule]] = {
+    "algorithm": (
+        Rule(
+            "there is one site",
+            lambda facts: facts.sites == 1,
+            {"algorithm.name": "{centralized}"},
+            "one site holds all {examples:,} examples, so nothing needs to be federated",
+        ),
+        Rule(
+            "no site holds both classes",
+            lambda facts: facts.one_class == facts.sites,
+            {"algorithm.name": "{fedxl}", "algorithm.level": "bounded", "algorithm.one_class": "train"},
+            "no site holds both classes, so all must train on one, paired with the scores of others",
+        ),
+        Rule(
+            "some sites hold one class",
+            lambda facts: facts.one_class > 0,
+            {"algorithm.name": "{fedxl}"},
+            "{one_class} of {sites} sites hold one class, with {one_class_share:.0%} of the examples; the others are "
+            "compared with their scores, which local_pair leaves out",
+        ),
+        Rule(
+            f"classes lie at different sites (distance above {APART:g})",
+            lambda facts: facts.skewed,
+            {"algorithm.name": "{fedxl}"},
+            "all {sites} sites hold both classes, but in different mixes (distance {apart:.2f}; 0 is alike), so "
+            "pairs within a site are not those of all data",
+        ),
+        Rule(
+            "otherwise",
+            lambda facts: True,
+            {"algorithm.name": "local_pair"},
+            "all {sites} sites hold both classes in a similar mix (distance {apart:.2f}; 0 is alike), where {fedxl} "
+            "and local_pair are level if the network norms its scores, and local_pair sends none",
+        ),
     ),
-    Rule(
-        "algorithm",
-        "no site holds both classes",
-        lambda facts: facts.one_class == facts.sites,
-        {"algorithm.name": "{fedxl}", "algorithm.level": "bounded", "algorithm.one_class": "train"},
-        "no site holds both classes, so all must train on one, paired with the scores of others",
+    "weighting": (
+        Rule(
+            f"some sites hold one class, or the largest site is more than {UNEQUAL:g} times the smallest",
+            lambda facts: facts.one_class > 0 or facts.unequal > UNEQUAL,
+            {"run.weighting": "samples"},
+            "the {rarest} examples are the rarest side ({rarest_total:,} of {examples:,}), and a site with "
+            "{rarest_fewest:,} of them must not count as much as one with many",
+        ),
+        Rule(
+            "otherwise",
+            lambda facts: True,
+            {"run.weighting": "clients"},
+            "sites are of similar size, so it makes no difference",
+        ),
     ),
-    Rule(
-        "algorithm",
-        "some sites hold one class",
-        lambda facts: facts.one_class > 0,
-        {"algorithm.name": "{fedxl}"},
-        "{one_class} of {sites} sites hold one class, with {one_class_share:.0%} of the examples; the others are "
-        "compared with their scores, which local_pair leaves out",
+    "norm": (
+        Rule(
+            "the network has no norm",
+            lambda facts: "norm" not in facts.network,
+            {},
+            "the network has no norm to choose",
+        ),
+        Rule(
+            "sites are skewed",
+            lambda facts: facts.skewed,
+            {"model.norm": "group"},
+            "batch norm would mix the statistics of sites that differ",
+        ),
+        Rule(
+            "otherwise, if the network can norm its scores",
+            lambda facts: "score_norm" in facts.network,
+            {"model.norm": "batch", "model.score_norm": True},
+            "sites are alike, and normed scores stand high rates",
+        ),
+        Rule("otherwise", lambda facts: True, {"model.norm": "batch"}, "sites are alike"),
     ),
-    Rule(
-        "algorithm",
-        f"classes lie at different sites (distance above {APART:g})",
-        lambda facts: facts.skewed,
-        {"algorithm.name": "{fedxl}"},
-        "all {sites} sites hold both classes, but in different mixes (distance {apart:.2f}; 0 is alike), so pairs "
-        "within a site are not those of all data",
+    "steps": (
+        Rule(
+            "sites are skewed, and the network has no norm (it is small)",
+            lambda facts: facts.skewed and "norm" not in facts.network,
+            {"run.local_steps": 8, "algorithm.lr": 0.3},
+            "skewed sites drift apart within a round, and small networks stand high rates; " + THEN,
+        ),
+        Rule(
+            "sites are skewed",
+            lambda facts: facts.skewed,
+            {"run.local_steps": 8, "algorithm.lr": 0.1},
+            "skewed sites drift apart within a round; " + THEN,
+        ),
+        Rule(
+            "the network has no norm (it is small)",
+            lambda facts: "norm" not in facts.network,
+            {"run.local_steps": 32, "algorithm.lr": 0.3},
+            "the paper's K, and small networks stand high rates; " + THEN,
+        ),
+        Rule("otherwise", lambda facts: True, {"run.local_steps": 32, "algorithm.lr": 0.1}, "the paper's K; " + THEN),
     ),
-    Rule(
-        "algorithm",
-        "otherwise",
-        lambda facts: True,
-        {"algorithm.name": "local_pair"},
-        "all {sites} sites hold both classes in a similar mix (distance {apart:.2f}; 0 is alike), where {fedxl} and "
-        "local_pair are level if the network norms its scores, and local_pair sends none",
-    ),
-    Rule(
-        "weighting",
-        f"some sites hold one class, or the largest site is more than {UNEQUAL:g} times the smallest",
-        lambda facts: facts.one_class > 0 or facts.unequal > UNEQUAL,
-        {"run.weighting": "samples"},
-        "the {rarest} examples are the rarest side ({rarest_total:,} of {examples:,}), and a site with "
-        "{rarest_fewest:,} of them must not count as much as one with many",
-    ),
-    Rule(
-        "weighting",
-        "otherwise",
-        lambda facts: True,
-        {"run.weighting": "clients"},
-        "sites are of similar size, so it makes no difference",
-    ),
-    Rule(
-        "norm",
-        "the network has no norm",
-        lambda facts: "norm" not in facts.network,
-        {},
-        "the network has no norm to choose",
-    ),
-    Rule(
-        "norm",
-        "sites are skewed",
-        lambda facts: facts.skewed,
-        {"model.norm": "group"},
-        "batch norm would mix the statistics of sites that differ",
-    ),
-    Rule(
-        "norm",
-        "otherwise, if the network can norm its scores",
-        lambda facts: "score_norm" in facts.network,
-        {"model.norm": "batch", "model.score_norm": True},
-        "sites are alike, and normed scores stand high rates",
-    ),
-    Rule("norm", "otherwise", lambda facts: True, {"model.norm": "batch"}, "sites are alike"),
-    Rule(
-        "steps",
-        "sites are skewed, and the network has no norm (it is small)",
-        lambda facts: facts.skewed and "norm" not in facts.network,
-        {"run.local_steps": 8, "algorithm.lr": 0.3},
-        "skewed sites drift apart within a round, and small networks stand high rates; " + THEN,
-    ),
-    Rule(
-        "steps",
-        "sites are skewed",
-        lambda facts: facts.skewed,
-        {"run.local_steps": 8, "algorithm.lr": 0.1},
-        "skewed sites drift apart within a round; " + THEN,
-    ),
-    Rule(
-        "steps",
-        "the network has no norm (it is small)",
-        lambda facts: "norm" not in facts.network,
-        {"run.local_steps": 32, "algorithm.lr": 0.3},
-        "the paper's K, and small networks stand high rates; " + THEN,
-    ),
-    Rule(
-        "steps",
-        "otherwise",
-        lambda facts: True,
-        {"run.local_steps": 32, "algorithm.lr": 0.1},
-        "the paper's K; " + THEN,
-    ),
-)
+}
 LINES: Sequence[Sequence[str]] = (("algorithm",), ("weighting", "norm"), ("steps",))  # topics of each line
 
 
@@ -223,10 +209,10 @@ def advise(
     for topics in LINES:
         parts = []
         for topic in topics:
-            rule = next(rule for rule in RULES if rule.topic == topic and rule.applies(facts))
+            rule = next(rule for rule in RULES[topic] if rule.applies(facts))
             chosen = {name: _filled(value, facts) for name, value in rule.settings.items()}
             settings |= chosen
-            said = ", ".join(f"{name} = {_toml(value)}" for name, value in chosen.items())
+            said = ", ".join(f"{name} = {json.dumps(value)}" for name, value in chosen.items())
             parts.append(f"{said}: {_filled(rule.why, facts)}" if said else _filled(rule.why, facts))
         lines.append("; ".join(parts))
     return Advice(facts, settings, lines, list(_flags(holdings, risk.sides, sizes)))
@@ -272,7 +258,3 @@ def _flags(holdings: Sequence[Holding], sides: Sequence[Side], batch_size: Seque
 
 def _filled(text: Any, facts: Facts) -> Any:
     return text.format(**facts.words) if isinstance(text, str) else text
-
-
-def _toml(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower()

@@ -1,7 +1,6 @@
 """State on disk: safetensors, written whole or not at all, and checked when read. Never pickle.
 
-A file whose contents do not match their checksum is damaged; it is renamed. A file that cannot be read at all may be
-whole, on a disk that fails for a moment. Then no file is changed, and the error is one line.
+A file that does not match its checksum is renamed. One that cannot be read may be whole: then no file is changed.
 """
 
 from __future__ import annotations
@@ -70,14 +69,23 @@ def load_checkpoint(folder: Path, round: int) -> Checkpoint | None:
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest whole checkpoint, and a line for every newer one that is damaged."""
     complaints: list[str] = []
-    for path in reversed(_listed(folder)):
+    try:
+        files = _files(folder)
+    except FileNotFoundError:
+        return None, complaints
+    except OSError as error:
+        raise cannot_read(folder, error) from error
+    for path in reversed(files):
         content = read_bytes(path)
         try:
             return _parsed(path, content), complaints
         except BROKEN as error:
             reason = first_line(error)
             complaints.append(f"checkpoint {path.name} is damaged ({reason}); going back to the one before it")
-            _set_aside(path)
+            try:  # so that it does not count among the last ones that are kept
+                path.rename(path.with_suffix(".damaged"))
+            except OSError as error:
+                raise UserError(f"cannot set the damaged {path} aside: {error.strerror or error}") from error
     return None, complaints
 
 
@@ -91,29 +99,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder / name for name in names if name.startswith("round-") and name.endswith(".safetensors"))
 
 
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return _files(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise cannot_read(folder, error) from error
-
-
-def _set_aside(path: Path) -> None:
-    """Out of the way, so that it does not count among the last ones that are kept."""
-    try:
-        path.rename(path.with_suffix(".damaged"))
-    except OSError as error:
-        raise UserError(f"cannot set the damaged {path} aside: {error.strerror or error}") from error
-
-
 def _parsed(path: Path, content: bytes) -> Checkpoint:
-    """The checkpoint in these bytes.
-
-    They were read, not mapped into memory: if a disk fails, a mapped file kills the process without a message. Two
-    copies are held for a moment, one less than while it was written.
-    """
+    """The checkpoint in these bytes, which were read: if a disk fails, a mapped file would kill the process."""
     tensors = load(content)
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
@@ -147,11 +134,9 @@ VERSION = 4
 
 def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises UserError unless the settings that a run began with are those that it is resumed with."""
-    require(
-        before.get(STATES) == now.get(STATES),
-        "this run began with another version of fedxl, whose states differ: finish it with that version, or begin a "
-        "new run",
-    )
+    other = "this run began with another version of fedxl, whose states differ"
+    same = before.get(STATES) == now.get(STATES)
+    require(same, f"{other}: finish it with that version, or begin a new run")
     changed = [
         f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
         for key in sorted(before.keys() | now.keys())

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from fedxl import metrics, registry
 from fedxl.data.federation import Split
-from fedxl.data.label_columns import Columns
+from fedxl.data.forms import Columns
 from fedxl.data.letor import ranked
 from fedxl.data.source import Source, checked, floats_as, queries_of
 from fedxl.errors import require, unknown
-from fedxl.evaluation import labelled
+from fedxl.evaluation import scored
 from fedxl.evaluation.binned import Curves
 from fedxl.evaluation.label_counts import LabelCurves
-from fedxl.evaluation.labelled import LabelScores
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.scored import LabelScores, Scored
 from fedxl.metrics import METRICS, Item, NamedMetric
 from fedxl.models import Score, Weights
 from fedxl.models.precision import PRECISIONS, products
@@ -53,18 +52,8 @@ class Evaluator:
         return torch.cat(outputs)
 
     def metrics_of(self, h: Tensor, labels: Tensor, queries: Tensor | None = None) -> dict[str, float]:
-        """Metrics of scores need one score an example; the risk is always there. With queries, labels are grades."""
-        risk = self.risk_of(h, labels, queries)
-        if self.risk.pairing.labels:
-            return labelled.judge(self.metrics, self.label_scores(h, labels))[0] | risk
-        if self.risk.score_shape:
-            return risk
-        of = None if queries is None else queries.cpu().numpy()
-        return metrics.judge(self.metrics, h.double().cpu().numpy(), labels.cpu().numpy(), of) | risk
-
-    def risk_of(self, h: Tensor, labels: Tensor, queries: Tensor | None = None) -> dict[str, float]:
-        seen = self.shown(h, labels) if self.shown else h
-        return {"risk": float(self.risk.value(seen, labels, queries))}
+        """The risk, and metrics if there is one score per example. With queries, labels are grades."""
+        return self.findings(h, labels, "", Origin(), queries).metrics
 
     def label_scores(self, h: Tensor, labels: Tensor, origin: Origin | None = None) -> LabelScores:
         """Outputs [n, L] of several labels for reports."""
@@ -76,12 +65,17 @@ class Evaluator:
         self, h: Tensor, labels: Tensor, split: str, origin: Origin, queries: Tensor | None = None
     ) -> Findings:
         """Metrics of outputs; of several labels their means, and each label's own as a remark."""
-        if not self.risk.pairing.labels:
-            return Findings(self.metrics_of(h, labels, queries), h, labels, origin=origin)
-        found = self.label_scores(h, labels, origin)
-        values, each = labelled.judge(self.metrics, found)
-        values |= self.risk_of(h, labels)
-        return Findings(values, h, labels, {f"{split}_by_label": each}, origin, by_label=found)
+        seen = self.shown(h, labels) if self.shown else h
+        risk, names = {"risk": float(self.risk.value(seen, labels, queries))}, self.risk.pairing.labels
+        if not names and self.risk.score_shape:
+            return Findings(risk, h, labels, origin=origin)
+        if names:
+            by_label = self.label_scores(h, labels, origin)
+            values, each = scored.judge_labels(self.metrics, by_label)
+            return Findings(values | risk, h, labels, {f"{split}_by_label": each}, origin, by_label=by_label)
+        of = None if queries is None else queries.cpu().numpy()
+        values = metrics.judge(self.metrics, h.double().cpu().numpy(), labels.cpu().numpy(), of)
+        return Findings(values | risk, h, labels, origin=origin)
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -148,34 +142,26 @@ class HeldBack:
 
 
 def held_back(pairs: Mapping[str, Pair | Split | None], probe: Tensor, labels: int = 0) -> dict[str, Source]:
-    """Sources of the splits that there are, on the device of `probe`, an example as clients have them.
-
-    labels: how many there are, in columns; 0: one.
-    """
+    """Sources of the splits that there are, on the device of `probe`, a client's example. labels: columns; 0: one."""
     sources: dict[str, Source] = {}
     for name, pair in pairs.items():
         if pair is None:
             continue
-        x, y = pair[:2] if isinstance(pair, Split) else _pair(pair, name)
+        right = isinstance(pair, Split) or (isinstance(pair, (tuple, list)) and len(pair) == 2)
+        require(right, f"{name} must be a pair (x, y)")
+        x, y = pair[:2]
         queries = pair.queries if isinstance(pair, Split) else None
         if queries is None:
             source = checked(x, y, name, Columns(labels) if labels else None).to(probe.device)
         else:
             source = ranked((x, y, queries), name).to(probe.device)
         seen = source.fetch(torch.tensor([0], device=probe.device))
-        require(
-            seen.shape[1:] == probe.shape[1:],
-            f"{name} holds examples of shape {list(seen.shape[1:])}, the clients of {list(probe.shape[1:])}",
-        )
+        shapes = [list(each.shape[1:]) for each in (seen, probe)]
+        require(shapes[0] == shapes[1], f"{name} holds examples of shape {shapes[0]}, the clients of {shapes[1]}")
         tokens, rows = (not one.is_floating_point() for one in (probe, seen))
         require(rows or not tokens, f"{name} holds {seen.dtype}, the clients {probe.dtype}; give the same type")
         sources[name] = source
     return sources
-
-
-def _pair(pair: Any, name: str) -> Pair:
-    require(isinstance(pair, (tuple, list)) and len(pair) == 2, f"{name} must be a pair (x, y)")
-    return pair[0], pair[1]
 
 
 def origins(pairs: Mapping[str, Pair | Split | None], clients: Sequence[str]) -> dict[str, Origin]:
@@ -192,10 +178,9 @@ def origins(pairs: Mapping[str, Pair | Split | None], clients: Sequence[str]) ->
 
 
 def asked_for(risk: XRisk, select: str, fprs: Sequence[float], more: Sequence[Item] = ()) -> list[NamedMetric]:
-    """The usual metrics, those asked for besides, and the one that the best model is chosen by.
+    """The usual metrics, those asked for besides, and the one that the best model is chosen by, with its limit.
 
-    A limit of the false positive rate in `select` joins the others. A name in `select` that stands for nothing is
-    left to `check_selection`.
+    A name in `select` that stands for nothing is left to `check_selection`.
     """
     if not risk.single_score:
         require(not more, "metrics need one score per example, and the risk pairs vectors")

@@ -13,10 +13,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedxl.algorithms.protocol import Algorithm
-from fedxl.data.augment import Augment
 from fedxl.data.federation import Clients, Federation, HeldBack, Splits, as_splits
-from fedxl.data.label_columns import Columns
-from fedxl.data.label_forms import Label
+from fedxl.data.forms import Columns, Label
+from fedxl.data.source import Augment
 from fedxl.errors import UserError, kind_of, require
 from fedxl.options import call
 from fedxl.training.problem import require_algorithm
@@ -69,11 +68,12 @@ def fit(
     named = [key for key in ("batch1", "batch2") if key in settings]
     require(not named, f"{', '.join(named)}: give batch_size, one number or two")
     given = {key: _several(value, key) if key in LISTS else _plain(value) for key, value in settings.items()}
-    given["batch1"], given["batch2"] = _two(batch_size)
+    sizes = batch_size if isinstance(batch_size, (list, tuple)) else (batch_size, batch_size)
+    require(len(sizes) == 2, f"batch_size must be one number or two, got {batch_size}")
+    given["batch1"], given["batch2"] = sizes  # checked with the other settings
     run = call(Settings, given, "run")
-    require(
-        isinstance(out, (str, Path)) or out is None, f"out must be a folder, such as 'runs/first', not {kind_of(out)}"
-    )
+    folder = isinstance(out, (str, Path)) or out is None
+    require(folder, f"out must be a folder, such as 'runs/first', not {kind_of(out)}")
     require(out is not None or not resume, "resume=True needs out, the folder of the run to go on with")
     require(hooks is None or isinstance(hooks, Hooks), f"hooks must be fedxl.Hooks(...), not {kind_of(hooks)}")
     for item in fields(Hooks) if hooks else ():
@@ -83,7 +83,10 @@ def fit(
     columns, given_positive = len(algorithm.risk.pairing.labels), positive is not None
     require(not (columns and given_positive), "positive is for one label; of several, labels are 0 and 1 in columns")
     splits = as_splits(clients, Columns(columns) if columns else positive, validation, test)
-    federation = splits.train if augment is None else splits.train.augmented(_augment(augment))
+    hint = "; transforms of your own belong into a Dataset, and are drawn once" if callable(augment) else ""
+    crops = f"augment must be fedxl.Augment(crop=..., flip=..., noise=...), not {kind_of(augment)}{hint}"
+    require(augment is None or isinstance(augment, Augment), crops)
+    federation = splits.train if augment is None else splits.train.augmented(augment)
     hooks = hooks or Hooks()
     held_back = {"validation": splits.validation, "test": splits.test}
     kept = (splits.names, splits.preparation, splits.columns)
@@ -106,23 +109,7 @@ def _require_model(model: Any) -> None:
         require(bool(tensor.isfinite().all()), f"the model's weight '{name}' holds NaN or infinity before training")
 
 
-def _augment(augment: Any) -> Augment:
-    right = isinstance(augment, Augment)
-    hint = "; transforms of your own belong into a Dataset, and are drawn once" if callable(augment) else ""
-    require(right, f"augment must be fedxl.Augment(crop=..., flip=..., noise=...), not {kind_of(augment)}{hint}")
-    return augment  # type: ignore[no-any-return]
-
-
-def _two(batch_size: Any) -> tuple[Any, Any]:
-    """The batches of both sides; what they hold is checked with the other settings."""
-    if isinstance(batch_size, (list, tuple)):
-        require(len(batch_size) == 2, f"batch_size must be one number or two, got {batch_size}")
-        return batch_size[0], batch_size[1]
-    return batch_size, batch_size
-
-
 def _several(items: Any, name: str) -> Any:
-    """Items in a tuple. One text or number is no list, and `call` says so."""
     right = isinstance(items, Iterable) and not isinstance(items, (str, bytes))
     require(right, f"{name} must be a list, such as [{items!r}], not {kind_of(items)}")
     return tuple(items)

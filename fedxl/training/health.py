@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -28,7 +28,7 @@ class Watch:
         """What to add to the metrics row. h: raw scores of data held back, where they are known here."""
         pool = self.algorithm.pooled_scores(server)
         if pool is not None:
-            self._tell_ages(self._ages(pool))
+            self._tell_ages(pool)
         if not self._collapsed(pool, h, labels):
             return {}
         if not self.told:
@@ -40,42 +40,31 @@ class Watch:
         return {COLLAPSED: True}
 
     def _collapsed(self, pool: Pool | None, h: Tensor | None, labels: Tensor | None) -> bool:
-        """Whether scores are all alike, or no gradient passes their link. If no outputs are known, the pool says.
-
-        The scores that are optimised are the linked ones. Guarded ones never saturate, but may all be alike.
-        """
-        risk, pairs = self.algorithm.risk, getattr(self.algorithm, "level", None)
+        """Whether scores are all alike, or no gradient passes their link. If no outputs are known, the pool says."""
         if h is None or labels is None:
-            return pool is not None and _pool_saturated(self.algorithm, pool)
-        return alike(h) if pairs is None or pairs.guards(risk) else saturated_outputs(risk, h, labels)
-
-    def _ages(self, pool: Pool) -> dict[str, int]:
-        """How many rounds ago a side of the pool was last refreshed, by name, if that is long."""
-        limit = self.algorithm.pool.pool_rounds - 1 + PATIENCE  # type: ignore[attr-defined]
-        ages = zip(("S1", "S2"), self.algorithm.risk.sides, (int(side.age.min()) for side in pool), strict=True)
-        return {f"{name} ({side})": age for name, side, age in ages if age > limit}
+            if pool is None:
+                return False
+            latest = []
+            for side in pool:
+                new = (side.weight > 0) & (side.age == side.age.min())
+                latest.append(tree.map(lambda leaf, at=new: leaf[at], side.entry))
+            return saturated(self.algorithm.risk, *latest)
+        return alike(h) if self.algorithm.guards_level else saturated_outputs(self.algorithm.risk, h, labels)
 
     def _remedies(self) -> str:
         remedies = ["a smaller lr", "fewer local_steps"]
-        level = getattr(self.algorithm, "level", None)
-        if level is not None and level.level == "free":
+        if self.algorithm.risk.score_range.bounded and not self.algorithm.guards_level:
             remedies.append("level = 'bounded'" if self.algorithm.local_pairs else "level = 'even'")
         return f"{', '.join(remedies)}, or a network that norms its scores (score_norm = true)"
 
-    def _tell_ages(self, ages: Mapping[str, int]) -> None:
-        for side, age in ages.items():
-            if age >= 2 * self.told_age.get(side, 0):
-                self.told_age[side] = age
+    def _tell_ages(self, pool: Pool) -> None:
+        """Say which side of the pool was last refreshed long ago, and again when it is twice as long."""
+        limit = self.algorithm.pool.pool_rounds - 1 + PATIENCE  # type: ignore[attr-defined]
+        ages = [int(side.age.min()) for side in pool]
+        for name, side, age in zip(("S1", "S2"), self.algorithm.risk.sides, ages, strict=True):
+            if age > limit and age >= 2 * self.told_age.get(name, 0):
+                self.told_age[name] = age
                 self.say(
-                    f"the passive scores of {side} are {age} rounds old, because no client of these rounds had any; "
-                    "a larger cohort would help"
+                    f"the passive scores of {name} ({side}) are {age} rounds old, because no client of these rounds "
+                    "had any; a larger cohort would help"
                 )
-
-
-def _pool_saturated(algorithm: Algorithm, pool: Pool) -> bool:
-    """Whether the latest scores of both sides have collapsed."""
-    latest = []
-    for side in pool:
-        new = (side.weight > 0) & (side.age == side.age.min())
-        latest.append(tree.map(lambda leaf, at=new: leaf[at], side.entry))
-    return saturated(algorithm.risk, *latest)

@@ -44,16 +44,9 @@ class Form(NamedTuple):
 
 
 def about(
-    settings: Mapping[str, Any],
-    members: Sequence[Member],
-    select: str,
-    form: Form,
-    privacy: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any], members: Sequence[Member], select: str, form: Form, privacy: Mapping[str, Any]
 ) -> str:
-    """All settings, who takes part, what the best round is chosen by, and where the run began, as JSON.
-
-    privacy: what a private run will have spent after all of its rounds.
-    """
+    """run.json: settings, members, and where the run began. privacy: what a private run will have spent."""
     content = {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": dict(settings),
@@ -68,12 +61,11 @@ def about(
 
 def environment() -> dict[str, str]:
     """The versions that a result may depend on, and the machine."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return {
         "fedxl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.machine()}",
-        "device": device,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
     }

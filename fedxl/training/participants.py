@@ -13,7 +13,6 @@ from fedxl.data.federation import shares, weigh, weigh_by
 from fedxl.data.participation import Plan, Trace, read_trace
 from fedxl.errors import printable, require
 from fedxl.risks.pairing import Holder, Share
-from fedxl.sampling import Floats
 from fedxl.training.problem import Problem
 from fedxl.training.settings import Settings
 
@@ -37,9 +36,13 @@ def participants(problem: Problem, holders: Sequence[Holder], names: Sequence[st
     else:
         parts = shares(first, second, run.weighting).part.numpy() if run.weighting == "samples" else None
         plan = Trace(**size, available=read_trace(Path(run.trace), names), parts=parts)
-        _require_present(first, second, plan.frequency)
+        for name, counts in (("S1", first), ("S2", second)):
+            held = np.array(counts) > 0
+            some = not held.any() or bool((held & (plan.frequency > 0)).any())
+            require(some, f"no client that holds examples of {name} is ever available; the trace must name one")
         share = weigh_by(first, second, run.weighting, plan.frequency)
-        _require_trained(problem, share, plan.frequency)
+        trained = float((plan.frequency * algorithm.counts(share).numpy()).sum()) > 0
+        require(trained, "no client that trains is ever available; the trace must name one that holds both classes")
     share = pairing.spread(share, holders, sides, run.weighting == "samples", local)
     return Participants(share, plan)
 
@@ -54,18 +57,6 @@ def never_available(plan: Plan, names: Sequence[str]) -> str:
     return f"{line}; the run optimises the risk of the others" if len(absent) else ""
 
 
-def _require_present(first: Sequence[int], second: Sequence[int], frequency: Floats) -> None:
-    for name, counts in (("S1", first), ("S2", second)):
-        held = np.array(counts) > 0
-        some = not held.any() or bool((held & (frequency > 0)).any())
-        require(some, f"no client that holds examples of {name} is ever available; the trace must name one")
-
-
-def _require_trained(problem: Problem, share: Share, frequency: Floats) -> None:
-    some = float((frequency * problem.algorithm.counts(share).numpy()).sum()) > 0
-    require(some, "no client that trains is ever available; the trace must name one that holds both classes")
-
-
 def present(run: Settings, names: Sequence[str]) -> list[int]:
     """Which clients take part at all."""
     if not run.trace:
@@ -77,16 +68,11 @@ def check_labels(first: Counts, second: Counts, names: Sequence[str], needs_both
     """Raises UserError if some label cannot be trained. first, second: examples of each side, [N, L]."""
     for label, name in enumerate(names):
         for side, counts in (("S1", first), ("S2", second)):
-            require(
-                bool(counts[:, label].any()),
-                f"no client holds an example of {side} for the label '{name}'; leave it out",
-            )
+            some = bool(counts[:, label].any())
+            require(some, f"no client holds an example of {side} for the label '{name}'; leave it out")
         both = bool(((first[:, label] > 0) & (second[:, label] > 0)).any())
-        require(
-            both or not needs_both,
-            f"no client holds both classes of the label '{name}', so nobody would train it; leave it out, or set "
-            "one_class = 'train'",
-        )
+        nobody = f"no client holds both classes of the label '{name}', so nobody would train it"
+        require(both or not needs_both, f"{nobody}; leave it out, or set one_class = 'train'")
 
 
 def check_label_names(of_risk: Sequence[str], of_data: Sequence[str]) -> None:

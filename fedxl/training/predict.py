@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedxl.data.feature_forms import features, is_frame
-from fedxl.data.frame import prepared
+from fedxl.data.forms import features, is_frame
 from fedxl.data.holders import read
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import TensorSource, checked
+from fedxl.data.table import prepared
 from fedxl.errors import UserError, first_line, require
 from fedxl.evaluation.scored import Floats, Ints, Scored
 from fedxl.models import scorer, weights_of
@@ -25,8 +25,7 @@ from fedxl.progress import progress
 from fedxl.training.members import Form
 
 if TYPE_CHECKING:  # it loads scipy, which training does not need
-    from fedxl.evaluation.decision import Wish
-    from fedxl.evaluation.label_decisions import Meaning
+    from fedxl.evaluation.decision import Meaning, Wish
 
 BLOCK = 4096  # examples scored at a time
 Scorer = Callable[[Tensor], Tensor]  # [B, ...] -> [B], of several labels [B, L]
@@ -35,15 +34,14 @@ Scorer = Callable[[Tensor], Tensor]  # [B, ...] -> [B], of several labels [B, L]
 class Prediction(NamedTuple):
     """For each example its raw score, and where validation scores were kept, its probability and its class.
 
-    Of several labels these are [n, L]. A label without enough validation data has NaN as its probabilities and -1 as
-    its classes, and `undecided` says why.
+    Of several labels these are [n, L]. A label without enough validation data has NaN and -1.
     """
 
     scores: Floats  # [n]
     probabilities: Floats | None  # of the positive class, calibrated
     classes: Ints | None  # 1 at or above the threshold
     labels: tuple[str, ...] = ()  # of several labels, the name of each column
-    undecided: Mapping[str, str] = MappingProxyType({})  # by label
+    undecided: Mapping[str, str] = MappingProxyType({})  # by label: why it has none
 
 
 def scorer_of(network: nn.Module, device: torch.device) -> Scorer:
@@ -85,10 +83,8 @@ def examples(x: Any, form: Form, preparation: Preparation | None = None, where: 
 
 def predict(score: Scorer, source: TensorSource, form: Form, decision: Meaning | None) -> Prediction:
     """Score a block of examples at a time."""
-    require(
-        bool(form.labels) or not form.score_shape,
-        "this model gives vectors, not scores: there is nothing to decide by",
-    )
+    scalar = bool(form.labels) or not form.score_shape
+    require(scalar, "this model gives vectors, not scores: there is nothing to decide by")
     found = np.empty((len(source), *form.score_shape), np.float64)
     with progress("scoring", len(source)) as advance:
         for indices in torch.arange(len(source)).split(BLOCK):
@@ -124,8 +120,7 @@ def decision_for(
 
     scored: by split, of one label. by_label: the validation scores of each of several labels.
     """
-    from fedxl.evaluation.decision import decide, why_undecided
-    from fedxl.evaluation.label_decisions import decide_labels
+    from fedxl.evaluation.decision import decide, decide_labels, why_undecided
 
     found: Meaning | None
     if form.labels:

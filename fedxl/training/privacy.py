@@ -2,15 +2,15 @@
 
 The unit is an example. Its data set's neighbour holds a blank in its place: an example without a gradient, whose
 score is the middle of the range. Each step that reads the example is a Gaussian mechanism on the sum of gradients,
-and each upload of its score is one on the score. Nothing is claimed for the order in which examples are read; what
-counts is how often one of them can be read at most, whatever the order, which follows from public numbers alone.
-docs/differential-privacy.md has the proof.
+and each upload of its score is one on the score. What counts is how often an example can be read at most, in any
+order, which follows from public numbers alone. docs/differential-privacy.md has the proof.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -59,26 +59,21 @@ def promise(recorded: Any) -> str:
     epsilon, delta = told.get("epsilon", ""), told.get("delta")
     if not isinstance(delta, float) or not (epsilon is None or isinstance(epsilon, float)):
         return ""
-    return f"{_shown(math.inf if epsilon is None else epsilon)} at delta {delta:g}"
+    finite = epsilon is not None and math.isfinite(epsilon)
+    return f"{f'{epsilon:.3g}' if finite else 'infinite'} at delta {delta:g}"
 
 
-def _shown(epsilon: float) -> str:
-    return f"{epsilon:.3g}" if math.isfinite(epsilon) else "infinite"
-
-
+@dataclass(frozen=True)
 class Ledger:
     """The account of a run whose algorithm is private."""
 
-    def __init__(
-        self,
-        algorithm: Any,
-        reading: Reading,
-        run: Settings,
-        members: Sequence[Member],
-        plan: Plan,
-    ) -> None:
-        self.algorithm, self.reading, self.run, self.members = algorithm, reading, run, members
-        self.plan = plan
+    algorithm: Any
+    reading: Reading
+    run: Settings
+    members: Sequence[Member]
+    plan: Plan
+
+    def __post_init__(self) -> None:
         accountant()  # missing software is said before the first round
 
     def after(self, round: int) -> Spent:
@@ -96,20 +91,17 @@ class Ledger:
     def _releases(self, round: int) -> list[Releases]:
         """Of every client and side."""
         warm_ups, visits = self._visits(round)
-        (first, _, size1, size2, *_), found = self.reading, []
+        (first, _, size1, size2, *_), steps, found = self.reading, self.run.local_steps, []
         for member, warm_up, visited in zip(self.members, warm_ups, visits, strict=True):
             sides = (member.positives, member.negatives)
             trains = all(sides) or not self.algorithm.lends
             for count, size in zip(sides if first == "positive" else sides[::-1], (size1, size2), strict=True):
                 if count:
-                    found.append(self._side(count, size, int(warm_up), int(visited), trains))
+                    begin, rounds, total = int(warm_up), int(warm_up + visited), steps * size
+                    gradients = most_squared(count, size, begin * steps, rounds * steps) if trains else 0
+                    uploaded = most_uploaded(count, total, self.algorithm.pool.count(total), rounds)
+                    found.append(Releases(gradients, uploaded))
         return found
-
-    def _side(self, count: int, size: int, warm_up: int, visited: int, trains: bool) -> Releases:
-        steps, total = self.run.local_steps, self.run.local_steps * size
-        kept = self.algorithm.pool.count(total)
-        gradients = most_squared(count, size, warm_up * steps, (warm_up + visited) * steps) if trains else 0
-        return Releases(gradients, most_uploaded(count, total, kept, warm_up + visited))
 
     def _visits(self, round: int) -> tuple[Any, Any]:
         """Which clients were in the warm-up round, and in how many others, by their cohorts."""
@@ -137,8 +129,7 @@ def ledger(task: Accountable) -> Ledger | None:
     problem = task.problem
     if not problem.algorithm.private:
         return None
-    run = problem.settings
-    return Ledger(problem.algorithm, problem.reading, run, task.members, task.plan)
+    return Ledger(problem.algorithm, problem.reading, problem.settings, task.members, task.plan)
 
 
 def spent(ledger: Ledger | None, round: int) -> dict[str, Any]:
@@ -155,9 +146,8 @@ def planned(ledger: Ledger | None) -> dict[str, Any]:
 def most_squared(count: int, size: int, begin: int, end: int) -> int:
     """The largest sum of m^2 over steps from `begin` to `end`, where one example stands m times in a step's batch.
 
-    A side of `count` examples is read in epochs, `size` of them a step. In every epoch the example stands at one
-    place, of which nothing is assumed. Epochs whose places can lie in one batch are neighbours, and the best
-    assignment of epochs to batches is in groups of neighbours (docs/differential-privacy.md).
+    A side of `count` examples is read in epochs, `size` of them per step, and the example stands anywhere in each.
+    The best assignment of epochs to batches is in groups of neighbours (docs/differential-privacy.md).
     """
     first, last = begin * size // count, (end * size - 1) // count  # epochs
     best = [0]  # of the first so many epochs
@@ -187,7 +177,7 @@ def most_uploaded(count: int, total: int, kept: int, rounds: int) -> int:
 
 
 def accountant() -> Any:
-    """dp-accounting, or one line on how to install it."""
+    """dp-accounting. Raises UserError if it is not installed."""
     try:
         import dp_accounting
         import dp_accounting.pld
@@ -196,16 +186,12 @@ def accountant() -> Any:
     return dp_accounting
 
 
+@lru_cache(maxsize=1024)
 def epsilon(releases: Releases, settings: ByExample, blanks: int = 1) -> float:
     """The epsilon of all releases together at delta, by the privacy loss distribution of their composition.
 
     blanks: 1 for an example against a blank. Replacing one by another is two such steps, and moves sums twice as far.
     """
-    return _epsilon(releases, settings, blanks)
-
-
-@lru_cache(maxsize=1024)
-def _epsilon(releases: Releases, settings: ByExample, blanks: int) -> float:
     squared = blanks**2 * releases.squared_mu(settings)
     if squared == 0:
         return 0.0

@@ -1,7 +1,4 @@
-"""What a run is made of: model, risk, algorithm and settings, put together and checked in one place.
-
-`fit`, the command line, sites, servers and benchmarks all start from a `Problem`.
-"""
+"""What a run is made of: model, risk, algorithm and settings, put together and checked in one place."""
 
 from __future__ import annotations
 
@@ -95,11 +92,7 @@ class Problem:
 
 
 def assemble(
-    model: nn.Module,
-    algorithm: Algorithm,
-    settings: Settings,
-    facts: DataFacts,
-    device: torch.device | None = None,
+    model: nn.Module, algorithm: Algorithm, settings: Settings, facts: DataFacts, device: torch.device | None = None
 ) -> Problem:
     """A problem whose parts fit together. Raises UserError if they do not. The model is copied."""
     require_algorithm(algorithm)
@@ -108,9 +101,8 @@ def assemble(
     model = copy.deepcopy(model).to(device, DTYPES[settings.dtype])
     if algorithm.private:
         told = "with dp_clip, {}: set {}"
-        require(
-            not settings.train_metrics, told.format("metrics of training data have no noise", "train_metrics = false")
-        )
+        hidden = not settings.train_metrics
+        require(hidden, told.format("metrics of training data have no noise", "train_metrics = false"))
         exact = settings.precision == "fp32"
         require(exact, told.format("lengths of gradients must be exact", 'precision = "fp32"'))
     suited = algorithm.with_network(norms_scores(model))
@@ -150,16 +142,11 @@ def check_data(problem: Problem, holders: Sequence[Holder]) -> None:
     both = [all(holder.count(side) for side in risk.sides) for holder in holders]
     if algorithm.local_pairs:
         require(any(both), "no client holds both sides of a pair, so there is nothing to train on; use fedxl2")
-    require(
-        any(both) or not algorithm.needs_both_classes,
-        "no client holds both classes, and one with one class only lends its scores, so nobody would train; "
-        "set one_class = 'train'",
-    )
+    nobody = "no client holds both classes, and one with one class only lends its scores, so nobody would train"
+    require(any(both) or not algorithm.needs_both_classes, f"{nobody}; set one_class = 'train'")
     check_classes(problem.model, all(both) or algorithm.local_pairs)
-    require(
-        algorithm.centralized or cohort <= len(holders),
-        f"cohort is {cohort}, but there are only {len(holders)} clients",
-    )
+    enough = algorithm.centralized or cohort <= len(holders)
+    require(enough, f"cohort is {cohort}, but there are only {len(holders)} clients")
 
 
 def check_queries(problem: Problem, source: Source, pairs: Mapping[str, Any]) -> None:
@@ -181,35 +168,22 @@ def check_ranked(problem: Problem, known: bool, whose: str = "the data") -> None
     if not risk.pairing.ranked:
         require(not known, f"{whose} are items of queries with grades; use a risk of queries: ndcg or listwise")
         return
-    require(
-        known,
-        f"the risk {risk} ranks items within queries, and {whose} name none: give the query of each item "
-        "(fedxl.from_queries, or query in [data])",
-    )
-    some = problem.reading.pairing.ranked or getattr(problem.algorithm, "loss", "") == "squared"
-    require(
-        some,
-        f"{type(problem.algorithm).__name__} does not rank items within queries: use FeDXL2 (fedxl2), LocalPair, "
-        "SOX, or LocalSGD with loss = 'squared' for grades",
-    )
+    told = f"the risk {risk} ranks items within queries, and {whose} name none"
+    require(known, f"{told}: give the query of each item (fedxl.from_queries, or query in [data])")
+    some = problem.reading.pairing.ranked or problem.algorithm.learns_grades
+    others = "FeDXL2 (fedxl2), LocalPair, SOX, or LocalSGD with loss = 'squared' for grades"
+    require(some, f"{type(problem.algorithm).__name__} does not rank items within queries: use {others}")
 
 
 def require_own_lists(problem: Problem) -> None:
     """Raises UserError if scores of one query would have to meet across real sites."""
     meets = problem.reading.pairing.ranked and not problem.algorithm.local_pairs
-    require(
-        not meets,
-        "scores of one query meet in simulations alone, since version 0.4: it gained nothing at real sites; use "
-        "local_pair, which ranks each site's own lists",
-    )
+    why = "scores of one query meet in simulations alone, since version 0.4: it gained nothing at real sites"
+    require(not meets, f"{why}; use local_pair, which ranks each site's own lists")
 
 
 def suited(problem: Problem, source: Source) -> Source:
-    """The source itself, or with floats for its integers if the network takes floats alone.
-
-    The network decides: one that begins with an embedding takes integers and stays with them; a linear layer or a
-    convolution refuses them and takes floats.
-    """
+    """The source itself, or with floats for its integers if the network refuses integers, as embeddings do not."""
     probe = source.fetch(torch.arange(min(2, len(source.labels)), device=source.labels.device)).to(problem.device)
     if probe.is_floating_point() or not isinstance(source, TensorSource) or takes(problem.model, probe):
         return source

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedxl.data.preparation import Preparation
 from fedxl.data.source import queries_of
-from fedxl.engine.ranks.place import costs, operations
-from fedxl.engine.ranks.ranked import Ranked
+from fedxl.engine.ranks.ranked import Ranked, costs, operations
 from fedxl.engine.ranks.spread import as_bytes, row_bytes
 from fedxl.engine.ranks.team import Team
-from fedxl.evaluation.binned import Curves
-from fedxl.evaluation.label_counts import LabelCurves
-from fedxl.evaluation.labelled import LabelScores
-from fedxl.evaluation.scored import Scored
 from fedxl.models import Weights
 from fedxl.training.checkpoint import Checkpoint
 from fedxl.training.evaluate import Findings, HeldBack, Origin
-from fedxl.training.members import Form, Member
 from fedxl.training.rundir import RunDir
 from fedxl.training.settings import Hooks
 from fedxl.training.simulation import Simulation
@@ -37,23 +28,12 @@ class RankedSimulation:
     def __init__(self, simulation: Simulation, team: Team, say: Callable[[str], None]) -> None:
         self.simulation, self.problem = simulation, simulation.problem
         self.num_clients, self.cohort, self.plan = simulation.num_clients, simulation.cohort, simulation.plan
+        self.members, self.form, self.preparation = simulation.members, simulation.form, simulation.preparation
         self.engine = ranked(simulation, team)
         self.examiner = SplitUp(simulation.examiner, team)
         idle = team.size - (self.cohort or self.num_clients)
         if idle > 0:
             say(f"{idle} of {team.size} processes have no client to run: {team.size - idle} take part in a round")
-
-    @property
-    def members(self) -> Sequence[Member]:
-        return self.simulation.members
-
-    @property
-    def form(self) -> Form:
-        return self.simulation.form
-
-    @property
-    def preparation(self) -> Preparation | None:
-        return self.simulation.preparation
 
     @property
     def description(self) -> dict[str, Any]:
@@ -64,15 +44,10 @@ def ranked(simulation: Simulation, team: Team) -> Ranked:
     """The engine of all ranks together, with what each client costs."""
     engine, problem = simulation.engine, simulation.problem
     _, _, size1, size2, fresh, *_ = problem.reading
+    rows = [len(held.first) for held in engine.drawing.held]
     graph = engine.placement.device.type == "cuda"  # all clients have the longest one's memory there
-    each = costs(
-        operations(problem.model, simulation.probe),
-        (size1 + size2) * (1 + fresh),
-        problem.settings.local_steps,
-        [len(held.first) for held in engine.drawing.held],
-        padded=graph,
-    )
-    return Ranked(engine, team, each)
+    forward, batch = operations(problem.model, simulation.probe), (size1 + size2) * (1 + fresh)
+    return Ranked(engine, team, costs(forward, batch, problem.settings.local_steps, rows, padded=graph))
 
 
 @dataclass(frozen=True)
@@ -133,7 +108,9 @@ class Leading(RunDir):
         if checkpoint is None:
             self.team.tell(None)
         else:
-            forms = {name: (_name(t.dtype), list(t.shape)) for name, t in checkpoint.tensors.items()}
+            forms = {
+                name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in checkpoint.tensors.items()
+            }
             self.team.tell({"path": str(checkpoint.path), "info": checkpoint.info, "forms": forms})
             self.team.told(torch.cat([as_bytes(tensor) for tensor in checkpoint.tensors.values()]))
         return checkpoint, complaints
@@ -164,35 +141,8 @@ class Following(RunDir):
     def rewind(self, round: int, regular: Callable[[int], bool]) -> tuple[list[dict[str, Any]], list[str]]:
         return self.team.tell(None), []
 
-    def write(self, name: str, text: str) -> None:
+    def _guard(self, write: Callable[[], object]) -> None:
         pass
 
-    def save(self, round: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        pass
-
-    def save_scores(self, splits: Mapping[str, Scored]) -> None:
-        pass
-
-    def save_curves(self, splits: Mapping[str, Curves]) -> None:
-        pass
-
-    def save_label_scores(self, splits: Mapping[str, LabelScores]) -> None:
-        pass
-
-    def save_label_curves(self, splits: Mapping[str, LabelCurves]) -> None:
-        pass
-
-    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

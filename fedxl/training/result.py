@@ -14,8 +14,7 @@ from fedxl.data.preparation import Preparation
 from fedxl.errors import require
 from fedxl.evaluation.binned import Curves
 from fedxl.evaluation.label_counts import LabelCurves
-from fedxl.evaluation.labelled import LabelScores
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.scored import LabelScores, Scored
 from fedxl.models import Weights
 from fedxl.training.members import Form
 from fedxl.training.predict import Prediction, decision_for, examples, predict, scorer_of
@@ -39,9 +38,7 @@ class Result:
     seconds: float  # since the run began, without interruptions
     scored: dict[str, Scored] = field(default_factory=dict, repr=False)  # its scores by split, where they are known
     curves: dict[str, Curves] = field(default_factory=dict, repr=False)  # or sites' counts in bins, by split and site
-    by_label: dict[str, LabelScores] = field(
-        default_factory=dict, repr=False
-    )  # its scores of several labels, by split
+    by_label: dict[str, LabelScores] = field(default_factory=dict, repr=False)  # scores of several labels, by split
     label_curves: dict[str, LabelCurves] = field(default_factory=dict, repr=False)  # or counts, by split, label, site
     traffic: Traffic | None = None  # bytes that a client receives and sends in a round
     interrupted: bool = False  # whether it was stopped before its last round
@@ -85,8 +82,11 @@ class Result:
         """
         require(self.form is not None, "this result does not say what its network takes; score with its model")
         assert self.form is not None
-        from fedxl.evaluation.decision import Wish, deciding  # loads scipy, which training does not need
-        from fedxl.evaluation.label_decisions import deciding_labels
+        from fedxl.evaluation.decision import (  # loads scipy, which training does not need
+            Wish,
+            deciding,
+            deciding_labels,
+        )
 
         wish = Wish(calibration, specificity, sensitivity)
         score = scorer_of(self.model, next(self.model.parameters()).device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.protocol import Algorithm, ClientUpdate, Phase, Reading, ServerState
 from fedxl.algorithms.server_rules import next_state
-from fedxl.sampling import Floats, Indices
+from fedxl.sampling import Indices
 
 
 class Engine(Protocol):
@@ -19,10 +19,6 @@ class Engine(Protocol):
     @property
     def sums(self) -> bool:
         """Whether an update's parts that the server needs in sum only arrive as their mean: those of a secure sum."""
-
-    @property
-    def chances(self) -> Floats | None:
-        """The probability of each client to be in a cohort; None: all are alike."""
 
     def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
         """The updates of the cohort, or of the sites that replied, stacked."""
@@ -43,17 +39,12 @@ class Traffic(NamedTuple):
     up: int
 
 
-class Played(NamedTuple):
-    """The result of a round."""
-
-    server: ServerState
-    updates: ClientUpdate
-
-
-def play_round(algorithm: Algorithm, engine: Engine, server: ServerState, round: int, cohort: Indices) -> Played:
+def play_round(
+    algorithm: Algorithm, engine: Engine, server: ServerState, round: int, cohort: Indices
+) -> tuple[ServerState, ClientUpdate]:
     """One round of a cohort. Round 0 is the warm-up, if there is one."""
     updates, phase = engine.run_round(server, round, cohort), algorithm.phase(round)
-    return Played(next_state(phase, server, updates, engine.sums), updates)
+    return next_state(phase, server, updates, engine.sums), updates
 
 
 def passive_like(phase: Phase, server: ServerState, reading: Reading, steps: int) -> Any:

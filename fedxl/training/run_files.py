@@ -22,11 +22,8 @@ LARGEST = 2**53  # of whole numbers in a metrics row; no run counts further
 
 
 def being_written(path: Path) -> bool | None:
-    """Whether a process of this machine works on a run's folder; None where the system does not say.
-
-    Trying the lock would do, but a run that begins at that moment would find it taken.
-    """
-    try:
+    """Whether a process of this machine works on a run's folder; None where the system does not say."""
+    try:  # not the lock itself: a run that begins at that moment would find it taken
         held = Path("/proc/locks").read_text()
         number = (path / LOCK).stat().st_ino
     except FileNotFoundError as error:

@@ -1,8 +1,4 @@
-"""A run's folder as it is written: settings, metrics, checkpoints and the model.
-
-It holds config.toml, run.json, metrics.jsonl, checkpoints/, scores.npz or curves.npz (of several labels
-label_scores.npz or label_curves.npz), preparation.json and model.safetensors. Only one process writes to it.
-"""
+"""A run's folder as one process writes it: settings, metrics, checkpoints, scores and the model."""
 
 from __future__ import annotations
 
@@ -11,28 +7,31 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
 
 from fedxl.errors import UserError
-from fedxl.evaluation import binned, label_counts, labelled, scored
-from fedxl.evaluation.binned import Curves
-from fedxl.evaluation.label_counts import LabelCurves
-from fedxl.evaluation.labelled import LabelScores
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation import binned, label_counts, scored
 from fedxl.files import plain, write_atomically
 from fedxl.training.checkpoint import Checkpoint, load_latest, save_checkpoint
 from fedxl.training.run_files import CURVES, LABEL_CURVES, LABEL_SCORES, LOCK, SCORES, read_metrics
+
+# How the scores of splits, or counts of them in bins, are written.
+SAVE: Mapping[str, Callable[[Path, Any], None]] = {
+    SCORES: scored.save,
+    LABEL_SCORES: scored.save,
+    CURVES: binned.save,
+    LABEL_CURVES: label_counts.save,
+}
 
 
 class RunDir:
     """Opens the folder of a new run, or of one to be resumed, and holds a lock on it."""
 
     def __init__(self, path: Path, resume: bool) -> None:
-        self.path = path
+        self.path, self.metrics, self.checkpoints = path, path / "metrics.jsonl", path / "checkpoints"
         try:
             path.mkdir(parents=True, exist_ok=True)
             self.lock = (path / LOCK).open("w")
@@ -46,14 +45,6 @@ class RunDir:
             self.lock.close()
             how = f"resume it (`fedxl resume {path}`, in Python resume=True)"
             raise UserError(f"{path} already holds a run; {how}, or choose another folder")
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
 
     def write(self, name: str, text: str) -> None:
         self._guard(lambda: write_atomically(self.path / name, text.encode()))
@@ -83,32 +74,15 @@ class RunDir:
         self.write(self.metrics.name, "".join(json.dumps(plain(record)) + "\n" for record in kept))
         return kept, [f"{unreadable} unreadable line(s) in {self.metrics.name} left out"] if unreadable else []
 
-    def save_scores(self, splits: Mapping[str, Scored]) -> None:
-        """The chosen model's scores on data that were held back, which reports are made from."""
-        if splits:
-            self._guard(lambda: scored.save(self.path / SCORES, dict(splits)))
-
-    def save_label_scores(self, splits: Mapping[str, LabelScores]) -> None:
-        """The same of several labels."""
-        if splits:
-            self._guard(lambda: labelled.save(self.path / LABEL_SCORES, splits))
-
-    def save_curves(self, splits: Mapping[str, Curves]) -> None:
-        """The same as sites' counts in bins, where these are all that is known."""
-        if splits:
-            self._guard(lambda: binned.save(self.path / CURVES, splits))
-
-    def save_label_curves(self, splits: Mapping[str, LabelCurves]) -> None:
-        """And of several labels."""
-        if splits:
-            self._guard(lambda: label_counts.save(self.path / LABEL_CURVES, splits))
-
-    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """The chosen weights under the model's own names, for `load_state_dict`."""
-        whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    def save_result(self, scores: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        """The chosen model: its scores on held-back data by file and split, and its weights for `load_state_dict`."""
+        for name, splits in scores.items():
+            if splits:
+                self._guard(lambda name=name, splits=splits: SAVE[name](self.path / name, splits))  # type: ignore[misc]
+        whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
         self._guard(lambda: write_atomically(self.path / "model.safetensors", save(whole)))
 
-    def _guard(self, write: Any) -> None:
+    def _guard(self, write: Callable[[], object]) -> None:
         try:
             write()
         except OSError as error:
@@ -120,7 +94,5 @@ class RunDir:
     def __enter__(self) -> RunDir:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.lock.close()

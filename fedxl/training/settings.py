@@ -48,9 +48,7 @@ class Settings:
     select: str = ""  # the validation metric that chooses the best round ("-name": less is better); empty: the risk's
     patience: int = 0  # evaluations without a better validation metric after which the run ends; 0: it never does
     train_metrics: bool = False  # evaluate on the training data, too
-    track: tuple[
-        str, ...
-    ] = ()  # where metrics go, too: "tensorboard", "mlflow", or "package.module:Class" of your own
+    track: tuple[str, ...] = ()  # where metrics go, too: "tensorboard", "mlflow", or your "package.module:Class"
     tracking_uri: str = ""  # MLflow's store; empty: MLFLOW_TRACKING_URI, else mlflow.db beside the run's folder
     executor: str = "auto"  # loop, vmap, graph (on a GPU); auto: what is fastest for model and device
     compile: bool = True  # whether graph compiles the step, which takes a while before the first round
@@ -67,34 +65,22 @@ class Settings:
         for name, most in MOST.items():
             require(getattr(self, name) <= most, f"{name} must be at most {most:,}, got {getattr(self, name)}")
         reads = self.local_steps * (self.batch1 + self.batch2)
-        require(
-            reads <= MOST_READ,
-            f"local_steps * (batch1 + batch2) must be at most {MOST_READ:,} per round, got {reads}",
-        )
-        self._require_participation()
+        few = reads <= MOST_READ
+        require(few, f"local_steps * (batch1 + batch2) must be at most {MOST_READ:,} per round, got {reads}")
+        traced = self.participation == "trace"
+        needed = "participation = 'trace' needs trace, a JSON file of who is available"
+        require(bool(self.trace) or not traced, needed)
+        require(traced or not self.trace, f"trace is for participation = 'trace', not for '{self.participation}'")
         require(all(0 < limit <= 1 for limit in self.fpr), f"fpr must lie in (0, 1], got {list(self.fpr)}")
-        if self.executor not in ("auto", *EXECUTORS):
-            raise unknown("executor", self.executor, ("auto", *EXECUTORS))
+        choices = {"executor": ("auto", *EXECUTORS), "dtype": DTYPES, "precision": PRECISIONS}
+        for name, known in {**choices, "participation": get_args(Participation)}.items():
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
         for name in self.track:
             if name not in TRACKERS and not registry.own(name):
                 raise unknown("tracker", name, TRACKERS)
-        if self.dtype not in DTYPES:
-            raise unknown("dtype", self.dtype, DTYPES)
-        if self.precision not in PRECISIONS:
-            raise unknown("precision", self.precision, PRECISIONS)
-        require(
-            self.dtype == "float32" or self.precision == "fp32",
-            f"precision = {self.precision} is for dtype = float32, not for {self.dtype}",
-        )
-
-    def _require_participation(self) -> None:
-        if self.participation not in get_args(Participation):
-            raise unknown("participation", self.participation, get_args(Participation))
-        traced = self.participation == "trace"
-        require(
-            not traced or bool(self.trace), "participation = 'trace' needs trace, a JSON file of who is available"
-        )
-        require(traced or not self.trace, f"trace is for participation = 'trace', not for '{self.participation}'")
+        fits = self.dtype == "float32" or self.precision == "fp32"
+        require(fits, f"precision = {self.precision} is for dtype = float32, not for {self.dtype}")
 
     def selects_by(self, risk: XRisk) -> str:
         """The metric that the best model is chosen by."""

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import Algorithm
-from fedxl.data.federation import Federation, Split, facts_about
+from fedxl.data.federation import Federation, Holding, Split, facts_about
 from fedxl.data.participation import Plan, Trace
 from fedxl.data.preparation import Preparation
-from fedxl.data.source import Source, fingerprint, floats_as
-from fedxl.engine.executors import choose, executor, not_for_vmap, possible
+from fedxl.data.source import fingerprint, floats_as
+from fedxl.engine.executors import choose, executor, not_for_vmap
 from fedxl.engine.group import Executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import require
@@ -28,14 +28,8 @@ from fedxl.models import check_output, weights_of
 from fedxl.options import flatten
 from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
 from fedxl.training.members import Form, members, numbered
-from fedxl.training.participants import (
-    check_label_names,
-    check_labels,
-    never_available,
-    participants,
-    present,
-)
-from fedxl.training.problem import Problem, assemble, check_data, check_queries, suited
+from fedxl.training.participants import check_label_names, check_labels, never_available, participants, present
+from fedxl.training.problem import Problem, assemble, check_data, check_queries, require_algorithm, suited
 from fedxl.training.settings import Settings
 from fedxl.tree import add_tensor
 
@@ -63,49 +57,49 @@ class Simulation:
         columns: the names of an example's numbers, if they came in data frames. processes: among which cohorts are
         divided.
         """
-        self.processes = processes
-        self.preparation, self.columns = preparation, tuple(columns)
+        require_algorithm(algorithm)
         require(len(names) in (0, len(federation.parts)), f"{len(federation.parts)} clients have {len(names)} names")
         self.names = tuple(names) or numbered(len(federation.parts))
         self.members = members(self.names, federation.holdings())
-        centralized = bool(getattr(algorithm, "centralized", False))
-        self.federation = federation.pooled() if centralized else federation
-        held = self.federation.holdings()
-        there = range(len(held)) if centralized else present(settings, self.names)
-        facts = facts_about([held[client] for client in there], settings.weighting)
-        self.problem = assemble(model, algorithm, settings, facts)
-        check_data(self.problem, self.federation.holdings())
-        self._check_labels()
-        check_queries(self.problem, self.federation.source, pairs)
-        self.federation = Federation(suited(self.problem, self.federation.source), self.federation.parts)
-        self.announce, self.sections = announce, sections or {}
+        self.federation = federation.pooled() if algorithm.centralized else federation
         self.num_clients = len(self.federation.parts)
-        self.cohort = 0 if centralized else settings.cohort
-        self.probe = self._probe()
+        self.cohort = 0 if algorithm.centralized else settings.cohort
+        self.preparation, self.columns, self.sections = preparation, tuple(columns), sections or {}
+        self.announce, self.processes = announce, processes
+        present = self._present_holdings(algorithm, settings)
+        self.problem = assemble(model, algorithm, settings, facts_about(present, settings.weighting))
+        self._check_data(present, pairs)
+        self.federation = Federation(suited(self.problem, self.federation.source), self.federation.parts)
+        probe = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
+        self.probe = floats_as(probe.to(self.problem.device), self.problem.dtype)
         check_output(self.problem.model, self.probe, self.problem.risk.score_shape)
         self.engine, self.plan = _engine(self.problem, self.federation, self._executor(), self.names)
-        if line := never_available(self.plan, self.names):
-            announce(line)
-        if centralized and settings.participation != "uniform":
-            announce(f"participation = '{settings.participation}' does not apply: all data are in one place")
+        self._announce_participation()
         self.examiner = self._examiner(pairs)
 
-    def _check_labels(self) -> None:
-        """One line if labels are not those of the risk, or some cannot be trained."""
+    def _present_holdings(self, algorithm: Algorithm, settings: Settings) -> list[Holding]:
+        """What those clients hold that take part at all."""
+        held = self.federation.holdings()
+        return held if algorithm.centralized else [held[client] for client in present(settings, self.names)]
+
+    def _check_data(self, present: Sequence[Holding], pairs: Mapping[str, Pair | Split | None]) -> None:
+        """Raises UserError if data and risk do not fit each other, or some label cannot be trained."""
+        check_data(self.problem, self.federation.holdings())
         risk, many, wanted = self.problem.risk, self.federation.labels, len(self.problem.label_names)
         told = f"several(..., labels={many})" if many else f"labels [n, {wanted}]"
         require(wanted == many, f"examples have {many or 1} label(s), and the risk is for {wanted or 1}: give {told}")
         if many:
-            # Who never takes part trains no label.
-            there = present(self.problem.settings, self.names) if len(self.federation.parts) > 1 else [0]
-            held = [self.federation.holdings()[client] for client in there]
-            first, second = (np.stack([holder.by_label(side) for holder in held]) for side in risk.sides)
+            first, second = (np.stack([holder.by_label(side) for holder in present]) for side in risk.sides)
             check_labels(first, second, self.problem.label_names, self.problem.needs_both_sides)
             check_label_names(self.problem.label_names, self.preparation.labels if self.preparation else ())
+        check_queries(self.problem, self.federation.source, pairs)
 
-    def _probe(self) -> Tensor:
-        x = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
-        return floats_as(x.to(self.problem.device), self.problem.dtype)
+    def _announce_participation(self) -> None:
+        if line := never_available(self.plan, self.names):
+            self.announce(line)
+        how = self.problem.settings.participation
+        if self.problem.algorithm.centralized and how != "uniform":
+            self.announce(f"participation = '{how}' does not apply: all data are in one place")
 
     @property
     def form(self) -> Form:
@@ -120,19 +114,19 @@ class Simulation:
         if run.executor == "auto":
             name, why = choose(self.problem.model, self.problem.score, self.probe, at_once)
         else:
-            name, why = possible(run.executor, self.problem.device)
+            name, why, device = run.executor, "", self.problem.device.type
+            if name == "graph" and device != "cuda":
+                name, why = "loop", f"graph needs a CUDA device, and this is {device}"
             unfit = not_for_vmap(self.problem.model, self.problem.score, self.probe) if name == "vmap" else ""
             require(not unfit, f"{unfit}; leave executor = 'vmap' out, or set executor = 'loop'")
         if why:
             self.announce(f"executor: {name} ({why})")
         return executor(name, run.compile, self.announce)
 
-    def _held_back(self, pairs: Mapping[str, Pair | Split | None]) -> dict[str, Source]:
-        return held_back(pairs, self.probe, len(self.problem.label_names))
-
     def _examiner(self, pairs: Mapping[str, Pair | Split | None]) -> HeldBack:
         found = self.problem.evaluator
-        sources = {name: suited(self.problem, source) for name, source in self._held_back(pairs).items()}
+        sources = held_back(pairs, self.probe, len(self.problem.label_names))
+        sources = {name: suited(self.problem, source) for name, source in sources.items()}
         if "validation" in sources:
             check_selection(self.problem.select, found, sources["validation"])
         train = {"train": self.engine.source} if self.problem.settings.train_metrics else {}
@@ -146,9 +140,12 @@ class Simulation:
         lams = f"lam {risk.lam}" + (f", lam_outer {risk.lam_outer}" if risk.lam_outer else "")
         parts = [len(part) for part in self.federation.parts]
         source, validation = self.federation.source, self.examiner.sources.get("validation")
+        examples = hashlib.sha256(fingerprint(source).encode())  # all that is trained on, and who holds it
+        for part in self.federation.parts:
+            add_tensor(examples, "part", torch.as_tensor(part))
         tables = {
             **self.sections,
-            "algorithm": describe_algorithm(self.problem.given),
+            "algorithm": _describe(self.problem.given),
             "run": {item.name: getattr(self.problem.settings, item.name) for item in fields(Settings)},
             "task": {
                 "model": f"{len(shapes)} tensors, {_digest(shapes)}",
@@ -156,7 +153,7 @@ class Simulation:
                 "augment": str(getattr(source, "augment", "")),
                 # Labels and a few examples, which older versions recorded; `examples` is a digest of all data.
                 "data": _digest([source.labels.tolist(), self.probe.flatten().tolist()]),
-                "examples": self._examples(),
+                "examples": examples.hexdigest()[:12],
                 "validation": fingerprint(validation)[:12] if validation is not None else "",
                 "risk_name": risk.name,
                 "risk": f"{risk.sides}, {lams}, {risk.score_shape} {risk.inner_shape}",
@@ -165,13 +162,6 @@ class Simulation:
         if isinstance(self.plan, Trace):
             tables["task"]["trace"] = _digest(self.plan.available.tolist())
         return flattened(tables)
-
-    def _examples(self) -> str:
-        """Of all that is trained on, and who holds it."""
-        digest = hashlib.sha256(fingerprint(self.federation.source).encode())
-        for part in self.federation.parts:
-            add_tensor(digest, "part", torch.as_tensor(part))
-        return digest.hexdigest()[:12]
 
 
 def simulator(problem: Problem, federation: Federation, run: Executor) -> Simulator:
@@ -188,7 +178,7 @@ def _engine(problem: Problem, federation: Federation, run: Executor, names: Sequ
     return engine, plan
 
 
-def describe_algorithm(algorithm: Algorithm) -> dict[str, Any]:
+def _describe(algorithm: Algorithm) -> dict[str, Any]:
     """Its name and its hyper-parameters."""
     kind = type(algorithm)
     name = next((name for name, known in ALGORITHMS.items() if known is kind), f"{kind.__module__}:{kind.__name__}")
@@ -198,13 +188,8 @@ def describe_algorithm(algorithm: Algorithm) -> dict[str, Any]:
 
 def flattened(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Settings by dotted names, as plain JSON."""
-    return plain({f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()})
-
-
-def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back."""
-    found: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
-    return found
+    named = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+    return json.loads(json.dumps(named, default=str))  # type: ignore[no-any-return]
 
 
 def _digest(value: Any) -> str:

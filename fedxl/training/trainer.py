@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,7 +29,7 @@ from fedxl.training.privacy import ledger, planned, spent
 from fedxl.training.problem import Problem
 from fedxl.training.result import Result
 from fedxl.training.rounds import Engine, Traffic, play_round, traffic
-from fedxl.training.run_files import ABOUT, COLLAPSED, STOPPED_EARLY
+from fedxl.training.run_files import ABOUT, COLLAPSED, CURVES, LABEL_CURVES, LABEL_SCORES, SCORES, STOPPED_EARLY
 from fedxl.training.rundir import RunDir
 from fedxl.training.settings import Hooks, Progress
 from fedxl.wire import RefusedError, fitted
@@ -136,17 +136,15 @@ class Trainer:
         self.server = begin(self.algorithm, weights_of(task.problem.model))
         self.round = self.algorithm.first_round - 1  # the last round done
         self.best, self.best_round, self.best_value = self.server.weights, -1, -math.inf
-        self.seconds = 0.0
-        self.evaluating = 0.0  # of these seconds
+        self.seconds, self.evaluating = 0.0, 0.0  # since the run began; of these, in evaluations
         self.traffic: Traffic | None = None
         self.history: list[dict[str, Any]] = []
         self.found: Findings | None = None  # of the best round on the validation data; None after a resumption
         self.watch = Watch(self.algorithm, hooks.say)
         self.ledger = ledger(task)
-        require(
-            not self.run.patience or "validation" in task.examiner.splits,
-            f"patience = {self.run.patience} needs validation data to tell whether the model still becomes better",
-        )
+        needs = f"patience = {self.run.patience} needs validation data"
+        known = not self.run.patience or "validation" in task.examiner.splits
+        require(known, f"{needs} to tell whether the model still becomes better")
         if folder and resume:
             checkpoint, complaints = folder.load()
             if checkpoint:
@@ -170,11 +168,11 @@ class Trainer:
         while self.round < run.rounds and not interrupted and not self._out_of_patience:
             self.round += 1
             self._round()
-            self.seconds = self._elapsed()
+            self.seconds = time.monotonic() - self.began
             interrupted = self.hooks.should_stop()
             if self._regular(self.round):
                 self._evaluate()
-                self.seconds = self._elapsed()
+                self.seconds = time.monotonic() - self.began
                 interrupted |= self.hooks.stop_collapsed and COLLAPSED in self.history[-1]
             last = self.round == run.rounds or self._out_of_patience
             due = last or self.round % run.checkpoint_every == 0
@@ -194,16 +192,12 @@ class Trainer:
 
     @property
     def _out_of_patience(self) -> bool:
-        """Whether the last `patience` evaluations have not found a better model.
+        """Whether the last `patience` evaluations have not found a better model; those without a reply do not count.
 
-        It follows from the metrics rows alone, so that a resumed run decides as one that was never stopped. An
-        evaluation to which no site replied says nothing and does not count.
+        It follows from the metrics rows alone, so that a resumed run decides as one that was never stopped.
         """
         since = [row for row in self.history if row["round"] > self.best_round and "validation" in row]
         return 0 < self.run.patience <= len(since)
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self.began
 
     def _regular(self, round: int) -> bool:
         return round > 0 and round % self.run.eval_every == 0
@@ -221,7 +215,7 @@ class Trainer:
         began = time.monotonic()
         task, weights = self.task, self.server.weights
         record: dict[str, Any] = {"round": self.round, "steps": int(self.server.step), "seconds": self.seconds}
-        record["training_seconds"] = self._elapsed() - self.evaluating
+        record["training_seconds"] = time.monotonic() - self.began - self.evaluating
         if self.traffic is not None:
             record["traffic"] = {**self.traffic._asdict(), "clients": task.cohort or task.num_clients}
         h, labels, latest = None, None, None
@@ -271,27 +265,20 @@ class Trainer:
         )
 
     @property
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """What must be the same when this run is resumed."""
         return {**self.task.description, STATES: VERSION}
 
     def _checkpoint(self, folder: RunDir) -> None:
         self._require_finite()
         state = {**State(self.server, self.best)._asdict(), "population": self.task.engine.population}
-        standing = Standing(
-            round=self.round,
-            best_round=self.best_round,
-            best_value=self.best_value,
-            seconds=self.seconds,
-            evaluating=self.evaluating,
-            settings=self._settings,
-        )
-        folder.save(self.round, tree.pack(state), asdict(standing))
+        standing = {item.name: getattr(self, item.name) for item in fields(Standing)}
+        folder.save(self.round, tree.pack(state), standing)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
             standing = call(Standing, checkpoint.info, "checkpoint")
-            require_same(standing.settings, self._settings)
+            require_same(standing.settings, self.settings)
             done, wanted = standing.round, self.run.rounds
             require(done <= wanted, f"this run is at round {done} already, beyond rounds = {wanted}")
             self._take_up(checkpoint.tensors)
@@ -315,26 +302,29 @@ class Trainer:
 
     def _result(self, interrupted: bool) -> Result:
         # Without any metric to choose by (stopped early, or no site replied) it is the latest.
-        chosen, best_round = (
-            (self.best, self.best_round) if self.best_round > 0 else (self.server.weights, self.round)
-        )
+        some = self.best_round > 0
+        chosen, best_round = (self.best, self.best_round) if some else (self.server.weights, self.round)
         record = next((record for record in self.history if record["round"] == best_round), {})
         early = not interrupted and self.round < self.run.rounds
         if self.ledger:
             self.hooks.say(f"differential privacy of examples: {self.ledger.after(self.round)}")
         model = load(self.problem.model, chosen).eval()
-        examined = {} if interrupted else self._examined(chosen)
+        examiner, examined = self.task.examiner, dict[str, Findings]()
+        if "validation" in examiner.splits and not interrupted:
+            # A run that was resumed after its best round evaluates that again.
+            examined["validation"] = self.found or examiner.examine(chosen, "validation")
+        if "test" in examiner.splits and not interrupted:
+            examined["test"] = examiner.examine(chosen, "test")
         test = examined.get("test", Findings({}))
-        scored = {name: each for name, found in examined.items() if (each := found.scored()) is not None}
-        curves = {name: found.curves for name, found in examined.items() if found.curves}
-        by_label = {name: found.by_label for name, found in examined.items() if found.by_label}
-        label_curves = {name: found.label_curves for name, found in examined.items() if found.label_curves}
+
+        def by_split(read: Callable[[Findings], Any]) -> dict[str, Any]:
+            return {name: value for name, found in examined.items() if (value := read(found))}
+
+        scored, by_label = by_split(Findings.scored), by_split(lambda found: found.by_label)
+        curves, label_curves = by_split(lambda found: found.curves), by_split(lambda found: found.label_curves)
         if self.folder and not interrupted:
-            self.folder.save_scores(scored)
-            self.folder.save_curves(curves)
-            self.folder.save_label_scores(by_label)
-            self.folder.save_label_curves(label_curves)
-            self.folder.save_model(model.state_dict())
+            kept = {SCORES: scored, CURVES: curves, LABEL_SCORES: by_label, LABEL_CURVES: label_curves}
+            self.folder.save_result(kept, model.state_dict())
             final: dict[str, Any] = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
             final |= {**({STOPPED_EARLY: True} if early else {}), **test.remarks, "test": test.metrics}
             final |= spent(self.ledger, self.round)
@@ -358,16 +348,3 @@ class Trainer:
             form=self.task.form,
             preparation=self.task.preparation,
         )
-
-    def _examined(self, chosen: Weights) -> dict[str, Findings]:
-        """What the chosen model comes to on validation data and on test data, as far as there are any.
-
-        A run that is resumed after its best round evaluates that again.
-        """
-        examiner = self.task.examiner
-        found: dict[str, Findings] = {}
-        if "validation" in examiner.splits:
-            found["validation"] = self.found or examiner.examine(chosen, "validation")
-        if "test" in examiner.splits:
-            found["test"] = examiner.examine(chosen, "test")
-        return found

@@ -18,7 +18,7 @@ from fedxl.data.federation import Federation
 from fedxl.data.source import TensorSource
 from fedxl.errors import require
 from fedxl.risks import XRisk
-from fedxl.sampling import Floats, Indices
+from fedxl.sampling import Indices
 from fedxl.training.rounds import Engine
 
 FLIPPED = -5.0  # times what a client would send
@@ -82,10 +82,6 @@ class Attacked:
     @property
     def sums(self) -> bool:
         return self.engine.sums
-
-    @property
-    def chances(self) -> Floats | None:
-        return self.engine.chances
 
     def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
         updates = self.engine.run_round(server, round, cohort)

@@ -146,7 +146,7 @@ def squared_norms(
     for round in range(rounds + 1):
         members = sampling.cohort(seed, round, num_clients, cohort)
         if round >= algorithm.first_round:
-            server = play_round(algorithm, engine, server, round, members).server
+            server, _ = play_round(algorithm, engine, server, round, members)
         norms.append(bed.squared_norm(server.weights))  # the warm-up, round 0, changes no weights
     return torch.tensor(norms, dtype=torch.float64)
 

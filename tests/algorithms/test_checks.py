@@ -25,7 +25,7 @@ from fedxl.algorithms.protocol import Assignment
 from fedxl.algorithms.server_rules import next_state
 from fedxl.config.experiment import Config, execute
 from fedxl.data.federation import from_arrays
-from fedxl.data.label_columns import Columns
+from fedxl.data.forms import Columns
 from fedxl.engine.executors import loop
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import RefusedError

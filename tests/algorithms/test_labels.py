@@ -13,7 +13,7 @@ from fedxl import tree
 from fedxl.algorithms import Algorithm, build
 from fedxl.algorithms.pool import Pool, estimate_u
 from fedxl.data.federation import from_arrays
-from fedxl.data.label_columns import Columns
+from fedxl.data.forms import Columns
 from fedxl.engine.executors import loop
 from fedxl.errors import UserError
 from fedxl.models import mlp, weights_of

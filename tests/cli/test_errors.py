@@ -120,7 +120,7 @@ MISTAKES = {
     "a skew that overflows": ("data.skew=1e308", "skew must lie in (0, 1,000,000]"),
     "a crop beyond counting": ("data.name=cifar10 data.crop=10000000", "crop must be at most 65536 pixels"),
     "alpha that overflows": ("data.name=cifar10 data.alpha=1e308", "alpha must lie between"),
-    "too many pixels": ("data.name=chexpert data.size=100000", "size must be at most 4096 pixels"),
+    "too many pixels": ("data.name=chexpert data.size=100000", "size must lie between 8 and 4096 pixels"),
     "a batch beyond 64 bits": (f"run.batch1={2**64}", "'run.batch1' must lie between -2^63 and 2^63 - 1"),
     "a batch beyond memory": (f"run.batch1={2**63 - 1}", "batch1 must be at most 1,000,000"),
     "rounds beyond counting": (f"run.rounds={2**63 - 1}", "rounds must be at most 1,000,000,000"),
@@ -133,7 +133,7 @@ MISTAKES = {
     "a list that Python cannot read": (f"run.fpr={'[' * 5000}", "'run.fpr' must be a list"),
     "a name of two lines": ("run.a\nb=1", "unknown setting 'run.a b'"),
     "a name too long": (f"data.name=cifar10 data.root={'x' * 5000}", "cannot read the data"),
-    "no pixels": ("data.name=chexpert data.size=0", "size must be at least 8 pixels, got 0"),
+    "no pixels": ("data.name=chexpert data.size=0", "size must lie between 8 and 4096 pixels, got 0"),
 }
 
 

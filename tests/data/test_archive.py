@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from fedxl import UserError
-from fedxl.data import archive, npz
+from fedxl.data import arrays as archive
+from fedxl.data import npz
 from tests.cli.test_errors import CONFIG, arrays, command
 
 

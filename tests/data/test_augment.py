@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedxl import UserError
-from fedxl.data.augment import BANK, Augment
 from fedxl.data.federation import Federation
-from fedxl.data.source import TensorSource
+from fedxl.data.source import BANK, Augment, TensorSource
 
 
 def bytes_of(count: int = 5, channels: int = 3, size: int = 6) -> Tensor:

@@ -90,7 +90,7 @@ def test_what_is_worth_a_look():
         "there are no test data": splits._replace(test=None),
         "there are no validation data, so that the last round is the result": splits._replace(validation=None),
         "test holds one class only": splits._replace(test=splits.test._replace(y=splits.test.y * 0)),
-        "1 column is constant in training: column 2": with_x(splits, lambda x: x[:, 2].fill_(7)),
+        "1 column is constant in training: 'column 2'": with_x(splits, lambda x: x[:, 2].fill_(7)),
         "1 training examples are at more than one site": with_x(splits, lambda x: x[0].copy_(x[20])),
         "1 training examples repeat another one of their own site": with_x(splits, lambda x: x[0].copy_(x[5])),
     }

@@ -164,3 +164,10 @@ def test_a_name_of_two_lines_behind_a_byte_order_mark(tmp_path, small):
     small(len('\ufeff"n\n1,2,3",') + 2, 2)  # the only line break in the first block is in the name
     with pytest.raises(UserError, match="a row of more than"):
         open_table(tmp_path / "t.csv")
+
+
+def test_row_numbers_are_those_of_each_file():
+    ends, rows = np.array([3, 3, 7]), np.array([6, 0, 2, 3], np.int32)
+    assert csv_blocks.row_numbers(ends, ["a", "b", "c"], rows) == ["c:4", "a:1", "a:3", "c:1"]
+    assert csv_blocks.row_numbers(np.array([9]), [""], rows) == ["7", "1", "3", "4"]
+    assert csv_blocks.row_numbers(ends, ["a"], rows[:0]) == []

@@ -255,7 +255,7 @@ PAIRS: dict[str, tuple[Any, Any, str]] = {
     "a column of words": (
         FRAME.assign(sex="f"),
         LABELS,
-        "column 'sex' holds no numbers; drop or encode it, or give all",
+        "column 'sex' holds no numbers; drop or encode them, or give all",
     ),
     "categories": (FRAME.assign(sex=pd.Categorical(["m", "f"] * 6)), LABELS, "column 'sex' holds no numbers"),
     "a column of dates": (FRAME.assign(day=pd.Timestamp(0)), LABELS, "column 'day' holds no numbers"),

@@ -8,8 +8,7 @@ import torch
 
 from fedxl.data import medmnist
 from fedxl.data.federation import Federation, from_arrays, weigh
-from fedxl.data.label_columns import Columns
-from fedxl.data.label_forms import encoded
+from fedxl.data.forms import Columns, encoded
 from fedxl.data.sites import Sites
 from fedxl.errors import UserError
 from fedxl.risks import auroc, several

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from fedxl.data.csv_blocks import side_by_side
+from fedxl.data.csv_blocks import map_in_threads
 
 
 def test_results_come_in_order_though_later_items_are_done_first(monkeypatch):
@@ -20,13 +20,13 @@ def test_results_come_in_order_though_later_items_are_done_first(monkeypatch):
             later.set()
         return item
 
-    assert list(side_by_side(work, range(40))) == list(range(40))
+    assert list(map_in_threads(work, range(40))) == list(range(40))
 
 
 def test_few_items_are_held_at_a_time(monkeypatch):
     monkeypatch.setattr("fedxl.data.csv_blocks.THREADS", 2)
     taken = []
-    for result in side_by_side(lambda item: item, (taken.append(item) or item for item in range(50))):
+    for result in map_in_threads(lambda item: item, (taken.append(item) or item for item in range(50))):
         assert taken[-1] <= result + 3
 
 
@@ -39,7 +39,7 @@ def test_the_first_error_in_order_is_raised_even_if_the_stream_fails_later(monke
 
     done = []
     with pytest.raises(ZeroDivisionError):
-        done.extend(side_by_side(lambda item: 1 // item, items()))
+        done.extend(map_in_threads(lambda item: 1 // item, items()))
     with pytest.raises(OSError, match="the stream"):
-        done.extend(side_by_side(lambda item: item, items()))
+        done.extend(map_in_threads(lambda item: item, items()))
     assert done == [1, 1, 0, 2]

@@ -8,11 +8,9 @@ import torch
 
 from fedxl import UserError
 from fedxl.data import digits
-from fedxl.data.augment import BANK
-from fedxl.data.binary import corrupt, hold_back, imbalance
 from fedxl.data.federation import Split
-from fedxl.data.partition import PARTITIONS, partition
-from fedxl.data.sites import Sites
+from fedxl.data.sites import PARTITIONS, Sites, corrupt, hold_back, imbalance, partition
+from fedxl.data.source import BANK
 
 LABELS = (np.arange(600) % 6 == 0).astype(np.int64)
 

@@ -166,7 +166,9 @@ def test_labels_must_be_those_of_the_risk_in_order(path, tmp_path):
     kept.write_text(load_data(experiment(path)).preparation.to_text())
     again = table(str(path), LABELS, TableOptions(site="site", split="part", preparation=str(kept)))
     assert again.preparation == load_preparation(kept)
-    with pytest.raises(UserError, match="the preparation is for the labels mass, nodule, edema, and the table has"):
+    with pytest.raises(
+        UserError, match="the preparation is for the labels 'mass', 'nodule', 'edema', and the table has"
+    ):
         table(str(path), LABELS[::-1], TableOptions(site="site", split="part", preparation=str(kept)))
 
 

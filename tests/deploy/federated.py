@@ -15,10 +15,9 @@ from fedxl import tree
 from fedxl.config.experiment import Config, simulate
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.provision.settings import ServerFile, ServerSettings, SiteFile, SiteSettings
-from fedxl.deploy.secret import kept_seed
 from fedxl.deploy.server import serve as server
 from fedxl.deploy.site import requests, secure
-from fedxl.deploy.site.secret import FILE
+from fedxl.deploy.storage import SEED_FILE, kept_seed
 from fedxl.engine.drawing import NO_SECRETS, Secrets
 from fedxl.errors import for_others
 from fedxl.risks import RISKS
@@ -131,8 +130,8 @@ def simulated(experiment: Config, secrets: Secrets = NO_SECRETS) -> Result:
 def secrets_of(run: Path, sites: Path, names: Sequence[str] = SITES) -> Secrets:
     """What server and sites keep to themselves: the seeds in a run's folder, and in the folders of its sites."""
     known = json.loads((run / "sites.json").read_text())
-    own = {number: sites / name / "state" / known["run"] / FILE for number, name in enumerate(names)}
-    pool = run / server.SEED
+    own = {number: sites / name / "state" / known["run"] / SEED_FILE for number, name in enumerate(names)}
+    pool = run / SEED_FILE
     return Secrets(
         {number: kept_seed(path) for number, path in own.items() if path.exists()},
         kept_seed(pool) if pool.exists() else 0,

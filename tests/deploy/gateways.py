@@ -15,7 +15,8 @@ from pathlib import Path
 
 import h11
 
-from fedxl.deploy.provision import keys, tls
+from fedxl.deploy.provision import keys
+from fedxl.deploy.provision.connection import tls_for_site
 from fedxl.deploy.provision.members import Members
 from fedxl.deploy.server import gateway_process
 from fedxl.deploy.server.gateway import Gateway, Limits
@@ -67,7 +68,7 @@ class OpenGateway:
     peers: ExitStack  # closed with it
 
     def connection(self, site: Path) -> http.client.HTTPSConnection:
-        made = http.client.HTTPSConnection("127.0.0.1", self.port, context=tls.for_site(site), timeout=600)
+        made = http.client.HTTPSConnection("127.0.0.1", self.port, context=tls_for_site(site), timeout=600)
         self.peers.callback(made.close)
         return made
 

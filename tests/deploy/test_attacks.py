@@ -27,7 +27,8 @@ from fedxl import UserError
 from fedxl.cli.processes import free_port
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.protocol.http_clients import client
-from fedxl.deploy.provision import folders, keys, members, tls
+from fedxl.deploy.provision import folders, keys, members
+from fedxl.deploy.provision.connection import tls_for_site
 from fedxl.deploy.site import requests
 from fedxl.deploy.supervise import processes
 from fedxl.deploy.supervise.children import descendants
@@ -132,7 +133,7 @@ def test_an_outsider_a_site_and_another_user_get_nowhere_and_the_run_goes_on(tmp
         url, server = f"https://127.0.0.1:{federation.port}", tmp_path / "f" / "server"
         outside = attempts(httpx.HTTPTransport(verify=False), url, mark)
         assert all(isinstance(answer, type) for answer in outside.values()), f"an outsider: {outside}"
-        inside = attempts(httpx.HTTPTransport(verify=tls.for_site(tmp_path / "f" / "sites" / "a")), url, mark)
+        inside = attempts(httpx.HTTPTransport(verify=tls_for_site(tmp_path / "f" / "sites" / "a")), url, mark)
         assert set(inside.values()) == {404}, f"a site with a valid key: {inside}"
         if os.getuid() == 0:
             os.chmod(tmp_path.parent, 0o755)

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.proto.fleet_pb2 import ActivateNodeResponse
 
-from fedxl.deploy.provision import approval, keys, members, tls
+from fedxl.deploy.provision import approval, keys, members
+from fedxl.deploy.provision.connection import tls_for_site
 from fedxl.deploy.server import fleet, gateway_process
 from fedxl.deploy.site import node
 from tests.deploy.gateways import CLOSED, PULL, open_gateway, send, signed
@@ -150,7 +151,7 @@ def test_a_revoked_site_is_out_at_once_and_an_approved_one_in(out):
 def test_a_body_that_takes_its_time_does_not_outlast_a_revocation(out):
     site = out / "sites" / "a"
     with open_gateway(out) as gate:
-        peer = gate.raw(tls.for_site(site))
+        peer = gate.raw(tls_for_site(site))
         key = signed(site)["flwr-public-key"]
         head = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\nflwr-public-key: {key}\r\n\r\nhalf"
         peer.sendall(head.encode())
@@ -174,7 +175,7 @@ def test_an_entry_that_cannot_be_read_lets_nobody_in_and_disturbs_nobody_else(ou
 def test_a_renewed_certificate_of_the_server_is_used_without_a_restart(out, monkeypatch):
     monkeypatch.setattr(gateway_process, "WATCH", 0.05)
     with open_gateway(out) as gate:
-        context = tls.for_site(out / "sites" / "a")
+        context = tls_for_site(out / "sites" / "a")
 
         def shown() -> bytes | None:
             with gate.raw(context) as peer:

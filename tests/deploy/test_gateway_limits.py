@@ -21,7 +21,7 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 
-from fedxl.deploy.provision import tls
+from fedxl.deploy.provision.connection import tls_for_site
 from fedxl.deploy.server import fleet
 from fedxl.deploy.server.gateway import Limits
 from tests.deploy.gateways import CLOSED, PULL, open_gateway, send, signed
@@ -140,7 +140,7 @@ SHORT = Limits(
 def test_slow_and_half_open_connections_are_closed_and_too_many_refused(out):
     site = out / "sites" / "a"
     with open_gateway(out, SHORT) as gate:
-        context = tls.for_site(site)
+        context = tls_for_site(site)
         started = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\n"
         key = f"flwr-public-key: {signed(site)['flwr-public-key']}\r\n".encode()
         stalled = {
@@ -222,7 +222,7 @@ def test_a_thousand_malformed_requests_reach_nobody_and_leave_nothing_behind(out
     site, other = out / "sites" / "a", out / "sites" / "b"
     rng, key = random.Random(0), signed(site)["flwr-public-key"]
     with open_gateway(out, Limits(burst=1e6)) as gate:
-        context, served = tls.for_site(site), gate.connection(other)
+        context, served = tls_for_site(site), gate.connection(other)
         for _ in range(20):
             gate.raw()  # half open, all the time
         size = 0

@@ -15,7 +15,7 @@ import torch
 from fedxl import UserError, metrics
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope
-from fedxl.deploy.server.curves import read_label_curves
+from fedxl.deploy.server.curves import read_curve
 from fedxl.deploy.site import curve, requests
 from fedxl.deploy.site.curve import SPENT, each_label
 from fedxl.evaluation import label_counts
@@ -23,7 +23,7 @@ from fedxl.evaluation.binned import count, noise_errors, pooled
 from fedxl.evaluation.grid import Grid, bins_from_json
 from fedxl.evaluation.noise import variance
 from fedxl.prediction.run import read_run
-from fedxl.reporting import document, html
+from fedxl.reporting import document
 from fedxl.reporting.runs import read_run as read_reported
 from fedxl.training.settings import Hooks
 from tests.deploy.federated import SITES, copied, deployed, simulated
@@ -111,7 +111,7 @@ def test_the_run_keeps_the_counts_and_decides_and_reports_by_them(honest):
     assert np.mean(binned.classes == scored.classes) > 0.95
     assert binned.undecided == scored.undecided
     assert read_run(run).label_curves.keys() == {"validation", "test"}
-    text = html.render(document.build([read_reported(run)]))
+    text = document.render(document.build([read_reported(run)]))
     assert "sites disclosed counts in bins, not scores" in text
     assert "ROC by label" in text
 
@@ -230,10 +230,10 @@ LIES = {
 def test_lies_are_refused(honest, kind):
     facts, change, why = LIES[kind]
     reply, grids = honest[2]["replies"][-1], (Grid(512),) * 3
-    assert set(read_label_curves(reply, grids, LABELS, 500).binned) == set(LABELS)
+    assert set(read_curve(reply, grids, LABELS, 500).binned) == set(LABELS)
     tensors = {name: change(t) if change else t for name, t in reply.tensors.items()}
     with pytest.raises(ValueError, match=why):
-        read_label_curves(Envelope({**reply.facts, **facts}, tensors), grids, LABELS, 500)
+        read_curve(Envelope({**reply.facts, **facts}, tensors), grids, LABELS, 500)
 
 
 def test_bins_of_other_labels_are_refused(honest):

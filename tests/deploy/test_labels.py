@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedxl.config.experiment import Config
-from fedxl.deploy.protocol.label_counts import LabelCounts
 from fedxl.deploy.provision.settings import SiteFile, SiteSettings
+from fedxl.deploy.server.directory import SiteFacts, read_label_counts
 from fedxl.errors import RefusedError, UserError
 from tests.deploy.federated import SITES, InProcess, assert_same, deployed, simulated
 
@@ -95,10 +95,10 @@ def test_labels_must_be_those_of_the_risk(tmp_path):
 )  # fmt: skip
 def test_counts_that_cannot_be_true_are_refused(text):
     with pytest.raises(RefusedError):
-        LabelCounts.from_text(text, 10)
+        read_label_counts(text, 10)
 
 
 def test_counts_travel():
-    counts = LabelCounts((3, 1), (4, 9))
-    assert LabelCounts.from_text(counts.to_text(), 10) == counts
-    assert counts.side("all").tolist() == [7, 10]
+    facts = SiteFacts(6, 10, (4,), labels='{"positive": [3, 1], "negative": [4, 9]}', both=6)
+    assert facts.by_label("positive").tolist() == [3, 1]
+    assert facts.by_label("all").tolist() == [7, 10]

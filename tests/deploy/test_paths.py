@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs fedxl[flower]")
 from fedxl import UserError
 from fedxl.cli.main import app
 from fedxl.deploy.provision.settings import files_below, read_server, read_site
-from fedxl.deploy.site import cache
+from fedxl.deploy.site import cache, own_part
 from tests.data.tables import frame, write_sites
 
 CONFIG = """[data]
@@ -77,7 +77,7 @@ def test_files_that_a_data_set_looks_for_by_itself_are_found_from_anywhere(place
     monkeypatch.chdir("/")
     for folder, root in (("trial", place / "data"), ("real", place / "real" / "sites" / "a" / "data")):
         site = read_site(place / folder / "sites" / "a" / "site.toml")
-        assert cache.config_of(site).data["root"] == str(root)
+        assert own_part.own_config(site).data["root"] == str(root)
         root.mkdir()
         (root / "cifar-10-batches-py").mkdir()
         assert str(root) in cache._stamps(site), "so that new files are noticed"

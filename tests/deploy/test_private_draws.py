@@ -13,9 +13,9 @@ from fedxl.algorithms import build
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import read_server, read_site
-from fedxl.deploy.server.serve import SEED
 from fedxl.deploy.site import requests
 from fedxl.deploy.site.permission import require_order
+from fedxl.deploy.storage import SEED_FILE
 from fedxl.engine.drawing import Secrets
 from fedxl.risks import auroc, partial_auc
 from tests.deploy.federated import InProcess, assert_same, config, deployed, secrets_of, simulated, site_file
@@ -47,7 +47,7 @@ def test_with_the_same_secrets_sites_and_simulator_come_to_the_same_bits(tmp_pat
         assert any(not torch.equal(one, other) for one, other in weights), "each of them counts"
     said = json.dumps([facts for _, facts in carrier.sent])
     assert not any(str(seed) in said for seed in (secrets.pool, *secrets.own.values()))
-    assert (tmp_path / "server" / "run" / SEED).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "server" / "run" / SEED_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_sites_may_differ_in_whether_their_draws_are_private(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from fedxl import UserError, tree
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.site import requests
-from fedxl.deploy.site.secret import private_seed
+from fedxl.deploy.storage import private_seed
 from fedxl.engine.drawing import Secrets
 from fedxl.training.checkpoint import load_checkpoint
 from tests.deploy.federated import SITES, InProcess, assert_same, config, copied, deployed, simulated

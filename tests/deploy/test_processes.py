@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from fedxl.deploy.site import slots
+from fedxl.deploy.storage import offer_turns, turn
 from fedxl.deploy.supervise import children, status
 from fedxl.deploy.supervise.status import Status
 from tests.conftest import PATIENCE, until
@@ -113,12 +113,12 @@ def test_an_orphan_of_a_party_is_found_by_its_environment(tmp_path):
 
 
 def test_sites_on_one_machine_take_turns(tmp_path, monkeypatch):
-    monkeypatch.setenv(*next(iter(slots.offered(tmp_path / "turns", 2).items())))
+    monkeypatch.setenv(*next(iter(offer_turns(tmp_path / "turns", 2).items())))
     lock, pair, working, most, done = threading.Lock(), threading.Barrier(2), 0, 0, 0
 
     def work() -> None:
         nonlocal working, most, done
-        with slots.taken():
+        with turn():
             with lock:
                 working += 1
                 most = max(most, working)
@@ -137,12 +137,12 @@ def test_sites_on_one_machine_take_turns(tmp_path, monkeypatch):
 
 
 def test_a_turn_is_given_back_by_dying(tmp_path, monkeypatch):
-    environment = slots.offered(tmp_path / "turns", 1)
-    code = "from fedxl.deploy.site import slots; t = slots.taken(); t.__enter__(); print('mine', flush=True); input()"
+    environment = offer_turns(tmp_path / "turns", 1)
+    code = "from fedxl.deploy.storage import turn; t = turn(); t.__enter__(); print('mine', flush=True); input()"
     command, environ = [sys.executable, "-c", code], {**os.environ, **environment}
     with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout.readline() == b"mine\n"
         child.kill()
     monkeypatch.setenv(*next(iter(environment.items())))
-    with slots.taken():
+    with turn():
         pass

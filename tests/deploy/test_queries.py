@@ -12,10 +12,9 @@ import pytest
 
 from fedxl.config.experiment import Config, build_algorithm
 from fedxl.deploy.protocol.envelope import Envelope, RunHeader
-from fedxl.deploy.protocol.label_counts import relevant_queries
 from fedxl.deploy.provision.folders import init
 from fedxl.deploy.provision.settings import SiteFile, SiteSettings, read_server, read_site
-from fedxl.deploy.server.directory import SiteFacts
+from fedxl.deploy.server.directory import SiteFacts, relevant_queries
 from fedxl.deploy.site import requests
 from fedxl.errors import RefusedError, UserError
 from tests.deploy.federated import SITES, InProcess, assert_same, deployed, secrets_of, simulated

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fedxl import UserError, files
-from fedxl.deploy import secret
-from fedxl.deploy.site.secret import FILE, private_seed
+from fedxl.deploy.storage import SEED_FILE, kept_seed, private_seed
 
 RUN = "0123456789abcdef"
 
@@ -44,14 +43,14 @@ def test_a_crash_while_it_is_written_leaves_none_and_the_next_one_holds(tmp_path
         broken.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(UserError, match=r"cannot write to .*: No space left on device"):
             private_seed(tmp_path, RUN)
-    assert not (tmp_path / RUN / FILE).exists()
+    assert not (tmp_path / RUN / SEED_FILE).exists()
     assert private_seed(tmp_path, RUN) == private_seed(tmp_path, RUN)
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 31, b"x" * 33])
 def test_a_file_that_holds_none_is_not_replaced(tmp_path, content):
     private_seed(tmp_path, RUN)
-    path = tmp_path / RUN / FILE
+    path = tmp_path / RUN / SEED_FILE
     files.write_atomically(path, content)
     with pytest.raises(UserError, match=r"private\.seed holds \d+ bytes, not the 32 of a secret seed"):
         private_seed(tmp_path, RUN)
@@ -60,6 +59,6 @@ def test_a_file_that_holds_none_is_not_replaced(tmp_path, content):
 
 def test_all_but_the_highest_bit_is_the_systems(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
-    assert secret.kept_seed(tmp_path / "zero") == 2**127
+    assert kept_seed(tmp_path / "zero") == 2**127
     monkeypatch.setattr(os, "urandom", lambda count: b"\xff" * count)
-    assert secret.kept_seed(tmp_path / "ones") == 2**128 - 1
+    assert kept_seed(tmp_path / "ones") == 2**128 - 1

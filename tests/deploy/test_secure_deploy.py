@@ -18,9 +18,9 @@ from fedxl import tree
 from fedxl.deploy.protocol.envelope import Failure
 from fedxl.deploy.provision.folders import SAFE
 from fedxl.deploy.provision.settings import ServerFile, ServerSettings
-from fedxl.deploy.secret import kept_seed
 from fedxl.deploy.server.serve import serve
 from fedxl.deploy.site import requests
+from fedxl.deploy.storage import kept_seed
 from tests.deploy.deployment import Deployment
 from tests.deploy.federated import DATA, QUIET, SITES, InProcess, config
 
@@ -69,7 +69,7 @@ def node(node):
     activate = node._activate
     def late(fleet, key, id_file):
         if os.environ["SITE"] == "c" and (FOLDER / "dead").exists():
-            fleet.DeactivateNode(node.DeactivateNodeRequest(node_id=int(id_file.read_text())))
+            fleet.DeactivateNode(node.protobuf.DeactivateNodeRequest(node_id=int(id_file.read_text())))
             while not (FOLDER / "noticed").exists():
                 time.sleep(0.1)
         return activate(fleet, key, id_file)

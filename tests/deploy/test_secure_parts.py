@@ -7,15 +7,16 @@ import hmac
 import itertools
 import json
 from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 
-from fedxl.deploy.secure import masks, member, messages, sealed, shamir
-from fedxl.deploy.secure.collector import Collector
-from fedxl.deploy.secure.masks import RINGS, SIGNED
+from fedxl.deploy.secure import crypto, member, messages
+from fedxl.deploy.secure.crypto import RINGS, SIGNED
 from fedxl.deploy.secure.member import MemberState, threshold
+from fedxl.deploy.server.secure import Collector
 from fedxl.errors import RefusedError
 
 
@@ -23,9 +24,9 @@ def test_the_field_is_one():
     """Lucas and Lehmer: 2^p - 1 is prime if and only if s(p - 2) = 0, with s(0) = 4 and s(k + 1) = s(k)^2 - 2."""
     s = 4
     for _ in range(521 - 2):
-        s = (s * s - 2) % shamir.PRIME
+        s = (s * s - 2) % crypto.PRIME
     assert s == 0
-    assert (shamir.PRIME - 1).bit_length() <= 8 * shamir.BYTES
+    assert (crypto.PRIME - 1).bit_length() <= 8 * crypto.SHARE
 
 
 def solved(shares: dict[int, int], prime: int) -> int:
@@ -42,24 +43,24 @@ def solved(shares: dict[int, int], prime: int) -> int:
 
 def test_any_so_many_shares_give_the_secret():
     secret = 2**256 - 12345
-    shares = shamir.split(secret, 3, [1, 2, 5, 9])
+    shares = crypto.split(secret, 3, [1, 2, 5, 9])
     for some in itertools.combinations(shares, 3):
         chosen = {place: shares[place] for place in some}
-        assert shamir.combine(chosen) == solved(chosen, shamir.PRIME) == secret
-    assert shamir.combine({1: shares[1], 2: shares[2]}) != secret
+        assert crypto.combine(chosen) == solved(chosen, crypto.PRIME) == secret
+    assert crypto.combine({1: shares[1], 2: shares[2]}) != secret
 
 
 def test_fewer_shares_tell_nothing(monkeypatch):
     """In a field of 5, by enumeration: whatever the secret, two of three shares are any pair equally often."""
-    monkeypatch.setattr(shamir, "PRIME", 5)
+    monkeypatch.setattr(crypto, "PRIME", 5)
     seen = {}
     for secret in range(5):
         counts = Counter[tuple[int, int]]()
         for chosen in itertools.product(range(5), repeat=2):
             drawn = iter(chosen)
-            monkeypatch.setattr(shamir.secrets, "randbelow", lambda most, drawn=drawn: next(drawn))
-            shares = shamir.split(secret, 3, [1, 2, 3])
-            assert shamir.combine(shares) == solved(shares, 5) == secret
+            monkeypatch.setattr(crypto.secrets, "randbelow", lambda most, drawn=drawn: next(drawn))
+            shares = crypto.split(secret, 3, [1, 2, 3])
+            assert crypto.combine(shares) == solved(shares, 5) == secret
             counts[shares[1], shares[3]] += 1
         seen[secret] = counts
     assert all(counts == seen[0] for counts in seen.values())
@@ -82,11 +83,11 @@ def test_two_parties_agree_on_the_published_secret():
     """The rest is RFC 5869, written out for one block."""
     prk = hmac.digest(bytes(32), SHARED, "sha256")
     expected = hmac.digest(prk, b"purpose" + bytes([1]), "sha256")
-    assert masks.agree(ALICE, masks.public_of(BOB), "purpose") == expected
-    assert masks.agree(BOB, masks.public_of(ALICE), "purpose") == expected
-    assert masks.agree(BOB, masks.public_of(ALICE), "another") != expected
+    assert crypto.agree(ALICE, crypto.public_of(BOB), "purpose") == expected
+    assert crypto.agree(BOB, crypto.public_of(ALICE), "purpose") == expected
+    assert crypto.agree(BOB, crypto.public_of(ALICE), "another") != expected
     with pytest.raises(RefusedError, match="a public key is not valid"):
-        masks.agree(ALICE, bytes(32), "purpose")  # a point of small order: all would share the secret 0
+        crypto.agree(ALICE, bytes(32), "purpose")  # a point of small order: all would share the secret 0
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -94,18 +95,18 @@ def test_a_mask_is_the_published_stream_and_comes_off_again(bits, monkeypatch):
     size = len(STREAM) * 8 // bits
     vector = np.arange(size).astype(RINGS[bits])
     found = vector.copy()
-    masks.add_mask(found, bytes(32))
+    crypto.add_mask(found, bytes(32))
     numbers = [int.from_bytes(STREAM[i : i + bits // 8], "little") for i in range(0, len(STREAM), bits // 8)]
     assert found.tolist() == [(place + number) % 2**bits for place, number in enumerate(numbers)]
-    monkeypatch.setattr(masks, "CHUNK", 5)
-    masks.add_mask(found, bytes(32), -1)
+    monkeypatch.setattr(crypto, "CHUNK", 5)
+    crypto.add_mask(found, bytes(32), -1)
     assert np.array_equal(found, vector), "in pieces, too"
 
 
 def test_what_is_sealed_cannot_be_altered_or_used_elsewhere():
-    text = sealed.seal(bytes(32), b"a share", "1 to 2")
-    assert sealed.opened(bytes(32), text, "1 to 2") == b"a share"
-    assert len(text) == len(b"a share") + sealed.OVERHEAD
+    text = crypto.seal(bytes(32), b"a share", "1 to 2")
+    assert crypto.unseal(bytes(32), text, "1 to 2") == b"a share"
+    assert len(text) == len(b"a share") + crypto.OVERHEAD
     altered = bytes([text[0] ^ 1]) + text[1:]
     for key, wrong, about in (
         (bytes(32), altered, "1 to 2"),
@@ -113,9 +114,9 @@ def test_what_is_sealed_cannot_be_altered_or_used_elsewhere():
         (b"k" * 32, text, "1 to 2"),
     ):
         with pytest.raises(RefusedError, match="altered on its way"):
-            sealed.opened(key, wrong, about)
+            crypto.unseal(key, wrong, about)
     with pytest.raises(RefusedError, match="altered on its way"):
-        sealed.opened(bytes(32), b"", "1 to 2")
+        crypto.unseal(bytes(32), b"", "1 to 2")
 
 
 class Sites:
@@ -154,7 +155,7 @@ class Sites:
             self.sum.take_answer(number, shares)
 
     def state(self, number: int) -> MemberState:
-        return MemberState(**json.loads(self.states[number].to_json()))
+        return MemberState(**json.loads(json.dumps(asdict(self.states[number]))))
 
 
 def subsets(numbers, least: int):
@@ -259,12 +260,12 @@ def test_neither_of_a_sites_secrets_alone_takes_its_masks_off():
     def unmasked(with_key: bool, with_seed: bool) -> np.ndarray:
         found = sites.sum.masked[0].copy()
         if with_seed:
-            masks.add_mask(found, bytes.fromhex(before.seed), -1)
+            crypto.add_mask(found, bytes.fromhex(before.seed), -1)
         for other in (1, 2) if with_key else ():
             seed = member.pair_seed(
                 bytes.fromhex(before.mask_key), sites.sum.adverts[other], f"{before.context} ", 0, other
             )
-            masks.add_mask(found, seed, -1)
+            crypto.add_mask(found, seed, -1)
         return found.view(SIGNED[64])
 
     assert np.array_equal(unmasked(True, True), sites.codes[0]), "with both it is readable"
@@ -304,7 +305,7 @@ def test_a_wrong_share_is_found():
         sites.shares(range(4))
         sites.mask(range(3))
         sites.unmask(range(3))
-        sites.sum.answers[0][whose] = (sites.sum.answers[0][whose] + 1) % shamir.PRIME
+        sites.sum.answers[0][whose] = (sites.sum.answers[0][whose] + 1) % crypto.PRIME
         with pytest.raises(RefusedError, match=f"the shares of site {whose}'s .* do not fit together"):
             sites.sum.unmasked()
 

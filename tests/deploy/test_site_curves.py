@@ -20,7 +20,7 @@ from fedxl.config.experiment import build_problem
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
-from fedxl.deploy.server.curves import read_curve
+from fedxl.deploy.server.curves import ONE, read_curve
 from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.deploy.site import curve, requests
 from fedxl.deploy.site.curve import GRIDS, SPENT
@@ -311,9 +311,9 @@ def test_lies_are_refused(honest, request_to_a, kind):
     spoil, why = LIES[kind]
     [*_, (_, reply)] = honest[1].answered
     grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
-    assert read_curve(reply, grid, 500).binned.noise == 0
+    assert read_curve(reply, grid, (), 500).binned[ONE].noise == 0
     with pytest.raises(ValueError, match=why):
-        read_curve(spoil(reply), grid, 500)
+        read_curve(spoil(reply), grid, (), 500)
 
 
 @pytest.mark.parametrize(
@@ -329,14 +329,14 @@ def test_noise_is_no_way_to_count_for_more_than_was_approved(honest, request_to_
     claim = with_counts(lambda counts: counts + 10**6, epsilon=1.0, spent=1.0)
     [*_, (_, reply)] = honest[1].answered
     grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
-    assert 400 < sum(read_curve(claim(reply), grid, 500).binned.totals()) <= 500
+    assert 400 < sum(read_curve(claim(reply), grid, (), 500).binned[ONE].totals()) <= 500
 
 
 def test_noise_is_no_way_to_take_away_what_others_count(honest, request_to_a):
     claim = with_counts(lambda counts: counts - 60, epsilon=1.0, spent=1.0)
     [*_, (_, reply)] = honest[1].answered
     grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
-    found = read_curve(claim(reply), grid, None).binned
+    found = read_curve(claim(reply), grid, (), None).binned[ONE]
     assert found.positives.min() >= 0
     assert found.totals()[0] == 0
 

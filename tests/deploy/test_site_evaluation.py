@@ -263,8 +263,6 @@ def test_a_site_without_held_back_data_says_so(tmp_path, monkeypatch):
 def test_settings_are_checked(tmp_path):
     with pytest.raises(UserError, match="unknown metric to select by 'auc'"):
         judged(tmp_path, *["scores"] * 4, experiment=config("fedxl2", select="auc"))
-    with pytest.raises(UserError, match='evaluate = "figures" is called "metrics" now'):
-        SiteSettings(name="a", evaluate="figures")
     with pytest.raises(UserError, match=r"unknown evaluate 'score'.*scores"):
         SiteSettings(name="a", evaluate="score")
     with pytest.raises(UserError, match="unknown evaluate 'site'"):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedxl import UserError
-from fedxl.deploy.site import cache, locks, requests
+from fedxl.deploy.site import cache, requests
+from fedxl.deploy.storage import locked
 from fedxl.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.deploy.federated import site_file
 from tests.deploy.test_sites import train_request
@@ -41,7 +42,7 @@ def test_what_a_site_keeps_is_for_its_user_alone(tmp_path):
     old = os.umask(0o022)
     try:
         mine = site_file(tmp_path, 0, state="deep/state", cache="deep/cache")
-        with locks.locked(mine.state / "0123456789abcdef") as folder:
+        with locked(mine.state / "0123456789abcdef") as folder:
             save_checkpoint(folder, 1, {"w": torch.ones(1)}, {}, private=True)
         cache.prepare(mine)
     finally:

@@ -12,8 +12,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from fedxl.errors import UserError
 from fedxl.evaluation.compare import MOST_GROUPS, delong_difference, differences, metric_difference, paired
+from fedxl.evaluation.delong import covariance, placements
 from fedxl.evaluation.intervals import delong
-from fedxl.evaluation.placements import covariance, placements
 from fedxl.evaluation.resampling import GENERATOR, jackknife
 from fedxl.evaluation.scored import Scored
 from tests.evaluation.sets import made, scored, written_out

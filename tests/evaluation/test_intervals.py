@@ -11,8 +11,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from fedxl import metrics
 from fedxl.errors import UserError
+from fedxl.evaluation.delong import covariance, placements, satterthwaite
 from fedxl.evaluation.intervals import bootstrap, delong, one_metric, proportion
-from fedxl.evaluation.placements import covariance, placements, satterthwaite
 from fedxl.evaluation.resampling import CURVES, GENERATOR, MOST_FOR_BCA, measured
 from tests.evaluation.sets import made, written_out
 

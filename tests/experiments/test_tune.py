@@ -21,9 +21,8 @@ from fedxl.data.federation import Split, Splits, from_arrays
 from fedxl.evaluation import scored
 from fedxl.experiments.tune import outcome
 from fedxl.experiments.tune.outcome import best_so_far
-from fedxl.experiments.tune.plan import FIRST_SEED, Plan, TuneSettings, plan
+from fedxl.experiments.tune.plan import FIRST_SEED, Choice, Plan, Range, TuneSettings, plan
 from fedxl.experiments.tune.search import Search, best_of, promoted, propose
-from fedxl.experiments.tune.space import Choice, Range
 from fedxl.experiments.tune.trials import Outcome, Trial, TrialStore
 from fedxl.training.evaluate import HeldBack
 from fedxl.training.health import COLLAPSED, Watch

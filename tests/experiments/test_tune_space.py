@@ -12,8 +12,19 @@ from scipy import stats
 
 from fedxl import UserError
 from fedxl.config.experiment import Config, dump
-from fedxl.experiments.tune.plan import Rung, TuneSettings, ladder, plan, read
-from fedxl.experiments.tune.space import Choice, Range, defaults, draw, parse, spaces
+from fedxl.experiments.tune.plan import (
+    Choice,
+    Range,
+    Rung,
+    TuneSettings,
+    defaults,
+    draw,
+    ladder,
+    parse,
+    plan,
+    read,
+    spaces,
+)
 
 CONFIG = Config(data={"name": "digits"}, risk={"name": "pauc"}, algorithm={"name": "fedxl2", "level": "free"})
 

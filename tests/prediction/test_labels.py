@@ -17,10 +17,9 @@ import fedxl
 from fedxl import UserError
 from fedxl.cli.main import app
 from fedxl.config.experiment import Config, execute
-from fedxl.evaluation import labelled
-from fedxl.evaluation.decision import Wish, decide
+from fedxl.evaluation import scored
+from fedxl.evaluation.decision import Wish, decide, decide_labels
 from fedxl.evaluation.intervals import delong
-from fedxl.evaluation.label_decisions import decide_labels
 from fedxl.evaluation.scored import Scored
 from fedxl.prediction import predictor
 from fedxl.prediction.export import export
@@ -61,7 +60,7 @@ def folder(tmp_path_factory) -> Path:
 
 def too_few(folder: Path) -> str:
     """Why the third label has no decision."""
-    rare = labelled.load(folder / "run" / "label_scores.npz")["validation"].label(2)
+    rare = scored.load_labels(folder / "run" / "label_scores.npz")["validation"].label(2)
     assert 0 < rare.labels.sum() < 5
     return f"{rare.labels.sum()} of its {len(rare)} validation examples are positive, and 5 are the fewest"
 
@@ -77,7 +76,7 @@ def test_rows_get_the_scores_that_the_run_gave_them(folder, tmp_path):
     made = predictor.load(folder / "run").preparation.read(folder / "patients.csv")
     network = predictor.load(folder / "run").score
     np.testing.assert_allclose(scores, network(made.x).double().numpy(), atol=1e-6)
-    kept = labelled.load(folder / "run" / "label_scores.npz")["test"]
+    kept = scored.load_labels(folder / "run" / "label_scores.npz")["test"]
     assert len(kept.scores) > 20
     assert max(np.abs(scores - row).max(1).min() for row in kept.scores) < 1e-5, "each is a row's"
     for number, name in enumerate(LABELS):
@@ -99,7 +98,7 @@ def test_an_export_gives_the_same_scores(folder, tmp_path):
     card = (tmp_path / "model" / "README.md").read_text()
     assert card.startswith("# Model card: sick, old, rare")
     assert "a score for each of 3 labels" in card
-    kept = labelled.load(folder / "run" / "label_scores.npz")["test"].label(0)
+    kept = scored.load_labels(folder / "run" / "label_scores.npz")["test"].label(0)
     auroc = delong(kept.scores, kept.labels)
     counts = f"{len(kept)} | {kept.labels.sum()}"
     assert f"| sick | {counts} | {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}) |" in card
@@ -139,7 +138,7 @@ def test_a_result_and_its_folder_predict_arrays(tmp_path, labels):
 def test_each_label_has_its_own_calibration_and_threshold(folder, tmp_path, calibration, rule):
     """Probabilities against scikit-learn's, classes against what the threshold must reach on the validation data."""
     wish = {"calibration": calibration, rule: 0.8}
-    held = labelled.load(folder / "run" / "label_scores.npz")["validation"]
+    held = scored.load_labels(folder / "run" / "label_scores.npz")["validation"]
     found = predictor.load(folder / "run", **wish).predict(folder / "patients.csv")
     export(folder / "run", tmp_path / "model", onnx=False, **wish)
     again = predictor.load(tmp_path / "model").predict(folder / "patients.csv")

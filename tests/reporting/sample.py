@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedxl.evaluation.labelled import LabelScores
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.scored import LabelScores, Scored
 from fedxl.reporting.runs import Run
 from fedxl.training.members import Member
 

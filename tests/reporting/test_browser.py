@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedxl.reporting import document, html
+from fedxl.reporting import document
 from tests.reporting import browser, sample
 
 pytestmark = pytest.mark.skipif(
@@ -54,7 +54,7 @@ def chromium(tmp_path_factory):
 def page(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     long = "W" * 90 + " " + sample.EVIL
-    html.write(path, document.build(sample.runs(long if request.param == "hostile" else "")))
+    document.save(path, document.build(sample.runs(long if request.param == "hostile" else "")))
     return path.as_uri()
 
 
@@ -83,7 +83,7 @@ def test_the_report_reads_well(chromium, page, width, scheme, media):
 def several(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("labels") / "report.html"
     evil = "W" * 90 + " " + sample.EVIL if request.param == "hostile" else ""
-    html.write(path, document.build([sample.labelled(6, evil)]))
+    document.save(path, document.build([sample.labelled(6, evil)]))
     return path.as_uri()
 
 
@@ -118,7 +118,7 @@ def test_dark_is_dark_and_print_is_light(chromium, page):
 
 def test_what_would_be_a_script_is_not_run_even_if_it_got_in(chromium, tmp_path):
     """The content security policy by itself: a script, an image and a style sheet of others come to nothing."""
-    text = html.render(document.build(sample.runs()[:1]))
+    text = document.render(document.build(sample.runs()[:1]))
     more = "<script>document.title = 'run'</script><img src='other.png'><link rel='stylesheet' href='other.css'>"
     path = tmp_path / "broken.html"
     path.write_text(text.replace("</main>", f"{more}</main>"))

@@ -11,10 +11,10 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 from fedxl.evaluation.scored import Scored
 from fedxl.reporting import plots
 from fedxl.reporting.charts import chart as charts
-from fedxl.reporting.charts import curves, labels, pictures, scale
+from fedxl.reporting.charts import pictures, scale
 from fedxl.reporting.charts.chart import Chart, Key
 from fedxl.reporting.charts.scale import element, number
-from fedxl.reporting.html import TEMPLATES
+from fedxl.reporting.document import TEMPLATES
 from tests.reporting.charts_reading import drawn, parse, points, values
 
 HEIGHT = charts.HEIGHT - charts.BOTTOM
@@ -36,7 +36,7 @@ def curve_of(svg: str, number: int) -> np.ndarray:
 
 def test_a_roc_curve_is_drawn_where_scikit_learn_says_it_is():
     scored = some(0)
-    found = curve_of(pictures.roc({Key("a", 0, "A"): curves.roc([scored])}, 0.3), 1)
+    found = curve_of(pictures.roc({Key("a", 0, "A"): pictures.roc_curve([scored])}, 0.3), 1)
     fpr, tpr, _ = roc_curve(scored.labels, scored.scores, drop_intermediate=False)
     # Points closer than half a unit are left out; where one is drawn, it lies on the curve.
     assert len(found) > 20
@@ -47,7 +47,7 @@ def test_a_roc_curve_is_drawn_where_scikit_learn_says_it_is():
 
 def test_precision_and_recall_are_those_of_scikit_learn():
     scored = some(1)
-    recall, precision = curves.precision_recall([scored])
+    recall, precision = pictures.precision_recall_curve([scored])
     expected_precision, expected_recall, _ = precision_recall_curve(scored.labels, scored.scores)
     assert recall[1:] == pytest.approx(expected_recall[:-1][::-1])
     assert precision[1:] == pytest.approx(expected_precision[:-1][::-1])
@@ -58,11 +58,11 @@ def test_precision_and_recall_are_those_of_scikit_learn():
 
 def test_the_mean_of_curves_lies_between_them():
     both = [some(2), some(3)]
-    grid, mean = curves.roc(both)
-    single = [np.interp(grid, *curves.roc([each])) for each in both]
+    grid, mean = pictures.roc_curve(both)
+    single = [np.interp(grid, *pictures.roc_curve([each])) for each in both]
     assert mean == pytest.approx(np.mean(single, 0))
-    _, mean = curves.precision_recall(both)
-    each = [curves._at_least(curves.precision_recall([one])) for one in both]
+    _, mean = pictures.precision_recall_curve(both)
+    each = [pictures.precision_on_grid(pictures.precision_recall_curve([one])) for one in both]
     assert (np.minimum(*each) <= mean + 1e-12).all()
     assert (mean <= np.maximum(*each) + 1e-12).all()
 
@@ -77,7 +77,7 @@ def test_a_curve_of_a_million_points_stays_small():
 
 
 def test_the_partial_auc_region_ends_at_its_limit():
-    [region] = drawn(parse(pictures.roc({Key("a", 0, "A"): curves.roc([some(0)])}, 0.3)), "region")
+    [region] = drawn(parse(pictures.roc({Key("a", 0, "A"): pictures.roc_curve([some(0)])}, 0.3)), "region")
     width = charts.WIDTH - charts.LEFT - charts.RIGHT
     assert float(region.get("x")) == charts.LEFT
     assert float(region.get("width")) == pytest.approx(0.3 * width, abs=0.01)
@@ -114,7 +114,7 @@ def test_letters_keep_their_distance(seed):
     rng = np.random.default_rng(seed)
     x = np.linspace(50, 390, 60)
     lines = [np.stack([x, 150 - 100 * np.tanh((x - 50) / rng.uniform(20, 150))], 1) for _ in range(5)]
-    placed = np.array(labels.place(lines, (48, 12, 388, 258)))
+    placed = np.array(charts.place_letters(lines, (48, 12, 388, 258)))
     gaps = [np.hypot(*(a - b)) for i, a in enumerate(placed) for b in placed[:i]]
     assert min(gaps) >= 10
     for (across, up), line in zip(placed, lines, strict=True):
@@ -143,7 +143,6 @@ def test_names_of_others_stay_text():
         chart.line([0, 1], [0, 0.5 * number_], Key(EVIL, number_, EVIL))
     chart.points([0.5], [0.5], Key(EVIL, 0), [EVIL])
     chart.region(0, 0.3, EVIL)
-    chart.vertical(0.5, Key(EVIL), EVIL)
     root = parse(chart.render())  # well-formed, and no element came in with a name
     assert {each.tag for each in root.iter()} <= {
         "svg",
@@ -201,7 +200,7 @@ def test_labels_are_spread_no_further_than_they_must():
     rng = np.random.default_rng(0)
     for _ in range(100):
         wanted = rng.uniform(0, 100, rng.integers(1, 8)).tolist()
-        found = labels.spread(wanted, 10)
+        found = plots.spread(wanted, 10)
         order = np.argsort(wanted)
         assert (np.diff(np.array(found)[order]) >= 10 - 1e-9).all()
         moved = np.sum((np.array(found) - wanted) ** 2)

@@ -17,10 +17,9 @@ from fedxl.evaluation.binned import Binned, count
 from fedxl.evaluation.label_means import means
 from fedxl.evaluation.operating import at_specificity
 from fedxl.evaluation.scored import Scored
-from fedxl.reporting import document, html
+from fedxl.reporting import document
 from fedxl.reporting.groups import differing, grouped, same_examples
 from fedxl.reporting.runs import Run, read_run, run_dirs
-from fedxl.risks import RISKS
 from fedxl.training.run_files import is_run
 from tests.cli.test_errors import CONFIG, command
 from tests.reporting import sample
@@ -50,7 +49,7 @@ class Reader(HTMLParser):
 
 
 def written(runs: list[Run], reference: str = "") -> Reader:
-    return Reader(html.render(document.build(runs, reference)))
+    return Reader(document.render(document.build(runs, reference)))
 
 
 def test_it_says_what_scikit_learn_computes():
@@ -123,11 +122,11 @@ def test_runs_of_several_labels_are_told_apart_from_others():
 
 def test_names_of_others_stay_text():
     """A script in every place that a file of others fills; each reaches the page, and none as an element."""
-    text = html.render(document.build([sample.labelled(evil=sample.EVIL)]))
+    text = document.render(document.build([sample.labelled(evil=sample.EVIL)]))
     assert "\x1b" not in text
     assert not {tag for tag, _ in Reader(text).tags} & {"script", "img"}
     assert "finding 0<script>alert(1)</script>" in Reader(text).text
-    text = html.render(document.build(sample.runs(sample.EVIL)))
+    text = document.render(document.build(sample.runs(sample.EVIL)))
     assert "\x1b" not in text
     found = Reader(text)
     assert found.open == []
@@ -142,7 +141,7 @@ def test_names_of_others_stay_text():
 
 
 def test_it_needs_nothing_from_outside():
-    text = html.render(document.build(sample.runs()))
+    text = document.render(document.build(sample.runs()))
     found = Reader(text)
     policy = next(a["content"] for tag, a in found.tags if tag == "meta" and a.get("http-equiv"))
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
@@ -226,7 +225,7 @@ def test_an_unknown_reference_names_each_run_once():
 
 
 def bare(run: Run) -> Run:
-    return replace(run, scored={}, members=(), environment={}, begun="", chosen_by="", config="")
+    return replace(run, scored={}, members=(), environment={}, begun="", chosen_by="auroc", config="")
 
 
 @pytest.mark.parametrize(
@@ -324,7 +323,7 @@ def test_a_run_from_its_folder_says_what_the_run_in_memory_says(tmp_path):
     run = read_run(path)
     assert run.values["auroc"] == result.metrics["test"]["auroc"]
     assert run.best_round == result.best_round
-    assert run.select == run.metric == "pauc@0.3"
+    assert run.chosen_by == run.metric == "pauc@0.3"
     assert [member.name for member in run.members] == ["client 0", "client 1", "client 2"]
     traffic = run.rows[0]["traffic"]
     assert (traffic["down"], traffic["up"], traffic["clients"]) == (*result.traffic, 3)
@@ -343,13 +342,6 @@ def test_a_run_json_that_no_run_has_written_is_one_line(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(UserError, match=r"cannot read .*run\.json"):
         read_run(tmp_path)
-
-
-def test_every_risk_has_a_metric_that_old_runs_were_chosen_by():
-    for name in RISKS:
-        assert Run("r", {"risk.name": name}, []).select
-    assert Run("r", {"risk.name": "no such"}, []).select == "auroc"
-    assert Run("r", {"run.select": "-risk", "risk.name": "pauc"}, []).metric == "risk"
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedxl.cli import follow
 from fedxl.cli.main import app
+from fedxl.cli.report import GONE, follow
 from fedxl.errors import UserError
 from fedxl.reporting import report, watch
-from fedxl.reporting.watch_panel import curve, panel
+from fedxl.reporting.watch import curve, panel
 from fedxl.training.run_files import being_written
 from fedxl.training.rundir import RunDir
 from tests.conftest import seen_at_a_terminal
@@ -175,7 +175,7 @@ def test_lines_in_a_pipe_until_the_run_ends(tmp_path, capsys):
             file.write(next(halves))
 
     with RunDir(folder, resume=True):
-        follow._follow(folder, False, pause)
+        follow(folder, False, pause)
     lines = capsys.readouterr().out.splitlines()
     starts = ("round 5 of 40, running", "round 10 of 40, running", "round 15 of 40, running", "round 20, finished")
     assert len(lines) == 4
@@ -186,22 +186,22 @@ def test_it_ends_when_nobody_works_on_the_run_any_more(tmp_path):
     folder, looks = a_run(tmp_path / "a"), []
     if being_written(folder) is None:
         pytest.skip("this system does not say who holds a lock")
-    follow._follow(folder, False, lambda: looks.append(1))
-    assert len(looks) == follow.GONE - 1
+    follow(folder, False, lambda: looks.append(1))
+    assert len(looks) == GONE - 1
 
 
 def test_a_run_that_has_not_begun_is_one_line_or_waited_for(tmp_path):
     folder = tmp_path / "a"
     with pytest.raises(UserError, match="there is no folder"):
-        follow._follow(folder, False, lambda: None)
+        follow(folder, False, lambda: None)
     folder.mkdir()
     with pytest.raises(UserError, match="holds no run yet"):
-        follow._follow(folder, False, lambda: None)
+        follow(folder, False, lambda: None)
 
     def begin() -> None:
         a_run(folder, [*ROWS, FINAL])
 
-    follow._follow(folder, True, begin)
+    follow(folder, True, begin)
 
 
 def test_a_servers_folder_stands_for_its_run(tmp_path):

@@ -102,9 +102,9 @@ def test_sites_with_less_than_a_batch_are_flagged():
 
 def test_each_topic_has_an_answer_for_every_federation():
     topics = [topic for line in LINES for topic in line]
-    assert {rule.topic for rule in RULES} == set(topics)
+    assert RULES.keys() == set(topics)
     for topic in topics:
-        last = [rule for rule in RULES if rule.topic == topic][-1]
+        last = RULES[topic][-1]
         assert last.when == "otherwise"
         assert all(last.applies(facts(sizes)) for sizes in (ALIKE, MIXED, ONE_CLASS, [(1, 1)]))
 
@@ -115,7 +115,7 @@ def test_rules_name_only_what_there_is():
         "algorithm": {**accepted(ALGORITHMS["fedxl2"]), "name": str},
         "model": accepted(MODELS["resnet18"]),
     }
-    for rule in RULES:
+    for rule in (rule for rules in RULES.values() for rule in rules):
         for setting, value in rule.settings.items():
             section, name = setting.split(".")
             assert name in known[section], setting

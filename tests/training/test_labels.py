@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedxl import FeDXL2, auroc, fit, partial_auc, several
 from fedxl.config.experiment import Config, build_algorithm, build_model
 from fedxl.errors import UserError
-from fedxl.evaluation import labelled
+from fedxl.evaluation import scored
 from fedxl.models import TwoViews
 from fedxl.reporting.document import build
 from fedxl.reporting.runs import read_run
@@ -49,7 +49,7 @@ def test_classes_each_against_the_rest(tmp_path):
     row = result.history[-1]
     each = [row["validation_by_label"][name]["auroc"] for name in "xyz"]
     assert row["validation"]["auroc"] == pytest.approx(sum(each) / 3)
-    kept = labelled.load(tmp_path / "run" / LABEL_SCORES)["test"]
+    kept = scored.load_labels(tmp_path / "run" / LABEL_SCORES)["test"]
     assert kept.names == ("x", "y", "z")
     assert kept.scores.shape == (60, 3)
     assert [line.name for line in result.label_table()] == ["x", "y", "z", "mean"]

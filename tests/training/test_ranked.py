@@ -14,8 +14,7 @@ from torch import nn
 
 from fedxl.algorithms import FeDXL2, Level
 from fedxl.algorithms.protocol import DataFacts
-from fedxl.config.experiment import Config, execute
-from fedxl.config.ranked import execute_on
+from fedxl.config.experiment import Config, execute, execute_on
 from fedxl.data.source import TensorSource
 from fedxl.engine.ranks.team import Team
 from fedxl.errors import UserError

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from fedxl import __version__
-from fedxl.errors import WORDS as WORDS  # part of what this module offers
 from fedxl.errors import RefusedError, printable
 from fedxl.risks.pairing import Share
 

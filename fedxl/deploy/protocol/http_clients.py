@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import httpx
 
-from fedxl.deploy.flower.http import ProtobufClient, ProtobufClientInterceptor, RuntimeVersionHttpInterceptor
+from fedxl.deploy.flower.common import ProtobufClient, ProtobufClientInterceptor, RuntimeVersionHttpInterceptor
 
 C = TypeVar("C", bound=ProtobufClient)
 TIMEOUT = 60.0  # seconds for one response

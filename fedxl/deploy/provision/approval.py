@@ -1,11 +1,4 @@
-"""How a site becomes a member: it makes a key and a request, and the server's operator approves it by fingerprint.
-
-fedxl deploy request FOLDER            at the site: make a key, which never leaves, and a request to send
-fedxl deploy approve OUT REQUEST       at the server: compare fingerprints, sign, and admit the site
-fedxl deploy accept FOLDER CERTIFICATE at the site: install the certificate
-fedxl deploy revoke OUT SITE           at the server: refuse the site from now on
-fedxl deploy renew OUT                 at the server: a new certificate for the server itself
-"""
+"""How a site becomes a member: it makes a key and a request, and the server's operator approves it by fingerprint."""
 
 from __future__ import annotations
 
@@ -19,7 +12,7 @@ from cryptography import x509
 from fedxl.deploy.provision import keys, members
 from fedxl.deploy.provision.connection import read_connection
 from fedxl.deploy.provision.settings import read_server, read_site
-from fedxl.errors import require
+from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 
 KEY, CERTIFICATE, REQUEST = "site.key", "site.crt", "request.csr"
@@ -37,10 +30,7 @@ class ApprovedCertificate(NamedTuple):
 def request(folder: Path) -> tuple[Path, str]:
     """Make the site's key, if it has none, and a signing request. Returns its file and the key's fingerprint."""
     name = read_site(folder / "site.toml").settings.name
-    require(
-        bool(keys.SITE_NAME.fullmatch(name)),
-        f"'{name}' is not a valid site name: use lower-case letters, digits and dashes",
-    )
+    keys.require_site_name(name)
     secret = folder / KEY
     if not secret.exists():
         keys.write_private(secret, keys.private_pem(keys.new_key()))
@@ -64,10 +54,8 @@ def approve(
     require(name in sites, f"'{name}' is not among the sites in {server / 'server.toml'}: {', '.join(sites)}")
     require(examples > 0, f"examples must be positive, got {examples}")
     issuer_key, issuer = _authority(authority or out / "authority")
-    require(
-        agreed(name, keys.fingerprint(key)),
-        f"{name} is not approved: the fingerprints differ; have the site read its own again: fedxl deploy request",
-    )
+    told = f"{name} is not approved: the fingerprints differ; have the site read its own again: fedxl deploy request"
+    require(agreed(name, keys.fingerprint(key)), told)
     certificate = keys.site_certificate(name, key, issuer_key, issuer, days)
     place = out / "approved" / f"{name}.crt"
     place.parent.mkdir(exist_ok=True)
@@ -82,7 +70,12 @@ def accept(folder: Path, file: Path) -> x509.Certificate:
     name = read_site(folder / "site.toml").settings.name
     mine = keys.public_key(certificate) == key.public_key() and keys.common_name(certificate.subject) == name
     require(mine, f"{file} is not the certificate of {name}'s key in {folder}")
-    _require_issued(certificate, keys.read_certificate(folder / "ca.crt"), file)
+    authority = keys.read_certificate(folder / "ca.crt")
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except Exception:  # of several kinds: a wrong signature, another issuer
+        other = f"{file} was not signed by this federation's authority"
+        raise UserError(f"{other}, {keys.common_name(authority.subject)}") from None
     write_atomically(folder / CERTIFICATE, keys.certificate_pem(certificate))
     return certificate
 
@@ -125,17 +118,8 @@ def server_hosts(host: str) -> list[str]:
 
 
 def _authority(folder: Path) -> tuple[keys.Key, x509.Certificate]:
-    missing = not (folder / "ca.key").exists()
-    require(not missing, f"there is no ca.key in {folder}; name the authority's folder with --authority")
+    found = (folder / "ca.key").exists()
+    require(found, f"there is no ca.key in {folder}; name the authority's folder with --authority")
     key, certificate = keys.read_key(folder / "ca.key"), keys.read_certificate(folder / "ca.crt")
     keys.check_dates(certificate, "the federation's authority", "a new federation needs a new one")
     return key, certificate
-
-
-def _require_issued(certificate: x509.Certificate, authority: x509.Certificate, file: Path) -> None:
-    try:
-        certificate.verify_directly_issued_by(authority)
-        issued = True
-    except Exception:  # of several kinds: a wrong signature, another issuer
-        issued = False
-    require(issued, f"{file} was not signed by this federation's authority, {keys.common_name(authority.subject)}")

@@ -37,43 +37,37 @@ evaluate = "{settings.evaluate}"  # "sites": on their own data, as far as each s
 
 def site_toml(name: str, part: int, config: Config) -> str:
     rounds = int(config.run.get("rounds", 100))
-    lines = [f"{key} = {json.dumps(value)}" for key, value in config.data.items()]
+    data = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.data.items())
     names = {key: json.dumps(str(table["name"])) for key, table in config.tables().items() if "name" in table}
     named = [str(name) for name in (config.run.get("select", ""), *config.run.get("metrics", ()))]
-    return "\n".join(
-        [
-            "# This site. Name your own data in [data]: see `fedxl data list`. They never leave this machine.",
-            "",
-            "[site]",
-            f'name = "{name}"',
-            f"part = {part}  # the site's part of a shared data set; 0 if you use your own data",
-            "",
-            "# What a server may request. This site refuses everything else.",
-            f"models = [{names.get('model', json.dumps('mlp'))}]  # networks; a linear one reveals examples",
-            f"risks = [{names['risk']}]",
-            f"algorithms = [{names['algorithm']}]",
-            f"metrics = {json.dumps(sorted(metrics.own(named)))}  # your own, as package.module:function; "
-            "fedxl's are always allowed",
-            f"rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs",
-            f"steps = {int(config.run.get('local_steps', 32))}  # local steps in one request",
-            "private_draws = true  # which examples are read in which round: from a seed that never leaves this site",
-            f"sorted_scores = {json.dumps(config.algorithm.get('order') == 'sorted')}  # refuse runs that pool "
-            "scores in the order of these draws",
-            'evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...), '
-            '"curve" (counts of scores in bins) or all "scores"',
-            "epsilon = 0.0  # differential privacy of each curve; 0: no noise",
-            "epsilon_total = 0.0  # of all curves together, over all runs",
-            f"evaluations = {4 * rounds + 20}  # requests to evaluate that this site accepts, over all runs",
-            f"summary = {json.dumps(config.data.get('name') in NAMED)}  # whether counts, means and squares of a "
-            "table's columns may leave this site, so that all sites scale them alike; of images: their size, "
-            "the names of labels and columns, and the label's two values",
-            'digest = ""  # allow only the experiment with this digest (`fedxl deploy digest`); "": any',
-            "",
-            "[data]",
-            *lines,
-            "",
-        ]
-    )
+    return f"""# This site. Name your own data in [data]: see `fedxl data list`. They never leave this machine.
+
+[site]
+name = "{name}"
+part = {part}  # the site's part of a shared data set; 0 if you use your own data
+
+# What a server may request. This site refuses everything else.
+models = [{names.get("model", json.dumps("mlp"))}]  # networks; a linear one reveals examples
+risks = [{names["risk"]}]
+algorithms = [{names["algorithm"]}]
+metrics = {json.dumps(sorted(metrics.own(named)))}  # your own, as package.module:function; fedxl's are always allowed
+rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs
+steps = {int(config.run.get("local_steps", 32))}  # local steps in one request
+private_draws = true  # which examples are read in which round: from a seed that never leaves this site
+sorted_scores = {json.dumps(config.algorithm.get("order") == "sorted")}  # refuse runs that pool \
+scores in the order of these draws
+evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...), \
+"curve" (counts of scores in bins) or all "scores"
+epsilon = 0.0  # differential privacy of each curve; 0: no noise
+epsilon_total = 0.0  # of all curves together, over all runs
+evaluations = {4 * rounds + 20}  # requests to evaluate that this site accepts, over all runs
+summary = {json.dumps(config.data.get("name") in NAMED)}  # whether counts, means and squares of a \
+table's columns may leave this site, so that all sites scale them alike; of images: their size, \
+the names of labels and columns, and the label's two values
+digest = ""  # allow only the experiment with this digest (`fedxl deploy digest`); "": any
+
+[data]
+{data}"""
 
 
 def connection(host: str, port: int, server_key: str = "") -> str:

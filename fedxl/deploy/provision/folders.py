@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,6 @@ DEMO = Config(
 )
 
 
-@dataclass(frozen=True)
-class FederationPlan:
-    """What the folders of all parties have in common."""
-
-    sites: Sequence[str]
-    host: str
-    port: int
-    config: Config
-
-
 def init(
     sites: Sequence[str],
     out: Path,
@@ -59,26 +49,42 @@ def init(
     """
     require(len(sites) > 0, "name at least one site, as in --sites a,b,c")
     for name in sites:
-        valid = bool(keys.SITE_NAME.fullmatch(name))
-        require(valid, f"'{name}' is not a valid site name: use lower-case letters, digits and dashes")
+        keys.require_site_name(name)
     require(len(set(sites)) == len(sites), "two sites have the same name")
     keys.check_host(host, port)
     require(not out.exists() or not any(out.iterdir()), f"{out} is not empty; name a new folder")
-    plan = FederationPlan(sites, host, port, _completed(config, len(sites)))
+    config = _completed(config, len(sites))
     out.mkdir(parents=True, exist_ok=True)
     authority_key, authority = keys.authority()
     root = keys.certificate_pem(authority)
     _folder(out / "authority", {"ca.crt": root}, {"ca.key": keys.private_pem(authority_key)})
     key = keys.new_key()
     signed = keys.server_certificate(key.public_key(), authority_key, authority, approval.server_hosts(host))
-    certificates = {"ca.crt": root, "server.crt": keys.certificate_pem(signed)}
-    _server(out / "server", plan, certificates, keys.private_pem(key))
-    for name in sites:
+    settings = ServerSettings(tuple(sites), minimum=max(1, (len(sites) + 1) // 2), private_draws=True)
+    public: dict[str, str | bytes] = {
+        "ca.crt": root,
+        "server.crt": keys.certificate_pem(signed),
+        "server.toml": folder_texts.server_toml(settings, dump(config)),
+        "connection.toml": folder_texts.connection(host, port),
+        "start.sh": folder_texts.SERVER_START,
+        "README.md": folder_texts.server_readme(sites, host, port),
+        "fedxl-server.service": folder_texts.unit("server", "server"),
+    }
+    _folder(out / "server", public, {"server.key": keys.private_pem(key)})
+    for number, name in enumerate(sites):
         folder = out / "sites" / name
-        _site(folder, plan, name, {"ca.crt": root}, keys.fingerprint(key.public_key()), keys_at_sites)
+        public = {
+            "ca.crt": root,
+            "site.toml": folder_texts.site_toml(name, number, config),
+            "connection.toml": folder_texts.connection(host, port, keys.fingerprint(key.public_key())),
+            "start.sh": folder_texts.SITE_START,
+            "README.md": folder_texts.site_readme(name, host, port, keys_at_sites),
+            "fedxl-site.service": folder_texts.unit("site", name),
+        }
+        _folder(folder, public, {})
         if not keys_at_sites:
-            file, shown = approval.request(folder)
-            granted = approval.approve(out, file, examples, _same(shown))
+            file, mine = approval.request(folder)
+            granted = approval.approve(out, file, examples, _same(mine))
             approval.accept(folder, granted)
 
 
@@ -87,11 +93,7 @@ def _same(mine: str) -> Callable[[str, str], bool]:
 
 
 def _completed(config: Config, sites: int) -> Config:
-    """Split the demo's data into as many parts as there are sites, with one seed for all parties.
-
-    What protects sites from each other and from the server at no cost is switched on, unless the experiment says
-    otherwise.
-    """
+    """Split the demo's data by site, set one seed for all parties, and switch on what is `SAFE` unless it is set."""
     if config is DEMO:
         config = replace(DEMO, data={"name": "digits", "clients": sites})
     if config.data and "seed" in accepted(registry.find("data set", str(config.data["name"]), DATASETS)):
@@ -105,44 +107,11 @@ def _completed(config: Config, sites: int) -> Config:
     return config
 
 
-def _server(folder: Path, plan: FederationPlan, certificates: dict[str, bytes], private: bytes) -> None:
-    settings = ServerSettings(tuple(plan.sites), minimum=max(1, (len(plan.sites) + 1) // 2), private_draws=True)
-    public = {
-        **certificates,
-        "server.toml": folder_texts.server_toml(settings, dump(plan.config)).encode(),
-        "connection.toml": folder_texts.connection(plan.host, plan.port).encode(),
-        "start.sh": folder_texts.SERVER_START.encode(),
-        "README.md": folder_texts.server_readme(plan.sites, plan.host, plan.port).encode(),
-        "fedxl-server.service": folder_texts.unit("server", folder.name).encode(),
-    }
-    _folder(folder, public, {"server.key": private})
-
-
-def _site(
-    folder: Path,
-    plan: FederationPlan,
-    name: str,
-    certificates: dict[str, bytes],
-    server_key: str,
-    keys_at_sites: bool,
-) -> None:
-    number = list(plan.sites).index(name)
-    public = {
-        **certificates,
-        "site.toml": folder_texts.site_toml(name, number, plan.config).encode(),
-        "connection.toml": folder_texts.connection(plan.host, plan.port, server_key).encode(),
-        "start.sh": folder_texts.SITE_START.encode(),
-        "README.md": folder_texts.site_readme(name, plan.host, plan.port, keys_at_sites).encode(),
-        "fedxl-site.service": folder_texts.unit("site", name).encode(),
-    }
-    _folder(folder, public, {})
-
-
-def _folder(folder: Path, public: dict[str, bytes], private: dict[str, bytes]) -> None:
+def _folder(folder: Path, public: Mapping[str, str | bytes], private: Mapping[str, bytes]) -> None:
     folder.mkdir(parents=True, mode=0o700)
     for name, content in private.items():
         keys.write_private(folder / name, content)
-    for name, content in public.items():
-        (folder / name).write_bytes(content)
+    for name, text in public.items():
+        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
         if name.endswith(".sh"):
             (folder / name).chmod(0o755)

@@ -1,7 +1,6 @@
 """Keys, certificates and signing requests. Only their owner can read private files, from the moment they exist.
 
-Every party has one key on the curve P-384. A site's key has two uses: TLS at the gateway, and Flower's node
-authentication. So one approval, by the key's fingerprint, covers both.
+Every party has one key on the curve P-384. A site's key serves for TLS and for Flower's node authentication.
 """
 
 from __future__ import annotations
@@ -18,13 +17,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedxl.errors import UserError, first_line, require
@@ -121,7 +115,7 @@ def read_request(path: Path) -> tuple[str, ec.EllipticCurvePublicKey]:
 
 def read_key(path: Path) -> Key:
     try:
-        key = load_pem_private_key(_small(path), None)
+        key = load_key(_small(path), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UserError(f"{path} is not a private key: {first_line(error)}") from None
     require(isinstance(key, Key), f"{path} is not an elliptic-curve key")
@@ -160,13 +154,17 @@ def check_dates(certificate: x509.Certificate, whose: str, remedy: str, now: dat
     now = now or datetime.now(UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     require(now < end, f"the certificate of {whose} expired on {end:%Y-%m-%d}; {remedy}")
-    require(
-        begin <= now, f"the certificate of {whose} is not valid before {begin:%Y-%m-%d %H:%M} UTC; check the clock"
-    )
+    early = f"the certificate of {whose} is not valid before {begin:%Y-%m-%d %H:%M} UTC; check the clock"
+    require(begin <= now, early)
     days = (end - now).days
     if days >= WARNING_DAYS:
         return None
     return f"the certificate of {whose} expires on {end:%Y-%m-%d}, in {days} day(s); {remedy}"
+
+
+def require_site_name(name: str) -> None:
+    valid = bool(SITE_NAME.fullmatch(name))
+    require(valid, f"'{name}' is not a valid site name: use lower-case letters, digits and dashes")
 
 
 def check_host(host: str, port: int) -> None:
@@ -174,11 +172,8 @@ def check_host(host: str, port: int) -> None:
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        valid = bool(HOST_NAME.fullmatch(host))
-        require(
-            valid,
-            f"{host[:80]!r} is not a host: give a name such as fl.example.org (up to 64 letters) or an IP address",
-        )
+        right = "give a name such as fl.example.org (up to 64 letters) or an IP address"
+        require(bool(HOST_NAME.fullmatch(host)), f"{host[:80]!r} is not a host: {right}")
     require(1 <= port <= 65535, f"port must lie between 1 and 65535, got {port}")
 
 

@@ -1,14 +1,10 @@
-"""The approved sites of a federation: one file per site in the server's folder, written when its key is approved.
-
-The gateway and the server's app reload these files when they change, so approvals and revocations take effect at
-once, without a restart.
-"""
+"""The approved sites: one file per site in the server's folder. Changes take effect at once, without a restart."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +25,6 @@ class Member:
     examples: int  # the most that it may claim
     certificates: tuple[x509.Certificate, ...]  # several while a new one replaces an old one
 
-    @property
-    def public_keys(self) -> frozenset[bytes]:
-        return frozenset(keys.public_pem(keys.public_key(each)) for each in self.certificates)
-
 
 class Members:
     """The approved sites in a server's folder."""
@@ -40,8 +32,8 @@ class Members:
     def __init__(self, server: Path) -> None:
         self.folder = server / FOLDER
         self._seen: tuple[tuple[str, int, int], ...] | None = None
-        self._approved: dict[str, Member] = {}
-        self._by_key: dict[bytes, str] = {}
+        self.approved: dict[str, Member] = {}
+        self.by_key: dict[bytes, str] = {}  # the site that owns each public key
         self.problems: list[str] = []  # files that could not be read
 
     def refresh(self) -> bool:
@@ -49,26 +41,21 @@ class Members:
         found = tuple((path.name, stat.st_mtime_ns, stat.st_size) for path, stat in _files(self.folder))
         if found == self._seen:
             return False
-        self._approved, self.problems = {}, []
+        self.approved, self.problems = {}, []
         for path, _ in _files(self.folder):
             try:
-                self._approved[path.stem] = _read(path)
+                self.approved[path.stem] = _read(path)
             except FileNotFoundError:  # revoked at this moment
                 continue
             except UserError as error:  # a site whose file cannot be read is refused; the others are not affected
                 self.problems.append(str(error))
-        self._by_key = {key: name for name, member in self._approved.items() for key in member.public_keys}
+        self.by_key = {
+            keys.public_pem(keys.public_key(certificate)): name
+            for name, member in self.approved.items()
+            for certificate in member.certificates
+        }
         self._seen = found
         return True
-
-    @property
-    def approved(self) -> Mapping[str, Member]:
-        return self._approved
-
-    @property
-    def by_key(self) -> Mapping[bytes, str]:
-        """The site that owns each public key."""
-        return self._by_key
 
 
 def add(server: Path, name: str, certificate: x509.Certificate, examples: int) -> None:
@@ -91,7 +78,7 @@ def remove(server: Path, name: str) -> None:
 
 
 def _path(server: Path, name: str) -> Path:
-    require(bool(keys.SITE_NAME.fullmatch(name)), f"'{name}' is not a valid site name")
+    keys.require_site_name(name)
     return server / FOLDER / f"{name}.json"
 
 

@@ -41,10 +41,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         require(len(self.sites) > 0, "sites must name at least one site")
         require(len(set(self.sites)) == len(self.sites), f"sites must differ, got {', '.join(self.sites)}")
-        possible = 1 <= self.minimum <= len(self.sites)
-        require(
-            possible, f"minimum must lie between 1 and the number of sites, {len(self.sites)}, got {self.minimum}"
-        )
+        told = f"minimum must lie between 1 and the number of sites, {len(self.sites)}, got {self.minimum}"
+        require(1 <= self.minimum <= len(self.sites), told)
         for name in ("deadline", "join"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         require(self.patience >= 1, f"patience must be at least 1, got {self.patience}")
@@ -57,9 +55,8 @@ class ServerSettings:
         if self.evaluate not in EVALUATORS:
             raise unknown("evaluate", self.evaluate, EVALUATORS)
         if self.secure:
-            require(
-                self.wire == PRECISIONS[0], f'secure = true sends whole numbers; it needs wire = "{PRECISIONS[0]}"'
-            )
+            told = f'secure = true sends whole numbers; it needs wire = "{PRECISIONS[0]}"'
+            require(self.wire == PRECISIONS[0], told)
             require(len(self.sites) > 1, "secure = true needs at least two sites: a sum of one is no secret")
 
 
@@ -100,9 +97,6 @@ class SiteSettings:
         for name in ("rounds", "steps", "evaluations", "fewest"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
-        require(
-            self.evaluate != "figures", 'evaluate = "figures" is called "metrics" now; write evaluate = "metrics"'
-        )
         require(self.sum_of >= 2, f"sum_of must be at least 2, got {self.sum_of}: a sum of one is no secret")
         require(0 < self.own_part < 1, f"own_part must lie between 0 and 1, got {self.own_part}")
         if self.evaluate not in DISCLOSURES:

@@ -14,29 +14,32 @@ caller stores the state before the answer leaves.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from numpy.typing import NDArray
 
-from fedxl.deploy.secure import masks, shamir
-from fedxl.deploy.secure.masks import RINGS, Ring
+from fedxl.deploy.provision import keys
+from fedxl.deploy.secure import crypto
+from fedxl.deploy.secure.crypto import RINGS, Ring
 from fedxl.deploy.secure.messages import Advert
-from fedxl.deploy.secure.sealed import opened, seal
-from fedxl.errors import RefusedError
+from fedxl.errors import RefusedError, UserError, require
 
 FEWEST = 2  # a sum of one site's codes is no secret
+SCHEME = ec.ECDSA(SHA384())
 
 
 def threshold(members: int) -> int:
-    """Members that must be left at the end: two thirds, rounded up.
-
-    It is more than half. So a server that tells sites different lists does not get enough shares of both kinds,
-    unless a third of the members help it.
-    """
+    """Members that must be left at the end: two thirds, rounded up."""
+    # More than half: a server that tells sites different lists needs a third of them to get shares of both kinds.
     return max(FEWEST, -(-2 * members // 3))
 
 
@@ -72,9 +75,6 @@ class MemberState:
     members: dict[str, dict[str, str]] = field(default_factory=dict)  # by number: its public keys
     held: dict[str, tuple[str, str]] = field(default_factory=dict)  # by number: shares of its seed and its mask key
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     def require(self, stage: str, session: str) -> None:
         if session != self.session:
             raise RefusedError("this site knows nothing of that secure sum; it may have begun another since")
@@ -87,15 +87,15 @@ class MemberState:
 
 def begin(session: str, context: str, number: int) -> tuple[MemberState, Advert]:
     """Fresh secrets, and what of them is public; the caller signs it."""
-    seal_key, mask_key, seed = (os.urandom(masks.KEY) for _ in range(3))
+    seal_key, mask_key, seed = (os.urandom(crypto.KEY) for _ in range(3))
     state = MemberState(session, context, number, seal_key=seal_key.hex(), mask_key=mask_key.hex(), seed=seed.hex())
-    return state, Advert(masks.public_of(seal_key), masks.public_of(mask_key), commitment(seed))
+    return state, Advert(crypto.public_of(seal_key), crypto.public_of(mask_key), commitment(seed))
 
 
 def share(state: MemberState, members: Mapping[int, Advert]) -> tuple[MemberState, dict[int, bytes]]:
     """Its two secrets in shares, sealed for each member. The caller has verified the members' signatures."""
     mine = members.get(state.number)
-    own = (masks.public_of(_key(state.seal_key)), masks.public_of(_key(state.mask_key)))
+    own = (crypto.public_of(bytes.fromhex(state.seal_key)), crypto.public_of(bytes.fromhex(state.mask_key)))
     if mine is None or (mine.seal, mine.mask) != own:
         raise RefusedError("this site's own keys are not among those of the secure sum")
     if len(members) < FEWEST:
@@ -103,13 +103,13 @@ def share(state: MemberState, members: Mapping[int, Advert]) -> tuple[MemberStat
     if len({key for advert in members.values() for key in (advert.seal, advert.mask)}) < 2 * len(members):
         raise RefusedError("two sites of a secure sum have the same key")
     places, needed = [number + 1 for number in members], threshold(len(members))
-    both = [shamir.split(int(secret, 16), needed, places) for secret in (state.seed, state.mask_key)]
+    both = [crypto.split(int(secret, 16), needed, places) for secret in (state.seed, state.mask_key)]
     sealed = {}
     for number, advert in members.items():
         if number != state.number:
-            text = b"".join(shares[number + 1].to_bytes(shamir.BYTES) for shares in both)
-            key = masks.agree(_key(state.seal_key), advert.seal, purpose("seal", state.context, state.number, number))
-            sealed[number] = seal(key, text, _about(state, state.number, number))
+            text = b"".join(shares[number + 1].to_bytes(crypto.SHARE) for shares in both)
+            about = f"{state.context} {state.number} to {number}"
+            sealed[number] = crypto.seal(_seal_key(state, advert, number), text, about)
     kept = {str(state.number): (hex(both[0][state.number + 1]), hex(both[1][state.number + 1]))}
     known = {str(number): advert.to_plain() for number, advert in members.items()}
     return replace(state, stage="shares", members=known, held=kept), sealed
@@ -118,10 +118,9 @@ def share(state: MemberState, members: Mapping[int, Advert]) -> tuple[MemberStat
 def mask(
     state: MemberState, inbox: Mapping[int, bytes], codes: Ring, told: str, weights: Mapping[int, float]
 ) -> tuple[MemberState, Ring]:
-    """Its codes under all masks. inbox: the sealed shares of every other member that takes part from here on.
+    """Its codes under all masks.
 
-    told: a digest of what the server has told this site about the round, and must have told all others. weights: how
-    much each member counts in the sum.
+    inbox: the sealed shares of all other members that go on. told: a digest of what all members must have been told.
     """
     adverts, held = state.adverts(), dict(state.held)
     if state.number in inbox or not inbox.keys() <= adverts.keys():
@@ -131,15 +130,14 @@ def mask(
     if len(inbox) + 1 < threshold(len(adverts)):
         raise RefusedError(f"only {len(inbox) + 1} of {len(adverts)} sites are left in the secure sum")
     masked = codes.copy()
-    masks.add_mask(masked, _key(state.seed))
+    crypto.add_mask(masked, bytes.fromhex(state.seed))
     for number, sealed in inbox.items():
-        key = masks.agree(
-            _key(state.seal_key), adverts[number].seal, purpose("seal", state.context, state.number, number)
-        )
-        text = opened(key, sealed, _about(state, number, state.number))
-        held[str(number)] = (text[: shamir.BYTES].hex(), text[shamir.BYTES :].hex())
-        seed = pair_seed(_key(state.mask_key), adverts[number], f"{state.context} {told}", state.number, number)
-        masks.add_mask(masked, seed, 1 if state.number < number else -1)
+        about = f"{state.context} {number} to {state.number}"
+        text = crypto.unseal(_seal_key(state, adverts[number], number), sealed, about)
+        held[str(number)] = (text[: crypto.SHARE].hex(), text[crypto.SHARE :].hex())
+        context = f"{state.context} {told}"
+        seed = pair_seed(bytes.fromhex(state.mask_key), adverts[number], context, state.number, number)
+        crypto.add_mask(masked, seed, 1 if state.number < number else -1)
     known = {str(number): weight for number, weight in weights.items()}
     return replace(state, stage="mask", seal_key="", mask_key="", seed="", held=held, weights=known), masked
 
@@ -162,7 +160,7 @@ def own_part(state: MemberState, members: Sequence[int]) -> float:
 
 def pair_seed(private: bytes, other: Advert, context: str, number: int, other_number: int) -> bytes:
     """The seed of the mask that two sites share."""
-    return masks.agree(private, other.mask, purpose("mask", context, number, other_number))
+    return crypto.agree(private, other.mask, purpose("mask", context, number, other_number))
 
 
 def as_ring(codes: NDArray[np.int64], bits: int) -> Ring:
@@ -170,9 +168,44 @@ def as_ring(codes: NDArray[np.int64], bits: int) -> Ring:
     return codes.astype(RINGS[64]).astype(RINGS[bits])
 
 
-def _key(text: str) -> bytes:
-    return bytes.fromhex(text)
+def _seal_key(state: MemberState, other: Advert, number: int) -> bytes:
+    """The key of what this site and another one seal for each other."""
+    about = purpose("seal", state.context, state.number, number)
+    return crypto.agree(bytes.fromhex(state.seal_key), other.seal, about)
 
 
-def _about(state: MemberState, sender: int, receiver: int) -> str:
-    return f"{state.context} {sender} to {receiver}"
+def sign(folder: Path, context: str, number: int, advert: Advert) -> Advert:
+    """A site's keys with its certificate and a signature by the key that it connects with."""
+    # Without it a server could put its own keys in place of other sites', and read all shares and masks.
+    ready = all((folder / name).exists() for name in ("site.key", "site.crt", "ca.crt"))
+    require(ready, f"a secure sum needs site.key, site.crt and ca.crt in {folder}; see fedxl deploy request")
+    key, certificate = keys.read_key(folder / "site.key"), keys.read_certificate(folder / "site.crt")
+    text = signed_text(context, keys.common_name(certificate.subject), number, advert)
+    pem = keys.certificate_pem(certificate).decode()
+    return advert._replace(certificate=pem, signature=key.sign(text, SCHEME))
+
+
+def verify(folder: Path, context: str, number: int, advert: Advert, trusted: Collection[str]) -> str:
+    """The name of the site whose keys these are. Raises RefusedError if its signature or certificate is not valid.
+
+    trusted: fingerprints of the only keys that count; empty: all that the federation's authority has certified.
+    """
+    authority = keys.read_certificate(folder / "ca.crt")
+    try:
+        certificate = keys.parse_certificate(advert.certificate.encode(), "the certificate of another site")
+        name = keys.common_name(certificate.subject)
+        certificate.verify_directly_issued_by(authority)
+        keys.check_dates(certificate, f"site {name}", "it needs a new one")
+        uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        public = keys.public_key(certificate)
+        public.verify(advert.signature, signed_text(context, name, number, advert), SCHEME)
+    except UserError as error:
+        raise RefusedError(str(error)) from None
+    except (InvalidSignature, x509.ExtensionNotFound, ValueError, TypeError):
+        raise RefusedError(f"the keys of site {number} are not signed by a site of this federation") from None
+    if ExtendedKeyUsageOID.CLIENT_AUTH not in uses:  # the authority certifies the server, too
+        raise RefusedError(f"the keys of site {number} are not signed by a site")
+    shown = keys.fingerprint(public)
+    if trusted and shown not in trusted:
+        raise RefusedError(f"the key of site {name} is not among this site's peers; its fingerprint is {shown}")
+    return name

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedxl import tree
 from fedxl.deploy.protocol.envelope import whole
-from fedxl.deploy.secure import masks, sealed, shamir
+from fedxl.deploy.secure import crypto
 from fedxl.errors import RefusedError
 from fedxl.risks.pairing import Share
 from fedxl.tree import add_tensor
@@ -20,7 +20,7 @@ SESSION = re.compile(r"[0-9a-f]{32}")
 MOST_SITES = 10_000
 ALIKE = ("run", "version", "config", "facts_of_all", "preparation", "round", "shares")  # facts of a request to train
 MOST_TEXT = 10_000  # characters of a certificate or a signature
-SEALED = 2 * shamir.BYTES + sealed.OVERHEAD  # bytes of two shares
+SEALED = 2 * crypto.SHARE + crypto.OVERHEAD  # bytes of two shares
 
 
 class Advert(NamedTuple):
@@ -37,11 +37,10 @@ class Advert(NamedTuple):
 
     @classmethod
     def from_plain(cls, found: Any) -> Advert:
-        table = _table(found)
-        if table.keys() != set(cls._fields):
+        if not isinstance(found, dict) or found.keys() != set(cls._fields):
             raise RefusedError("its keys cannot be read")
-        seal, mask, commitment = (_bytes(table[name], masks.KEY) for name in ("seal", "mask", "commitment"))
-        return cls(seal, mask, commitment, _text(table["certificate"]), _bytes(table["signature"]))
+        seal, mask, commitment = (_bytes(found[name], crypto.KEY) for name in ("seal", "mask", "commitment"))
+        return cls(seal, mask, commitment, _text(found["certificate"]), _bytes(found["signature"]))
 
 
 def session_of(text: Any) -> str:
@@ -52,7 +51,9 @@ def session_of(text: Any) -> str:
 
 def by_number(text: Any) -> dict[int, Any]:
     """A table whose keys are sites' numbers."""
-    found = _table(_parsed(text))
+    found = parsed(text)
+    if not isinstance(found, dict):
+        raise RefusedError("a part of the secure sum is not a table")
     if len(found) > MOST_SITES or not all(re.fullmatch(r"0|[1-9][0-9]{0,8}", key) for key in found):
         raise RefusedError("a list of sites cannot be read")
     return {int(key): value for key, value in found.items()}
@@ -60,7 +61,7 @@ def by_number(text: Any) -> dict[int, Any]:
 
 def numbers(text: Any) -> list[int]:
     """Numbers of sites, ascending."""
-    found = _parsed(text)
+    found = parsed(text)
     if not isinstance(found, list) or len(found) > MOST_SITES:
         raise RefusedError("a list of sites cannot be read")
     each = [whole(number, "site") for number in found]
@@ -74,8 +75,8 @@ def sealed_shares(text: Any) -> dict[int, bytes]:
 
 
 def open_shares(text: Any) -> dict[int, int]:
-    found = {number: int.from_bytes(_bytes(value, shamir.BYTES)) for number, value in by_number(text).items()}
-    if any(share >= shamir.PRIME for share in found.values()):
+    found = {number: int.from_bytes(_bytes(value, crypto.SHARE)) for number, value in by_number(text).items()}
+    if any(share >= crypto.PRIME for share in found.values()):
         raise RefusedError("a share is out of range")
     return found
 
@@ -96,17 +97,14 @@ def share_numbers(share: Share) -> list[float]:
 def sum_shares(text: Any) -> dict[int, list[float]]:
     """The shares of all sites of a sum."""
     found = by_number(text)
-    right = all(isinstance(each, list) and all(type(number) is float for number in each) for each in found.values())
-    if not right:
+    if not all(isinstance(each, list) and all(type(n) is float for n in each) for each in found.values()):
         raise RefusedError("the shares of a secure sum cannot be read")
     return found
 
 
 def told(facts: Mapping[str, Any], weights: Mapping[int, float], server: Any) -> str:
-    """A digest of all that a server must tell every site of a sum alike: the experiment, shares, the state.
-
-    A server that sent all sites but one a model that learns nothing would find that one's update in the sum.
-    """
+    """A digest of all that a server must tell every site of a sum alike: the experiment, shares, the state."""
+    # A server that sent all sites but one a model that learns nothing would find that one's update in the sum.
     digest = hashlib.sha256()
     alike = [[str(facts.get(name, "")) for name in ALIKE], sorted(weights.items())]
     digest.update(json.dumps(alike).encode())
@@ -119,17 +117,11 @@ def hexed(found: Mapping[int, bytes]) -> str:
     return json.dumps({str(number): value.hex() for number, value in found.items()})
 
 
-def _parsed(text: Any) -> Any:
+def parsed(text: Any) -> Any:
     try:
         return json.loads(str(text))
     except (ValueError, RecursionError):
         raise RefusedError("a part of the secure sum cannot be read") from None
-
-
-def _table(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise RefusedError("a part of the secure sum is not a table")
-    return found
 
 
 def _text(found: Any) -> str:

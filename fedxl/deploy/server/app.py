@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import torch
 
+from fedxl.deploy import Say
 from fedxl.deploy.flower.server import ControlHttpClient
-from fedxl.deploy.log import Say
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.protocol.http_clients import client
 from fedxl.deploy.provision.connection import LINK
@@ -60,6 +61,11 @@ class MemberCarrier(GridCarrier):
 
 def main(folder: Path, say: Say) -> None:
     """Run the training, from the last checkpoint if there is one."""
+
+    def show(progress: Progress) -> None:
+        fresh = progress.record if progress.record and progress.record["round"] == progress.round else {}
+        say(f"round {progress.round} of {progress.rounds}  {in_words(fresh.get('validation') or {})}".rstrip())
+
     torch.set_num_threads(1)
     os.chdir(folder)  # then the socket's path is relative: an absolute one may exceed the system's limit
     status.write(folder, status.RUNNING)
@@ -70,7 +76,7 @@ def main(folder: Path, say: Say) -> None:
         registry.refresh()
         with task(LINK, server.settings.megabytes) as grid:
             carrier = MemberCarrier(grid, server.settings.megabytes, registry)
-            serve(server, carrier, Hooks(_progress(say), say), registry.names, registry.limits)
+            serve(server, carrier, Hooks(show, say), registry.names, registry.limits)
     except UserError as error:
         status.write(folder, status.FAILED, str(error))
         raise
@@ -80,22 +86,13 @@ def main(folder: Path, say: Say) -> None:
     status.write(folder, status.FINISHED)
 
 
-def _progress(say: Say) -> Callable[[Progress], None]:
-    def show(progress: Progress) -> None:
-        fresh = progress.record if progress.record and progress.record["round"] == progress.round else {}
-        say(f"round {progress.round} of {progress.rounds}  {in_words(fresh.get('validation') or {})}".rstrip())
-
-    return show
-
-
 def _connect() -> ControlHttpClient:
     """Wait for SuperLink, which starts at the same time."""
     transport = httpx.HTTPTransport(uds=str(LINK))
     with httpx.Client(transport=transport, timeout=30.0, trust_env=False) as probe:
         while True:
-            try:
+            with suppress(httpx.TransportError):
                 probe.get("http://superlink/health")
                 break
-            except httpx.TransportError:
-                time.sleep(POLL)
+            time.sleep(POLL)
     return client(ControlHttpClient, "flwr", httpx.HTTPTransport(uds=str(LINK)))

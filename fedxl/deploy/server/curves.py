@@ -21,51 +21,37 @@ from fedxl.files import write_json
 
 MOST_COUNTED = 1e9  # examples of a class that a site may say it has, where no approved entry says less
 FAR = 1e4  # times the spread of pooled scores before training has begun
+ONE = ""  # the name of the only label
 IMPOSSIBLE = 64  # noise of so many times 1 / epsilon: its chance is below 1e-27
 
 
 class GridBook:
     """The bins of a run, by split. Sites hold on to the first that they are sent, and so does the server, on disk.
 
-    They follow from what sites have disclosed before: of the test data, from the last counts of validation data; of
-    the first split that is evaluated, from pooled scores, where there are any. They reach far beyond these, because
-    training changes the size of scores. Where nothing is known, bins fit scores of any size, a little less tightly.
+    They follow from what sites have disclosed before: the last counts of another split, or pooled scores. They reach
+    far beyond these, because training changes the size of scores. Where nothing is known, they fit any scores.
     """
 
     def __init__(self, path: Path, bins: int) -> None:
         self.path, self.bins = path, bins
         self.known = self._load()
-        self.latest: Binned | None = None
-        self.latest_labels: Mapping[str, Binned] = {}
+        self.latest: Mapping[str, Binned] = {}  # counts of the split that was evaluated last, by label
 
-    def grid(self, split: str, pooled: Spread | None = None) -> Grid:
-        """The bins of a split; `pooled`: where pooled scores lie."""
+    def bins_of(self, split: str, names: Sequence[str], pooled: Spread | None = None) -> Bins:
+        """The bins of a split. names: of several labels; empty: of one. pooled: where pooled scores lie."""
         if split not in self.known:
-            self.known[split] = self._new(pooled)
+            each = tuple(self._new(name, pooled) for name in names or [ONE])
+            self.known[split] = each if names else each[0]
             self._save()
         found = self.known[split]
-        require(isinstance(found, Grid), f"{self.path} holds bins of several labels; remove the folder to begin anew")
-        assert isinstance(found, Grid)
-        return found
-
-    def of_labels(self, split: str, names: Sequence[str]) -> tuple[Grid, ...]:
-        """The bins of a split for each of several labels, whose scores may lie in different places."""
-        if split not in self.known:
-            known = self.latest_labels
-            enough = {name: found for name, found in known.items() if sum(found.totals()) >= 1}
-            self.known[split] = tuple(
-                enough[name].grid_around(self.bins) if name in enough else Grid(self.bins) for name in names
-            )
-            self._save()
-        found = self.known[split]
-        fits = isinstance(found, tuple) and len(found) == len(names)
+        fits = len(found) == len(names) if isinstance(found, tuple) else not names
         require(fits, f"{self.path} holds bins of other labels; remove the folder to begin anew")
-        assert isinstance(found, tuple)
         return found
 
-    def _new(self, pooled: Spread | None) -> Grid:
-        if self.latest is not None and sum(self.latest.totals()) >= 1:
-            return self.latest.grid_around(self.bins)
+    def _new(self, name: str, pooled: Spread | None) -> Grid:
+        latest = self.latest.get(name)
+        if latest is not None and sum(latest.totals()) >= 1:
+            return latest.grid_around(self.bins)
         return Grid(self.bins) if pooled is None else Grid.around(self.bins, pooled, FAR)
 
     def _load(self) -> dict[str, Bins]:
@@ -89,44 +75,31 @@ class GridBook:
 class Disclosed(NamedTuple):
     """A site's counts, and what differential privacy they have cost it; 0: they have no noise."""
 
-    binned: Binned
-    epsilon: float
+    binned: dict[str, Binned]  # by label, without those that it withholds
+    withheld: dict[str, str]  # why, by label
+    epsilon: float  # of all labels together, an L-th for each
     spent: float  # by all of its curves so far, over all runs
 
 
-def read_curve(reply: Envelope, grid: Grid, limit: float | None) -> Disclosed:
-    """A site's counts, if it can have them; `limit`: the most examples that it is approved for, None: any."""
-    empty = torch.zeros(grid.bins, dtype=torch.int64)
+def read_curve(reply: Envelope, bins: Bins, names: Sequence[str], limit: float | None) -> Disclosed:
+    """A site's counts, if it can have them.
+
+    names: of several labels; empty: of one. limit: the most examples that the site is approved for, None: any.
+    """
+    grids = bins if isinstance(bins, tuple) else (bins,)
+    empty = torch.zeros(*([len(grids)] if names else []), grids[0].bins, dtype=torch.int64)
     received = wire.restore(CurveReply(empty, empty), reply.tensors)
+    positives, negatives = (counts.reshape(len(grids), -1) for counts in received)
     epsilon, spent = _spent(reply)
-    return Disclosed(_counts(received, grid, epsilon, limit), epsilon, spent)
-
-
-class LabelsDisclosed(NamedTuple):
-    """A site's counts of several labels, without those that it withholds."""
-
-    binned: dict[str, Binned]
-    withheld: dict[str, str]  # why, by label
-    epsilon: float  # of all labels together
-    spent: float
-
-
-def read_label_curves(
-    reply: Envelope, grids: Sequence[Grid], names: Sequence[str], limit: float | None
-) -> LabelsDisclosed:
-    """As `read_curve`, of several labels. Their epsilon is that of all together, an L-th for each."""
-    empty = torch.zeros(len(grids), grids[0].bins, dtype=torch.int64)
-    received = wire.restore(CurveReply(empty, empty), reply.tensors)
-    epsilon, spent = _spent(reply)
-    withheld = _withheld(reply.facts.get("withheld"), names)
-    found = {}
-    for number, (name, grid) in enumerate(zip(names, grids, strict=True)):
-        if name not in withheld:
-            one = CurveReply(received.positives[number], received.negatives[number])
-            found[name] = _counts(one, grid, epsilon / len(names), limit)
+    withheld = _withheld(reply.facts.get("withheld"), names) if names else {}
+    found = {
+        name: _counts(CurveReply(positives[number], negatives[number]), grid, epsilon / len(grids), limit)
+        for number, (name, grid) in enumerate(zip(names or [ONE], grids, strict=True))
+        if name not in withheld
+    }
     if not found:
         raise RefusedError("it discloses the counts of no label")
-    return LabelsDisclosed(found, withheld, epsilon, spent)
+    return Disclosed(found, withheld, epsilon, spent)
 
 
 def _withheld(text: Any, names: Sequence[str]) -> dict[str, str]:
@@ -139,7 +112,7 @@ def _withheld(text: Any, names: Sequence[str]) -> dict[str, str]:
 
 
 def _spent(reply: Envelope) -> tuple[float, float]:
-    epsilon, spent = _number(reply.facts.get("epsilon")), _number(reply.facts.get("spent"))
+    epsilon, spent = (_number(reply.facts.get(name)) for name in ("epsilon", "spent"))
     if spent < epsilon:
         raise RefusedError("it says that it spent less than its curve takes")
     if epsilon:
@@ -163,8 +136,8 @@ def _counts(received: CurveReply, grid: Grid, epsilon: float, limit: float | Non
 def _bounded(found: Binned, limit: float | None) -> Binned:
     """Noisy counts of one site as they enter the sum of all: not negative, and no more than the site is approved for.
 
-    The sum of raw counts would be a little more precise. But then a site that claims much noise could take away the
-    counts of others. That a total exceeds the limit may be noise, and is no reason to leave the site out.
+    With raw counts, a site that claims much noise could take away the counts of others. A total above the limit may
+    be noise, and is no reason to leave the site out.
     """
     found = found.without_noise()
     total = sum(found.totals())

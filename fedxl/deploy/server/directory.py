@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fedxl import __version__
-from fedxl.algorithms.protocol import DataFacts
-from fedxl.data.federation import Holding, Weighting, facts_about
-from fedxl.data.preparation import Image, Preparation, fit
+from fedxl.data.federation import Holding
+from fedxl.data.preparation import Preparation, fit
 from fedxl.data.summary import Summary, merge, require_one_label
 from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
-from fedxl.deploy.protocol.label_counts import LabelCounts, relevant_queries
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import first_line, printable, require
 from fedxl.risks.pairing import Side
+from fedxl.risks.several import MOST_LABELS
 from fedxl.sampling import Indices
 from fedxl.wire import RefusedError
 
@@ -44,13 +44,11 @@ class SiteFacts(NamedTuple):
 
     def by_label(self, side: Side) -> npt.NDArray[np.int64]:
         """Of several labels: examples of this side, [L]."""
-        return LabelCounts.from_text(self.labels, self.count("all")).side(side)
+        return Holding(0, 0, label_counts=read_label_counts(self.labels, self.count("all"))).by_label(side)
 
     def queries(self, relevant: bool) -> Indices:
-        """Numbers that stand for its queries with a relevant item: sites do not tell which they are.
-
-        They take no memory, however many a site claims to have.
-        """
+        """Numbers that stand for its queries with a relevant item: sites do not tell which they are."""
+        # A view of one number: it takes no memory, however many queries a site claims to have.
         return np.broadcast_to(np.int64(0), self.relevant or 0)
 
 
@@ -141,7 +139,10 @@ class Directory:
             Summary.from_json(found.summary, found.count("all"))
         if told := str(facts.get("images", "")):
             found = found._replace(images=told)
-            if _of_images(told).shape != shape:
+            image = Preparation.from_text(told).image
+            if image is None:
+                raise RefusedError("what it tells of its images is of a table's columns")
+            if image.shape != shape:
                 raise RefusedError(f"{name} says that its images become examples of another shape than {shape}")
         if found.labels:
             found.by_label("all")
@@ -166,10 +167,7 @@ class Directory:
         return fit(merge(tables))
 
     def images(self) -> Preparation | None:
-        """How all sites make examples of files of images, for predictions on new ones; None unless all tell it.
-
-        Names of columns may differ between sites: new files are like those of the first.
-        """
+        """How the first site makes examples of files of images, for predictions; None unless all sites tell it."""
         told = {name: self.facts[name].images for name in self.settings.sites}
         if not all(told.values()):
             return None
@@ -183,13 +181,26 @@ class Directory:
         if examples > limit:
             raise RefusedError(f"{name} reports {examples:.15g} examples; it is approved for at most {limit}")
 
-    def facts_of_all(self, weighting: Weighting) -> DataFacts:
-        return facts_about([self.facts[name] for name in self.settings.sites], weighting)
+
+def read_label_counts(text: str, examples: int) -> npt.NDArray[np.int64]:
+    """Positives and negatives by label, [2, L]. Raises RefusedError if they cannot be true of so many examples."""
+    try:
+        found: Any = json.loads(text)
+        each = [found[side] for side in ("positive", "negative")]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise RefusedError("its counts by label cannot be read") from None
+    lists = all(isinstance(counts, list) and 1 <= len(counts) <= MOST_LABELS for counts in each)
+    if not lists or len(each[0]) != len(each[1]) or len(found) != 2:
+        raise RefusedError("its counts by label are not two lists of one length")
+    for pair in zip(*each, strict=True):
+        if not all(type(count) is int and count >= 0 for count in pair) or sum(pair) > examples:
+            raise RefusedError(f"its counts by label are not those of {examples} examples")
+    return np.array(each, np.int64)
 
 
-def _of_images(text: str) -> Image:
-    """What a site tells of its images; RefusedError if it tells of something else."""
-    image = Preparation.from_text(text).image
-    if image is None:
-        raise RefusedError("what it tells of its images is of a table's columns")
-    return image
+def relevant_queries(told: Any, positives: int) -> int:
+    """How many queries hold a relevant item, as a site says that has so many relevant items."""
+    count = whole(told, "number of queries")
+    if not min(1, positives) <= count <= positives:
+        raise RefusedError(f"it reports {count} queries with a relevant item, and {positives} relevant items")
+    return count

@@ -99,7 +99,11 @@ class GridEngine:
                 if self._usable(phase, server, round, updates):
                     break
                 accepted = []
-            self._require_convergence(round, replies.diverged, len(numbers))
+            if 2 * replies.diverged > len(numbers):  # it does so again: the round is the same to the last bit
+                raise DivergedError(
+                    f"training diverged in round {round}: {replies.diverged} of {len(numbers)} sites report numbers "
+                    "that are no longer finite or in range; start a new run with a lower learning rate (lr)"
+                )
             self.say(f"round {round}: only {len(accepted)} of at least {least} updates, try {attempt}")
         else:
             why = f" (the last reason: {self.dropped[-1]['reason']})" if self.dropped else ""
@@ -163,14 +167,6 @@ class GridEngine:
         if outputs is not None and len(outputs):
             self.pooled = Spread.of(outputs.numpy())
 
-    def _require_convergence(self, round: int, diverged: int, cohort: int) -> None:
-        """A round that has diverged does so again: it is the same to the last bit."""
-        if 2 * diverged > cohort:
-            raise DivergedError(
-                f"training diverged in round {round}: {diverged} of {cohort} sites report numbers that are no "
-                "longer finite or in range; start a new run with a lower learning rate (lr)"
-            )
-
     def _request(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
         """The same tensors for everyone, held once, except for its share and its scores."""
         name = self.settings.sites[number]
@@ -188,10 +184,7 @@ class GridEngine:
     def _passive(
         self, phase: Phase, server: ServerState, round: int, number: int, pool: PoolWeights | None
     ) -> Mapping[str, Tensor]:
-        """What this site reads of the pool: drawn here as the simulator draws it, so that no site sees the rest.
-
-        Drawn from a secret seed, the same draws do not tell the site whose scores it reads.
-        """
+        """What this site reads of the pool, drawn as the simulator does: no site sees the rest, nor whose it is."""
         if pool is None:
             return {}
         lags = draw_lags(self.problem.schedule, self.reading, number, round, pool, self.secret)
@@ -251,7 +244,6 @@ class GridEngine:
         base, visits, _ = tree.unpack(self.population._replace(usual={}), tensors)
         self.base = {name: int(number) for name, number in base.items()}
         self.visits = {name: int(number) for name, number in visits.items()}
-        # Runs that began before sizes were compared have none of them, and begin to remember now.
         prefix = "usual."
         usual = {name.removeprefix(prefix): leaf for name, leaf in tensors.items() if name.startswith(prefix)}
         self.influence.restore(usual)

@@ -13,16 +13,8 @@ import torch
 
 from fedxl import wire
 from fedxl.deploy.protocol.envelope import Envelope, Failure, RunHeader, ScoreReply, exchange
-from fedxl.deploy.protocol.label_counts import relevant_queries
-from fedxl.deploy.server.curves import (
-    MOST_COUNTED,
-    Disclosed,
-    GridBook,
-    LabelsDisclosed,
-    read_curve,
-    read_label_curves,
-)
-from fedxl.deploy.server.directory import Directory
+from fedxl.deploy.server.curves import MOST_COUNTED, ONE, GridBook, read_curve
+from fedxl.deploy.server.directory import Directory, relevant_queries
 from fedxl.errors import first_line, printable
 from fedxl.evaluation import binned, label_counts
 from fedxl.evaluation.binned import FROM_COUNTS, Binned
@@ -44,11 +36,9 @@ MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server mus
 class SiteExaminer:
     """Asks every site that can be reached.
 
-    If all sites that reply disclose their scores, the metrics are those of all scores together, as if the data lay
-    in one place. If some disclose curves instead, counts in bins, the metrics are those of all counts together, with
-    bounds. Otherwise they are means of the sites' own metrics, each weighted by its pairs of a positive and a
-    negative. Such means leave out pairs across sites, so they do not say how scores of different sites compare.
-    Metrics of queries are weighted by each site's queries; a query at two sites counts as two.
+    If all sites disclose scores, the metrics are those of all scores together. If some disclose curves instead, they
+    are those of all counts together, with bounds. Otherwise they are means of the sites' own metrics, weighted by
+    pairs of a positive and a negative, or by queries: they do not say how scores of different sites compare.
     """
 
     directory: Directory
@@ -66,24 +56,18 @@ class SiteExaminer:
         settings, carrier = self.directory.settings, self.directory.carrier
         nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
         # Never rounded: it is this model that is judged.
-        grid = self._bins(split)
-        facts = {**self.head.facts, "split": split, "grid": json.dumps(bins_to_json(grid))}
+        bins = self.grids.bins_of(split, self.evaluator.risk.pairing.labels, self.pooled())
+        facts = {**self.head.facts, "split": split, "grid": json.dumps(bins_to_json(bins))}
         request = Envelope(facts, wire.flatten(weights))
         replies: dict[str, SiteFinding] = dict.fromkeys(settings.sites, "it is not connected")
         for node, reply in exchange(carrier, dict.fromkeys(nodes, request), "evaluate", settings.deadline):
             try:
-                replies[nodes[node]] = self._read(nodes[node], split, grid, reply)
+                replies[nodes[node]] = self._read(nodes[node], split, bins, reply)
             except Exception as error:  # whatever a damaged or hostile reply may raise
                 replies[nodes[node]] = f"its reply is invalid: {printable(first_line(error))}"
-        return self._together(split, grid, replies)
+        return self._together(split, bins, replies)
 
-    def _bins(self, split: str) -> Bins:
-        risk = self.evaluator.risk
-        if risk.labels:
-            return self.grids.of_labels(split, risk.pairing.labels)
-        return self.grids.grid(split, self.pooled())
-
-    def _read(self, name: str, split: str, grid: Bins, reply: Envelope | Failure) -> SiteFinding:
+    def _read(self, name: str, split: str, bins: Bins, reply: Envelope | Failure) -> SiteFinding:
         if isinstance(reply, Failure):
             return printable(reply.reason)
         facts = reply.facts
@@ -99,9 +83,7 @@ class SiteExaminer:
             counted_queries = relevant_queries(facts.get("queries"), int(values["positives"])) if ranked else 0
             return Findings(values, remarks={QUERIES: counted_queries} if ranked else {})
         if facts["kind"] == "curve":
-            if isinstance(grid, tuple):
-                return self._label_curves(name, grid, reply)
-            return self._curve(name, grid, reply)
+            return self._curve(name, bins, reply)
         risk, dtype = self.evaluator.risk, self.evaluator.dtype
         if risk.pairing.ranked:
             raise RefusedError("it sends scores, and the risk ranks items within queries")
@@ -117,36 +99,24 @@ class SiteExaminer:
         self.directory.require_within_limit(name, len(scores))
         return Findings(self.evaluator.metrics_of(scores, labels), scores, labels)
 
-    def _curve(self, name: str, grid: Grid, reply: Envelope) -> Findings:
-        if self.evaluator.risk.score_shape:
-            raise RefusedError("it counts scores, and the risk pairs vectors")
-        disclosed = read_curve(reply, grid, self.directory.limits.get(name))
-        found = disclosed.binned
-        if not disclosed.epsilon:
-            self.directory.require_within_limit(name, sum(found.totals()))
-        return Findings(self._counted(found), remarks=_noisy(disclosed), curves={name: found})
-
-    def _label_curves(self, name: str, grids: tuple[Grid, ...], reply: Envelope) -> Findings:
+    def _curve(self, name: str, bins: Bins, reply: Envelope) -> Findings:
+        """A site's counts: in its own findings, those of one label have the name `ONE`."""
         risk = self.evaluator.risk
-        disclosed = read_label_curves(reply, grids, risk.pairing.labels, self.directory.limits.get(name))
-        if not disclosed.epsilon:
-            most = max(sum(found.totals()) for found in disclosed.binned.values())
-            self.directory.require_within_limit(name, most)
-        counted = {label: {name: found} for label, found in disclosed.binned.items()}
+        if risk.score_shape and isinstance(bins, Grid):
+            raise RefusedError("it counts scores, and the risk pairs vectors")
+        found = read_curve(reply, bins, risk.pairing.labels, self.directory.limits.get(name))
+        if not found.epsilon:
+            self.directory.require_within_limit(name, max(sum(each.totals()) for each in found.binned.values()))
+        counted = {label: {name: each} for label, each in found.binned.items()}
         values = label_counts.judge(self.evaluator.metrics, counted, noise=False).values
-        withheld = {WITHHELD: disclosed.withheld} if disclosed.withheld else {}
-        return Findings(values, remarks={**_noisy(disclosed), **withheld}, label_curves=counted)
-
-    def _counted(self, found: Binned) -> dict[str, float]:
-        """Metrics that follow from counts."""
-        values = {name: each.value for name, each in binned.judge(self.evaluator.metrics, found).items()}
-        return values | binned.example_counts(found)
+        remarks: dict[str, Any] = {EPSILON: {"curve": found.epsilon, "spent": found.spent}} if found.epsilon else {}
+        remarks |= {WITHHELD: found.withheld} if found.withheld else {}
+        return Findings(values, remarks=remarks, label_curves=counted)
 
     def _metrics(self, reported: Mapping[str, Any]) -> dict[str, float]:
         """A site's own metrics: the names that we have ourselves, and values that they can have."""
         ranges = self.evaluator.ranges
-        risk = self.evaluator.risk
-        counts = () if not risk.single_score else COUNTS
+        counts = COUNTS if self.evaluator.risk.single_score else ()
         values = {name: float(reported[name]) for name in (*ranges, *counts)}
         for name, value in values.items():
             counted = name in counts
@@ -157,7 +127,7 @@ class SiteExaminer:
                 raise RefusedError(f"it reports {name} = {value:g}")
         return values
 
-    def _together(self, split: str, grid: Bins, replies: Mapping[str, SiteFinding]) -> Findings:
+    def _together(self, split: str, bins: Bins, replies: Mapping[str, SiteFinding]) -> Findings:
         reported = {name: reply for name, reply in replies.items() if isinstance(reply, Findings)}
         remarks: dict[str, Any] = {
             f"{split}_by_site": {
@@ -169,12 +139,8 @@ class SiteExaminer:
         remarks |= self._withheld(split, reported)
         if all(reply.scores is not None for reply in reported.values()):
             found, basis = self._pooled(split, reported), "scores"
-        elif all(reply.scores is not None or reply.curves or reply.label_curves for reply in reported.values()):
-            basis = "curves"
-            if isinstance(grid, tuple):
-                found = self._added_labels(split, grid, reported)
-            else:
-                found = self._added(split, grid, reported)
+        elif all(reply.scores is not None or reply.label_curves for reply in reported.values()):
+            found, basis = self._added(split, bins, reported), "curves"
         else:
             found, basis = self._mean(reported), "metrics"
         if found is None:
@@ -207,47 +173,43 @@ class SiteExaminer:
         found = self.evaluator.findings(h, y, split, origin)
         return None if math.isnan(value_of(found.metrics, self.select)) else found
 
-    def _added_labels(self, split: str, grids: tuple[Grid, ...], reported: Mapping[str, Findings]) -> Findings | None:
-        """The same of several labels: means over them, and what each comes to."""
-        risk = self.evaluator.risk
-        each = [
-            found.label_curves or _label_counts(grids, name, self.evaluator, found)
-            for name, found in reported.items()
-        ]
+    def _added(self, split: str, bins: Bins, reported: Mapping[str, Findings]) -> Findings | None:
+        """Metrics of the counts of all sites together, of several labels their means. Scores are counted here."""
+        names = self.evaluator.risk.pairing.labels
+        each = [found.label_curves or self._count(name, bins, found) for name, found in reported.items()]
         # In the order of the outputs. A label that every site withholds is not there.
-        labels = [name for name in risk.pairing.labels if any(name in found for found in each)]
+        labels = [name for name in names or [ONE] if any(name in found for found in each)]
         parts = {label: {site: b for found in each for site, b in found.get(label, {}).items()} for label in labels}
-        self.grids.latest_labels = {label: binned.pooled(sites.values()) for label, sites in parts.items()}
+        self.grids.latest = {label: binned.pooled(sites.values()) for label, sites in parts.items()}
         counted = label_counts.judge(self.evaluator.metrics, parts)
-        remarks: dict[str, Any] = {
-            f"{split}_by_label": counted.by_label,
-            f"{split}_bounds": counted.mean_bounds,
-            f"{split}_bounds_by_label": counted.bounds,
-            **({f"{split}_noise": counted.noise} if counted.noise else {}),
-        }
-        unknown = math.isnan(value_of(counted.values, self.select))
-        return None if unknown else Findings(counted.values, remarks=remarks, label_curves=parts)
+        remarks: dict[str, Any] = {f"{split}_by_label": counted.by_label} if names else {}
+        remarks[f"{split}_bounds"] = counted.mean_bounds
+        remarks |= {f"{split}_bounds_by_label": counted.bounds} if names else {}
+        remarks |= {f"{split}_noise": counted.noise} if counted.noise else {}
+        if math.isnan(value_of(counted.values, self.select)):
+            return None
+        kept: dict[str, Any] = {"label_curves": parts} if names else {"curves": parts[ONE]}
+        return Findings(counted.values, remarks=remarks, **kept)
 
-    def _added(self, split: str, grid: Grid, reported: Mapping[str, Findings]) -> Findings | None:
-        """The counts of all sites together; scores of sites that disclose them are counted here."""
-        parts = {name: found.curves.get(name) or _binned(grid, found) for name, found in reported.items()}
-        together = binned.pooled(parts.values())
-        self.grids.latest = together
-        bounds = {name: each.bound for name, each in binned.judge(self.evaluator.metrics, together).items()}
-        remarks: dict[str, Any] = {f"{split}_bounds": bounds}
-        if together.noise:
-            remarks[f"{split}_noise"] = binned.noise_errors(self.evaluator.metrics, list(parts.values()))
-        values = self._counted(together)
-        return None if math.isnan(value_of(values, self.select)) else Findings(values, remarks=remarks, curves=parts)
+    def _count(self, site: str, bins: Bins, found: Findings) -> dict[str, dict[str, Binned]]:
+        """The scores that a site discloses, in bins, by label and site."""
+        assert found.scores is not None
+        assert found.labels is not None
+        if isinstance(bins, Grid):
+            h, y = found.scores.double().numpy(), found.labels.long().numpy()
+            return {ONE: {site: binned.count(bins.edges(), h, y)}}
+        each = self.evaluator.label_scores(found.scores, found.labels).by_label()
+        return {
+            label: {site: binned.count(grid.edges(), one.scores, one.labels)}
+            for grid, (label, one) in zip(bins, each.items(), strict=True)
+        }
 
     def _mean(self, reported: Mapping[str, Findings]) -> Findings | None:
         """Of those who have the metric that is asked for: with one class at a site there is none."""
         some = [found for found in reported.values() if not math.isnan(value_of(found.metrics, self.select))]
         each = [found.metrics for found in some]
-        pairs, queries = (
-            [pairs_in(values) for values in each],
-            [float(found.remarks.get(QUERIES, 0)) for found in some],
-        )
+        pairs = [pairs_in(values) for values in each]
+        queries = [float(found.remarks.get(QUERIES, 0)) for found in some]
         of_queries = {metric.name for metric in self.evaluator.metrics if metric.metric.by_query}
         of_queries |= {"risk"} if self.evaluator.risk.pairing.ranked else set()
         if not sum(queries if key(self.select) in of_queries else pairs):
@@ -267,25 +229,3 @@ def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
     total = sum(weights)
     counted = [weight * value for weight, value in zip(weights, values, strict=True) if weight]
     return sum(counted) / total if total else math.nan
-
-
-def _noisy(disclosed: Disclosed | LabelsDisclosed) -> dict[str, Any]:
-    return {EPSILON: {"curve": disclosed.epsilon, "spent": disclosed.spent}} if disclosed.epsilon else {}
-
-
-def _label_counts(
-    grids: Sequence[Grid], site: str, evaluator: Evaluator, found: Findings
-) -> dict[str, dict[str, Binned]]:
-    assert found.scores is not None
-    assert found.labels is not None
-    each = evaluator.label_scores(found.scores, found.labels).by_label()
-    return {
-        label: {site: binned.count(grid.edges(), one.scores, one.labels)}
-        for grid, (label, one) in zip(grids, each.items(), strict=True)
-    }
-
-
-def _binned(grid: Grid, found: Findings) -> Binned:
-    assert found.scores is not None
-    assert found.labels is not None
-    return binned.count(grid.edges(), found.scores.double().numpy(), found.labels.long().numpy())

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from fedxl.deploy.flower.protobuf import (
-    ConfirmMessageReceivedRequest,
-    ObjectTree,
-    PullMessagesResponse,
-    PullObjectRequest,
-    PushMessagesRequest,
-)
+from fedxl.deploy.flower import protobuf
 
 PREFIX = "/v1/fleet/"
 SMALL = 2**16  # bytes of a request that names a node, a run or an object
@@ -63,13 +57,19 @@ class Ledger:
         """Raise if the gateway must not forward this request."""
         try:
             if path == f"{PREFIX}push-messages":
-                self._reply(PushMessagesRequest.FromString(body), body)
+                self._reply(protobuf.PushMessagesRequest.FromString(body), body)
             elif path == f"{PREFIX}push-object":
-                self._store(len(body))
+                self.bytes_left -= len(body)
+                if self.bytes_left < 0:
+                    raise RefusedRequestError(f"its reply is larger than {self.reply_bytes / 1e6:g} MB")
             elif path == f"{PREFIX}pull-object":
-                self._fetch(PullObjectRequest.FromString(body).object_id)
+                name = protobuf.PullObjectRequest.FromString(body).object_id
+                if not any(name in names for names in self.objects.values()):
+                    raise RefusedRequestError("it fetches an object of a message that it was not sent")
             elif path == f"{PREFIX}confirm-message-received":
-                self._confirm(ConfirmMessageReceivedRequest.FromString(body).message_object_id)
+                name = protobuf.ConfirmMessageReceivedRequest.FromString(body).message_object_id
+                if name not in self.unanswered:
+                    raise RefusedRequestError("it confirms a message that it was not sent")
         except DecodeError:
             raise RefusedRequestError("it cannot be read") from None
 
@@ -78,32 +78,21 @@ class Ledger:
         if path != f"{PREFIX}pull-messages":
             return
         try:
-            found = PullMessagesResponse.FromString(body)
+            found = protobuf.PullMessagesResponse.FromString(body)
         except DecodeError:
             raise RefusedRequestError("SuperLink's response cannot be read") from None
         for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             self.unanswered[message.metadata.message_id] = ""
-            nodes = list(_nodes(tree))
+            nodes = [tree]
+            for node in nodes:  # the list grows during the loop
+                nodes.extend(node.children)
             self.objects[message.metadata.message_id] = frozenset(node.object_id for node in nodes)
             self._remember(node.object_id for node in nodes if node.children)
         while len(self.unanswered) > MAX_UNANSWERED:
             oldest, _ = self.unanswered.popitem(last=False)
             self.objects.pop(oldest, None)
 
-    def _store(self, size: int) -> None:
-        self.bytes_left -= size
-        if self.bytes_left < 0:
-            raise RefusedRequestError(f"its reply is larger than {self.reply_bytes / 1e6:g} MB")
-
-    def _fetch(self, name: str) -> None:
-        if not any(name in names for names in self.objects.values()):
-            raise RefusedRequestError("it fetches an object of a message that it was not sent")
-
-    def _confirm(self, name: str) -> None:
-        if name not in self.unanswered:
-            raise RefusedRequestError("it confirms a message that it was not sent")
-
-    def _reply(self, request: PushMessagesRequest, body: bytes) -> None:
+    def _reply(self, request: protobuf.PushMessagesRequest, body: bytes) -> None:
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise RefusedRequestError("it sends several replies at once")
         metadata, tree = request.messages_list[0].metadata, request.message_object_trees[0]
@@ -119,12 +108,10 @@ class Ledger:
         self.unanswered[metadata.reply_to_message_id], self.repeats = digest, 0
         self.bytes_left = self.reply_bytes + self.reply_bytes // 10 + SMALL  # leaves room for headers and ids
 
-    def _check_tree(self, tree: ObjectTree, root: str) -> None:
-        """Check the tree of a reply's objects.
+    def _check_tree(self, tree: protobuf.ObjectTree, root: str) -> None:
+        """Refuse trees that could grow without bound: SuperLink repeats an object's children wherever its id occurs.
 
-        SuperLink stores an object's children by the object's id, and repeats them wherever the id occurs. A hostile
-        tree could grow without bound. So only an object without children may occur twice, and an object with children
-        never occurs without them.
+        Only an object without children may occur twice, and one with children never occurs without them.
         """
         if tree.object_id != root:
             raise RefusedRequestError("its objects belong to another reply")
@@ -147,12 +134,3 @@ class Ledger:
         self.parents.update(dict.fromkeys(parents))
         while len(self.parents) > MAX_PARENTS:
             del self.parents[next(iter(self.parents))]
-
-
-def _nodes(tree: ObjectTree) -> Iterator[ObjectTree]:
-    """All nodes of a tree."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        waiting.extend(node.children)

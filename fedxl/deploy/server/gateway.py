@@ -1,9 +1,8 @@
 """The server's only open port: mutual TLS, a short list of allowed requests, and limits on everything.
 
-The gateway accepts a connection if it shows a certificate of the federation's authority, with a key that the server's
-operator has approved (`members.py`). It forwards a request to SuperLink's Unix socket if its path is allowed
-(`fleet.py`) and it is signed with the same key. It reads the whole request first, so that malformed, slow or
-incomplete requests never reach SuperLink.
+It accepts a connection with a certificate of the federation's authority whose key is approved (`members.py`). It
+forwards a request to SuperLink's Unix socket if its path is allowed (`fleet.py`) and it is signed with the same key,
+and reads it whole first: malformed, slow or incomplete requests never reach SuperLink.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import NamedTuple
 import h11
 from cryptography import x509
 
-from fedxl.deploy.log import Say
+from fedxl.deploy import Say
 from fedxl.deploy.provision import keys
 from fedxl.deploy.provision.members import Members
 from fedxl.deploy.server.fleet import ALLOWED, Ledger, RefusedRequestError
@@ -226,9 +225,7 @@ class Gateway:
         headers = [*response.headers, (b"content-length", str(len(response.body)).encode())]
         if last:
             headers.append((b"connection", b"close"))
-        writer.write(peer.send(h11.Response(status_code=response.status, headers=headers)) or b"")
-        writer.write(peer.send(h11.Data(data=response.body)) or b"")
-        writer.write(peer.send(h11.EndOfMessage()) or b"")
+        _write(writer, peer, h11.Response(status_code=response.status, headers=headers), response.body)
         async with asyncio.timeout(self.limits.head + len(response.body) / self.limits.slowest):
             await writer.drain()
         return not last and peer.our_state is h11.DONE
@@ -298,9 +295,7 @@ async def _forward_on(
     link = h11.Connection(h11.CLIENT)
     length = (b"content-length", str(len(body)).encode())
     headers = [(b"host", b"superlink"), length, *FIXED_HEADERS, *request.headers]
-    writer.write(link.send(h11.Request(method="POST", target=request.path, headers=headers)) or b"")
-    writer.write(link.send(h11.Data(data=body)) or b"")
-    writer.write(link.send(h11.EndOfMessage()) or b"")
+    _write(writer, link, h11.Request(method="POST", target=request.path, headers=headers), body)
     await writer.drain()
     chunks: list[bytes] = []
     response: h11.Response | None = None
@@ -317,6 +312,11 @@ async def _forward_on(
             return Response(response.status_code, [*kinds, *_forwarded(response.headers)], b"".join(chunks))
         elif isinstance(event, h11.ConnectionClosed):
             raise EOFError("SuperLink has closed the connection")
+
+
+def _write(writer: asyncio.StreamWriter, http: h11.Connection, head: h11.Event, body: bytes) -> None:
+    for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+        writer.write(http.send(event) or b"")
 
 
 def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

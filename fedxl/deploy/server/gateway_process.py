@@ -10,9 +10,8 @@ import socket
 import ssl
 from pathlib import Path
 
-from fedxl.deploy.log import Say
-from fedxl.deploy.provision import tls
-from fedxl.deploy.provision.connection import LINK, read_connection
+from fedxl.deploy import Say
+from fedxl.deploy.provision.connection import LINK, read_connection, tls_for_server
 from fedxl.deploy.provision.members import Members
 from fedxl.deploy.server.gateway import Gateway
 from fedxl.errors import UserError
@@ -36,7 +35,7 @@ def listener(host: str, port: int) -> socket.socket:
 
 async def serve(gateway: Gateway, folder: Path, port: socket.socket) -> None:
     """Serve until cancelled. New connections use a renewed certificate."""
-    context = tls.for_server(folder)
+    context = tls_for_server(folder)
     renewal = asyncio.create_task(_renew(context, folder, gateway.say))
     try:
         await gateway.serve(port, context)
@@ -46,18 +45,15 @@ async def serve(gateway: Gateway, folder: Path, port: socket.socket) -> None:
 
 async def _renew(context: ssl.SSLContext, folder: Path, say: Say) -> None:
     certificate, key = folder / "server.crt", folder / "server.key"
-    seen = _stamp(certificate)
+    seen = certificate.stat().st_mtime_ns
     while True:
         await asyncio.sleep(WATCH)
-        if (now := _stamp(certificate)) != seen:
+        now = certificate.stat().st_mtime_ns if certificate.exists() else 0
+        if now != seen:
             with contextlib.suppress(OSError, ssl.SSLError):  # certificate and key do not match yet: retry
                 context.load_cert_chain(certificate, key)
                 seen = now
                 say("using the server's renewed certificate")
-
-
-def _stamp(file: Path) -> int:
-    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def main(folder: Path, say: Say, megabytes: str) -> None:

@@ -1,62 +1,25 @@
 """The server's connection to its own SuperLink, over the Unix socket: nodes, messages and registered keys.
 
-Flower would install and run an app that a user submits. Here the app is this process: it submits a run without code,
-takes the run's task itself, and never loads code from the network.
+The app is this process: it submits a run without code, takes its task itself, and loads no code from the network.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import httpx
 
-from fedxl.deploy.flower import protobuf
-from fedxl.deploy.flower.common import (
-    Error,
-    Message,
-    ObjectUnavailableError,
-    TaskIdentity,
-    make_message,
-    make_pull_object_fn_protobuf,
-    metadata_from_proto,
-    run_from_proto,
-)
-from fedxl.deploy.flower.protobuf import ConfirmMessageReceivedRequest
-from fedxl.deploy.flower.server import (
-    AcquireTaskRequest,
-    ControlHttpClient,
-    Fab,
-    HeartbeatSender,
-    HttpGrid,
-    ListNodesRequest,
-    ListRunsRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-    RegisterNodeRequest,
-    RuntimeHttpClient,
-    RuntimeTokenHttpInterceptor,
-    StartRunRequest,
-    Status,
-    StopRunRequest,
-    SubStatus,
-    TaskType,
-    build_fab_from_files,
-    make_task_heartbeat_fn_http,
-)
+from fedxl.deploy.flower import common, protobuf, server
 from fedxl.deploy.protocol.http_clients import client
 from fedxl.deploy.protocol.records import assemble, object_ids, require_small
 from fedxl.deploy.provision.members import Members
 from fedxl.deploy.server.carrier import REFUSED
 from fedxl.errors import RefusedError, require
 
-K = TypeVar("K")
-V = TypeVar("V")
 # An app without code: SuperLink requires one.
 EMPTY_APP = b"""[project]
 name = "fedxl-run"
@@ -85,19 +48,19 @@ class Arriving:
     size: int = 0
 
 
-class LinkGrid(HttpGrid):
+class LinkGrid(server.HttpGrid):
     """Flower's grid over the socket. It never blocks, and refuses a reply that is too large before decoding it."""
 
-    def __init__(self, runtime: RuntimeHttpClient, megabytes: float) -> None:
+    def __init__(self, runtime: server.RuntimeHttpClient, megabytes: float) -> None:
         super().__init__("superlink", insecure=True, token="in the client")
         self._client, self.megabytes = runtime, megabytes
         self.arriving: dict[str, Arriving] = {}  # by ticket
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[common.Message]:
         """The replies that have arrived completely. A refused reply is returned as an error, with its request."""
         for ticket in message_ids:
             if ticket not in self.arriving:
-                found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[ticket]))
+                found = self._runtime_client.PullMessages(server.PullAppMessagesRequest(message_ids=[ticket]))
                 for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
                     self.arriving[ticket] = Arriving(proto, tree.object_id, object_ids(tree))
             reply = self.arriving.get(ticket)
@@ -108,14 +71,14 @@ class LinkGrid(HttpGrid):
     def forget(self, ticket: str) -> None:
         """Discard a reply, here and at SuperLink."""
         if (reply := self.arriving.pop(ticket, None)) is not None:
-            done = ConfirmMessageReceivedRequest(
+            done = protobuf.ConfirmMessageReceivedRequest(
                 node=self.node, run_id=self.run.run_id, message_object_id=reply.message.metadata.message_id
             )
             self._runtime_client.ConfirmMessageReceived(done)
 
-    def _complete(self, reply: Arriving) -> Message | None:
+    def _complete(self, reply: Arriving) -> common.Message | None:
         """The reply, or the error for which we refuse it; None while objects are missing."""
-        pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
+        pull = common.make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
         claimed = reply.message.metadata
         try:
             while reply.missing:
@@ -128,23 +91,24 @@ class LinkGrid(HttpGrid):
             if not same or message.metadata.src_node_id != claimed.src_node_id:
                 raise RefusedError("its content belongs to another reply")
             return message
-        except ObjectUnavailableError:
+        except common.ObjectUnavailableError:
             return None
         except httpx.HTTPError:
             raise
         except Exception as error:  # a damaged or hostile reply may raise anything
             reason = str(error) if isinstance(error, RefusedError) else type(error).__name__
-            return make_message(metadata=metadata_from_proto(claimed), error=Error(REFUSED, reason))
+            return common.make_message(
+                metadata=common.metadata_from_proto(claimed), error=common.Error(REFUSED, reason)
+            )
 
 
 class Registry:
     """Registers the keys of approved sites at SuperLink, and maps nodes to sites.
 
-    The node of a revoked site stays registered, because SuperLink never accepts the same key twice. The gateway
-    refuses it, and here it belongs to no site.
+    SuperLink never accepts a key twice, so a revoked site's node stays registered. Here it belongs to no site.
     """
 
-    def __init__(self, members: Members, control: ControlHttpClient) -> None:
+    def __init__(self, members: Members, control: server.ControlHttpClient) -> None:
         self.members, self.control = members, control
         self.names: dict[int, str] = {}  # by node
         self.limits: dict[str, int] = {}  # by site: the most examples it may claim
@@ -154,49 +118,46 @@ class Registry:
             return
         wanted = self.members.by_key
         known = {
-            bytes(each.public_key): each.node_id for each in self.control.ListNodes(ListNodesRequest()).nodes_info
+            bytes(each.public_key): each.node_id
+            for each in self.control.ListNodes(server.ListNodesRequest()).nodes_info
         }
         for key in wanted.keys() - known.keys():
-            known[key] = self.control.RegisterNode(RegisterNodeRequest(public_key=key)).node_id
-        _replace(self.names, {known[key]: name for key, name in wanted.items()})
-        _replace(self.limits, {name: member.examples for name, member in self.members.approved.items()})
-
-
-def _replace(table: dict[K, V], content: Mapping[K, V]) -> None:
-    """Replace the content in place: other objects hold the same table."""
-    table.clear()
-    table.update(content)
+            known[key] = self.control.RegisterNode(server.RegisterNodeRequest(public_key=key)).node_id
+        self.names.clear()  # in place: other objects hold the same tables
+        self.names.update({known[key]: name for key, name in wanted.items()})
+        self.limits.clear()
+        self.limits.update({name: member.examples for name, member in self.members.approved.items()})
 
 
 @contextmanager
 def task(link: Path, megabytes: float) -> Iterator[LinkGrid]:
     """Start a run at SuperLink and take its task; end both on exit."""
     transport = httpx.HTTPTransport(uds=str(link), retries=0)
-    app, _ = build_fab_from_files({"pyproject.toml": EMPTY_APP})
-    submitted = Fab(content=app, hash_str=hashlib.sha256(app).hexdigest())
-    control = client(ControlHttpClient, "flwr", transport)
-    for number, old in control.ListRuns(ListRunsRequest()).run_dict.items():
-        if old.status.status != Status.FINISHED:
+    app, _ = server.build_fab_from_files({"pyproject.toml": EMPTY_APP})
+    submitted = server.Fab(content=app, hash_str=hashlib.sha256(app).hexdigest())
+    control = client(server.ControlHttpClient, "flwr", transport)
+    for number, old in control.ListRuns(server.ListRunsRequest()).run_dict.items():
+        if old.status.status != server.Status.FINISHED:
             # The app of this run was killed. Sites would wait for the rest of its messages.
-            control.StopRun(StopRunRequest(run_id=number))
-    run = control.StartRun(StartRunRequest(fab=submitted)).run_id
-    request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-    acquired = client(RuntimeHttpClient, "SuperExec", transport).AcquireTask(request)
+            control.StopRun(server.StopRunRequest(run_id=number))
+    run = control.StartRun(server.StartRunRequest(fab=submitted)).run_id
+    request = server.AcquireTaskRequest(supported_task_types=[server.TaskType.SERVER_APP])
+    acquired = client(server.RuntimeHttpClient, "SuperExec", transport).AcquireTask(request)
     require(acquired.task.run_id == run and bool(acquired.token), "SuperLink returned a task of another run")
-    token = RuntimeTokenHttpInterceptor(acquired.token)
-    runtime = client(RuntimeHttpClient, "flwr-serverapp", httpx.HTTPTransport(uds=str(link)), token)
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
+    token = server.RuntimeTokenHttpInterceptor(acquired.token)
+    runtime = client(server.RuntimeHttpClient, "flwr-serverapp", httpx.HTTPTransport(uds=str(link)), token)
+    heartbeat = server.HeartbeatSender(server.make_task_heartbeat_fn_http(runtime))
     heartbeat.start()
-    outcome = SubStatus.FAILED
+    outcome = server.SubStatus.FAILED
     try:
-        given = runtime.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
-        TaskIdentity.node_id = given.context.node_id
+        given = runtime.PullTaskInput(server.PullTaskInputRequest())
+        common.TaskIdentity.task_id, common.TaskIdentity.run_id = given.task_id, given.run.run_id
+        common.TaskIdentity.node_id = given.context.node_id
         grid = LinkGrid(runtime, megabytes)
-        grid.set_run(run_from_proto(given.run))
+        grid.set_run(common.run_from_proto(given.run))
         yield grid
-        outcome = SubStatus.COMPLETED
+        outcome = server.SubStatus.COMPLETED
     finally:
         heartbeat.stop()
         with suppress(httpx.HTTPError):  # SuperLink may be gone
-            runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=outcome))
+            runtime.PushTaskOutput(server.PushTaskOutputRequest(sub_status=outcome))

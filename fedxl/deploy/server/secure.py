@@ -10,10 +10,13 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedxl import tree, wire
@@ -21,9 +24,10 @@ from fedxl.algorithms.fixed_point import FORMS, flat, unflat, with_mean
 from fedxl.algorithms.protocol import ClientUpdate, Phase, ServerState
 from fedxl.algorithms.server_rules import fixed_point_bits
 from fedxl.deploy.protocol.envelope import Envelope, Failure, exchange
-from fedxl.deploy.secure.collector import Collector
-from fedxl.deploy.secure.member import FEWEST
-from fedxl.deploy.secure.messages import Advert, hexed, open_shares, sealed_shares, share_numbers, told
+from fedxl.deploy.secure import crypto
+from fedxl.deploy.secure.crypto import RINGS, SIGNED, Ring
+from fedxl.deploy.secure.member import FEWEST, commitment, pair_seed, threshold
+from fedxl.deploy.secure.messages import Advert, hexed, open_shares, parsed, sealed_shares, share_numbers, told
 from fedxl.deploy.server.engine import GridEngine, Replies
 from fedxl.errors import RefusedError, first_line, printable, require
 from fedxl.files import read_json, write_json
@@ -31,6 +35,70 @@ from fedxl.files import read_json, write_json
 PROMPT = 120.0  # seconds that a site has for a step without training, at most
 MASKED = "masked"
 TRIED = "tried.json"
+
+
+@dataclass
+class Collector:
+    """One sum, never one site's codes. Sites leave it at any step; while `threshold` of them are left, it goes on."""
+
+    context: str  # run, round and session
+    bits: int
+    told: str = ""  # a digest of what all sites were told
+    adverts: dict[int, Advert] = field(default_factory=dict)  # by number: who has sent keys
+    sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by sender, then by receiver
+    masked: dict[int, Ring] = field(default_factory=dict)  # who is in the sum, under masks
+    answers: dict[int, dict[int, int]] = field(default_factory=dict)  # by who answers, then by whose share it is
+
+    @property
+    def needed(self) -> int:
+        """Sites that must be left at each step."""
+        return threshold(len(self.adverts))
+
+    def take_shares(self, sender: int, sealed: dict[int, bytes]) -> None:
+        if sealed.keys() != self.adverts.keys() - {sender}:
+            raise RefusedError("it did not send a share to every other site")
+        self.sealed[sender] = sealed
+
+    def inbox(self, receiver: int) -> dict[int, bytes]:
+        """The sealed shares for a site, of all others that have sent theirs."""
+        return {sender: each[receiver] for sender, each in self.sealed.items() if sender != receiver}
+
+    def take_masked(self, sender: int, vector: NDArray[Any], length: int) -> None:
+        if vector.dtype != SIGNED[self.bits] or vector.shape != (length,):
+            raise RefusedError(f"its masked update is not a vector of {length} whole numbers of {self.bits} bits")
+        self.masked[sender] = vector.view(RINGS[self.bits])
+
+    def take_answer(self, sender: int, shares: dict[int, int]) -> None:
+        if shares.keys() != self.sealed.keys():
+            raise RefusedError("it did not send a share of every site's secret")
+        self.answers[sender] = shares
+
+    def unmasked(self) -> NDArray[np.int64]:
+        """The sum of the codes of all sites in `masked`."""
+        total = np.zeros_like(next(iter(self.masked.values())))
+        for number, vector in self.masked.items():
+            total += vector
+            seed = self._secret(number)
+            if commitment(seed) != self.adverts[number].commitment:
+                raise RefusedError(f"the shares of site {number}'s seed do not fit together")
+            crypto.add_mask(total, seed, -1)
+        for gone in self.sealed.keys() - self.masked.keys():
+            key = self._secret(gone)
+            if crypto.public_of(key) != self.adverts[gone].mask:
+                raise RefusedError(f"the shares of site {gone}'s mask key do not fit together")
+            for number in self.masked:
+                seed = pair_seed(key, self.adverts[number], f"{self.context} {self.told}", gone, number)
+                crypto.add_mask(total, seed, -1 if number < gone else 1)
+        found: NDArray[np.int64] = total.view(SIGNED[self.bits]).astype(np.int64)
+        return found
+
+    def _secret(self, whose: int) -> bytes:
+        """A seed or a mask key, from as many shares as it takes."""
+        some = sorted(self.answers)[: self.needed]
+        found = crypto.combine({number + 1: self.answers[number][whose] for number in some})
+        if found >= 2 ** (8 * crypto.KEY):
+            raise RefusedError(f"the shares of site {whose}'s secret do not fit together")
+        return found.to_bytes(crypto.KEY)
 
 
 class SecureEngine(GridEngine):
@@ -80,7 +148,7 @@ class SecureEngine(GridEngine):
         """Sites that count exchange keys and shares. Those that fail are not asked to train."""
         if not phase.averaged:
             return numbers
-        members = {number: node for node, number in numbers.items() if self._counts(number)}
+        members = {number: node for node, number in numbers.items() if self._weight(number) > 0}
         others = {node: number for node, number in numbers.items() if number not in members}
         last, before = self.tried
         if last == round and before <= members.keys():
@@ -91,36 +159,27 @@ class SecureEngine(GridEngine):
         self.session = secrets.token_hex(16)
         self.sum = Collector(f"{self.head.run} {round} {self.session}", self.form.bits)
         try:
-            self._exchange_keys(self.sum, round, members)
             self._exchange_shares(self.sum, round, members)
         except RefusedError as error:
             self.say(f"round {round}: no secure sum: {printable(error)}")
             return {}
         self.nodes = {number: members[number] for number in self.sum.sealed}
-        self.weights = {number: float(self._weight(number)) for number in sorted(self.nodes)}
+        self.weights = {number: self._weight(number) for number in sorted(self.nodes)}
         return {node: number for number, node in self.nodes.items()} | others
 
     def _require_secret(self, phase: Phase, round: int, cohort: Sequence[int]) -> None:
-        counted = sum(self._counts(number) for number in cohort)
-        require(
-            counted != 1 or not phase.averaged,
-            f"only one site of round {round} counts in the average, and a sum of one is no secret; "
-            "a larger cohort would help",
-        )
+        alone = phase.averaged and sum(self._weight(number) > 0 for number in cohort) == 1
+        told = f"only one site of round {round} counts in the average, and a sum of one is no secret"
+        require(not alone, f"{told}; a larger cohort would help")
 
     def _shares_told(self) -> str:
         """Every site sees that all were told the same shares, and finds its own among them."""
         return json.dumps({str(number): share_numbers(self._share(number)) for number in sorted(self.nodes)})
 
-    def _counts(self, number: int) -> bool:
-        """Whether a site's model is averaged with the others'."""
-        return bool(self._weight(number) > 0)
-
-    def _weight(self, number: int) -> Tensor:
-        """How much a site counts in the sum."""
+    def _weight(self, number: int) -> float:
+        """How much a site counts in the sum; 0: its model is not averaged with the others'."""
         algorithm: Any = self.problem.algorithm
-        weight: Tensor = algorithm.counts(self._share(number))
-        return weight
+        return float(algorithm.counts(self._share(number)))
 
     def _try(self, round: int, members: Iterable[int]) -> None:
         """Note whose sum is asked for, before it is: after a crash sites answer for the same ones only."""
@@ -135,21 +194,20 @@ class SecureEngine(GridEngine):
             found = read_json(folder / TRIED)
             self.tried = (int(found["round"]), frozenset(map(int, found["sites"])))
 
-    def _exchange_keys(self, found: Collector, round: int, members: Mapping[int, int]) -> None:
-        def take(number: int, reply: Envelope) -> None:
-            found.adverts[number] = Advert.from_plain(_json(reply.facts.get("keys")))
-
-        requests = {number: {"round": round, "number": number} for number in members}
-        self._step(round, "keys", members, requests, take)
-        self._require_left(found.adverts, FEWEST, "keys")
-
     def _exchange_shares(self, found: Collector, round: int, members: Mapping[int, int]) -> None:
-        adverts = json.dumps({str(number): advert.to_plain() for number, advert in sorted(found.adverts.items())})
+        """Collect the keys of these sites, then the shares of its secrets that each seals for the others."""
 
-        def take(number: int, reply: Envelope) -> None:
+        def take_keys(number: int, reply: Envelope) -> None:
+            found.adverts[number] = Advert.from_plain(parsed(reply.facts.get("keys")))
+
+        def take_shares(number: int, reply: Envelope) -> None:
             found.take_shares(number, sealed_shares(reply.facts.get("sealed")))
 
-        self._step(round, "shares", members, {number: {"members": adverts} for number in found.adverts}, take)
+        requests = {number: {"round": round, "number": number} for number in members}
+        self._step(round, "keys", members, requests, take_keys)
+        self._require_left(found.adverts, FEWEST, "keys")
+        adverts = json.dumps({str(number): advert.to_plain() for number, advert in sorted(found.adverts.items())})
+        self._step(round, "shares", members, {number: {"members": adverts} for number in found.adverts}, take_shares)
         self._require_left(found.sealed, found.needed, "shares")
 
     def _unmasked(self, found: Collector, round: int, accepted: Iterable[int]) -> Tensor:
@@ -220,20 +278,10 @@ class SecureEngine(GridEngine):
         update = wire.restore(seen, tensors, may_be_nan=self.problem.algorithm.may_be_nan)
         still = self.problem.algorithm.parts(server)
         if phase.averaged:
-            still = {name: still[name] if name == "weights" else _zeros(still[name]) for name in still}
+            zero = {name: tree.map(torch.zeros_like, part) for name, part in still.items()}
+            still = {name: part if name == "weights" else zero[name] for name, part in still.items()}
         return update._replace(**still)
 
     def _merged(self, server: ServerState, updates: ClientUpdate) -> ClientUpdate:
         algorithm = self.problem.algorithm
         return with_mean(self.form.bits, algorithm, server, updates, unflat(algorithm.parts(server), self.total))  # type: ignore[no-any-return]
-
-
-def _zeros(found: Any) -> Any:
-    return tree.map(torch.zeros_like, found)
-
-
-def _json(text: Any) -> Any:
-    try:
-        return json.loads(str(text))
-    except (ValueError, RecursionError):
-        raise RefusedError("its keys cannot be read") from None

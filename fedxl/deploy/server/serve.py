@@ -13,16 +13,17 @@ import numpy as np
 import torch
 
 from fedxl.config.experiment import Config, build_problem, load_data, load_unfitted
+from fedxl.data.federation import facts_about
 from fedxl.data.participation import Plan
 from fedxl.data.preparation import Preparation
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
 from fedxl.deploy.provision.settings import ServerFile
-from fedxl.deploy.secret import kept_seed
 from fedxl.deploy.server.curves import GridBook
 from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import GridEngine
 from fedxl.deploy.server.examiner import SiteExaminer
 from fedxl.deploy.server.secure import SecureEngine
+from fedxl.deploy.storage import SEED_FILE, kept_seed
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, held_back
@@ -33,8 +34,6 @@ from fedxl.training.result import Result
 from fedxl.training.settings import Hooks
 from fedxl.training.simulation import flattened
 from fedxl.training.trainer import train
-
-SEED = "private.seed"  # in the run's folder, if sites must not be able to work out whose scores they read
 
 
 @dataclass
@@ -77,7 +76,8 @@ def serve(
     each = {facts.shape if made is None else (made.width,) for facts in directory.facts.values()}
     require(len(each) == 1, f"sites hold examples of different shapes: {', '.join(map(str, sorted(each)))}")
     shape = each.pop()
-    facts_of_all = directory.facts_of_all(config.run.get("weighting", "clients"))
+    each_site = [directory.facts[name] for name in settings.sites]
+    facts_of_all = facts_about(each_site, config.run.get("weighting", "clients"))
     problem = build_problem(config, shape, facts_of_all, torch.device("cpu"))
     name = str(config.algorithm["name"])
     traced = problem.settings.participation == "trace"
@@ -96,12 +96,13 @@ def serve(
         check_ranked(problem, directory.facts[name].relevant is not None, f"the data of {name}")
     require_own_lists(problem)
     head = RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared)
-    secret = kept_seed(server.out / SEED) if settings.private_draws else 0
+    secret = kept_seed(server.out / SEED_FILE) if settings.private_draws else 0
     kind = SecureEngine if settings.secure else GridEngine
     engine = kind(directory, problem, head, secret)
     if isinstance(engine, SecureEngine):
         engine.remember_in(server.out)
-    _begin(known, run_id, directory.facts)
+    known.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(known, json.dumps({"run": run_id, "sites": directory.facts}, indent=1).encode())
     task = _task(engine, config, shape, GridBook(server.out / "grids.json", settings.bins), made)
     task = replace(task, preparation=kept)  # for predictions on new files; the examiner has the tables' alone
     resuming = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
@@ -111,28 +112,28 @@ def serve(
 def _task(
     engine: GridEngine, config: Config, shape: tuple[int, ...], grids: GridBook, made: Preparation | None
 ) -> ServerTask:
-    problem, sites = engine.problem, engine.settings.sites
-    require(
-        not problem.settings.train_metrics, "train_metrics needs the training data, which the server does not have"
-    )
-    facts = [engine.directory.facts[name] for name in sites]
-    check_data(problem, facts)
+    problem, settings = engine.problem, engine.settings
+    told = "train_metrics needs the training data, which the server does not have"
+    require(not problem.settings.train_metrics, told)
+    facts = {name: engine.directory.facts[name] for name in settings.sites}
+    check_data(problem, list(facts.values()))
+    described = {"sites": settings.sites, "evaluate": settings.evaluate}
     return ServerTask(
         problem=problem,
         engine=engine,
         examiner=_examiner(engine, config, shape, grids, made),
-        num_clients=len(sites),
+        num_clients=len(facts),
         cohort=problem.settings.cohort,
         plan=engine.plan,
-        members=[_member(name, engine.directory.facts[name]) for name in sites],
+        members=[Member(name, each.positives, each.negatives) for name, each in facts.items()],
         form=Form(shape, problem.settings.dtype, problem.risk.score_shape, labels=problem.label_names),
-        description=_described(config, engine),
+        description=flattened({**config.tables(), "run": asdict(problem.settings), "server": described}),
         preparation=made,
     )
 
 
 def _check_labels(problem: Problem, directory: Directory) -> None:
-    """One line unless all sites have the labels of the risk, and each can be trained."""
+    """Raises UserError unless all sites have the labels of the risk, and each can be trained."""
     risk, facts = problem.risk, {name: directory.facts[name] for name in directory.settings.sites}
     for name, each in facts.items():
         many = len(each.by_label("all")) if each.labels else 0
@@ -140,10 +141,6 @@ def _check_labels(problem: Problem, directory: Directory) -> None:
     if risk.labels:
         first, second = (np.stack([each.by_label(side) for each in facts.values()]) for side in risk.sides)
         check_labels(first, second, problem.label_names, problem.needs_both_sides)
-
-
-def _member(name: str, facts: SiteFacts) -> Member:
-    return Member(name, facts.positives, facts.negatives)
 
 
 def _examiner(
@@ -170,11 +167,6 @@ def _examiner(
     return HeldBack(found, sources)
 
 
-def _described(config: Config, engine: GridEngine) -> dict[str, Any]:
-    server = {"sites": engine.settings.sites, "evaluate": engine.settings.evaluate}
-    return flattened({**config.tables(), "run": asdict(engine.problem.settings), "server": server})
-
-
 def _begun(path: Path) -> tuple[str, dict[str, SiteFacts]]:
     """The number of the run in this folder and what its sites said of themselves, or those of a new one."""
     try:
@@ -187,8 +179,3 @@ def _begun(path: Path) -> tuple[str, dict[str, SiteFacts]]:
         return secrets.token_hex(8), {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}; remove the folder to begin anew") from None
-
-
-def _begin(path: Path, run_id: str, facts: Mapping[str, SiteFacts]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({"run": run_id, "sites": facts}, indent=1).encode())

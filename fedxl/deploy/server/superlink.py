@@ -1,8 +1,7 @@
 """Flower's SuperLink behind a Unix socket instead of a port.
 
-SuperLink serves sites, operators and apps on one port, and authenticates only the sites. Here it listens on a Unix
-socket in a folder that only its owner can enter: neither other users of the machine nor other machines can reach it.
-It starts by its own command.
+SuperLink authenticates only sites, not operators and apps. In a folder that only its owner can enter, neither other
+users of the machine nor other machines can reach it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 
 import uvicorn
 
+from fedxl.deploy import Say
 from fedxl.deploy.flower.superlink import flower_superlink
-from fedxl.deploy.log import Say
 from fedxl.deploy.provision.connection import LINK
 from fedxl.errors import require
 
@@ -26,9 +25,8 @@ NOWHERE = "192.0.2.1"  # an address that no machine has (RFC 5737): if SuperLink
 def main(folder: Path, say: Say) -> None:
     """Serve SuperLink at the socket in this folder until this process is stopped."""
     path = folder / LINK
-    require(
-        (path.parent.stat().st_mode & 0o077) == 0, f"{path.parent} is accessible to others: chmod 700 {path.parent}"
-    )
+    private = path.parent.stat().st_mode & 0o077 == 0
+    require(private, f"{path.parent} is accessible to others: chmod 700 {path.parent}")
     path.unlink(missing_ok=True)
     os.chdir(path.parent)  # an absolute path may exceed the system's limit for sockets
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:

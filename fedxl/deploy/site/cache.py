@@ -1,7 +1,4 @@
-"""A site's data as memory-mapped arrays on its disk: opening them takes no time, whatever their size.
-
-Flower's own nodes start a new process for every message. Decoding images each time would take longer than training.
-"""
+"""A site's data as memory-mapped arrays on its disk: opening them takes no time, whatever their size."""
 
 from __future__ import annotations
 
@@ -21,27 +18,24 @@ import torch
 from torch import Tensor
 
 from fedxl import __version__
-from fedxl.config.experiment import Config, Table, load_data, load_unfitted, with_files
-from fedxl.data import NAMED
-from fedxl.data.augment import Augment
+from fedxl.config.experiment import load_data, load_unfitted
 from fedxl.data.federation import Federation
 from fedxl.data.preparation import Preparation
-from fedxl.data.source import TensorSource
-from fedxl.deploy.provision.settings import SiteFile, files_below
+from fedxl.data.source import Augment, TensorSource
+from fedxl.deploy import Say
+from fedxl.deploy.provision.settings import SiteFile, read_site
 from fedxl.deploy.site import tables
-from fedxl.deploy.site.arrays import write_array
-from fedxl.deploy.site.own_part import SPLITS, own_held_back, own_rows, own_site
+from fedxl.deploy.site.own_part import SPLITS, own_config, own_data, own_held_back, own_rows, own_site
 from fedxl.errors import UserError, require
-from fedxl.files import private_folder, read_bytes, write_atomically
+from fedxl.files import read_bytes
 from fedxl.progress import progress
 
 EACH = ("x", "y", "queries")  # what there is of training data and of each split
-FACTS = "data.json"  # written last: a cache without it is incomplete
+MORE = ("means", "weights", "queries")  # what there may be of training data
 FILES = {
-    FACTS,
+    tables.FACTS,
     *(f"{name}.npy" for name in (*EACH, "means", "weights", *(f"{s}_{k}" for s in SPLITS for k in EACH))),
 }
-CHUNK = 1024  # examples written at a time
 
 
 def refresh(site: SiteFile) -> None:
@@ -60,17 +54,12 @@ def identity(site: SiteFile) -> str:
 
 
 def training_data(site: SiteFile, made: Preparation | None = None) -> Federation:
-    """The site's training data as a federation of one client. Prepares them first if there is no cache.
-
-    made: how the columns of its table are scaled, if it has one.
-    """
+    """The site's training data as a federation of one client. made: how the columns of its table are scaled."""
     facts = _ready(site)
     x, y = _examples(site, facts, "", made), _mapped(site.cache / "y.npy")
-    means = _mapped(site.cache / "means.npy") if facts["means"] else None
     augment = Augment(**{**facts["augment"], "site_means": tuple(facts["augment"]["site_means"])})
-    weights = _mapped(site.cache / "weights.npy") if facts.get("weights") else None
-    queries = _queries(site, facts, "")
-    return Federation(TensorSource(x, y, augment, means, weights=weights, queries=queries), [np.arange(len(y))])
+    more = {name: _mapped(site.cache / f"{name}.npy") for name in MORE if facts[name]}
+    return Federation(TensorSource(x, y, augment, **more), [np.arange(len(y))])
 
 
 def held_back(site: SiteFile, split: str, made: Preparation | None = None) -> TensorSource | None:
@@ -109,28 +98,17 @@ def label_names(site: SiteFile) -> list[str]:
     return list(_ready(site).get("labels", []))
 
 
-def count(site: SiteFile) -> int:
-    """Prepare the data if needed; the number of training examples."""
+def main(folder: Path, say: Say) -> None:
+    """Prepare the data if needed: a process of its own, which ends."""
+    site = read_site(folder / "site.toml")
     refresh(site)
-    return len(labels(site))
-
-
-def config_of(site: SiteFile) -> Config:
-    """The data that a site's file names."""
-    given = _named(site)
-    if given.get("name") in NAMED:
-        given.setdefault("called", site.settings.name)  # its draws are those that it would make among all sites
-    return Config(data=given, risk={}, algorithm={}, run={})
-
-
-def _named(site: SiteFile) -> Table:
-    """[data], with the files that its data set looks for by itself."""
-    return files_below(site.folder, with_files(site.data))
+    # Not by `say`: the supervisor, who reads this line, says it.
+    print(f"site {site.settings.name}: {len(labels(site))} examples ready", flush=True)
 
 
 def prepare(site: SiteFile) -> int:
     """Write the cache; the number of training examples."""
-    config = config_of(site)
+    config = own_config(site)
     raw = load_unfitted(config)
     if raw is not None:
         return tables.write(site.cache, raw, own_site(site, raw.order.names), _about(site), site.settings.name)
@@ -141,13 +119,9 @@ def prepare(site: SiteFile) -> int:
     told = "features would be scaled by this site's files alone, and those of other sites by theirs"
     require(chosen, f"{told}; say standardise = false in [data] to leave them as they are, or true")
     assert isinstance(source, TensorSource)
+    more = {name: getattr(source, name) for name in MORE}
     arrays = {"x": (source.x, own), "y": (source.labels, own)}
-    if source.means is not None:
-        arrays["means"] = (source.means, own)
-    if source.weights is not None:
-        arrays["weights"] = (source.weights, own)
-    if source.queries is not None:
-        arrays["queries"] = (source.queries, own)
+    arrays |= {name: (tensor, own) for name, tensor in more.items() if tensor is not None}
     held = own_held_back(site, splits)
     for name, (split, rows) in held.items():
         arrays |= {f"{name}_x": (split.x, rows), f"{name}_y": (split.y, rows)}
@@ -155,27 +129,18 @@ def prepare(site: SiteFile) -> int:
             arrays[f"{name}_queries"] = (split.queries, rows)
     facts = {
         **_about(site),
-        "means": source.means is not None,
-        "weights": source.weights is not None,
-        "queries": source.queries is not None,
+        **{name: tensor is not None for name, tensor in more.items()},
         "augment": asdict(source.augment),
         "splits": list(held),
         "table": None,
         "labels": list(splits.preparation.labels) if splits.preparation else [],
         "images": splits.preparation.to_text() if splits.preparation and splits.preparation.image else "",
     }
-    try:
-        private_folder(site.cache)
-        (site.cache / FACTS).unlink(missing_ok=True)
-        with progress(f"preparing {site.settings.name}", sum(len(rows) for _, rows in arrays.values())) as done:
-            for name, (tensor, rows) in arrays.items():
-                chunks = (tensor[chunk].numpy() for chunk in rows.split(CHUNK))
-                write_array(site.cache / f"{name}.npy", (len(rows), *tensor.shape[1:]), chunks, done)
-        write_atomically(site.cache / FACTS, json.dumps(facts).encode(), private=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {site.cache}: {error.strerror}; free some space and prepare again"
-        ) from None
+    total = sum(len(rows) for _, rows in arrays.values())
+    with tables.writing(site.cache, facts), progress(f"preparing {site.settings.name}", total) as done:
+        for name, (tensor, rows) in arrays.items():
+            chunks = (tensor[chunk].numpy() for chunk in rows.split(tables.ROWS))
+            tables.write_array(site.cache / f"{name}.npy", (len(rows), *tensor.shape[1:]), chunks, done)
     return len(own)
 
 
@@ -195,7 +160,7 @@ def _examples(site: SiteFile, facts: Mapping[str, Any], prefix: str, made: Prepa
 
 
 def _queries(site: SiteFile, facts: Mapping[str, Any], prefix: str) -> Tensor | None:
-    return _mapped(site.cache / f"{prefix}queries.npy") if facts.get("queries") else None
+    return _mapped(site.cache / f"{prefix}queries.npy") if facts["queries"] else None
 
 
 def key(site: SiteFile) -> str:
@@ -207,15 +172,14 @@ def key(site: SiteFile) -> str:
 def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:
     """Names, sizes and times of all files that the site's settings name, to notice changes."""
     found: dict[str, list[list[Any]]] = {}
-    for value in (one for each in _named(site).values() for one in (each if isinstance(each, list) else [each])):
+    for value in (one for each in own_data(site).values() for one in (each if isinstance(each, list) else [each])):
         if not isinstance(value, str) or not value:
             continue
         named = [value] if os.path.exists(value) else sorted(glob.glob(value, recursive=True))
         if named:
-            place = Path(named[0])
-            files = (
-                _content(place, site.cache) if len(named) == 1 and place.is_dir() else [Path(name) for name in named]
-            )
+            files = [Path(name) for name in named]
+            if len(files) == 1 and files[0].is_dir():
+                files = _content(files[0], site.cache)
             stats = [(file, file.stat()) for file in files if file.exists()]  # a link may lead nowhere
             found[value] = [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
     return found
@@ -240,7 +204,7 @@ def _ready(site: SiteFile) -> dict[str, Any]:
 def _facts(site: SiteFile) -> dict[str, Any] | None:
     """The description of the cache, or None if there is none for these settings. An unreadable disk is an error."""
     try:
-        facts = json.loads(read_bytes(site.cache / FACTS))
+        facts = json.loads(read_bytes(site.cache / tables.FACTS))
     except UserError:
         raise
     except (FileNotFoundError, ValueError, RecursionError):
@@ -249,16 +213,10 @@ def _facts(site: SiteFile) -> dict[str, Any] | None:
 
 
 def _make_private(folder: Path) -> None:
-    """Allow only this user to read the data, also in a cache that an older version left open.
-
-    A folder that also holds other files keeps its permissions.
-    """
-    names = os.listdir(folder) if folder.is_dir() else []
-    ours = [
-        name for name in names if name.removeprefix(".") in FILES or tables.FILE.fullmatch(name.removeprefix("."))
-    ]
-    whole = [folder] if ours and ours == names else []
-    for path in [*(folder / name for name in ours), *whole]:
+    """Allow only this user to read the data. A folder that also holds other files keeps its permissions."""
+    found = {path: path.name.removeprefix(".") for path in (folder.iterdir() if folder.is_dir() else ())}
+    ours = [path for path, name in found.items() if name in FILES or tables.FILE.fullmatch(name)]
+    for path in [*ours, *([folder] if ours and len(ours) == len(found) else [])]:
         with suppress(OSError):  # another user owns it, or another process is replacing it
             path.chmod(path.stat().st_mode & 0o700)
 

@@ -1,9 +1,8 @@
 """A site's curve: how many of its scores lie in each bin, within what site.toml allows, with noise if it says so.
 
-A server could learn single scores from counts in bins of its choice, or by asking again with bins moved a little. So
-the bins follow from four numbers (`evaluation/grid.py`), most scores must lie within them, and the first request of a
-run fixes them. A server that moves scores by other weights instead is not stopped by that: noise is for that, and
-what noise there was is on this site's disk.
+A server could learn single scores from counts in bins of its choice, or in bins moved a little. So bins follow from
+four numbers (`evaluation/grid.py`), most scores must lie within them, and the first request of a run fixes them.
+Against a server that moves scores by other weights there is noise; what was spent is on this site's disk.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedxl.deploy.protocol.envelope import CurveReply
 from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.site.locks import locked
-from fedxl.deploy.site.permission import remember
+from fedxl.deploy.storage import locked, recall, remember
 from fedxl.errors import UserError, require
 from fedxl.evaluation.binned import Binned, count
 from fedxl.evaluation.grid import Bins, Grid, bins_from_json, bins_to_json
@@ -31,7 +28,6 @@ from fedxl.risks import XRisk
 
 GRIDS = "grids.json"  # of a run, by split
 SPENT = "epsilon.json"  # of all runs
-NOT_FINITE = "the scores of this model are not finite"
 
 
 class Grant(NamedTuple):
@@ -44,8 +40,7 @@ class Grant(NamedTuple):
 
 def granted(site: SiteFile, facts: Mapping[str, Any], risk: XRisk) -> Grant:
     """The curve that a request asks for, if it may have one. Its epsilon is spent now, whatever happens next."""
-    vectors = not risk.single_score
-    require(not vectors, "a curve needs one score an example, and the risk pairs vectors")
+    require(risk.single_score, "a curve needs one score an example, and the risk pairs vectors")
     bins, most = _bins(facts.get("grid"), risk.labels), site.settings.bins
     asked = bins.bins if isinstance(bins, Grid) else bins[0].bins
     require(asked <= most, f"this site counts its scores in at most {most} bins, not {asked}")
@@ -56,64 +51,43 @@ def granted(site: SiteFile, facts: Mapping[str, Any], risk: XRisk) -> Grant:
 
 
 def disclosed(site: SiteFile, grant: Grant, scores: Tensor, labels: Tensor) -> tuple[dict[str, Any], CurveReply]:
-    """The facts and the counts of a reply."""
-    facts: dict[str, Any] = {"epsilon": float(grant.epsilon), "spent": float(grant.spent)}
-    if isinstance(grant.bins, tuple):
-        withheld, counts = _of_labels(site, grant, scores.double().numpy(), labels.long().numpy())
-        return {**facts, "withheld": json.dumps(withheld)}, _reply(counts)
-    h, y = scores.double().numpy(), (labels > 0).long().numpy()
-    found = count(grant.bins.edges(), h, y)
-    counts = np.stack([found.positives, found.negatives])
+    """The facts and the counts of a reply. Of several labels, it says why some are withheld, whose counts are 0."""
+    several = isinstance(grant.bins, tuple)
+    grids = grant.bins if isinstance(grant.bins, tuple) else (grant.bins,)
+    h = scores.double().numpy().reshape(len(scores), len(grids))
+    y = (labels if several else (labels > 0)[:, None]).long().numpy()  # -1: not known
+    found = [
+        count(grid.edges(), h[y[:, label] >= 0, label], y[y[:, label] >= 0, label])
+        for label, grid in enumerate(grids)
+    ]
+    counts = np.stack([[one.positives for one in found], [one.negatives for one in found]])  # [2, L, bins]
+    withheld: dict[str, str] = {}
     if grant.epsilon:
-        counts = counts + noise(grant.epsilon, counts.size).reshape(counts.shape)
+        # Nothing is refused or withheld: that would depend on single examples.
+        counts = counts + noise(each_label(grant.epsilon, len(grids)), counts.size).reshape(counts.shape)
     else:
-        # With noise, nothing is refused: whether a request is refused would depend on single examples.
-        require(bool(np.isfinite(h).all()), NOT_FINITE)
-        _require_harmless(site, found)
-    return facts, _reply(counts)
+        require(bool(np.isfinite(h).all()), "the scores of this model are not finite")
+        for label, one in enumerate(found):
+            try:
+                _require_harmless(site, one)
+            except UserError as why:
+                if not several:
+                    raise
+                withheld[str(label)] = str(why)
+                counts[:, label] = 0
+    told = next(iter(withheld.values()), "")
+    require(len(withheld) < len(grids), f"this site discloses the counts of no label: of the first one, {told}")
+    facts = {"epsilon": float(grant.epsilon), "spent": float(grant.spent)}
+    reply = CurveReply(*map(torch.from_numpy, (counts if several else counts[:, 0]).copy()))
+    return {**facts, "withheld": json.dumps(withheld)} if several else facts, reply
 
 
 def each_label(epsilon: Fraction, labels: int) -> Fraction:
-    """The epsilon of each label's counts.
-
-    An example is in one count of every label that is known of it. Adding or removing it changes up to L counts by
-    one, so that noise of epsilon / L in each makes all of them together epsilon-differentially private.
-    """
+    """The epsilon of each label's counts: an example changes up to L of them by one, and their costs add up."""
     share = epsilon / labels
     few = f"epsilon = {float(epsilon):g} leaves {float(share):.1g} to each of {labels} labels, and less than "
     require(share >= written(LEAST_EPSILON), f"{few}{LEAST_EPSILON:g} hides everything; raise epsilon in site.toml")
     return share
-
-
-def _of_labels(
-    site: SiteFile, grant: Grant, h: npt.NDArray[np.float64], y: npt.NDArray[np.int64]
-) -> tuple[dict[str, str], npt.NDArray[np.int64]]:
-    """Why labels are withheld, by number, and the counts [2, L, bins]; those of withheld labels are 0."""
-    assert isinstance(grant.bins, tuple)
-    known = [y[:, label] >= 0 for label in range(len(grant.bins))]
-    each = [
-        count(grid.edges(), h[known[label], label], y[known[label], label]) for label, grid in enumerate(grant.bins)
-    ]
-    counts = np.stack([[one.positives for one in each], [one.negatives for one in each]])
-    if grant.epsilon:
-        # As above: what is withheld would depend on single examples.
-        share = each_label(grant.epsilon, len(each))
-        return {}, counts + noise(share, counts.size).reshape(counts.shape)
-    require(bool(np.isfinite(h).all()), NOT_FINITE)
-    withheld: dict[str, str] = {}
-    for label, one in enumerate(each):
-        try:
-            _require_harmless(site, one)
-        except UserError as why:
-            withheld[str(label)] = str(why)
-            counts[:, label] = 0
-    told = next(iter(withheld.values()), "")
-    require(len(withheld) < len(each), f"this site discloses the counts of no label: of the first one, {told}")
-    return withheld, counts
-
-
-def _reply(counts: npt.NDArray[np.int64]) -> CurveReply:
-    return CurveReply(torch.from_numpy(counts[0].copy()), torch.from_numpy(counts[1].copy()))
 
 
 def _bins(text: Any, labels: int) -> Bins:
@@ -127,7 +101,7 @@ def _bins(text: Any, labels: int) -> Bins:
 def _fix(folder: Path, split: str, bins: Bins) -> None:
     """The first request of a run decides: counts in two sets of bins, subtracted, would show single scores."""
     with locked(folder):
-        known = _read(folder / GRIDS)
+        known = recall(folder / GRIDS)
         if split not in known:
             remember(folder / GRIDS, known | {split: bins_to_json(bins)})
             return
@@ -143,7 +117,7 @@ def _spend(site: SiteFile) -> tuple[Fraction, Fraction]:
     with locked(site.state, ".requests.lock"):
         path = site.state / SPENT
         try:
-            before = Fraction(_read(path).get("spent", "0"))
+            before = Fraction(recall(path).get("spent", "0"))
         except (ValueError, TypeError, ArithmeticError):
             raise UserError(f"cannot read {path}; its owner must correct or remove it") from None
         spent = before + epsilon
@@ -162,14 +136,3 @@ def _require_harmless(site: SiteFile, found: Binned) -> None:
     both = found.positives + found.negatives
     outside = int(both[0] + both[-1])
     require(2 * outside <= int(both.sum()), "most scores of this site lie outside of the bins")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {error}; its owner must correct or remove it") from None
-    require(isinstance(content, dict), f"cannot read {path}; its owner must correct or remove it")
-    return dict(content)

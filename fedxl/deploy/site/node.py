@@ -1,7 +1,6 @@
-"""A site's process: it connects to the server, handles one request at a time, and runs the installed fedxl.
+"""A site's process: it connects to the gateway as one of Flower's nodes, and handles one request at a time.
 
-It connects to the server's gateway as one of Flower's nodes, with mutual TLS. It opens no port, fetches no app, and
-runs no code that it receives: a message holds numbers and settings, which `requests.py` checks.
+It opens no port, fetches no app, and runs no code but the installed fedxl: `requests.py` checks what it receives.
 """
 
 from __future__ import annotations
@@ -18,35 +17,13 @@ from pathlib import Path
 import httpx
 from cryptography import x509
 
-from fedxl.deploy.flower.common import (
-    Message,
-    ObjectPushError,
-    TaskIdentity,
-    get_all_nested_objects,
-    get_object_tree,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-    message_to_proto,
-    no_object_id_recompute,
-    push_objects,
-    remove_content_from_message,
-)
-from fedxl.deploy.flower.protobuf import (
-    ActivateNodeRequest,
-    ConfirmMessageReceivedRequest,
-    DeactivateNodeRequest,
-    Node,
-    ObjectTree,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    SendNodeHeartbeatRequest,
-)
+from fedxl.deploy import Say
+from fedxl.deploy.flower import common, protobuf
 from fedxl.deploy.flower.site import FleetHttpClient, NodeAuthHttpInterceptor
-from fedxl.deploy.log import Say
 from fedxl.deploy.protocol.http_clients import client
 from fedxl.deploy.protocol.records import pull_message
-from fedxl.deploy.provision import keys, tls
-from fedxl.deploy.provision.connection import HOME_FOLDER, read_connection, read_server_key
+from fedxl.deploy.provision import keys
+from fedxl.deploy.provision.connection import HOME_FOLDER, read_connection, read_server_key, tls_for_site
 from fedxl.deploy.provision.settings import SiteFile, read_site
 from fedxl.deploy.site.replies import reply
 from fedxl.errors import first_line, printable
@@ -93,7 +70,7 @@ class Backoff:
 class Connection:
     """A connection to the gateway, as one of Flower's nodes."""
 
-    def __init__(self, folder: Path, fleet: FleetHttpClient, node: Node) -> None:
+    def __init__(self, folder: Path, fleet: FleetHttpClient, node: protobuf.Node) -> None:
         self.folder, self.fleet, self.node = folder, fleet, node
 
     def work(self, backoff: Backoff) -> None:
@@ -101,9 +78,9 @@ class Connection:
         wait = POLL[0]
         while True:
             try:
-                found = self.fleet.PullMessages(PullMessagesRequest(node=self.node))
+                found = self.fleet.PullMessages(protobuf.PullMessagesRequest(node=self.node))
             except (httpx.TransportError, httpx.HTTPStatusError) as error:
-                if not _temporary(error):
+                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (429, 503):
                     raise
                 backoff.wait_after(error)  # the gateway may be restarting; SuperLink still knows this node
                 continue
@@ -117,9 +94,9 @@ class Connection:
     def _site(self) -> SiteFile:
         return read_site(self.folder / "site.toml")  # each time: its owner may have changed what is allowed
 
-    def _reply(self, tree: ObjectTree, run: int) -> None:
+    def _reply(self, tree: protobuf.ObjectTree, run: int) -> None:
         try:
-            pull = make_pull_object_fn_protobuf(self.fleet.PullObject, self.node, run)
+            pull = common.make_pull_object_fn_protobuf(self.fleet.PullObject, self.node, run)
             message = pull_message(tree, pull, self._site().settings.megabytes)
         except httpx.TransportError:
             raise
@@ -127,34 +104,33 @@ class Connection:
             log.error("refused a message: %s", explain(error))
             return
         self.fleet.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=tree.object_id)
+            protobuf.ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=tree.object_id)
         )
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, self.node.node_id, 1
+        common.TaskIdentity.run_id, common.TaskIdentity.node_id, common.TaskIdentity.task_id = (
+            run,
+            self.node.node_id,
+            1,
+        )
         self._send(reply(message, self._site), run)
 
-    def _send(self, message: Message, run: int) -> None:
-        with no_object_id_recompute():
+    def _send(self, message: common.Message, run: int) -> None:
+        with common.no_object_id_recompute():
             message.metadata.__dict__["_message_id"] = message.object_id
-            request = PushMessagesRequest(
+            request = protobuf.PushMessagesRequest(
                 node=self.node,
-                messages_list=[message_to_proto(remove_content_from_message(message))],
-                message_object_trees=[get_object_tree(message)],
+                messages_list=[common.message_to_proto(common.remove_content_from_message(message))],
+                message_object_trees=[common.get_object_tree(message)],
                 clientapp_runtime_list=[0.0],
             )
             try:
                 accepted = self.fleet.PushMessages(request)
-                push = make_push_object_fn_protobuf(self.fleet.PushObject, self.node, run, accepted.session_id)
-                push_objects(get_all_nested_objects(message), push, object_ids_to_push=set(accepted.objects_to_push))
-            except (httpx.HTTPStatusError, ObjectPushError) as error:
+                push = common.make_push_object_fn_protobuf(self.fleet.PushObject, self.node, run, accepted.session_id)
+                common.push_objects(
+                    common.get_all_nested_objects(message), push, object_ids_to_push=set(accepted.objects_to_push)
+                )
+            except (httpx.HTTPStatusError, common.ObjectPushError) as error:
                 # The run is over, or the round ended at its deadline without us: nobody waits for this reply.
                 log.error("the server did not accept a reply: %s", explain(error))
-
-
-def _temporary(error: Exception) -> bool:
-    """Whether the same request may succeed a little later."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code in (429, 503)
-    return True
 
 
 @contextmanager
@@ -163,7 +139,7 @@ def connect(folder: Path, host: str, port: int) -> Iterator[Connection]:
     key = keys.read_key(folder / "site.key")
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     signed = NodeAuthHttpInterceptor(key, key.public_key())
-    transport = httpx.HTTPTransport(verify=tls.for_site(folder))
+    transport = httpx.HTTPTransport(verify=tls_for_site(folder))
     check = require_server_key(read_server_key(folder))
     with client(
         FleetHttpClient, "SuperNode", transport, signed, url=f"https://{address}", on_response=check
@@ -177,7 +153,7 @@ def connect(folder: Path, host: str, port: int) -> Iterator[Connection]:
         finally:
             done.set()
             with suppress(httpx.HTTPError, OSError):
-                fleet.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+                fleet.DeactivateNode(protobuf.DeactivateNodeRequest(node_id=node.node_id))
 
 
 def require_server_key(pinned: str) -> Callable[[httpx.Response], None]:
@@ -192,22 +168,22 @@ def require_server_key(pinned: str) -> Callable[[httpx.Response], None]:
     return check if pinned else lambda response: None
 
 
-def _activate(fleet: FleetHttpClient, key: bytes, id_file: Path) -> Node:
+def _activate(fleet: FleetHttpClient, key: bytes, id_file: Path) -> protobuf.Node:
     """This site's node. If an earlier process was killed, its node still counts as connected: deactivate it first."""
-    request = ActivateNodeRequest(public_key=key, heartbeat_interval=HEARTBEAT)
+    request = protobuf.ActivateNodeRequest(public_key=key, heartbeat_interval=HEARTBEAT)
     try:
         activated = fleet.ActivateNode(request)
     except httpx.HTTPStatusError as error:
         if error.response.status_code != httpx.codes.PRECONDITION_FAILED or not id_file.exists():
             raise
-        fleet.DeactivateNode(DeactivateNodeRequest(node_id=int(id_file.read_text() or 0)))
+        fleet.DeactivateNode(protobuf.DeactivateNodeRequest(node_id=int(id_file.read_text() or 0)))
         activated = fleet.ActivateNode(request)
     id_file.write_text(str(activated.node_id))
-    return Node(node_id=activated.node_id)
+    return protobuf.Node(node_id=activated.node_id)
 
 
-def _heartbeats(fleet: FleetHttpClient, node: Node, done: threading.Event) -> None:
-    heartbeat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT)
+def _heartbeats(fleet: FleetHttpClient, node: protobuf.Node, done: threading.Event) -> None:
+    heartbeat = protobuf.SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT)
     while not done.wait(HEARTBEAT / 3):
         with suppress(httpx.HTTPError, OSError, RuntimeError):  # the thread that pulls messages handles it
             fleet.SendNodeHeartbeat(heartbeat)
@@ -215,7 +191,6 @@ def _heartbeats(fleet: FleetHttpClient, node: Node, done: threading.Event) -> No
 
 def explain(error: Exception) -> str:
     """Why there is no connection, and what to do."""
-    text = str(error)
     if isinstance(error, httpx.HTTPStatusError):
         if error.response.status_code in (httpx.codes.PRECONDITION_FAILED, httpx.codes.UNAUTHORIZED):
             return "the server is starting"
@@ -223,10 +198,8 @@ def explain(error: Exception) -> str:
         with suppress(ValueError, KeyError, TypeError):
             said = json.loads(said)["detail"]  # Flower's format
         return f"the server responds {error.response.status_code}: {printable(said or 'no reason')}"
-    for sign, meaning in REASONS.items():
-        if sign in text:
-            return meaning
-    return printable(first_line(error))
+    known = (meaning for sign, meaning in REASONS.items() if sign in str(error))
+    return next(known, printable(first_line(error)))
 
 
 REASONS = {

@@ -1,4 +1,4 @@
-"""Which examples of the data that a site names are its own."""
+"""Which examples of the data that a site names are its own, and a look at them before the site takes part."""
 
 from __future__ import annotations
 
@@ -8,12 +8,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedxl.data.federation import Split, Splits
-from fedxl.deploy.provision.settings import SiteFile
+from fedxl.config.experiment import Config, Table, check_data, with_files
+from fedxl.data import NAMED
+from fedxl.data.check import Findings
+from fedxl.data.federation import Federation, Split, Splits
+from fedxl.deploy.provision.settings import SiteFile, files_below
 from fedxl.errors import printable, require
 
 SPLITS = ("validation", "test")
 MOST_NAMED = 10  # sites of a table in an error
+
+
+def own_data(site: SiteFile) -> Table:
+    """[data], with the files that its data set looks for by itself."""
+    return files_below(site.folder, with_files(site.data))
+
+
+def own_config(site: SiteFile) -> Config:
+    """The data that a site's file names."""
+    given = own_data(site)
+    if given.get("name") in NAMED:
+        given.setdefault("called", site.settings.name)  # its draws are those that it would make among all sites
+    return Config(data=given, risk={}, algorithm={}, run={})
+
+
+def check_site(site: SiteFile) -> Findings:
+    """What is found in the data that this site would train and evaluate on. Nothing leaves the site."""
+    findings, _ = check_data(own_config(site), lambda splits: _own_splits(site, splits))
+    return findings
+
+
+def _own_splits(site: SiteFile, splits: Splits) -> Splits:
+    """The site's share of the data that its file names."""
+    held: dict[str, Split | None] = dict.fromkeys(SPLITS)
+    for name, (split, rows) in own_held_back(site, splits).items():
+        queries = None if split.queries is None else split.queries[rows]
+        held[name] = Split(split.x[rows], split.y[rows], np.zeros(len(rows), np.int64), queries=queries)
+    train = Federation(splits.train.source, [own_rows(site, splits).numpy()])
+    return splits._replace(train=train, validation=held["validation"], test=held["test"], names=(site.settings.name,))
 
 
 def own_rows(site: SiteFile, splits: Splits) -> Tensor:
@@ -40,10 +72,8 @@ def own_site(site: SiteFile, names: Sequence[str]) -> int:
     own = site.settings.name
     listed = ", ".join(printable(name, 40) for name in names[:MOST_NAMED])
     listed += ", ..." if len(names) > MOST_NAMED else ""
-    require(
-        own in names or len(names) == 1,
-        f"this site is called '{own}', and its table holds the sites {listed}; name it like one of them",
-    )
+    told = f"this site is called '{own}', and its table holds the sites {listed}; name it like one of them"
+    require(own in names or len(names) == 1, told)
     return list(names).index(own) if own in names else 0
 
 

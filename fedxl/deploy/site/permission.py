@@ -1,4 +1,4 @@
-"""Which requests a site permits: its own site.toml decides.
+"""Which requests a site permits: its own site.toml decides, and what it has answered before.
 
 A server chooses the network, the weights and the risk. With a network of its choice it could recover examples from
 scores or weights. So a site lists the networks that it runs, counts requests, and may pin the whole experiment.
@@ -9,24 +9,29 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from fedxl import __version__, metrics
 from fedxl.algorithms.protocol import Algorithm
 from fedxl.config.experiment import Config
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.site.locks import locked
+from fedxl.deploy.storage import locked, recall, remember
 from fedxl.errors import UserError, printable, require
-from fedxl.files import read_bytes, write_atomically
+from fedxl.tree import add_tensor
 
 TABLES = ("model", "risk", "algorithm", "run")
 COUNTS = "requests.json"
 RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 SORTED = "sorted"
 COUNTED = {"train": "rounds", "evaluate": "evaluations"}  # kind of request: the setting that limits it
+ANSWERED = "answered.json"
+MOST_ANSWERED = 2**30  # bytes: more rounds than any run has
+ASKED = ("round", "number", "base", "visits", "config", "facts_of_all", "preparation")  # what an answer depends on
 
 
 def require_acceptable(request: Envelope) -> None:
@@ -42,11 +47,7 @@ def permitted(site: SiteFile, text: str) -> Config:
     settings = site.settings
     for kind, allowed in (("model", settings.models), ("risk", settings.risks), ("algorithm", settings.algorithms)):
         name = str(tables[kind].get("name", "mlp" if kind == "model" else ""))
-        listed = ", ".join(allowed) or "none"
-        require(
-            name in allowed,
-            f"this site does not allow the {kind} '{printable(name)}'; its site.toml allows: {listed}",
-        )
+        _require_listed(kind, name, allowed, "none")
     require_metrics_allowed(site, _metrics(tables["run"]))
     steps = tables["run"].get("local_steps", 32)
     require(isinstance(steps, int) and not isinstance(steps, bool), "local_steps is not an integer")
@@ -60,13 +61,14 @@ def permitted(site: SiteFile, text: str) -> Config:
 
 def require_metrics_allowed(site: SiteFile, names: Iterable[str]) -> None:
     """Refuse metrics that are neither fedxl's own nor in site.toml: they would run code that a server names."""
-    allowed = site.settings.metrics
     for name in sorted(metrics.own(names)):
-        listed = ", ".join(allowed) or "only fedxl's own"
-        require(
-            name in allowed,
-            f"this site does not allow the metric '{printable(name)}'; its site.toml allows: {listed}",
-        )
+        _require_listed("metric", name, site.settings.metrics, "only fedxl's own")
+
+
+def _require_listed(kind: str, name: str, allowed: Sequence[str], nothing: str) -> None:
+    listed = ", ".join(allowed) or nothing
+    told = f"this site does not allow the {kind} '{printable(name)}'; its site.toml allows: {listed}"
+    require(name in allowed, told)
 
 
 def require_order(site: SiteFile, algorithm: Algorithm) -> None:
@@ -94,32 +96,42 @@ def digest(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 def count(site: SiteFile, kind: str) -> None:
     """Count a request before handling it, so that a crash cannot undo the count. Refuse it above the limit."""
-    setting = COUNTED[kind]
+    path, setting = site.state / COUNTS, COUNTED[kind]
     most = int(getattr(site.settings, setting))
     with locked(site.state, ".requests.lock"):
-        counts = _counts(site)
-        done = counts.get(kind, 0) + 1
+        counts = recall(path)
+        done = counts.get(kind, 0)
+        require(type(done) is int, f"cannot read {path}; its owner must correct or remove it")
         limit = f"this site has answered {most} requests to {kind}, as many as its site.toml allows ({setting})"
-        require(done <= most, limit)
-        remember(site.state / COUNTS, {**counts, kind: done})
+        require(done < most, limit)
+        remember(path, {**counts, kind: done + 1})
 
 
-def remember(path: Path, content: Mapping[str, Any]) -> None:
-    """Write what this site must not forget."""
-    try:
-        write_atomically(path, json.dumps(content).encode(), private=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {path.parent}: {error.strerror}; earlier states are intact") from None
+def question(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], data: str) -> str:
+    """A digest of all that an answer depends on; tensors: those of the request, and of the state it starts from."""
+    content = hashlib.sha256(json.dumps([data, *(str(facts.get(name, "")) for name in ASKED)]).encode())
+    for name in sorted(tensors):
+        add_tensor(content, name, tensors[name])
+    return content.hexdigest()
 
 
-def _counts(site: SiteFile) -> dict[str, int]:
-    path = site.state / COUNTS
-    try:
-        return {str(kind): int(number) for kind, number in json.loads(read_bytes(path)).items()}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {error}; its owner must correct or remove it") from None
+def answers_before(folder: Path, round: int) -> int:
+    """In how many rounds before this one the site has given an answer, whether the server took it or not."""
+    return sum(int(known) < round for known in recall(folder / ANSWERED, MOST_ANSWERED))
+
+
+def require_same_question(folder: Path, round: int, asked: str) -> None:
+    """Note what is asked in a private round, before it is answered; refuse another question in the same round.
+
+    The noise follows from the site's private seed, the round and its number, so that a round that is requested again,
+    after a crash, gives the same bits. A server that requested it with other weights would get two answers under one
+    noise, and by subtracting them what the noise hides.
+    """
+    known = recall(folder / ANSWERED, MOST_ANSWERED)
+    same = known.setdefault(str(round), asked) == asked
+    told = f"round {round} has been answered to another request"
+    require(same, f"{told}; the noise of one answer must not serve for two")
+    remember(folder / ANSWERED, known)
 
 
 def _tables(text: str) -> dict[str, dict[str, Any]]:

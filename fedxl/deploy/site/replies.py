@@ -11,7 +11,8 @@ from fedxl.deploy.flower.common import Message, MessageType
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.protocol.records import KINDS, from_records, to_records
 from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.site import requests, secure, slots
+from fedxl.deploy.site import requests, secure
+from fedxl.deploy.storage import turn
 from fedxl.errors import RefusedError, UserError, for_others, printable
 
 HANDLERS: Mapping[str, Callable[[SiteFile, Envelope], Envelope]] = {
@@ -28,7 +29,7 @@ def reply(message: Message, read: Callable[[], SiteFile]) -> Message:
     torch.set_num_threads(1)
     try:
         site = read()
-        with slots.taken():
+        with turn():
             request = from_records(message.content, site.settings.megabytes)
             kind = message.metadata.message_type
             if kind not in HANDLERS:

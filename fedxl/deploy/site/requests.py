@@ -19,19 +19,9 @@ from fedxl.data.letor import count_relevant
 from fedxl.data.preparation import Preparation
 from fedxl.data.source import TensorSource
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
-from fedxl.deploy.protocol.label_counts import LabelCounts
 from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.site import cache, curve, secure
-from fedxl.deploy.site.answered import answers_before, question, require_same_question
-from fedxl.deploy.site.locks import locked
-from fedxl.deploy.site.permission import (
-    count,
-    permitted,
-    require_acceptable,
-    require_metrics_allowed,
-    require_order,
-)
-from fedxl.deploy.site.secret import private_seed
+from fedxl.deploy.site import cache, curve, permission, secure
+from fedxl.deploy.storage import locked, private_seed
 from fedxl.engine.drawing import NO_SECRETS, Secrets
 from fedxl.engine.executors import executor
 from fedxl.engine.simulator import Simulator
@@ -69,9 +59,9 @@ def hello(site: SiteFile) -> Envelope:
         facts["images"] = images
     if labels.ndim == 2:
         federation = Federation(TensorSource(labels, labels), [np.arange(len(labels))])  # only labels are counted
-        positives, negatives, both = federation.holdings()[0][:3]
-        facts |= {"positives": positives, "negatives": negatives, "both": both}
-        facts["labels"] = LabelCounts.of(federation).to_text()
+        held = federation.holdings()[0]
+        facts |= {"positives": held.positives, "negatives": held.negatives, "both": held.both}
+        facts["labels"] = json.dumps(dict(zip(("positive", "negative"), held.label_counts.tolist(), strict=True)))
     queries = cache.queries(site)
     if queries is not None:
         facts["queries"] = count_relevant(labels, queries)
@@ -81,35 +71,33 @@ def hello(site: SiteFile) -> Envelope:
 def train(site: SiteFile, request: Envelope) -> Envelope:
     """One round: `local_round` on this site's data, from the state after the round that the server last took."""
     facts = request.facts
-    require_acceptable(request)
-    experiment, precision = permitted(site, str(facts["config"])), str(facts["wire"])
+    permission.require_acceptable(request)
+    experiment, precision = permission.permitted(site, str(facts["config"])), str(facts["wire"])
     hidden = secure.require_allowed(site, request, precision)
-    count(site, "train")
+    permission.count(site, "train")
     federation = cache.training_data(site, _preparation(request))
     problem = _problem(site, experiment, request, federation)
-    require_order(site, problem.algorithm)
+    permission.require_order(site, problem.algorithm)
     check_queries(problem, federation.source, {})
     require_own_lists(problem)
     federation = Federation(suited(problem, federation.source), federation.parts)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
-    received = _received(problem, phase, request)
-    received = tree.to(received, problem.device)
+    received = tree.to(_received(problem, phase, request), problem.device)
     _require_own_share(received.share, federation, problem.reading)
     data, private = cache.identity(site), problem.algorithm.private
     secrets = _secrets(site, str(facts["run"]), number, private)
     engine = _engine(problem, federation, number, received.share, secrets)
     with locked(site.state / str(facts["run"])) as folder:
         if private:
-            require(
-                round <= problem.settings.rounds, f"round {round} is beyond the rounds that epsilon was stated for"
-            )
+            stated = round <= problem.settings.rounds
+            require(stated, f"round {round} is beyond the rounds that epsilon was stated for")
             # Its own count, not the server's: each answer must read on where the last one ended.
-            visits = answers_before(folder, round)
+            visits = permission.answers_before(folder, round)
         note = _recall(folder, engine, received.server, base, visits, data, exact=not private)
         if private:
-            asked = question(facts, {**request.tensors, **tree.pack(engine.population, "state")}, data)
-            require_same_question(folder, round, asked)
+            asked = permission.question(facts, {**request.tensors, **tree.pack(engine.population, "state")}, data)
+            permission.require_same_question(folder, round, asked)
         passive = tree.map(lambda leaf: leaf[None], received.passive)
         update: Any = engine.run_round(received.server, round, np.zeros(1, np.int64), passive)
         update = tree.map(lambda leaf: leaf[0], update)
@@ -127,14 +115,14 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
 
 def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     """How the server's model does on what this site has held back, as far as the site discloses it."""
-    require_acceptable(request)
+    permission.require_acceptable(request)
     kind, split = site.settings.evaluate, str(request.facts["split"])
     header = {"site": site.settings.name, "split": split}
     if kind == "none":
         return Envelope({**header, "kind": "nothing", "why": "it discloses no evaluation"}, {})
     require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{printable(split)}'")
-    experiment = permitted(site, str(request.facts["config"]))
-    count(site, "evaluate")
+    experiment = permission.permitted(site, str(request.facts["config"]))
+    permission.count(site, "evaluate")
     made = _preparation(request)
     held = cache.held_back(site, split, made)
     if held is None:
@@ -142,12 +130,11 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     problem = _problem(site, experiment, request, cache.training_data(site, made))
     weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), request.tensors)
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
-    require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
+    permission.require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     check_queries(problem, held, {})
     told = "this site discloses scores, and scores without their queries give no metric of queries"
-    require(
-        kind != "scores" or not problem.risk.pairing.ranked, f'{told}; its site.toml may say evaluate = "metrics"'
-    )
+    useful = kind != "scores" or not problem.risk.pairing.ranked
+    require(useful, f'{told}; its site.toml may say evaluate = "metrics"')
     judge, device = problem.evaluator, problem.device
     grant = curve.granted(site, request.facts, problem.risk) if kind == "curve" else None
     scores = judge.scores(tree.to(weights, device), suited(problem, held).to(device)).cpu()
@@ -176,9 +163,8 @@ def _require_own_share(share: Share, federation: Federation, reading: Reading) -
     counts = torch.maximum(share.factors.reshape(2, -1).amax(1), share.mass)
     for name, side, counted in zip(("S1", "S2"), (reading.first, reading.second), counts, strict=True):
         held = len(federation.side(side)[0]) if side != "none" else 0
-        require(
-            bool(held) or not bool(counted > 0), f"the request counts examples of {name}, of which this site has none"
-        )
+        right = held > 0 or not bool(counted > 0)
+        require(right, f"the request counts examples of {name}, of which this site has none")
 
 
 def _numbers(request: Envelope) -> tuple[int, int, int, int]:
@@ -206,17 +192,12 @@ def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: 
     device = pick_device(site.settings.device)
     problem = build_problem(experiment, federation.example_shape, facts, device)
     require(not problem.algorithm.centralized, "this algorithm wants all data in one place")
-    _require_own_labels(site, problem)
-    return problem
-
-
-def _require_own_labels(site: SiteFile, problem: Problem) -> None:
-    """That the run is for the labels that this site has; their names leave only if its settings allow it."""
     try:
         check_label_names(problem.label_names, cache.label_names(site))
-    except UserError as error:
+    except UserError as error:  # names of labels leave only if the site's settings allow it
         quiet = "this site's labels have other names, or another order; its own log says which"
         raise error if site.settings.summary else OwnersError(str(error), quiet) from None
+    return problem
 
 
 def _received(problem: Problem, phase: Phase, request: Envelope) -> TrainRequest:
@@ -231,10 +212,7 @@ def _received(problem: Problem, phase: Phase, request: Envelope) -> TrainRequest
 
 
 def _secrets(site: SiteFile, run: str, number: int, private: bool) -> Secrets:
-    """The seed of this site's own draws, if the server must not be able to work out which examples it reads.
-
-    Noise always has one: the server knows the run's seed, and would subtract noise that follows from it.
-    """
+    """Seeds that the server does not know: of draws if the site wants it, of noise always, lest it be subtracted."""
     draws = site.settings.private_draws
     if not (draws or private):
         return NO_SECRETS
@@ -262,8 +240,7 @@ def _recall(
 ) -> str:
     """Take up the state after round `base`. A site that has lost it begins anew, in the right place of its data.
 
-    exact: whether that state must be after as many visits. In a private run, answers that the server did not take
-    count as visits, too.
+    exact: whether the state must be after as many visits; in a private run, answers that were not taken count, too.
     """
     algorithm, note = engine.algorithm, ""
     state = (algorithm.rejoin if visits else algorithm.init_client)(server, engine.drawing.num_rows(0))

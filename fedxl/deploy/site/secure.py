@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,12 @@ from fedxl.algorithms.protocol import Algorithm, Phase, ServerState
 from fedxl.algorithms.server_rules import fixed_point_bits
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, whole
 from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.secure import identity, member
-from fedxl.deploy.secure.masks import SIGNED
+from fedxl.deploy.secure import member, messages
+from fedxl.deploy.secure.crypto import SHARE, SIGNED
 from fedxl.deploy.secure.member import MemberState
-from fedxl.deploy.secure.messages import (
-    Advert,
-    by_number,
-    hexed,
-    numbers,
-    sealed_shares,
-    session_of,
-    share_numbers,
-    sum_shares,
-    sum_weights,
-    told,
-)
-from fedxl.deploy.secure.shamir import BYTES
-from fedxl.deploy.site.locks import locked
-from fedxl.deploy.site.permission import remember, require_acceptable
+from fedxl.deploy.site.permission import require_acceptable
+from fedxl.deploy.storage import locked, recall, remember
 from fedxl.errors import DivergedError, RefusedError, require
-from fedxl.files import read_json
 
 FILE = "secure.json"
 KEPT = 3  # rounds of which a site remembers whose updates it has let be added; a server goes back by one at most
@@ -45,7 +32,7 @@ def step(site: SiteFile, request: Envelope) -> Envelope:
     """Do the step that the request names, and store the new state before the answer leaves."""
     require_acceptable(request)
     facts = request.facts
-    name, session = str(facts.get("secure")), session_of(facts.get("session"))
+    name, session = str(facts.get("secure")), messages.session_of(facts.get("session"))
     if name not in STEPS:
         raise RefusedError("there is no such step of a secure sum")
     with locked(site.state / str(facts["run"])) as folder:
@@ -61,34 +48,39 @@ def _keys(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]) 
     most = MORE * site.settings.rounds
     require(len(seen) < most, f"this site has begun {most} secure sums, as many as its site.toml allows (rounds)")
     state, advert = member.begin(session, f"{facts['run']} {round} {session}", number)
-    advert = identity.sign(site.folder, state.context, number, advert)
-    _store(folder, state, [*seen, session])
+    advert = member.sign(site.folder, state.context, number, advert)
+    _store(folder, state, seen=[*seen, session])
     return {"keys": json.dumps(advert.to_plain())}
 
 
 def _shares(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]) -> dict[str, str]:
-    state, seen = _begun(folder, "keys", session)
-    members = {number: Advert.from_plain(found) for number, found in by_number(facts.get("members")).items()}
+    state = _begun(folder, "keys", session)
+    found = messages.by_number(facts.get("members"))
+    members = {number: messages.Advert.from_plain(advert) for number, advert in found.items()}
     _require_sum_of(site, len(members))
     others = [number for number in members if number != state.number]
     trusted = site.settings.peers
-    names = {identity.verify(site.folder, state.context, each, members[each], trusted) for each in others}
+    names = {member.verify(site.folder, state.context, each, members[each], trusted) for each in others}
     require(len(names | {site.settings.name}) == len(members), "one site takes part twice in a secure sum")
     state, sealed = member.share(state, members)
-    _store(folder, state, seen)
-    return {"sealed": hexed(sealed)}
+    _store(folder, state)
+    return {"sealed": messages.hexed(sealed)}
 
 
 def _unmask(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]) -> dict[str, str]:
-    state, seen = _begun(folder, "mask", session)
-    survivors = numbers(facts.get("survivors"))
+    state, content = _begun(folder, "mask", session), recall(folder / FILE)
+    survivors = messages.numbers(facts.get("survivors"))
     _require_sum_of(site, len(survivors))
     if set(survivors) <= {int(number) for number in state.weights}:
         _require_small_part(site, state, survivors)
     answered = _require_same_sum(folder, state, survivors)
     state, shares = member.unmask(state, survivors)
-    _store(folder, state, seen, answered, visits=_content(folder).get("visits", 0))
-    return {"shares": hexed({number: share.to_bytes(BYTES) for number, share in shares.items()})}
+    visits = content.get("visits", 0)
+    added = {**content.get("added", {}), state.context.split()[1]: visits}
+    # Of rounds that are forgotten the latest visits are all that counts.
+    kept = {round: used for round, used in added.items() if round in answered or used == max(added.values())}
+    _store(folder, state, answered=answered, visits=visits, added=kept)
+    return {"shares": messages.hexed({number: share.to_bytes(SHARE) for number, share in shares.items()})}
 
 
 STEPS: Mapping[str, Callable[[SiteFile, Path, str, Mapping[str, Any]], dict[str, str]]] = {
@@ -101,16 +93,12 @@ STEPS: Mapping[str, Callable[[SiteFile, Path, str, Mapping[str, Any]], dict[str,
 def require_allowed(site: SiteFile, request: Envelope, precision: str) -> bool:
     """Whether the server wants this update under masks; UserError if the site wants that and the server does not."""
     secure = "secure" in request.facts
-    require(
-        secure or not site.settings.secure,
-        "this site takes part only in secure sums (secure = true in its site.toml); set secure = true in server.toml",
-    )
+    only = "this site takes part only in secure sums (secure = true in its site.toml)"
+    require(secure or not site.settings.secure, f"{only}; set secure = true in server.toml")
     require(not secure or precision != wire.HALF, "a secure sum cannot be sent in half precision")
-    require(
-        not secure or site.settings.private_draws,
-        "secure sums need private_draws = true in this site's site.toml: otherwise two runs of one experiment give "
-        "the same updates, and their sums differ by who was there",
-    )
+    why = "otherwise two runs of one experiment give the same updates, and their sums differ by who was there"
+    drawn = not secure or site.settings.private_draws
+    require(drawn, f"secure sums need private_draws = true in this site's site.toml: {why}")
     return secure
 
 
@@ -123,10 +111,7 @@ def disclosed(
     server: ServerState,
     update: Any,
 ) -> dict[str, torch.Tensor]:
-    """An update as it leaves: without the parts that are summed, and these as codes under masks.
-
-    A round that changes none of them, and a site that does not count in the average, send nothing of them at all.
-    """
+    """An update as it leaves: without the parts that are summed, and these, if they count, as codes under masks."""
     names, bits = algorithm.averaged, fixed_point_bits(algorithm)
     require(bool(names) and bool(bits), "a secure sum needs fixed_point = 32 or 64 in [algorithm]")
     visible = wire.flatten(update._replace(**dict.fromkeys(names, ())))
@@ -135,24 +120,24 @@ def disclosed(
         return visible
     if not phase.averaged:
         raise RefusedError("there is nothing to add in this round")
-    state, seen = _begun(folder, "shares", session_of(session))
+    state = _begun(folder, "shares", messages.session_of(session))
     try:
         mine = codes(bits, algorithm, server, tree.map(lambda leaf: leaf[None], update))
     except DivergedError as error:
         raise DivergedError(f"{DIVERGED}{error}") from None
     ring = member.as_ring(flat(mine).cpu().numpy(), bits)
     facts = request.facts
-    weights = sum_weights(facts.get("weights"))
+    weights = messages.sum_weights(facts.get("weights"))
     if weights.get(state.number) != float(algorithm.counts(update.share)):
         raise RefusedError("the weight of this site in the sum is not its share")
-    if sum_shares(facts.get("shares")).get(state.number) != share_numbers(update.share):
+    if messages.sum_shares(facts.get("shares")).get(state.number) != messages.share_numbers(update.share):
         raise RefusedError("the share of this site is another one in what all sites are told")
     visits = whole(facts.get("visits"), "visits")
     _require_new_draws(folder, whole(facts.get("round"), "round"), visits)
-    same = told(facts, weights, server)
-    state, masked = member.mask(state, sealed_shares(facts.get("secure")), ring, same, weights)
+    same = messages.told(facts, weights, server)
+    state, masked = member.mask(state, messages.sealed_shares(facts.get("secure")), ring, same, weights)
     _require_small_part(site, state, list(weights))
-    _store(folder, state, seen, visits=visits)
+    _store(folder, state, visits=visits)
     return {**visible, "masked": torch.from_numpy(masked.view(SIGNED[bits]))}
 
 
@@ -164,32 +149,23 @@ def _require_sum_of(site: SiteFile, found: int) -> None:
 def _require_small_part(site: SiteFile, state: MemberState, members: list[int]) -> None:
     """A sum that is almost this site's update alone hides nothing of it."""
     part, most = member.own_part(state, members), site.settings.own_part
-    require(
-        part <= most, f"this site's update would be {part:.0%} of the sum; its site.toml allows {most:.0%} (own_part)"
-    )
+    told = f"this site's update would be {part:.0%} of the sum; its site.toml allows {most:.0%} (own_part)"
+    require(part <= most, told)
 
 
 def _require_new_draws(folder: Path, round: int, visits: int) -> None:
-    """Refuse to make the same update in two rounds: its examples follow from the visits, not from the round.
-
-    Sums over different sites of what are the same updates would differ by single ones.
-    """
-    before: dict[str, int] = _content(folder).get("added", {})
+    """Refuse the same update (its examples follow from the visits) in two rounds: sums might differ by one alone."""
+    before: dict[str, int] = recall(folder / FILE).get("added", {})
     if str(round) in before:
         require(visits == before[str(round)], f"this site has added other examples in round {round}")
     else:
-        fresh = all(visits > used for used in before.values())
-        require(
-            fresh, f"this site has added the same examples in another round than {round}; two sums would tell more"
-        )
+        told = f"this site has added the same examples in another round than {round}; two sums would tell more"
+        require(all(visits > used for used in before.values()), told)
 
 
 def _require_same_sum(folder: Path, state: MemberState, survivors: list[int]) -> dict[str, list[int]]:
-    """Refuse a second sum of the same round over other sites: the difference of both would be no sum any more.
-
-    Returns the sums to remember. A round that is repeated for the same sites gives the same sum, and tells nothing.
-    """
-    before = _content(folder).get("answered", {})
+    """Refuse a second sum of a round over other sites: their difference would be no sum. Returns all to remember."""
+    before = recall(folder / FILE).get("answered", {})
     round = int(state.context.split()[1])
     oldest = min(map(int, before), default=0)
     require(round >= oldest, f"this site has gone on; it adds nothing to round {round} any more")
@@ -199,46 +175,25 @@ def _require_same_sum(folder: Path, state: MemberState, survivors: list[int]) ->
     return {str(each): before.get(str(each), survivors) for each in kept}
 
 
-def _begun(folder: Path, stage: str, session: str) -> tuple[MemberState, list[str]]:
-    state, seen = _load(folder)
+def _begun(folder: Path, stage: str, session: str) -> MemberState:
+    state, _ = _load(folder)
     if state is None:
         raise RefusedError("this site knows nothing of that secure sum")
     state.require(stage, session)
-    return state, seen
+    return state
 
 
 def _load(folder: Path) -> tuple[MemberState | None, list[str]]:
     """The state of the last sum of this run, and the sessions of all of them."""
-    content = _content(folder)
+    content = recall(folder / FILE)
     try:
         return (MemberState(**content["state"]), [str(each) for each in content["seen"]]) if content else (None, [])
     except (KeyError, TypeError):
         raise RefusedError(f"{FILE} cannot be read; its owner must remove the run's folder") from None
 
 
-def _content(folder: Path) -> dict[str, Any]:
-    try:
-        return read_json(folder / FILE)
-    except FileNotFoundError:
-        return {}
-
-
-def _store(
-    folder: Path,
-    state: MemberState,
-    seen: list[str],
-    answered: Mapping[str, list[int]] | None = None,
-    visits: int = 0,
-) -> None:
-    """visits: after how many this site draws the examples of this sum."""
-    before = _content(folder)
-    added = dict(before.get("added", {}))
-    if answered is None:
-        answered = before.get("answered", {})
-    else:
-        added[state.context.split()[1]] = visits
-        # Of rounds that are forgotten the latest visits are all that counts.
-        latest = max(added.values())
-        added = {round: used for round, used in added.items() if round in answered or used == latest}
-    content = {"state": json.loads(state.to_json()), "seen": seen, "answered": answered}
-    remember(folder / FILE, {**content, "visits": visits, "added": added})
+def _store(folder: Path, state: MemberState, **changed: Any) -> None:
+    """Remember the state of the last sum. visits: after how many this site draws the examples of this sum."""
+    before = recall(folder / FILE)
+    kept = {"seen": before.get("seen", []), "answered": before.get("answered", {}), "visits": 0}
+    remember(folder / FILE, {"state": asdict(state), **kept, "added": before.get("added", {}), **changed})

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedxl.data.augment import NOTHING
 from fedxl.data.holdout import SPLITS
 from fedxl.data.preparation import Preparation
 from fedxl.data.rawtable import RawTable, recoding
+from fedxl.data.source import NOTHING
 from fedxl.data.summary import predicted
-from fedxl.deploy.site.arrays import write_array
 from fedxl.errors import UserError, printable, require
-from fedxl.files import private_folder, write_atomically
+from fedxl.files import open_private, private_folder, write_atomically
 from fedxl.progress import progress
 
-FACTS = "data.json"  # the cache's own description of itself
+FACTS = "data.json"  # the cache's own description of itself, written last: without it a cache is incomplete
 PREFIXES = ("", *(f"{split}_" for split in SPLITS[1:]))  # of file names: training data have none
 # Unscaled columns, and the examples that a preparation made of them, under its digest.
 FILE = re.compile(rf"({'|'.join(PREFIXES)})(raw|x-[0-9a-f]{{16}})\.npy")
@@ -41,35 +41,47 @@ def write(cache: Path, raw: RawTable, site: int, about: Mapping[str, Any], name:
         "label": predicted(raw.about),
         "summary": raw.summary(site).to_json(),
     }
-    facts = {**about, "means": False, "weights": raw.weights is not None, "augment": asdict(NOTHING), "table": table}
-    facts["queries"] = raw.queries is not None
-    facts["splits"] = [split for split, size in zip(SPLITS[1:], sizes[1:], strict=True) if size]
+    facts = {
+        **about,
+        "means": False,
+        "weights": raw.weights is not None,
+        "queries": raw.queries is not None,
+        "augment": asdict(NOTHING),
+        "splits": [split for split, size in zip(SPLITS[1:], sizes[1:], strict=True) if size],
+        "table": table,
+    }
+    with writing(cache, facts), progress(f"preparing {name}", sum(sizes)) as done:
+        _remove_examples(cache)
+        for split, (prefix, part, size) in enumerate(zip(PREFIXES, parts, sizes, strict=True)):
+            if size:
+                rows = raw.order.rows[part]
+                write_array(cache / f"{prefix}raw.npy", (size, len(raw.columns)), raw.blocks(site, split), done)
+                _write_whole(cache / f"{prefix}y.npy", raw.labels[rows].astype(np.int64))
+                if raw.queries is not None:
+                    _write_whole(cache / f"{prefix}queries.npy", raw.queries[rows].astype(np.int64))
+        if raw.weights is not None:
+            _write_whole(cache / "weights.npy", raw.weights[raw.order.rows[parts[0]]])
+    return sizes[0]
+
+
+@contextmanager
+def writing(cache: Path, facts: Mapping[str, Any]) -> Iterator[None]:
+    """Write a cache anew, and in the end its description."""
     try:
         private_folder(cache)
         (cache / FACTS).unlink(missing_ok=True)
-        _remove_examples(cache)
-        with progress(f"preparing {name}", sum(sizes)) as done:
-            for split, (prefix, part, size) in enumerate(zip(PREFIXES, parts, sizes, strict=True)):
-                if size:
-                    shape = (size, len(raw.columns))
-                    write_array(cache / f"{prefix}raw.npy", shape, raw.blocks(site, split), done)
-                    labels = raw.labels[raw.order.rows[part]].astype(np.int64)
-                    write_array(cache / f"{prefix}y.npy", labels.shape, [labels], lambda count: None)
-                    if raw.queries is not None:
-                        of = raw.queries[raw.order.rows[part]].astype(np.int64)
-                        write_array(cache / f"{prefix}queries.npy", of.shape, [of], lambda count: None)
-            if raw.weights is not None:
-                own = raw.weights[raw.order.rows[parts[0]]]
-                write_array(cache / "weights.npy", own.shape, [own], lambda count: None)
+        yield
         write_atomically(cache / FACTS, json.dumps(facts).encode(), private=True)
     except OSError as error:
         raise UserError(f"cannot write to {cache}: {error.strerror}; free some space and prepare again") from None
-    return sizes[0]
 
 
 def examples(cache: Path, table: Mapping[str, Any], prefix: str, made: Preparation) -> Path:
     """The file of a split's examples as a preparation makes them, written if there is none. Others are removed."""
-    _require_fitting(table, made)
+    label = predicted(made.to_json())
+    require(made.image is None, "this site has a table of numbers and categories, not of images")
+    told = "the server's preparation is for the label {}, this site's is {}"
+    require(label == table["label"], told.format(printable(label), printable(table["label"])))
     digest = hashlib.sha256(json.dumps(made.to_json()).encode()).hexdigest()[:16]
     target = cache / f"{prefix}x-{digest}.npy"
     if target.is_file():
@@ -89,14 +101,6 @@ def examples(cache: Path, table: Mapping[str, Any], prefix: str, made: Preparati
     return target
 
 
-def _require_fitting(table: Mapping[str, Any], made: Preparation) -> None:
-    """That a server's preparation is one of tables like this one."""
-    label = predicted(made.to_json())
-    require(made.image is None, "this site has a table of numbers and categories, not of images")
-    told = "the server's preparation is for the label {}, this site's is {}"
-    require(label == table["label"], told.format(printable(label), printable(table["label"])))
-
-
 def _remove_examples(cache: Path, but: str = "") -> None:
     """What earlier preparations made: a server could fill the disk with them. Who has them mapped keeps them."""
     for path in cache.iterdir():
@@ -104,3 +108,26 @@ def _remove_examples(cache: Path, but: str = "") -> None:
         if found and found[2] not in ("raw", f"x-{but}"):
             with suppress(OSError):
                 path.unlink()
+
+
+def write_array(
+    path: Path, shape: tuple[int, ...], pieces: Iterable[np.ndarray], done: Callable[[int], None]
+) -> None:
+    """Write rows as an .npy file for this user alone. Rename it when complete: another process may have it mapped."""
+    # Not by mapping: on a full disk, a write raises an error, and a mapping would kill the process.
+    partial = path.with_name(f".{path.name}")
+    with open_private(partial) as file:
+        for number, piece in enumerate(pieces):
+            if not number:
+                kind = np.lib.format.dtype_to_descr(piece.dtype)
+                header = {"descr": kind, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(piece.tobytes())
+            done(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _write_whole(path: Path, array: np.ndarray) -> None:
+    write_array(path, array.shape, [array], lambda count: None)

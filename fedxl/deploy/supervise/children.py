@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 PATIENCE = 20.0  # seconds from SIGTERM to SIGKILL
 HOME = "FLWR_HOME"  # environment variable of all of Flower's processes: the party's folder for Flower
@@ -18,16 +17,9 @@ HOME = "FLWR_HOME"  # environment variable of all of Flower's processes: the par
 
 @contextmanager
 def stopping_all(homes: Sequence[Path] = ()) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """On exit, stop all processes that were appended to the list, and their descendants.
-
-    homes: the parties' folders for Flower. A process with one of them in its environment descends from ours.
-    """
+    """On exit, stop all processes that are appended to the list, and all with one of `homes` in their environment."""
     started: list[subprocess.Popen[bytes]] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield started
     finally:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from cryptography import x509
 
-from fedxl.deploy.log import Say
+from fedxl.deploy import Say
 from fedxl.deploy.provision import keys
 from fedxl.deploy.provision.connection import HOME_FOLDER, read_connection
 from fedxl.deploy.provision.members import FOLDER, Members
 from fedxl.deploy.provision.settings import ServerFile, read_server, read_site
-from fedxl.deploy.site import slots
+from fedxl.deploy.storage import offer_turns, take_lock
 from fedxl.deploy.supervise import status
 from fedxl.deploy.supervise.children import HOME, die_with_parent, stopping_all
-from fedxl.deploy.supervise.supervisor import USER_ERROR, Child, Supervisor, command, environment
+from fedxl.deploy.supervise.supervisor import USER_ERROR, Child, Supervisor, command, environment, last_line
 from fedxl.errors import UserError, printable, require
 
 POLL = 0.5
@@ -50,14 +50,8 @@ def serve(folder: Path, say: Say) -> ServerFile:
 
     with locked(home), stopping_all([home]) as started:
         say(f"serving at {host}:{port} for {', '.join(server.settings.sites)}; logs are in {home}")
-        Supervisor(
-            children,
-            environment(home, HOME),
-            say,
-            progress=progress,
-            remind=lambda: server_reminders(folder),
-            max_crashes=MAX_CRASHES,
-        ).run(started)
+        remind = partial(server_reminders, folder)
+        Supervisor(children, environment(home, HOME), say, progress, remind, MAX_CRASHES).run(started)
     return server
 
 
@@ -113,11 +107,7 @@ def join(folder: Path, say: Say) -> None:
 
 
 def prepared(folder: Path) -> str:
-    """Prepare a site's data if needed; what there is to say of it.
-
-    A process of its own does it, whose torch and tables take no memory any more while the site runs. It works in the
-    user's folder and shows its progress here; its reason, if it fails, does not need a disk that may be full.
-    """
+    """Prepare a site's data if needed, in a process of its own, which frees its memory. Returns its last line."""
     work = command("prepare", folder)
     done = subprocess.run(work, stdout=subprocess.PIPE, text=True, errors="replace", preexec_fn=die_with_parent)
     last = (done.stdout.strip().splitlines() or [""])[-1].removeprefix("fedxl: ")
@@ -132,29 +122,19 @@ def local(folder: Path, say: Say, watch: Callable[[Path], None] = lambda run: No
     folder = folder.resolve()
     server = read_server(folder / "server" / "server.toml")
     parties = [("serve", folder / "server"), *(("join", folder / "sites" / name) for name in server.settings.sites)]
-    shared = {**os.environ, **slots.offered(folder / "turns", os.cpu_count() or 1)}
+    shared = {**os.environ, **offer_turns(folder / "turns", os.cpu_count() or 1)}
     with stopping_all([place / HOME_FOLDER for _, place in parties]) as started:
         for role, place in parties:
             require(place.is_dir(), f"there is no folder {place}; `fedxl deploy init` creates it")
             with (place / "fedxl.log").open("ab") as log:
-                started.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "fedxl", "deploy", role, str(place)],
-                        env=shared,
-                        stdout=log,
-                        stderr=log,
-                        preexec_fn=die_with_parent,
-                    )
-                )
+                run = [sys.executable, "-m", "fedxl", "deploy", role, str(place)]
+                started.append(subprocess.Popen(run, env=shared, stdout=log, stderr=log, preexec_fn=die_with_parent))
         main = started[0]
         while main.poll() is None:
             watch(server.out)
             time.sleep(POLL)
         watch(server.out)
-        if main.returncode:
-            lines = (folder / "server" / "fedxl.log").read_text(errors="replace").strip().splitlines()
-            last = lines[-1].removeprefix("fedxl: ") if lines else "its log is empty"
-            raise UserError(f"the server stopped: {last}")
+        require(not main.returncode, f"the server stopped: {last_line(folder / 'server' / 'fedxl.log')}")
     return server
 
 
@@ -180,8 +160,5 @@ def private(folder: Path) -> Path:
 def locked(home: Path) -> Iterator[None]:
     """Allow one server or site per folder: a second one would take over the socket, or the node, of the first."""
     with (home / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{home.parent} is already running; stop it first") from None
+        require(take_lock(lock), f"{home.parent} is already running; stop it first")
         yield

@@ -1,7 +1,7 @@
 """A process supervisor: it restarts processes that crash, after a pause that grows with each crash.
 
-A process that exits with code 2 reports a mistake of the user in its last line. A restart would only repeat it, so
-the supervisor stops with that line. When the main process exits with code 0, the work is done.
+A process that exits with code 2 reports a user's mistake in its last line: the supervisor stops with that line. When
+the main process exits with code 0, the work is done.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedxl.deploy.log import Say
+from fedxl.deploy import Say
 from fedxl.deploy.supervise.children import die_with_parent
 from fedxl.errors import UserError
 
@@ -69,11 +69,6 @@ class Child:
         self.printed += len(whole) + len(newline)
         return whole.decode(errors="replace").splitlines()
 
-    def last_line(self) -> str:
-        """The last line of its log."""
-        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
-        return lines[-1].removeprefix("fedxl: ") if lines else "its log is empty"
-
 
 @dataclass
 class Supervisor:
@@ -119,7 +114,7 @@ class Supervisor:
         if child.main and code == 0:
             return True
         if code == USER_ERROR:
-            raise UserError(child.last_line())
+            raise UserError(last_line(child.log))
         now = time.monotonic()
         progress = self.progress()
         stable = now - child.started > STABLE or progress != self._last_progress
@@ -137,15 +132,17 @@ class Supervisor:
         return False
 
 
+def last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1].removeprefix("fedxl: ") if lines else "its log is empty"
+
+
 def command(role: str, folder: Path, *more: str) -> list[str]:
     """The command of one of our processes: `python -m fedxl.deploy ROLE FOLDER ...`."""
     return [sys.executable, "-m", "fedxl.deploy", role, str(folder), *more]
 
 
 def environment(home: Path, name: str) -> dict[str, str]:
-    """Our environment with the variable `name` set to `home`, by which `children.py` finds our processes.
-
-    It holds none of Flower's own settings, which could open ports or send reports.
-    """
+    """Our environment with `name` set to `home`, and without Flower's settings, which could open ports."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
     return {**clean, name: str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}

@@ -1,9 +1,8 @@
 """The executor for GPUs: a step of all clients is captured once and replayed, so that no kernel waits for Python.
 
-A step launches hundreds of kernels for each client, most of them too small to fill a GPU, and Python cannot launch
-them fast enough. So the algorithm's own `step`, with the reading of its examples before it, is *traced* into one flat
-list of operations, compiled into a *program* and *captured* as a CUDA graph, with the clients side by side
-(`lanes.py`). All that is read and written stays at its place in memory: a round is copy in, replay, copy out.
+The algorithm's own `step`, with the reading of its examples before it, is *traced* into one flat list of operations,
+compiled into a *program* and *captured* as a CUDA graph, with the clients side by side (`lanes.py`). All that is read
+and written stays at its place in memory: a round is copy in, replay, copy out.
 """
 
 from __future__ import annotations
@@ -60,7 +59,13 @@ class GraphExecutor:
                 return self._in_parts(algorithm, server, group)
             except torch.OutOfMemoryError:
                 pass  # until here the error itself holds on to what was allocated
-            self._shrink()
+            size = self.at_once
+            if size == 1:
+                raise TraceError("the device's memory does not hold it, not even for one client at a time")
+            self.captured, self.at_once = None, math.ceil(size / 2)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.say(f"executor: {size} clients do not fit in the device's memory together, trying {self.at_once}")
 
     def _in_parts(self, algorithm: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
         """All clients together, or in parts that fit in memory; a short part is filled up with its last client."""
@@ -76,15 +81,6 @@ class GraphExecutor:
             # The next part will be written over this one.
             updates.append(update if size >= count else tree.map(torch.clone, update))
         return clients, updates[0] if len(updates) == 1 else tree.concat(updates)
-
-    def _shrink(self) -> None:
-        size = self.at_once
-        if size == 1:
-            raise TraceError("the device's memory does not hold it, not even for one client at a time")
-        self.captured, self.at_once = None, math.ceil(size / 2)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        self.say(f"executor: {size} clients do not fit in the device's memory together, trying {self.at_once}")
 
     def _part(self, algorithm: ClientRound, server: Any, group: Group) -> tuple[list[Any], Any]:
         states = tree.stack_ragged(group.clients, group.largest_state())
@@ -131,16 +127,13 @@ class CapturedStep:
         leaves, before = tree.leaves(server), len(tree.leaves(self.plan.everyone))
         read = [i - before for i in self.plan.traced.reads if i >= before]
         self.server = {i: leaves[i].clone() for i in read}
-        inputs = [self._inputs(lane, leaves) for lane in self.plan.lanes]
+        fixed = [self.server.get(i, leaf) for i, leaf in enumerate(leaves)]
+        inputs = [self.plan.traced.inputs([*tree.leaves(lane), *fixed]) for lane in self.plan.lanes]
         self.replay = self._captured(how, inputs)
         together = "as one vectorised program" if self.plan.shared else "with a stream each"
         what = "compiled" if how.compiled else "not compiled"
         launch = self.repeats * self.plan.at_a_time
         self.description = f"{len(group.clients)} clients {together}, {what}, {launch} steps a launch"
-
-    def _inputs(self, lane: Any, leaves: list[Tensor]) -> list[Tensor]:
-        server = [self.server.get(i, leaf) for i, leaf in enumerate(leaves)]
-        return self.plan.traced.inputs([*tree.leaves(lane), *server])
 
     def _captured(self, how: GraphExecutor, inputs: list[list[Tensor]]) -> Callable[[], None]:
         module = self.plan.traced.module

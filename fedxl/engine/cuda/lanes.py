@@ -159,11 +159,7 @@ def divisor(number: int, most: int) -> int:
 
 
 def _rows(stacked: Tensor, alignment: int = ALIGNMENT) -> Tensor:
-    """A copy, a row a client, whose rows begin where kernels like them to.
-
-    Within a row the weights of a convolution have their channels last, as the units of a GPU want them; that changes
-    no number.
-    """
+    """A copy with one row per client. Rows are aligned, and weights of convolutions have their channels last."""
     count, *shape = stacked.shape
     multiple = math.ceil(alignment / stacked.element_size())
     pitch = multiple * max(1, math.ceil(math.prod(shape) / multiple))

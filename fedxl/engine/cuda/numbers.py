@@ -1,9 +1,7 @@
-"""Numbers that a search changes, as inputs of a trace: runs that differ in them share a program.
+"""Hyper-parameters as inputs of a trace, so that runs that differ in them share a program.
 
-An algorithm's hyper-parameters are plain numbers, and its `step` computes with them as such; so they stand in the
-trace as constants. Which of the constants they are is told by the operation that takes them. docs/notes/compiler.md
-says why they are not tensors from the beginning. A number that is missed costs a compilation, a minute, and is never
-wrong.
+They stand in the trace as constants; the operation that takes a constant tells whether it is one of them. One that is
+missed costs a compilation, a minute. docs/notes/compiler.md says why they are not tensors from the beginning.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fedxl.engine.cuda.aliasing import writers_of
+from fedxl.engine.cuda.tidy import writers_of
 
 aten = torch.ops.aten
 SETTING = "setting"  # marks an operation of ours whose number is one

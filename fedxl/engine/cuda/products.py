@@ -1,9 +1,8 @@
 """Convolutions of many clients as batched matrix products.
 
-Under `vmap` the convolutions of C clients, each with weights of its own, become one convolution in C groups, and the
-libraries are slow at those: their kernels are made for groups of a few channels. With the windows laid out side by
-side ("im2col") the same numbers are a product of C pairs of matrices, which the libraries are best at. The layout
-costs memory traffic, so this pays where feature maps are small.
+Under `vmap` the convolutions of C clients become one convolution in C groups, at which the libraries are slow. With
+the windows laid out side by side ("im2col") they are a product of C pairs of matrices. The layout costs memory
+traffic, so this pays where feature maps are small.
 """
 
 from __future__ import annotations
@@ -18,13 +17,7 @@ from torch.nn import functional as nnf
 aten = torch.ops.aten
 Pair = tuple[int, int]
 
-MOVES = {
-    aten.permute.default,
-    aten.clone.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-}
+MOVES = {move.default for move in (aten.permute, aten.clone, aten.view, aten._unsafe_view, aten.reshape)}
 
 
 def as_products(module: fx.GraphModule, clients: int, pixels: float = math.inf) -> None:
@@ -76,10 +69,7 @@ def _windows_of(
 
 
 def _origin(node: fx.Node) -> tuple[Any, ...]:
-    """Where numbers come from and how they were moved: vmap moves a convolution's input anew for its backward pass.
-
-    What autograd keeps for a backward pass may not be written to in between, so equal origins are equal numbers.
-    """
+    """Where numbers come from and how they were moved. Autograd lets nobody write to them in between."""
     moves: list[Any] = []
     while node.target in MOVES:
         moves.append((node.target, str(node.args[1:])))
@@ -92,10 +82,7 @@ def _image(tensor: Tensor) -> Pair:
 
 
 def windows(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, groups: int) -> Tensor:
-    """[B, G c, H, W] -> [G, B H' W', kh kw c]: what each output pixel of each group looks at.
-
-    Channels come last, as they do in memory behind a product, so that the copy runs along both.
-    """
+    """[B, G c, H, W] -> [G, B H' W', kh kw c]: what each output pixel of each group looks at."""
     if any(padding):
         x = nnf.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     seen = x.unflatten(1, (groups, -1)).unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
@@ -136,7 +123,9 @@ def convolution_backward(
     rows = out.reshape(groups, -1, out.shape[-1])
     if wanted[1]:
         by_weight = torch.bmm(rows.mT, seen).view(-1, *kernel, weight.shape[1]).permute(0, 3, 1, 2)
-    if wanted[0] and _narrow(weight, groups, stride):
+    # Where outputs have fewer channels than inputs, their windows are the smaller ones to lay out.
+    fewer = len(weight) // groups < weight.shape[1] and math.prod(kernel) > 1
+    if wanted[0] and fewer and tuple(stride) == (1, 1):
         by_x = _seen_from_outputs(gradient, weight, size, padding, groups)
     elif wanted[0]:
         spread = torch.bmm(rows, matrices(weight, groups)).view(*out.shape[:4], *kernel, -1)
@@ -144,17 +133,8 @@ def convolution_backward(
     return by_x, by_weight, gradient.sum((0, 2, 3)) if wanted[2] else None
 
 
-def _narrow(weight: Tensor, groups: int, stride: Pair) -> bool:
-    """Whether outputs have fewer channels than inputs, so that their windows are the smaller ones to lay out."""
-    fewer = len(weight) // groups < weight.shape[1]
-    return fewer and tuple(stride) == (1, 1) and math.prod(_image(weight)) > 1
-
-
 def _seen_from_outputs(gradient: Tensor, weight: Tensor, size: Pair, padding: Pair, groups: int) -> Tensor:
-    """The gradient by x as a convolution of that by the output: each input pixel looks at all it has a part in.
-
-    A margin below zero, of a padding that is wider than the kernel, is cut off.
-    """
+    """The gradient by x as a convolution of that by the output. A margin below zero is cut off."""
     (high, wide), (top, left) = _image(weight), padding
     seen = windows(gradient, (high, wide), (1, 1), (high - 1 - top, wide - 1 - left), groups)  # [G, B H W, kh kw o]
     turned = weight.flip((2, 3)).unflatten(0, (groups, -1)).permute(0, 3, 4, 1, 2)  # [G, kh, kw, o, c]

@@ -1,27 +1,75 @@
-"""Copies that nobody needs, in a trace that no compiler will tidy.
+"""A trace that no compiler will tidy: copies that nobody needs are dropped, and small operations of one kind merged.
 
 A model's statistics are cloned, because layers write to them, and vmap lays a tensor out anew for the backward pass.
+A step writes a thousand tensors of a DenseNet back to where the next one reads them, each in a kernel of its own.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import fx
 
-from fedxl.engine.cuda.aliasing import Writers, memory, shown, writers_of
-
 aten = torch.ops.aten
 LAYOUTS = {aten.permute.default, aten.clone.default, aten.reshape.default, aten._unsafe_view.default}
+Writers = dict[fx.Node, list[fx.Node]]  # by the memory that they write to
+# Which arguments are written to though the schema does not say so: the statistics.
+HIDDEN = {aten.native_batch_norm.default: (3, 4), aten.cudnn_batch_norm.default: (3, 4)}
+
+
+def memory(node: Any) -> fx.Node:
+    """Whose memory a tensor shows: its own, or that of what it is a view of."""
+    maker: fx.Node = node.args[0] if node.target is operator.getitem else node  # one of several views
+    original = shown(maker)
+    found: fx.Node = node
+    return found if original is None else memory(original)
+
+
+def shown(node: fx.Node) -> fx.Node | None:
+    """The argument whose memory an operation's result shows, a view or the argument itself, written to."""
+    if node.target is aten._unsafe_view.default:  # which is one, and does not say so
+        return node.args[0]  # type: ignore[return-value]
+    schema = getattr(node.target, "_schema", None)
+    results = [result for result in (schema.returns if schema else ()) if result.alias_info]
+    if not results:
+        return None
+    sets = {name for result in results for name in result.alias_info.before_set}  # none, of a list of views
+    shared = [(argument, value) for argument, value in _arguments(node) if argument.alias_info]
+    found: fx.Node = next((value for it, value in shared if it.alias_info.before_set & sets), shared[0][1])
+    return found
+
+
+def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    schema = getattr(node.target, "_schema", None)
+    for place, argument in enumerate(schema.arguments if schema else ()):
+        if place < len(node.args):
+            yield argument, node.args[place]
+        elif argument.name in node.kwargs:
+            yield argument, node.kwargs[argument.name]
+
+
+def writers_of(module: fx.GraphModule) -> Writers:
+    """Whatever writes to a tensor, by any of its names."""
+    found: Writers = {}
+    for node in module.graph.nodes:
+        places = [value for argument, value in _arguments(node) if argument.is_write]
+        places += [node.args[i] for i in HIDDEN.get(node.target, ())]
+        for value in places:
+            for place in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(place, fx.Node):
+                    found.setdefault(memory(place), []).append(node)
+    return found
 
 
 def tidy(module: fx.GraphModule) -> None:
-    """Drop clones that are there to be written to, and lay nothing out twice."""
+    """Drop clones that are there to be written to, lay nothing out twice, and merge copies and averages."""
     _drop_clones(module)
     _share_layouts(module)
+    _merge(module)
 
 
 def _drop_clones(module: fx.GraphModule) -> None:
@@ -37,7 +85,12 @@ def _drop_clones(module: fx.GraphModule) -> None:
         before = max(map(order.__getitem__, _readers(clone, writer)), default=0)
         if not before < order[writer] < changes:
             continue
-        result = _computed(module, writer, source)
+        if writer.target is aten.copy_.default:
+            result: Any = writer.args[1]
+        else:
+            with module.graph.inserting_before(writer):
+                result = module.graph.call_function(aten.add.Tensor, (source, *writer.args[1:]), writer.kwargs)
+            result.meta = dict(writer.meta)
         order.setdefault(result, order[writer])
         writer.replace_all_uses_with(result)
         module.graph.erase_node(writer)
@@ -67,16 +120,6 @@ def _computes(writer: fx.Node, clone: fx.Node, writers: Writers) -> bool:
     return alike and memory(writer.args[1]) not in writers
 
 
-def _computed(module: fx.GraphModule, writer: fx.Node, source: fx.Node) -> fx.Node:
-    if writer.target is aten.copy_.default:
-        new: fx.Node = writer.args[1]  # type: ignore[assignment]
-        return new
-    with module.graph.inserting_before(writer):
-        result = module.graph.call_function(aten.add.Tensor, (source, *writer.args[1:]), writer.kwargs)
-    result.meta = dict(writer.meta)
-    return result
-
-
 def _share_layouts(module: fx.GraphModule) -> None:
     """Where numbers are laid out again in the same way, and nobody writes to them, take the first."""
     writers = writers_of(module)
@@ -88,3 +131,63 @@ def _share_layouts(module: fx.GraphModule) -> None:
         if first is not node:
             node.replace_all_uses_with(first)
             module.graph.erase_node(node)
+
+
+def _merge(module: fx.GraphModule) -> None:
+    """Copies that follow each other (what is kept for the next step), and averages that do (G), as one each."""
+    for run in list(_runs(module, aten.copy_.default)):
+        if _independent(run):
+            for copies in _alike(run, lambda node: _types(node.args)):
+                _merge_copies(module, copies)
+    for run in list(_runs(module, aten.lerp.Scalar)):
+        if not {argument for node in run for argument in node.args[:2]} & set(run):  # none is made of another
+            for averages in _alike(run, lambda node: (_types(node.args), node.args[2])):
+                _merge_averages(module, averages)
+
+
+def _runs(module: fx.GraphModule, target: Any) -> Iterator[list[fx.Node]]:
+    for found, nodes in groupby(list(module.graph.nodes), lambda node: node.target is target):
+        if found:
+            yield list(nodes)
+
+
+def _alike(nodes: Sequence[fx.Node], kind: Callable[[fx.Node], Hashable]) -> list[list[fx.Node]]:
+    kinds: dict[Hashable, list[fx.Node]] = {}
+    for node in nodes:
+        kinds.setdefault(kind(node), []).append(node)
+    return [members for members in kinds.values() if len(members) > 1]
+
+
+def _types(arguments: Sequence[Any]) -> Hashable:
+    return tuple((tensor.meta["val"].dtype, tensor.meta["val"].device) for tensor in arguments[:2])
+
+
+def _independent(copies: Sequence[fx.Node]) -> bool:
+    """Whether none reads or writes what another one writes, so that their order does not matter."""
+    written = [memory(node.args[0]) for node in copies]
+    read = [memory(node.args[1]) for node in copies]
+    ours = set(written)
+    crossed = any(source in ours and source is not to for to, source in zip(written, read, strict=True))
+    return len(ours) == len(written) and not crossed and not any(node.users for node in copies)
+
+
+def _merge_copies(module: fx.GraphModule, copies: Sequence[fx.Node]) -> None:
+    moving = [node for node in copies if node.args[0] is not node.args[1]]
+    if moving:
+        to, source = ([node.args[i] for node in moving] for i in (0, 1))
+        with module.graph.inserting_before(moving[0]):
+            module.graph.call_function(aten._foreach_copy_.default, (to, source))
+    for node in copies:
+        module.graph.erase_node(node)
+
+
+def _merge_averages(module: fx.GraphModule, averages: Sequence[fx.Node]) -> None:
+    old, new = ([node.args[i] for node in averages] for i in (0, 1))
+    with module.graph.inserting_before(averages[0]):
+        together = module.graph.call_function(aten._foreach_lerp.Scalar, (old, new, averages[0].args[2]))
+        for place, node in enumerate(averages):
+            one = module.graph.call_function(operator.getitem, (together, place))
+            one.meta = dict(node.meta)
+            node.replace_all_uses_with(one)
+    for node in averages:
+        module.graph.erase_node(node)

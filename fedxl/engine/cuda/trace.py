@@ -1,8 +1,4 @@
-"""A step as one flat list of tensor operations, forward, backward and update together, for a compiler to fuse.
-
-`make_fx` runs the step on tensors without numbers and writes down what it does. Whatever `torch.func` had to do with
-it is gone from the trace, which knows nothing of gradients any more.
-"""
+"""A step as one flat list of tensor operations, forward, backward and update together, for a compiler to fuse."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedxl import tree
-from fedxl.engine.cuda.merge import merge
 from fedxl.engine.cuda.numbers import SETTING, lift_numbers
 from fedxl.engine.cuda.tidy import tidy
 from fedxl.errors import first_line
@@ -99,14 +94,19 @@ def trace(
         _drop_restriding(module)
         if compiled:
             _spell_out_scaling(module)
-        _allow_any_layout(module)
+        for node in module.graph.nodes:  # a view of channels first may need a copy where they come last
+            node.target = aten.reshape.default if node.target is aten.view.default else node.target
         # Runs share programs alone. Not compiled, numbers as tensors would make DenseNet121 a seventh slower.
         numbers = lift_numbers(module) if compiled else []
         constants = [*numbers, *_lift_constants(module)]
-        reads = _drop_unread(module, len(arguments))
+        # Take arguments out that nothing reads, such as a pool whose size changes from round to round.
+        places = [node for node in module.graph.nodes if node.op == "placeholder"][: len(arguments)]
+        reads = [i for i, node in enumerate(places) if node.users]
+        for node in places:
+            if not node.users:
+                module.graph.erase_node(node)
         if not compiled:  # a compiler does both itself
             tidy(module)
-            merge(module)
         module.recompile()
     return Traced(module, reads, constants)
 
@@ -119,10 +119,7 @@ def outline(function: Callable[..., T], arguments: Any) -> T:
 
 
 class Census(TorchDispatchMode):
-    """Counts convolutions, and the numbers that they would read if their windows were laid out side by side.
-
-    Convolutions of single pixels have no windows, and are not counted as such.
-    """
+    """Counts convolutions of more than one pixel, and the numbers in their windows if these were laid out."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -130,29 +127,21 @@ class Census(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func is aten.convolution.default:
-            weight = args[1]
-            if math.prod(weight.shape[2:]) > 1:
-                self.convolutions += 1
-                self.windows += out.shape[0] * math.prod(out.shape[2:]) * math.prod(weight.shape[1:]) * args[8]
+        if func is aten.convolution.default and math.prod(args[1].shape[2:]) > 1:
+            self.convolutions += 1
+            self.windows += out.shape[0] * math.prod(out.shape[2:]) * math.prod(args[1].shape[1:]) * args[8]
         return out
 
 
 def _drop_restriding(module: fx.GraphModule) -> None:
-    """Pooling of one pixel relabels the strides of its result; under vmap, those of a temporary that nobody reads.
-
-    Torch 2.6 to 2.15; tests/engine/cuda/test_workarounds.py says when it can go.
-    """
+    """Pooling of one pixel restrides its result; under vmap, a temporary (2.6 to 2.15; test_workarounds.py)."""
     for node in list(module.graph.nodes):
         if node.target is aten.as_strided_.default and not node.users:
             module.graph.erase_node(node)
 
 
 def _spell_out_scaling(module: fx.GraphModule) -> None:
-    """a + alpha b with the product written out: Inductor, merging the sum with a matrix product b, forgets alpha.
-
-    Torch 2.11 to 2.14; tests/engine/cuda/test_workarounds.py says when it can go.
-    """
+    """a + alpha b with the product written out: Inductor may forget alpha (2.11 to 2.14; test_workarounds.py)."""
     for node in list(module.graph.nodes):
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and "alpha" in node.kwargs:
             a, b = node.args
@@ -160,13 +149,6 @@ def _spell_out_scaling(module: fx.GraphModule) -> None:
                 scaled = module.graph.call_function(aten.mul.Tensor, (b, node.kwargs["alpha"]))
             scaled.meta = {**node.meta, SETTING: True}  # a learning rate, or weight decay
             node.args, node.kwargs = (a, scaled), {}
-
-
-def _allow_any_layout(module: fx.GraphModule) -> None:
-    """What was a view of tensors with channels first may need a copy where they come last (no fault of torch)."""
-    for node in module.graph.nodes:
-        if node.target is aten.view.default:
-            node.target = aten.reshape.default
 
 
 def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
@@ -190,17 +172,8 @@ def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
     return list(tensors.values())
 
 
-def _drop_unread(module: fx.GraphModule, arguments: int) -> list[int]:
-    """Take arguments out that nothing reads, such as a pool whose size changes from round to round."""
-    nodes = [node for node in module.graph.nodes if node.op == "placeholder"][:arguments]
-    for node in nodes:
-        if not node.users:
-            module.graph.erase_node(node)
-    return [i for i, node in enumerate(nodes) if node.users]
-
-
 def refused_compiler() -> str:
-    """Why this torch is not let compile a step; empty: it is."""
+    """Why this torch must not compile the step; empty if it may."""
     if VERSION >= COMPILES_FROM:
         return ""
     wanted = ".".join(map(str, COMPILES_FROM))

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedxl import tree
 from fedxl.algorithms.protocol import Assignment, ClientUpdate, ServerState
-from fedxl.engine.ranks.place import longest_first
 from fedxl.engine.ranks.spread import Network, Rows, as_bytes
 from fedxl.engine.ranks.team import Team
-from fedxl.engine.simulator import Simulator
-from fedxl.engine.store import ClientStates
+from fedxl.engine.simulator import ClientStates, Simulator
 from fedxl.sampling import Floats, Indices
+from fedxl.wire import parts
+
+# Nanoseconds on a CPU core, measured with `benchmarks/ranks.py`. Only their ratios matter, and they are the same at
+# all ranks and in every run: a placement by clocks would not be repeated to the bit.
+STEP = 1e5  # of a step, whatever the network
+FLOP = 0.1  # of an operation
+ROW = 1.0  # of an example of S1 in u, which a step copies
+BACKWARD = 3  # a step's operations, over those of a forward pass
 
 
 @dataclass
 class Ranked:
-    """Runs this rank's part of each round. Server state and draws are the same at all ranks.
-
-    A client's private state lies on the rank that ran it last, and moves to the one that runs it next.
-    """
+    """Runs this rank's part of each round. A client's private state moves to the rank that runs it next."""
 
     sums: ClassVar[bool] = False
     simulator: Simulator
@@ -34,12 +37,8 @@ class Ranked:
     homes: dict[int, int] = field(default_factory=dict)  # the rank that holds a client's state
 
     def __post_init__(self) -> None:
-        self.simulator.here = self._here
+        self.simulator.here = lambda cohort: cohort[self._ordered(cohort, self._places(cohort), self.team.rank)]
         self._like: Callable[[int], Any] = lambda client: ()  # a client's state, with the right types and shapes
-
-    @property
-    def chances(self) -> Floats | None:
-        return self.simulator.chances
 
     def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
         """The cohort's updates in its order; networks stay where they are, all else is gathered."""
@@ -62,11 +61,10 @@ class Ranked:
     def population(self) -> ClientStates:
         """All clients' states at rank 0, which writes them down; at other ranks their own."""
         rounds, states = self.simulator.store.packed
-        own = torch.cat([torch.empty(0, dtype=torch.uint8), *(_bytes(state).cpu() for state in states.values())])
+        own = _joined([_bytes(state).cpu() for state in states.values()])
         names: list[list[str]] = self.team.heard(list(states))
         likes = [{name: self._like(int(name)) for name in each} for each in names] if self.team.leads else []
-        nothing = own[:0]
-        sent = [own if rank == 0 else nothing for rank in range(self.team.size)]
+        sent = [own if rank == 0 else own[:0] for rank in range(self.team.size)]
         lengths = [sum(map(_size, each.values())) for each in likes] or [0] * self.team.size
         received = self.team.exchange(sent, lengths)
         if not self.team.leads:
@@ -96,9 +94,6 @@ class Ranked:
         """A rank's rows of the cohort, the costliest first: clients that run together are then alike."""
         rows = [row for row, place in enumerate(places) if place == rank]
         return sorted(rows, key=lambda row: (-self.costs[int(cohort[row])], row))
-
-    def _here(self, cohort: Indices) -> Indices:
-        return cohort[self._ordered(cohort, self._places(cohort), self.team.rank)]
 
     def _move(self, cohort: Indices, places: list[int]) -> None:
         """Bring each client's state to the rank that runs it; every rank knows who has what."""
@@ -133,26 +128,16 @@ class Ranked:
 
 def _together(rows: Rows, update: ClientUpdate) -> ClientUpdate:
     """Updates of all clients: numbers of networks spread over the ranks, all else at every rank."""
-    networks = dict(_networks(update))
+    found = {path: part for path, part in parts(update) if isinstance(part, dict)}
+    # BatchNorm's counters are no numbers of a network.
+    networks = {
+        path: {name: leaf for name, leaf in part.items() if leaf.is_floating_point()} for path, part in found.items()
+    }
     spread = tree.pack({path: Network(rows, leaves).spread() for path, leaves in networks.items()})
     packed = tree.pack(update)
     others = {path: leaf for path, leaf in packed.items() if path not in spread}
     gathered = dict(zip(others, rows.gathered(list(others.values())), strict=True))
     return tree.unpack(update, spread | gathered)
-
-
-def _networks(part: Any, path: str = "") -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The numbers of networks (dicts of tensors) with their paths; BatchNorm's counters are none."""
-    if isinstance(part, Tensor):
-        return
-    if isinstance(part, dict):
-        numbers = {name: leaf for name, leaf in part.items() if leaf.is_floating_point()}
-        if numbers:
-            yield path, numbers
-        return
-    names = getattr(part, "_fields", None) or [str(i) for i in range(len(part))]
-    for name, value in zip(names, part, strict=True):
-        yield from _networks(value, f"{path}.{name}" if path else name)
 
 
 def _bytes(state: object) -> Tensor:
@@ -177,3 +162,41 @@ def _states(flat: Tensor, likes: list[Any]) -> list[Any]:
         whole = (p.clone().view(l.dtype).view(l.shape).to(l.device) for p, l in zip(pieces, leaves, strict=True))
         found.append(tree.rebuild(like, whole))
     return found
+
+
+def costs(forward: float, batch: int, steps: int, num_first: Sequence[int], padded: bool = False) -> Floats:
+    """What a round of each client costs. forward: operations per example. padded: all u have equal length."""
+    rows = np.asarray(num_first, np.float64)
+    rows = np.full_like(rows, rows.max()) if padded else rows
+    return steps * (STEP + BACKWARD * FLOP * forward * batch + ROW * rows)
+
+
+def operations(model: nn.Module, probe: Tensor) -> float:
+    """Multiplications and additions of a forward pass per example."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    training = model.training
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(probe)
+    model.train(training)
+    return float(counter.get_total_flops()) / len(probe)
+
+
+def longest_first(cost: Sequence[float], ranks: int, homes: Mapping[int, int] | None = None) -> list[int]:
+    """The rank of each client: longest processing time first (Graham. SIAM J. Appl. Math. 17, 1969).
+
+    The largest load is at most 4/3 of the least possible one. Among ranks that have equally little to do, a client
+    goes to the one that holds its state.
+
+    >>> longest_first([1, 1, 1, 3], 2)
+    [1, 1, 1, 0]
+    """
+    loads, homes = [0.0] * ranks, homes or {}
+    places = [0] * len(cost)
+    for i in sorted(range(len(cost)), key=lambda i: (-cost[i], i)):
+        least = min(loads)
+        home = homes.get(i, -1)
+        rank = home if home >= 0 and loads[home] <= least * (1 + 1e-12) else loads.index(least)
+        places[i] = rank
+        loads[rank] += cost[i]
+    return places

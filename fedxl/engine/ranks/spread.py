@@ -1,9 +1,8 @@
 """Updates whose networks stay on the ranks that made them, and weighted sums of them without gathering any.
 
-An algorithm's `aggregate` gets updates stacked, a row a client. Of its networks each rank holds the rows of its own
-clients. To `aggregate` such a leaf looks like any other tensor. A weighted sum over clients (`torch.tensordot` of
-weights and rows) adds up each rank's part and then the parts. Whatever else is done to a leaf (medians, clipping,
-distances) gathers its rows first. So every rank runs the algorithm's own `aggregate` and comes to the same state.
+An algorithm's `aggregate` gets updates stacked, one row per client. Of networks each rank holds the rows of its own
+clients. A weighted sum over clients (`torch.tensordot`) adds up each rank's part and then the parts. Whatever else is
+done to a leaf gathers its rows first. So every rank runs the algorithm's own `aggregate` and gets the same state.
 """
 
 from __future__ import annotations
@@ -63,11 +62,9 @@ class Network:
         return {name: Spread(self, name) for name in self.leaves}
 
     def summed(self, name: str, weights: Tensor) -> Tensor:
-        """The weighted sum of a leaf over all clients. The first call adds up the whole network, in one message.
-
-        In double precision: then the result hardly depends on which rank had which client.
-        """
+        """The weighted sum of a leaf over all clients. The first call adds up the whole network, in one message."""
         if self._weights is None or not torch.equal(self._weights, weights):
+            # In double precision the result hardly depends on which rank had which client.
             own = weights[self.rows.mine.to(weights.device)].double()
             parts = {key: torch.tensordot(own, leaf.double(), 1) for key, leaf in self.leaves.items()}
             total = self.rows.team.total(torch.cat([part.flatten() for part in parts.values()]))

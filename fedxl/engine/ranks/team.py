@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from threading import Event, Thread
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -16,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from fedxl.engine.ranks.watch import Watch
 from fedxl.errors import UserError, first_line, require
 
 T = TypeVar("T")
@@ -24,14 +24,9 @@ CPU = torch.device("cpu")
 FAILED = "fedxl-failed"  # where a rank that fails says why, for the others to show
 ASKING = timedelta(seconds=2)  # for that text
 WORDS = 500  # characters of it
-NAMES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)  # as torchrun sets them
+AS_LONG_AS_IT_TAKES = timedelta(days=1000)
+# As torchrun sets them.
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class LostRankError(UserError):
@@ -80,10 +75,8 @@ def place_of(name: str, seat: Seat) -> Place:
     cards = torch.cuda.device_count()
     if name == "auto" and not cards:
         return Place("cpu")
-    require(
-        seat.beside <= cards,
-        f"{seat.beside} processes need as many cards, and this machine has {cards}; start fewer, or set run.device",
-    )
+    need = f"{seat.beside} processes need as many cards, and this machine has {cards}"
+    require(seat.beside <= cards, f"{need}; start fewer, or set run.device")
     return Place(f"cuda:{seat.local}", own=True)
 
 
@@ -94,6 +87,42 @@ class Spent:
     bytes: int = 0  # that it sent to others
     seconds: float = 0.0  # waiting for slower ranks included
     calls: int = 0
+
+
+class Watch:
+    """Notices at once that another rank has died. NCCL does not, and would wait for as long as it may.
+
+    Every rank keeps a gloo connection to rank 0, on which nothing is said until the run ends. It closes when one of
+    its ends dies. Then `lost` is set, and the collective that waits for the dead rank is given up.
+    """
+
+    def __init__(self, rank: int, size: int, limit: float, give_up: Callable[[], None]) -> None:
+        """All ranks call this together. give_up: makes the collective that this rank is waiting in return."""
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit))
+        self.peers = range(1, size) if rank == 0 else range(1)
+        self.lost = Event()
+        self._give_up = give_up
+        # Daemons: the thread that waits for a dead rank must not keep this process alive.
+        self._threads = [Thread(target=self._listen, args=(peer,), daemon=True) for peer in self.peers]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self, peer: int) -> None:
+        """Wait for the word that all is done."""
+        try:
+            word = dist.irecv(torch.empty(1), peer, self.group)
+            assert word is not None, "this rank is in the group"
+            word.wait(AS_LONG_AS_IT_TAKES)
+        except (RuntimeError, ValueError):
+            self.lost.set()
+            self._give_up()
+
+    def end(self) -> None:
+        """All is done at this rank; return when it is at those that it is connected with."""
+        for peer in self.peers:
+            dist.send(torch.zeros(1), peer, self.group)
+        for thread in self._threads:
+            thread.join()
 
 
 @dataclass
@@ -110,10 +139,7 @@ class Team:
     @classmethod
     @contextmanager
     def joined(cls, seat: Seat, place: Place, limit: float) -> Iterator[Team]:
-        """This process among the others; nobody waits longer than `limit` seconds for another one.
-
-        Ranks with cards of their own talk by NCCL, all others by gloo.
-        """
+        """This process among the others, by NCCL if it has its own card. Nobody waits longer than `limit` seconds."""
         if place.own:
             torch.cuda.set_device(place.device)
             # So that a lost rank is an error here, and not the end of the process.
@@ -144,8 +170,7 @@ class Team:
     def together(self, work: Callable[[], T]) -> T:
         """The result of work that every rank does. A mistake at any of them ends all with the same line.
 
-        The first rank of each machine is done before the others of this machine begin: it may read large files and
-        write what it makes of them.
+        The first rank of each machine goes first: it may write what it makes of large files.
         """
         found: T | None = None
         for mine in (self.local == 0, self.local != 0):
@@ -191,8 +216,7 @@ class Team:
     def total(self, part: Tensor) -> Tensor:
         """The sum of all ranks' vectors, added in the order of ranks: the same bits at every rank.
 
-        As in a ring, each rank adds up a piece of the vector and sends it to all others, so that nobody holds more
-        than two vectors.
+        Each rank adds up a piece of the vector and sends it to all others: nobody holds more than two vectors.
         """
         piece = -(-len(part) // self.size)
         if not piece:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,8 @@ from typing import Any
 
 from fedxl.config.experiment import dump
 from fedxl.errors import UserError, printable, require
-from fedxl.experiments.tune.plan import Plan
-from fedxl.experiments.tune.search import Found, best_of, in_words, natural, shown
-from fedxl.experiments.tune.space import Choice, Range
+from fedxl.experiments.tune.plan import Choice, Plan, Range
+from fedxl.experiments.tune.search import Found, best_of, in_words, natural, number_text, shown
 from fedxl.experiments.tune.trials import Trial
 from fedxl.files import write_atomically, write_json
 from fedxl.reporting.plots import STYLES, require_matplotlib
@@ -28,34 +28,27 @@ def columns(plan: Plan) -> list[str]:
 
 def rows(plan: Plan, found: Found) -> list[list[str]]:
     """The best trial of each algorithm, the best algorithm first."""
-    best = {name: best_of(trials) for name, trials in found.items()}
-    order = sorted(found, key=lambda name: -(best[name].value if best[name] else -math.inf))  # type: ignore[union-attr]
-    return [_row(plan, name, best[name], found[name]) for name in order]
-
-
-def _row(plan: Plan, name: str, best: Trial | None, trials: Sequence[Trial]) -> list[str]:
-    failed = sum(trial.last is not None and trial.last.value is None for trial in trials)
-    spent = sum(trial.last.spent for trial in trials if trial.last)
-    value = _value(plan, best) if best else "all failed"
-    return [
-        name,
-        value,
-        in_words(best.settings) if best else "",
-        f"{best.number} of {len(trials)}" if best else "",
-        str(failed),
-        f"{spent} of {plan.budget}",
-    ]
+    lines = []
+    for name, trials in found.items():
+        best = best_of(trials)
+        failed = sum(trial.last is not None and trial.last.value is None for trial in trials)
+        spent = sum(trial.last.spent for trial in trials if trial.last)
+        cells = ["all failed", "", ""]
+        if best:
+            cells = [_value(plan, best), in_words(best.settings), f"{best.number} of {len(trials)}"]
+        row = [name, *cells, str(failed), f"{spent} of {plan.budget}"]
+        lines.append((best.value if best else -math.inf, row))
+    return [row for _, row in sorted(lines, key=lambda line: -line[0])]
 
 
 def top(plan: Plan, found: Found) -> list[list[str]]:
     """The best trials of each algorithm, those that trained longest first."""
     lines: list[list[str]] = []
     for name, trials in found.items():
-        ended = [trial for trial in trials if math.isfinite(trial.value) and trial.last]
-        ended.sort(key=lambda trial: (-(trial.last.rounds if trial.last else 0), -trial.value, trial.number))
+        ended = [trial for trial in trials if math.isfinite(trial.value)]
+        ended.sort(key=lambda trial: (-trial.rounds, -trial.value, trial.number))
         for trial in ended[:TOP]:
-            rounds = str(trial.last.rounds if trial.last else 0)
-            lines.append([name, str(trial.number), _value(plan, trial), rounds, in_words(trial.settings)])
+            lines.append([name, str(trial.number), _value(plan, trial), str(trial.rounds), in_words(trial.settings)])
     return lines
 
 
@@ -73,7 +66,8 @@ def save(plan: Plan, found: Found, folder: Path, say: Callable[[str], None]) -> 
     write_json(folder / "results.json", _as_json(plan, found, ended))
     write_atomically(folder / "tune.md", _as_markdown(plan, found).encode())
     for name, trial in ended.items():
-        write_atomically(folder / f"best-{_stem(name)}.toml", _as_toml(plan, trial, len(found[name])).encode())
+        stem = "".join(char if char.isalnum() or char in "_-." else "_" for char in name)
+        write_atomically(folder / f"best-{stem}.toml", _as_toml(plan, trial, len(found[name])).encode())
     winner = max(ended.values(), key=lambda trial: trial.value)
     write_atomically(folder / "best.toml", _as_toml(plan, winner, len(found[winner.algorithm])).encode())
     try:
@@ -110,36 +104,27 @@ def _as_json(plan: Plan, found: Found, best: Mapping[str, Trial]) -> dict[str, A
         "metric": plan.metric,
         "budget": plan.budget,
         "rungs": [rung._asdict() for rung in plan.rungs],
-        "best": {name: {"trial": trial.number, **_numbers(plan, trial)} for name, trial in best.items()},
-        "trials": {
-            name: [{"trial": trial.number, **_numbers(plan, trial)} for trial in trials]
-            for name, trials in found.items()
-        },
+        "best": {name: _numbers(plan, trial) for name, trial in best.items()},
+        "trials": {name: [_numbers(plan, trial) for trial in trials] for name, trials in found.items()},
     }
 
 
 def _numbers(plan: Plan, trial: Trial) -> dict[str, Any]:
     last = trial.last
     return {
+        "trial": trial.number,
         "settings": trial.settings,
         "value": None if last is None or last.value is None else natural(last.value, plan.metric),
-        "rounds": last.rounds if last else 0,
+        "rounds": trial.rounds,
         "spent": last.spent if last else 0,
         "failed": last.failed if last else "",
     }
 
 
-def _stem(name: str) -> str:
-    return "".join(char if char.isalnum() or char in "_-." else "_" for char in name)
-
-
 def best_so_far(trials: Sequence[Trial], metric: str) -> list[float]:
     """After each trial, the best metric so far; NaN as long as all have failed."""
-    found, best = [], -math.inf
-    for trial in trials:
-        best = max(best, trial.value)
-        found.append(natural(best, metric) if math.isfinite(best) else math.nan)
-    return found
+    best = itertools.accumulate((trial.value for trial in trials), max)
+    return [natural(value, metric) if math.isfinite(value) else math.nan for value in best]
 
 
 def picture(plan: Plan, found: Found, path: Path) -> None:
@@ -176,25 +161,20 @@ def picture(plan: Plan, found: Found, path: Path) -> None:
     longest = plan.rungs[-1].rounds
     small = f"; small marks: fewer than {longest} rounds" if len(plan.rungs) > 1 else ""
     told = f"{plan.settings.trials} trials for each algorithm (x: diverged or collapsed{small})"
-    figure.suptitle(f"{_message(plan, found)}\n{told}", fontsize=10)
+    best = [trial for trials in found.values() if (trial := best_of(trials)) is not None]
+    message = "Every trial failed"
+    if best:
+        winner = max(best, key=lambda trial: trial.value)
+        message = f"Best: {shown(winner.value, plan.metric)} by {winner.algorithm} with {in_words(winner.settings)}"
+    figure.suptitle(f"{message}\n{told}", fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def _message(plan: Plan, found: Found) -> str:
-    """What the picture says."""
-    best = [trial for trials in found.values() if (trial := best_of(trials)) is not None]
-    if not best:
-        return "Every trial failed"
-    winner = max(best, key=lambda trial: trial.value)
-    return f"Best: {shown(winner.value, plan.metric)} by {winner.algorithm} with {in_words(winner.settings)}"
-
-
 def _limits(plan: Plan, found: Found) -> tuple[float, float]:
     """The range of metrics shown: the worst of the trials may be far away from all others, so a tenth is left out."""
-    values = sorted(
-        natural(t.value, plan.metric) for trials in found.values() for t in trials if math.isfinite(t.value)
-    )
+    finite = [trial.value for trials in found.values() for trial in trials if math.isfinite(trial.value)]
+    values = sorted(natural(value, plan.metric) for value in finite)
     if not values:
         return 0.0, 1.0
     cut = len(values) // 10
@@ -204,14 +184,9 @@ def _limits(plan: Plan, found: Found) -> tuple[float, float]:
 
 
 def _against(
-    axis: Any,
-    plan: Plan,
-    setting: str,
-    trials: Sequence[Trial],
-    style: tuple[Any, ...],
-    limits: tuple[float, float],
+    axis: Any, plan: Plan, setting: str, trials: Sequence[Trial], style: Sequence[Any], limits: tuple[float, float]
 ) -> None:
-    """One mark a trial. What lies beyond the limits stands at the edge, and what failed beyond the worse edge."""
+    """One mark per trial. What lies beyond the limits stands at the edge, and what failed beyond the worse edge."""
     colour, _, mark = style
     low, high = limits
     room, longest = 0.07 * (high - low), plan.rungs[-1].rounds
@@ -219,7 +194,8 @@ def _against(
     for trial in trials:
         if trial.last is None:
             continue
-        x = _place(plan.spaces[trial.algorithm][setting], trial.settings[setting])
+        space, value = plan.spaces[trial.algorithm][setting], trial.settings[setting]
+        x = float(value) if isinstance(space, Range) else float(space.values.index(value))
         if not math.isfinite(trial.value):
             axis.plot(x, beyond, "x", color=colour, ms=5)
             continue
@@ -228,14 +204,10 @@ def _against(
         axis.plot(x, y, mark, color=colour, ms=6 if whole else 3, alpha=0.9 if whole else 0.5)
 
 
-def _place(space: Range | Choice, value: Any) -> float:
-    return float(value) if isinstance(space, Range) else float(space.values.index(value))
-
-
 def _scale(axis: Any, spaces: Sequence[Range | Choice]) -> None:
     first = spaces[0]
     if isinstance(first, Choice):
-        axis.set_xticks(range(len(first.values)), [_word(value) for value in first.values], fontsize=8)
+        axis.set_xticks(range(len(first.values)), [number_text(value) for value in first.values], fontsize=8)
         axis.set_xlim(-0.4, len(first.values) - 0.6)
         return
     axis.set_xlim(min(_end(each, 0) for each in spaces), max(_end(each, 1) for each in spaces))
@@ -253,12 +225,5 @@ def _end(space: Range | Choice, side: int) -> float:
     """A little beyond the end of a range, so that marks at the end are whole."""
     if isinstance(space, Choice):
         return float(side * (len(space.values) - 1))
-    room = 0.04
-    if space.log:
-        factor = math.exp(room * math.log(space.high / space.low))
-        return space.high * factor if side else space.low / factor
-    return space.high + room * (space.high - space.low) if side else space.low - room * (space.high - space.low)
-
-
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    room, end, other = 0.04, *((space.high, space.low) if side else (space.low, space.high))
+    return end * (end / other) ** room if space.log else end + room * (end - other)

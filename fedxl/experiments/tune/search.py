@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedxl.errors import UserError, require
-from fedxl.experiments.tune.plan import FIRST_SEED, Plan, Rung
-from fedxl.experiments.tune.space import Distribution, Range, draw
+from fedxl.experiments.tune.plan import FIRST_SEED, Distribution, Plan, Range, Rung, draw
 from fedxl.experiments.tune.trials import Outcome, RunOutcome, Trial, TrialRun, TrialStore, perform
 from fedxl.experiments.workers import WorkerPool, report_progress
 from fedxl.files import plain, read_bytes, write_json
@@ -39,9 +38,8 @@ class Search:
             require_optuna()
         self.store = TrialStore(self.folder)
         self._begin()
-        self.pool: WorkerPool[TrialRun, RunOutcome] | None = None
-        if self.jobs > 1:
-            self.pool = WorkerPool(self.jobs, partial(perform, advance=report_progress))
+        task = partial(perform, advance=report_progress)
+        self.pool: WorkerPool[TrialRun, RunOutcome] | None = WorkerPool(self.jobs, task) if self.jobs > 1 else None
         try:
             return self._climb()
         finally:
@@ -110,12 +108,13 @@ class Search:
         done: dict[Path, RunOutcome] = {}
         what = f"{len(waiting)} trials to round {rung.rounds}, rounds"
         with progress(what, sum(run.rounds for run in todo)) as advance:
-            for run, outcome in self._perform(todo, advance):
+            alone = ((run, perform(run, advance)) for run in todo)
+            for run, outcome in self.pool(todo, advance) if self.pool else alone:
                 done[run.folder] = outcome
                 trial = owner[run.folder]
-                own = [done.get(self.store.run(trial, seed)) for seed in seeds]
-                if all(each is not None for each in own):
-                    trial.outcomes.append(_together([each for each in own if each is not None], rung.rounds))
+                folders = [self.store.run(trial, seed) for seed in seeds]
+                if all(folder in done for folder in folders):
+                    trial.outcomes.append(_together([done[folder] for folder in folders], rung.rounds))
                     self.store.save(trial)
                     self.say(self._line(trial))
 
@@ -124,22 +123,13 @@ class Search:
         config = self.plan.configure(trial.algorithm, trial.settings, run)
         return TrialRun(config, self.store.run(trial, seed), base)
 
-    def _perform(
-        self, todo: Sequence[TrialRun], advance: Callable[[int], None]
-    ) -> Iterator[tuple[TrialRun, RunOutcome]]:
-        if self.pool:
-            yield from self.pool(todo, advance)
-        else:
-            yield from ((run, perform(run, advance)) for run in todo)
-
     def _line(self, trial: Trial) -> str:
-        outcome = trial.last
+        outcome, label = trial.last, f"{trial.algorithm} trial {trial.number} ({in_words(trial.settings)})"
         assert outcome is not None, "it has just been added"
-        settings = in_words(trial.settings)
         if outcome.value is None:
-            return f"{trial.label} ({settings}): {outcome.failed}"
+            return f"{label}: {outcome.failed}"
         value = shown(outcome.value, self.plan.metric)
-        return f"{trial.label} ({settings}): {value} after {outcome.rounds} rounds  ({outcome.seconds:.1f} s)"
+        return f"{label}: {value} after {outcome.rounds} rounds  ({outcome.seconds:.1f} s)"
 
 
 def _changes(there: Any, wanted: Mapping[str, Any]) -> list[str]:
@@ -167,11 +157,7 @@ def promoted(trials: Sequence[Trial], count: int, base: int) -> list[Trial]:
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """Of the trials that trained longest, the best; None: all have failed."""
     finite = [trial for trial in trials if math.isfinite(trial.value)]
-    return max(finite, key=lambda trial: (_rounds(trial), trial.value, -trial.number), default=None)
-
-
-def _rounds(trial: Trial) -> int:
-    return trial.last.rounds if trial.last else 0
+    return max(finite, key=lambda trial: (trial.rounds, trial.value, -trial.number), default=None)
 
 
 def _together(runs: Sequence[RunOutcome], rounds: int) -> Outcome:
@@ -200,44 +186,36 @@ def natural(value: float, metric: str) -> float:
 
 def in_words(settings: dict[str, object]) -> str:
     """lr 0.3, lam 1"""
-    return ", ".join(
-        f"{name.partition('.')[2]} {value:g}" if isinstance(value, float) else f"{name.partition('.')[2]} {value}"
-        for name, value in settings.items()
-    )
+    return ", ".join(f"{name.partition('.')[2]} {number_text(value)}" for name, value in settings.items())
+
+
+def number_text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def propose(
     sampler: str, space: Mapping[str, Distribution], seed: int, algorithm: str, number: int, before: Sequence[Trial]
 ) -> dict[str, Any]:
     """The settings of a trial. before: the finished ones of this algorithm, which random draws do not look at."""
-    if sampler == "optuna":
-        return _by_optuna(space, seed, algorithm, number, before)
-    return draw(space, seed, algorithm, number)
-
-
-def _by_optuna(
-    space: Mapping[str, Distribution], seed: int, algorithm: str, number: int, before: Sequence[Trial]
-) -> dict[str, Any]:
-    """By TPE (Bergstra et al. 2011). The study is built anew from the trials, so that a search can be resumed."""
+    if sampler != "optuna":
+        return draw(space, seed, algorithm, number)
+    # TPE (Bergstra et al. 2011). The study is built anew from the trials, so that a search can be resumed.
     optuna = require_optuna()
     known = {name: _distribution(optuna, each) for name, each in space.items()}
     own = zlib.crc32(f"{seed} {algorithm} {number}".encode())
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=own))
     for trial in before:
-        study.add_trial(_told(optuna, trial, space, known))
+        given = {name: (each, trial.settings[name]) for name, each in space.items()}
+        params = {name: v if isinstance(each, Range) else each.values.index(v) for name, (each, v) in given.items()}
+        # Optuna ignores failed trials, but keeps away from those that were given up with a bad value.
+        pruned = {"state": optuna.trial.TrialState.PRUNED, "intermediate_values": {0: -math.inf}}
+        ending = {"value": trial.value} if math.isfinite(trial.value) else pruned
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=known, **ending))
     asked = study.ask(known).params
-    return {name: _value(space[name], asked[name]) for name in space}
-
-
-def _told(optuna: Any, trial: Trial, space: Mapping[str, Distribution], known: Mapping[str, Any]) -> Any:
-    params = {name: _param(space[name], trial.settings[name]) for name in space}
-    if math.isfinite(trial.value):
-        return optuna.trial.create_trial(params=params, distributions=dict(known), value=trial.value)
-    # Optuna ignores failed trials, but keeps away from those that were given up with a bad value.
-    pruned = optuna.trial.TrialState.PRUNED
-    return optuna.trial.create_trial(
-        params=params, distributions=dict(known), state=pruned, intermediate_values={0: -math.inf}
-    )
+    return {
+        name: each.rounded(asked[name]) if isinstance(each, Range) else each.values[asked[name]]
+        for name, each in space.items()
+    }
 
 
 def _distribution(optuna: Any, given: Distribution) -> Any:
@@ -247,16 +225,6 @@ def _distribution(optuna: Any, given: Distribution) -> Any:
     if given.whole:
         return kinds.IntDistribution(int(given.low), int(given.high))
     return kinds.FloatDistribution(given.low, given.high, log=given.log)
-
-
-def _value(given: Distribution, param: Any) -> Any:
-    if not isinstance(given, Range):
-        return given.values[param]
-    return param if given.whole else given.rounded(param)
-
-
-def _param(given: Distribution, value: Any) -> Any:
-    return value if isinstance(given, Range) else given.values.index(value)
 
 
 def require_optuna() -> Any:

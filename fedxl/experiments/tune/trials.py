@@ -51,8 +51,9 @@ class Trial:
         return -math.inf if self.last is None or self.last.value is None else self.last.value
 
     @property
-    def label(self) -> str:
-        return f"{self.algorithm} trial {self.number}"
+    def rounds(self) -> int:
+        """Of the last rung that it reached."""
+        return self.last.rounds if self.last else 0
 
     def at(self, rounds: int) -> Outcome | None:
         """What it came to on the rung that ends there."""
@@ -73,6 +74,7 @@ class TrialStore:
 
     def load(self, algorithm: str, number: int) -> Trial | None:
         path = self._path(algorithm, number)
+        runs = self.folder / "runs" / f"{self.stem(algorithm, number)}-seed-*"
         try:
             content = json.loads(read_bytes(path))
             outcomes = [call(Outcome, each, "trial") for each in content["outcomes"]]
@@ -82,11 +84,8 @@ class TrialStore:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"cannot read {path}: {error}; {self._how_to_repeat(algorithm, number)}") from None
-
-    def _how_to_repeat(self, algorithm: str, number: int) -> str:
-        runs = self.folder / "runs" / f"{self.stem(algorithm, number)}-seed-*"
-        return f"remove it and {runs} to repeat the trial"
+            how = f"remove it and {runs} to repeat the trial"
+            raise UserError(f"cannot read {path}: {error}; {how}") from None
 
     def save(self, trial: Trial) -> None:
         path = self._path(trial.algorithm, trial.number)
@@ -111,7 +110,7 @@ class TrialRun(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The same for runs that share a compiled program, as far as it is known here."""
+        """The same for runs that may share a compiled program."""
         return str(self.config.algorithm["name"])
 
 
@@ -129,15 +128,15 @@ def perform(run: TrialRun, advance: Callable[[int], None]) -> RunOutcome:
     """
     done, told = 0, 0
 
-    def on_progress(now: Progress) -> None:
-        nonlocal done, told
-        done = now.round
-        tell(max(0, done - run.base) - told)
-
-    def tell(rounds: int) -> None:
+    def tell(upto: int) -> None:
         nonlocal told
-        advance(max(0, rounds))
-        told += max(0, rounds)
+        advance(max(0, upto - told))
+        told = max(told, upto)
+
+    def on_progress(now: Progress) -> None:
+        nonlocal done
+        done = now.round
+        tell(done - run.base)
 
     ahead = checkpointed(run.folder) > run.base + run.rounds  # somebody removed the record of its trial
     require(not ahead, f"{run.folder} is further than the record of its trial; remove it to repeat the trial")
@@ -148,9 +147,9 @@ def perform(run: TrialRun, advance: Callable[[int], None]) -> RunOutcome:
     try:
         result = train(simulation, hooks, run.folder, resume=(run.folder / "config.toml").exists(), files=files)
     except DivergedError as error:
-        tell(run.rounds - told)  # the remaining rounds need not be done
+        tell(run.rounds)  # the remaining rounds need not be done
         return RunOutcome(math.nan, done, 0.0, f"diverged: {error}")
-    tell(run.rounds - told)
+    tell(run.rounds)
     rounds = result.history[-1]["round"] if result.history else done
     collapsed = [row["round"] for row in result.history if COLLAPSED in row]
     if collapsed:

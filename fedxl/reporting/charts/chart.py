@@ -12,14 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.reporting.charts import labels
-from fedxl.reporting.charts.scale import Axis, Svg, element, joined, number
+from fedxl.reporting.charts.scale import Axis, Svg, element, number
 
 Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 400, 300  # of the plotting area with its axes; the legend comes below
 LEFT, RIGHT, TOP, BOTTOM = 48, 12, 12, 42
 ROW = 18  # height of a line of the legend
 DASHES = (None, "7 4", "2 3", "9 3 2 3", "14 4", "5 2 1 2 1 2")
+OFFSETS = np.array([(0, -11), (0, 11), (-11, -5), (11, 5), (11, -5), (-11, 5)], np.float64)
+AROUND = np.array([(10, 10), (-10, -10), (-10, 10), (10, -10), (0, 15), (0, -15), (15, 0), (-15, 0)], np.float64)
+SAMPLES = 40  # places along a curve that are tried
+ENOUGH = 12.0  # units between a letter and anything else; more is not better
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "down")
 
 
@@ -58,13 +61,15 @@ class Chart:
         across, up = self.x.place(x, LEFT, self.right), self.y.place(y, self.bottom, TOP)
         return np.stack(np.broadcast_arrays(across, up), -1)
 
-    def line(self, x: Any, y: Any, key: Key, step: bool = False, legend: bool = True, thin: bool = False) -> None:
-        """A curve; as a step it keeps its height until the next value. A thin one is no curve of its own."""
-        places = [_thinned(run) for run in _runs(self.at(*_stairs(x, y) if step else (x, y)))]
+    def line(self, x: Any, y: Any, key: Key, legend: bool = True, thin: bool = False) -> None:
+        """A curve, with gaps at NaN. A thin one is no curve of its own."""
+        whole = self.at(x, y)
+        cuts = np.flatnonzero(np.diff(np.isfinite(whole).all(1).astype(int))) + 1
+        places = [_thin_out(run) for run in np.split(whole, cuts) if len(run) and np.isfinite(run).all()]
         if not places:
             return
-        path = " ".join(_path(run) for run in places)
         kind, dash = ("thin", None) if thin else ("line", key.dash)
+        path = " ".join(map(_path, places))
         self.parts.append(element("path", d=path, class_=f"{kind} {key.css}", fill="none", stroke_dasharray=dash))
         if key.letter:
             self.curves.append((key, max(places, key=len)))
@@ -110,27 +115,18 @@ class Chart:
 
     def note(self, x: float, y: float, text: str, key: Key) -> None:
         """A few letters beside a point, where no other point or note is."""
-        across, up = labels.beside(self.at(x, y), self.taken)
+        tried = self.at(x, y) + AROUND
+        clear = np.minimum(_clearance(tried, [other[None] for other in self.taken]), ENOUGH)
+        across, up = tried[int(np.argmax(clear))].tolist()
         self.taken.append(np.array([across, up]))
         shape = {"x": across, "y": up + 4, "text_anchor": "middle", "class_": f"letter small {key.css}"}
         self.parts.append(element("text", text, **shape))
 
-    def vertical(self, x: float, key: Key, text: str = "") -> None:
-        """A line across the whole height, named at its top."""
-        ((across, top), (_, bottom)) = self.at([x, x], [self.y.high, self.y.low]).tolist()
-        self.back.append(element("line", x1=across, x2=across, y1=top, y2=bottom, class_=f"edge {key.css}"))
-        if text:
-            late = across > (LEFT + self.right) / 2
-            anchor = {"x": across - 4 if late else across + 4, "text_anchor": "end" if late else "start"}
-            self.back.append(element("text", text, **anchor, y=bottom - 6, class_="note"))
-
     def render(self) -> Svg:
         total = self.bottom + BOTTOM + ROW * len(self.legend) + (6 if self.legend else 0)
-        described = [
-            element("title", self.title, id=f"{self.name}-title"),
-            element("desc", self.description, id=f"{self.name}-desc"),
-        ]
-        inside = [*described, *self.back, *self._axes(), *self.parts, *self._letters(), *self._legend()]
+        title = element("title", self.title, id=f"{self.name}-title")
+        about = element("desc", self.description, id=f"{self.name}-desc")
+        inside = [title, about, *self.back, *self._axes(), *self.parts, *self._letters(), *self._legend()]
         return element(
             "svg", *inside, viewBox=f"0 0 {self.right + RIGHT} {total}", role="img", class_="chart",
             aria_labelledby=f"{self.name}-title {self.name}-desc",
@@ -146,28 +142,18 @@ class Chart:
             up = float(self.y.place(value, self.bottom, TOP))
             parts.append(element("line", x1=LEFT, x2=self.right, y1=up, y2=up, class_="grid"))
             parts.append(element("text", text, x=LEFT - 6, y=up + 4, text_anchor="end", class_="tick"))
-        middle = (LEFT + self.right) / 2
         parts.append(element("line", x1=LEFT, x2=self.right, y1=self.bottom, y2=self.bottom, class_="axis"))
-        parts.append(
-            element(
-                "text",
-                fitting(self.x.label, self.right - LEFT),
-                x=middle,
-                y=self.bottom + 34,
-                text_anchor="middle",
-                class_="label",
-            )
-        )
-        turned = f"translate(12 {number((TOP + self.bottom) / 2)}) rotate(-90)"
-        label = fitting(self.y.label, self.bottom - TOP)
-        parts.append(element("text", label, transform=turned, text_anchor="middle", class_="label"))
+        below = {"x": (LEFT + self.right) / 2, "y": self.bottom + 34}
+        turned = {"transform": f"translate(12 {number((TOP + self.bottom) / 2)}) rotate(-90)"}
+        for text, room, at in ((self.x.label, self.right - LEFT, below), (self.y.label, self.bottom - TOP, turned)):
+            parts.append(element("text", fitting(text, room), **at, text_anchor="middle", class_="label"))
         return parts
 
     def _letters(self) -> list[Svg]:
         if len(self.curves) < 2:
             return []
         box = (LEFT, TOP, self.right, self.bottom)
-        places = labels.place([curve for _, curve in self.curves], box, self.taken)
+        places = place_letters([curve for _, curve in self.curves], box, self.taken)
         return [
             element("text", key.letter, x=across, y=up + 4, text_anchor="middle", class_=f"letter {key.css}")
             for (key, _), (across, up) in zip(self.curves, places, strict=True)
@@ -177,7 +163,12 @@ class Chart:
         parts = []
         for row, (key, kind) in enumerate(self.legend):
             up = self.bottom + BOTTOM + 6 + row * ROW
-            parts.append(swatch(LEFT, up + 4, key, kind))
+            css, across = f"{kind} {key.css}", {"x1": LEFT, "x2": LEFT + 34, "y1": up + 4, "y2": up + 4}
+            if kind == "bar":
+                parts.append(element("rect", x=LEFT + 11, y=up - 2, width=12, height=12, class_=css))
+            else:
+                parts.append(element("line", **across, class_=css, stroke_dasharray=key.dash))
+                parts += [marker(LEFT + 17, up + 4, key, 3.5)] if key.style is not None else []
             text = f"{key.letter}  {key.name}" if key.letter else key.name
             parts.append(element("text", fitting(text, self.right - LEFT - 42), x=LEFT + 42, y=up + 8, class_="key"))
         return parts
@@ -191,14 +182,6 @@ def fitting(text: str, room: float) -> str:
     if not len(text) or widths[-1] <= room:
         return text
     return text[: int(np.searchsorted(widths, room - 12))] + "…"
-
-
-def swatch(left: float, up: float, key: Key, kind: str = "line") -> Svg:
-    """How a series is drawn, for legends."""
-    if kind == "bar":
-        return element("rect", x=left + 11, y=up - 6, width=12, height=12, class_=f"bar {key.css}")
-    line = element("line", x1=left, x2=left + 34, y1=up, y2=up, class_=f"line {key.css}", stroke_dasharray=key.dash)
-    return joined([line] if key.style is None or kind == "plain" else [line, marker(left + 17, up, key, 3.5)])
 
 
 def marker(x: float, y: float, key: Key, size: float) -> Svg:
@@ -222,14 +205,7 @@ def _path(places: Floats) -> str:
     return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in places.tolist())
 
 
-def _runs(places: Floats) -> list[Floats]:
-    """The parts of a curve between values that are not known."""
-    known = np.isfinite(places).all(1)
-    cuts = np.flatnonzero(np.diff(known.astype(int))) + 1
-    return [run for run in np.split(places, cuts) if len(run) and np.isfinite(run).all()]
-
-
-def _thinned(places: Floats) -> Floats:
+def _thin_out(places: Floats) -> Floats:
     """Without points that nobody would see: a curve of a million examples is no larger than one of a thousand."""
     moved = np.any(np.diff(np.round(places * 2), axis=0) != 0, axis=1)
     kept = np.concatenate([[True], moved])
@@ -237,6 +213,39 @@ def _thinned(places: Floats) -> Floats:
     return np.asarray(places[kept])
 
 
-def _stairs(x: Any, y: Any) -> tuple[Floats, Floats]:
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    return np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
+def place_letters(
+    curves: Sequence[Floats], box: tuple[float, float, float, float], taken: Sequence[Floats] = ()
+) -> list[tuple[float, float]]:
+    """A place beside each curve [n, 2], inside the box (left, top, right, bottom), away from places taken [2]."""
+    dense = [_along(curve, 200) for curve in curves]
+    found: list[tuple[float, float]] = []
+    for mine, curve in enumerate(curves):
+        tried = (_along(curve, SAMPLES)[:, None] + OFFSETS[None]).reshape(-1, 2)
+        left, top, right, bottom = box
+        inside = (tried[:, 0] > left + 6) & (tried[:, 0] < right - 6)
+        inside &= (tried[:, 1] > top + 7) & (tried[:, 1] < bottom - 7)
+        tried = tried[inside] if inside.any() else tried
+        others = [points for number, points in enumerate(dense) if number != mine]
+        others += [np.array([place]) for place in (*taken, *found)]
+        clear = np.minimum(_clearance(tried, others), ENOUGH)
+        own = _clearance(tried, [dense[mine]])
+        chosen = tried[int(np.argmax(clear - 0.15 * np.abs(own - 9)))]
+        found.append((float(chosen[0]), float(chosen[1])))
+    return found
+
+
+def _clearance(places: Floats, others: Sequence[Floats]) -> Floats:
+    """How far each place is from the nearest of all points."""
+    if not others:
+        return np.full(len(places), np.inf)
+    points = np.concatenate(others)
+    return np.asarray(np.hypot(*(places[:, None] - points[None]).transpose(2, 0, 1)).min(1))
+
+
+def _along(curve: Floats, count: int) -> Floats:
+    """Points at equal distances along a curve."""
+    lengths = np.append(0.0, np.cumsum(np.hypot(*np.diff(curve, axis=0).T)))
+    if lengths[-1] == 0:
+        return curve[:1]
+    at = np.linspace(0, lengths[-1], count)
+    return np.stack([np.interp(at, lengths, curve[:, 0]), np.interp(at, lengths, curve[:, 1])], 1)

@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fedxl import metrics
 from fedxl.evaluation.calibration import Reliability
+from fedxl.evaluation.intervals import Interval
+from fedxl.evaluation.scored import Scored
 from fedxl.reporting.charts.chart import Chart, Key
-from fedxl.reporting.charts.curves import Curve
 from fedxl.reporting.charts.scale import Axis, Svg, around, element, ticks_in, unit
 
 Floats = npt.NDArray[np.float64]
+Curve = tuple[Floats, Floats]
+BINS = np.linspace(0, 1, 21)
+GRID = np.linspace(0, 1, 501)
+SMALL = 200  # sides of one of many pictures, so that its letters are as large as those of the others
+
+
+def both_classes(scored: Scored) -> bool:
+    """Whether there is a curve at all."""
+    return 0 < int(scored.labels.sum()) < len(scored) and bool(np.isfinite(scored.scores).all())
+
+
+def roc_curve(scored: Sequence[Scored]) -> Curve:
+    """False and true positive rates: of one run exactly, of several the mean on a grid."""
+    found = [metrics.roc(each.scores, each.labels) for each in scored]
+    return _mean(found, lambda curve: np.asarray(np.interp(GRID, *curve)))
+
+
+def precision_recall_curve(scored: Sequence[Scored]) -> Curve:
+    """Recall and precision, the mean over runs; a step that falls where a false positive comes first."""
+    found = []
+    for each in scored:
+        false, true = metrics.counts(each.scores, each.labels)
+        precision = true[1:] / (true[1:] + false[1:])
+        # The precision of the first threshold holds from recall 0 on: no examples have no precision.
+        found.append((np.append(0.0, true[1:] / true[-1]), np.append(precision[:1], precision)))
+    return _mean(found, precision_on_grid)
+
+
+def precision_on_grid(curve: Curve) -> Floats:
+    """The precision of the highest threshold that reaches each recall."""
+    x, y = curve
+    return np.asarray(y[np.minimum(np.searchsorted(x, GRID - 1e-12), len(x) - 1)])
+
+
+def _mean(curves: Sequence[Curve], on_grid: Callable[[Curve], Floats]) -> Curve:
+    return curves[0] if len(curves) == 1 else (GRID, np.asarray(np.mean([on_grid(curve) for curve in curves], 0)))
 
 
 class Mark(NamedTuple):
@@ -32,68 +70,68 @@ def roc(
     max_fpr: float,
     marks: Sequence[Mark] = (),
     envelopes: Mapping[Key, tuple[Curve, Curve]] = MappingProxyType({}),
+    small: str = "",
 ) -> Svg:
     """ROC curves with the partial-AUC region shaded and operating points marked.
 
-    An envelope is the lowest and the highest curve that counts in bins allow.
+    An envelope is the lowest and the highest curve that counts in bins allow. small: the name of one of many.
     """
     words = f"True against false positive rate of {_names(curves)}; the region up to {max_fpr:g} is shaded."
-    chart = Chart("roc", "ROC curves", words, unit("false positive rate"), unit("true positive rate"))
+    title = f"ROC curve of {_names(curves)}" if small else "ROC curves"
+    chart = _square(small or "roc", title, words, "false positive rate", "true positive rate", bool(small))
     if max_fpr < 1:
-        chart.region(0, max_fpr, f"partial AUC: FPR ≤ {max_fpr:g}")
+        chart.region(0, max_fpr, "" if small else f"partial AUC: FPR ≤ {max_fpr:g}")
     chart.line([0, 1], [0, 1], Key("chance"), legend=False)
     for key, (low, high) in envelopes.items():
         chart.area(np.concatenate([np.stack(low, 1), np.stack(high, 1)[::-1]]), key)
-    return _with_curves(chart, curves, marks)
+    for key, curve in curves.items():
+        chart.line(*curve, key, legend=not small)
+    return _with_marks(chart, marks)
 
 
 def precision_recall(curves: Mapping[Key, Curve], prevalence: float, marks: Sequence[Mark] = ()) -> Svg:
     """Precision against recall; chance has the share of positives as its precision."""
     words = f"Precision against recall of {_names(curves)}; {prevalence:.3f} of the examples are positive."
-    chart = Chart("pr", "Precision and recall", words, unit("recall (true positive rate)"), unit("precision"))
+    chart = _square("pr", "Precision and recall", words, "recall (true positive rate)", "precision")
     chart.line([0, 1], [prevalence, prevalence], Key("chance (share of positives)"), legend=False)
-    return _with_curves(chart, curves, marks, step=True)
+    for key, (x, y) in curves.items():  # steps whose height is that of their right end
+        chart.line(np.repeat(x, 2)[:-1], np.repeat(y, 2)[1:], key)
+    return _with_marks(chart, marks)
 
 
-def _with_curves(chart: Chart, curves: Mapping[Key, Curve], marks: Sequence[Mark], step: bool = False) -> Svg:
-    for key, (x, y) in curves.items():
-        # A step of precision holds from the recall before it.
-        chart.line(*(_falling(x, y) if step else (x, y)), key)
+def _square(name: str, title: str, words: str, x: str, y: str, small: bool = False) -> Chart:
+    if small:
+        return Chart(name, title, words, unit(x, 2), unit(y, 2), height=SMALL, width=SMALL)
+    return Chart(name, title, words, unit(x), unit(y))
+
+
+def _with_marks(chart: Chart, marks: Sequence[Mark]) -> Svg:
     for mark in marks:
         chart.points([mark.x], [mark.y], mark.key, [mark.text], size=4.5)
     for mark in marks:  # when all points are known
-        chart.note(mark.x, mark.y, mark.number, mark.key)
+        if mark.number:
+            chart.note(mark.x, mark.y, mark.number, mark.key)
     return chart.render()
 
 
-def _falling(x: Floats, y: Floats) -> Curve:
-    """As steps whose height is that of their right end."""
-    return np.repeat(x, 2)[:-1], np.repeat(y, 2)[1:]
-
-
-def reliability(curves: Mapping[Key, Reliability]) -> Svg:
-    """How often predictions come true, with intervals."""
+def reliability(curves: Mapping[Key, Reliability], small: str = "") -> Svg:
+    """How often predictions come true, with intervals. small: the name of one of many."""
     words = f"Observed share of positives against the predicted probability: {_names(curves)}."
-    chart = Chart("calibration", "Calibration", words, unit("predicted probability"), unit("observed share"))
+    title, x = (
+        (f"Calibration of {_names(curves)}", "predicted") if small else ("Calibration", "predicted probability")
+    )
+    chart = _square(small or "calibration", title, words, x, "observed share", bool(small))
     chart.line([0, 1], [0, 1], Key("perfect"), legend=False)
     for key, bins in curves.items():
-        reliability_bins(chart, bins, key)
+        for place, low, high in zip(bins.predicted, bins.low, bins.high, strict=True):
+            chart.line([place, place], [low, high], key._replace(letter=""), legend=False, thin=True)
+        chart.line(bins.predicted, bins.observed, key, legend=not small)
+        texts = [
+            f"predicted {p:.3f}, observed {o:.3f}, {n:,} examples"
+            for p, o, n in zip(bins.predicted, bins.observed, bins.counts, strict=True)
+        ]
+        chart.points(bins.predicted, bins.observed, key, texts, 3.5)
     return chart.render()
-
-
-def reliability_bins(chart: Chart, bins: Reliability, key: Key, legend: bool = True) -> None:
-    """Draw one calibration into a chart."""
-    for x, low, high in zip(bins.predicted, bins.low, bins.high, strict=True):
-        chart.line([x, x], [low, high], key._replace(letter=""), legend=False, thin=True)
-    chart.line(bins.predicted, bins.observed, key, legend=legend)
-    texts = [
-        f"predicted {p:.3f}, observed {o:.3f}, {n:,} examples"
-        for p, o, n in zip(bins.predicted, bins.observed, bins.counts, strict=True)
-    ]
-    chart.points(bins.predicted, bins.observed, key, texts, 3.5)
-
-
-BINS = np.linspace(0, 1, 21)
 
 
 def histogram(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Svg:
@@ -120,8 +158,7 @@ def decision(thresholds: Floats, benefits: Mapping[Key, Floats]) -> Svg:
     y = Axis("net benefit", low, top * 1.08 or 1.0, ticks_in(low, top * 1.08 or 1.0))
     chart = Chart("decision", "Decision curve", words, around("threshold probability", thresholds), y)
     for key, values in benefits.items():
-        inside = np.where(values >= low, values, np.nan)
-        chart.line(thresholds, inside, key)
+        chart.line(thresholds, np.where(values >= low, values, np.nan), key)
     return chart.render()
 
 
@@ -134,12 +171,12 @@ class History(NamedTuple):
     chosen: Sequence[tuple[float, float]]
 
 
-def convergence(metric: str, histories: Mapping[Key, History], split: str = "validation") -> Svg:
+def convergence(metric: str, histories: Mapping[Key, History]) -> Svg:
     """A metric by round, with the chosen rounds marked."""
     # Bands may leave the picture, lines and markers may not: one wild seed would flatten all others.
     values = np.concatenate([[*h.mean, *(value for _, value in h.chosen)] for h in histories.values()])
     rounds = np.concatenate([h.rounds for h in histories.values()])
-    words = f"{metric} on {split} data by round: {_names(histories)}; markers are the chosen rounds."
+    words = f"{metric} on validation data by round: {_names(histories)}; markers are the chosen rounds."
     x = around("round", rounds, floor=0.0)
     chart = Chart("convergence", "Convergence", words, x, around(metric, values))
     for key, history in histories.items():
@@ -163,18 +200,11 @@ def bytes_by_round(unit_name: str, totals: Mapping[Key, Curve]) -> Svg:
     return chart.render()
 
 
-class Dot(NamedTuple):
-    """A value with its interval; None: not known."""
-
-    value: float
-    low: float
-    high: float
-
-
-def dot_and_interval(dot: Dot, axis: Axis, pooled: float, key: Key, title: str) -> Svg:
-    """One row of a column of intervals: they share their axis, and a line at the pooled value."""
+def dot_and_interval(found: Interval, axis: Axis, pooled: float, key: Key, title: str) -> Svg:
+    """One row of a column of intervals, which share their axis; the vertical line is at the pooled value."""
     width, middle = 150, 11.0
-    low, value, high, line = axis.place([dot.low, dot.value, dot.high, pooled], 6, width - 6).tolist()
+    ends = [found.value if np.isnan(end) else end for end in (found.low, found.high)]
+    low, high, value, line = axis.place([*ends, found.value, pooled], 6, width - 6).tolist()
     parts = [
         element("title", title),
         element("line", x1=line, x2=line, y1=0, y2=22, class_="edge"),

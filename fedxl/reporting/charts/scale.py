@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,32 +36,28 @@ class Axis:
     def texts(self) -> list[str]:
         """The ticks, all with as many digits as tell them apart."""
         form = "e" if max(map(abs, self.ticks)) >= 1e6 else "f"
+        step = float(min(np.diff(self.ticks))) if len(self.ticks) > 1 else abs(self.ticks[0]) or 1.0
         for digits in range(16):
             texts = [f"{tick:.{digits}{form}}" for tick in self.ticks]
             # 0.25 and 0.5 are apart with one digit, but only two say what they are.
-            if all(
-                abs(float(text) - tick) <= 1e-6 * self._step() for text, tick in zip(texts, self.ticks, strict=True)
-            ):
+            if np.allclose(np.array(texts, np.float64), self.ticks, rtol=0, atol=1e-6 * step):
                 break
         return texts
 
-    def _step(self) -> float:
-        return float(min(np.diff(self.ticks))) if len(self.ticks) > 1 else abs(self.ticks[0]) or 1.0
+
+def unit(label: str, count: int = 5) -> Axis:
+    """An axis of shares."""
+    return Axis(label, 0.0, 1.0, ticks_in(0.0, 1.0, count))
 
 
-def unit(label: str, low: float = 0.0, count: int = 5) -> Axis:
-    """An axis of shares, up to 1."""
-    return Axis(label, low, 1.0, ticks_in(low, 1.0, count))
-
-
-def around(label: str, values: Sequence[float] | Floats, count: int = 5, floor: float = -math.inf) -> Axis:
+def around(label: str, values: Sequence[float] | Floats, floor: float = -math.inf) -> Axis:
     """An axis that holds these values with a little room; never below the floor unless a value is."""
     found = np.asarray(values, np.float64)
     found = found[np.isfinite(found)]
     low, high = (float(found.min()), float(found.max())) if len(found) else (0.0, 1.0)
     room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
     low, high = max(low - room, min(floor, low)), high + room
-    return Axis(label, low, high, ticks_in(low, high, count))
+    return Axis(label, low, high, ticks_in(low, high))
 
 
 def ticks_in(low: float, high: float, count: int = 5) -> tuple[float, ...]:
@@ -79,7 +75,7 @@ def ticks_in(low: float, high: float, count: int = 5) -> tuple[float, ...]:
 
 
 class Svg(str):
-    """Text that is SVG: put into a page as it is. Only `element` makes it."""
+    """SVG that `element` has made, or other text of this package: put into a page as it is."""
 
     def __html__(self) -> str:  # what Jinja2 asks for
         return str(self)
@@ -98,10 +94,6 @@ def element(tag: str, *children: str | Svg, **attributes: object) -> Svg:
         if value is not None
     )
     return Svg(f"<{tag}{shown}>{inside}</{tag}>")
-
-
-def joined(parts: Iterable[Svg]) -> Svg:
-    return Svg("".join(parts))
 
 
 def escape(text: object) -> str:

@@ -10,7 +10,7 @@ from fedxl.evaluation.compare import Difference, differences
 from fedxl.evaluation.intervals import Interval
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.groups import Group, judged_on, same_examples
-from fedxl.reporting.page import Cell, Column, Row, Section, Table, between, figure_of, metric_name, shown
+from fedxl.reporting.page import Cell, Column, Row, Section, Table, between, columns, figure_of, metric_name, shown
 from fedxl.reporting.runs import Run
 from fedxl.reporting.text import mean_with_spread
 
@@ -29,8 +29,10 @@ Judgements = Mapping[str, Measured]  # by letter, of groups that have scores
 
 def compare(groups: Sequence[Group], focus: Group, fpr: float) -> Compared:
     """Of each group whose shown run was judged on the same examples as the focus: its differences, by metric."""
-    others = (group for group in groups if group is not focus)
-    return {group.letter: found for group in others if (found := _paired(group.shown, focus.shown, fpr))}
+    split, mine = judged_on(focus.shown), focus.shown
+    others = [group for group in groups if group is not focus and same_examples(group.shown, mine)]
+    found = {g.letter: differences(g.shown.scored[split], mine.scored[split], fpr=fpr) for g in others}
+    return {letter: each for letter, each in found.items() if each}
 
 
 def section(
@@ -41,10 +43,11 @@ def section(
     compared: Compared,
     names: Sequence[str],
 ) -> Section:
-    names = [name for name in names if any(_known(group, name, judged) for group in groups)]
-    columns = [Column("run", numeric=False), *(Column(metric_name(n)) for n in names), Column("state", numeric=False)]
+    measured = {name for found in judged.values() for name in found.metrics}
+    names = [name for name in names if name in measured or any(group.over_runs(name) for group in groups)]
+    heads = [*columns("run", *map(metric_name, names)), Column("state", numeric=False)]
     rows = [_row(group, group is focus, keys[group.letter], judged, names) for group in groups]
-    tables = [Table(_caption(groups, judged), columns, rows)]
+    tables = [Table(_caption(groups, judged), heads, rows)]
     if compared:
         tables.append(_differences(groups, focus, keys, compared, names))
     missing = [
@@ -60,10 +63,6 @@ def section(
     return Section("runs", "Runs" if len(groups) > 1 else "The run", tables=tables, missing=missing)
 
 
-def _known(group: Group, name: str, judged: Judgements) -> bool:
-    return bool(group.over_runs(name)) or (group.letter in judged and name in judged[group.letter].metrics)
-
-
 def _caption(groups: Sequence[Group], judged: Judgements) -> str:
     splits = {found.split for found in judged.values()} or {group.shown.split for group in groups}
     on = " and ".join(sorted(filter(None, splits))) or "no held-back"
@@ -77,13 +76,10 @@ def _row(group: Group, focus: bool, key: Key, judged: Judgements, names: Sequenc
     run, count = group.shown, len(group.runs)
     head = Cell(shown(group.label, 80), f"{shown(run.algorithm, 40)}, {shown(run.risk, 40)}")
     chosen = f"round {run.best_round} chosen" if run.best_round is not None else ""
-    state = Cell(
-        f"{count} seeds" if count > 1 else run.state, f"shown: seed {shown(run.seed, 20)}" if count > 1 else chosen
-    )
+    seeds = Cell(f"{count} seeds", f"shown: seed {shown(run.seed, 20)}")
     known = judged[group.letter].metrics if group.letter in judged else {}
-    return Row(
-        [head, *(_metric(group, name, known.get(name)) for name in names), state], group.letter, key.css, focus
-    )
+    cells = [head, *(_metric(group, name, known.get(name)) for name in names)]
+    return Row([*cells, seeds if count > 1 else Cell(run.state, chosen)], group.letter, key.css, focus)
 
 
 def _metric(group: Group, name: str, found: Interval | None) -> Cell:
@@ -95,20 +91,8 @@ def _metric(group: Group, name: str, found: Interval | None) -> Cell:
     return Cell(figure_of(one), interval)
 
 
-def _paired(run: Run, focus: Run, fpr: float) -> dict[str, Difference]:
-    """Differences of a run to the focus on the same examples; none if there are none such."""
-    if not same_examples(run, focus):
-        return {}
-    split = judged_on(focus)
-    return differences(run.scored[split], focus.scored[split], fpr=fpr)
-
-
 def _differences(
-    groups: Sequence[Group],
-    focus: Group,
-    keys: Mapping[str, Key],
-    compared: Compared,
-    names: Sequence[str],
+    groups: Sequence[Group], focus: Group, keys: Mapping[str, Key], compared: Compared, names: Sequence[str]
 ) -> Table:
     known = [name for name in names if any(name in found for found in compared.values())]
     rows = [
@@ -120,7 +104,7 @@ def _differences(
         f"Paired differences: each run less {focus.letter} ({shown(focus.label, 60)}), on the same examples of "
         f"{judged_on(focus.shown)} data, with 95 % intervals and two-sided p. Negative: {focus.letter} is better."
     )
-    return Table(caption, [Column("run", numeric=False), *(Column(metric_name(name)) for name in known)], rows)
+    return Table(caption, columns("run", *map(metric_name, known)), rows)
 
 
 def _difference(found: Difference | None) -> Cell:
@@ -152,4 +136,4 @@ def why_no_scores(run: Run) -> str:
         return "its sites disclose metrics, not scores"
     if not run.split:
         return "no data were held back"
-    return "its folder holds no scores.npz (versions up to 0.3 wrote none)"
+    return "its folder holds no scores.npz"

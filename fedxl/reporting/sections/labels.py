@@ -5,16 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fedxl.evaluation.intervals import Interval
-from fedxl.evaluation.judgement import Judged
-from fedxl.evaluation.label_judgement import LabelJudgement, judge_labels, judged_split, parts_of
+from fedxl.evaluation.judgement import LabelJudgement, parts_of
 from fedxl.evaluation.scored import Scored
-from fedxl.reporting.charts import curves, small
+from fedxl.reporting.charts import pictures
 from fedxl.reporting.charts.chart import Key
+from fedxl.reporting.charts.pictures import Mark
 from fedxl.reporting.groups import Group
-from fedxl.reporting.page import Cell, Column, Figure, Row, Section, Table, between, figure_of, metric_name, shown
-from fedxl.reporting.runs import Run
-from fedxl.reporting.sections.convergence import dot, dot_column, shared_axis, value
+from fedxl.reporting.page import (
+    Cell,
+    Column,
+    Figure,
+    Row,
+    Section,
+    Table,
+    columns,
+    figure_of,
+    interval_cell,
+    interval_text,
+    metric_name,
+    shown,
+)
+from fedxl.reporting.sections.ranking import OPERATING, operating_cells
+from fedxl.reporting.sections.sites import dot, dot_column, shared_axis
 
 MOST_DRAWN = 40  # labels with pictures
 MOST_COLUMNS = 20  # labels in the table of sites
@@ -22,13 +34,6 @@ MOST_SITES = 300
 RULES = ("specificity 0.9", "sensitivity 0.9")  # operating points that have a table; the others are in model.json
 MEAN = "mean of the labels"
 NO_BREAK = "\N{NO-BREAK SPACE}"
-
-
-def judged(run: Run, fpr: float) -> LabelJudgement | None:
-    """What the scores of a run's labels say; None if it has none."""
-    parts = parts_of(run.by_label, run.label_curves)
-    split = judged_split(parts)
-    return judge_labels(parts, run.by_label.get(split), fpr=fpr) if split else None
 
 
 def sections(focus: Group, key: Key, found: LabelJudgement) -> list[Section]:
@@ -41,15 +46,14 @@ def _metrics(key: Key, found: LabelJudgement) -> Section:
     names, first = list(found.mean), next(iter(found.mean))
     axis = shared_axis([found.mean[first], *(judged.pooled.metrics[first] for judged in found.labels.values())])
     line = found.mean[first].value
-    columns = [Column("label", numeric=False), Column("n"), Column("positives"), dot_column(first, axis)]
-    columns += [Column(metric_name(name)) for name in names]
+    heads = [*columns("label", "n", "positives"), dot_column(first, axis), *(Column(metric_name(n)) for n in names)]
     mean = [Cell(MEAN), Cell(""), Cell(""), dot(found.mean[first], first, axis, line, key)]
-    rows = [Row([*mean, *map(value, found.mean.values())], focus=True)]
+    rows = [Row([*mean, *map(interval_cell, found.mean.values())], focus=True)]
     for name, judged in found.labels.items():
         one = judged.pooled
         counts = [Cell(shown(name, 60)), Cell(f"{one.positives + one.negatives:,}"), Cell(f"{one.positives:,}")]
         picture = dot(one.metrics[first], first, axis, line, key)
-        rows.append(Row([*counts, picture, *(value(one.metrics[metric]) for metric in names)]))
+        rows.append(Row([*counts, picture, *(interval_cell(one.metrics[metric]) for metric in names)]))
     caption = (
         f"{found.split.capitalize()} data, with 95 % intervals; n counts the examples of which a label is known. The "
         "interval of the mean is of a jackknife of whole examples, because their labels go together."
@@ -58,18 +62,26 @@ def _metrics(key: Key, found: LabelJudgement) -> Section:
         name for name, judged in found.labels.items() if not math.isfinite(judged.pooled.metrics[first].value)
     ]
     missing = [f"{shown(name, 60)} has one class in the {found.split} data: no metric" for name in one_class]
-    return Section("labels", "Labels", tables=[Table(caption, columns, rows)], missing=[*found.notes, *missing])
+    return Section("labels", "Labels", tables=[Table(caption, heads, rows)], missing=[*found.notes, *missing])
 
 
 def _curves(key: Key, found: LabelJudgement, scored: Mapping[str, Scored]) -> Section:
     figures = []
-    drawn = {name: one for name, one in found.labels.items() if curves.both_classes(scored[name])}
+    drawn = {name: one for name, one in found.labels.items() if pictures.both_classes(scored[name])}
     for number, (name, one) in enumerate(list(drawn.items())[:MOST_DRAWN]):
+        mine = key._replace(name=shown(name, 60), letter="")
+        marks = []
         point = one.pooled.points.get(RULES[0])
-        mark = None if point is None else (1 - point.specificity.value, point.sensitivity.value)
-        curve = curves.roc([scored[name]])
-        svg = small.roc(f"roc{number}", shown(name, 60), curve, found.fpr, key, mark)
-        figures.append(Figure(shown(name, 60), svg, f"AUROC {_words(one.pooled.metrics['auroc'])}"))
+        if point is not None and math.isfinite(point.sensitivity.value) and math.isfinite(point.specificity.value):
+            sensitivity, specificity = point.sensitivity.value, point.specificity.value
+            words = f"sensitivity {sensitivity:.3f}, specificity {specificity:.3f}"
+            marks.append(Mark(mine, 1 - specificity, sensitivity, words))
+        curve = {mine: pictures.roc_curve([scored[name]])}
+        svg = pictures.roc(curve, found.fpr, marks, small=f"roc{number}")
+        # On a narrow screen, the line breaks before the interval, not within it.
+        auroc, _, interval = interval_text(one.pooled.metrics["auroc"]).partition(" ")
+        caption = f"AUROC {auroc} {interval.replace(' ', NO_BREAK)}".strip()
+        figures.append(Figure(mine.name, svg, caption))
     if not figures:
         return Section("curves", "ROC by label", missing=[f"no label has both classes in the {found.split} data"])
     text = [
@@ -85,36 +97,28 @@ def _calibration(key: Key, found: LabelJudgement) -> Section:
     figures = []
     for number, (name, one) in enumerate(list(fitted.items())[:MOST_DRAWN]):
         assert one.reliability is not None
-        svg = small.reliability(f"calibration{number}", shown(name, 60), one.reliability, key)
+        mine = key._replace(name=shown(name, 60), letter="")
+        svg = pictures.reliability({mine: one.reliability}, small=f"calibration{number}")
         told = f"Brier score {figure_of(one.brier)}, calibration error {figure_of(one.reliability.error)}"
         figures.append(Figure(shown(name, 60), svg, told))
     text = [
         "Platt scaling, fitted to the validation scores of each label by itself. Ten bins of equal counts with 95 % "
         "intervals; the closer to the dotted line, the better."
     ]
-    tables = [table for rule in RULES if (table := _points(found, rule)) is not None]
+    tables = []
+    for rule in RULES:
+        points = {name: one.pooled.points[rule] for name, one in found.labels.items() if rule in one.pooled.points}
+        caption = f"Thresholds that gave {rule} on validation data, label by label, measured on {found.split} data."
+        if points:
+            rows = [Row(operating_cells(name, point)) for name, point in points.items()]
+            tables.append(Table(caption, columns("label", *OPERATING), rows))
     missing = [
         f"{shown(name, 60)} has no calibration and no threshold: {why}" for name, why in found.undecided.items()
     ]
-    if not fitted:
-        return Section("calibration", "Calibration and thresholds by label", tables=tables, missing=missing)
     return Section(
-        "calibration", "Calibration and thresholds by label", text, small=figures, tables=tables,
+        "calibration", "Calibration and thresholds by label", text if fitted else (), small=figures, tables=tables,
         missing=[*missing, *_cut(len(fitted))],
     )  # fmt: skip
-
-
-def _points(found: LabelJudgement, rule: str) -> Table | None:
-    known = {name: one.pooled.points[rule] for name, one in found.labels.items() if rule in one.pooled.points}
-    if not known:
-        return None
-    names = ("threshold", "sensitivity", "specificity", "positive predictive value", "negative predictive value")
-    rows = [
-        Row([Cell(shown(name, 60)), Cell(f"{point.threshold:.4g}"), *(value(share) for share in point[1:])])
-        for name, point in known.items()
-    ]
-    caption = f"Thresholds that gave {rule} on validation data, label by label, measured on {found.split} data."
-    return Table(caption, [Column("label", numeric=False), *map(Column, names)], rows)
 
 
 def _sites(focus: Group, found: LabelJudgement) -> list[Section]:
@@ -122,15 +126,13 @@ def _sites(focus: Group, found: LabelJudgement) -> list[Section]:
     if not found.sites:
         return []
     labels = list(found.labels)[:MOST_COLUMNS]
-    columns = [Column("site", numeric=False), Column(f"{found.split}: n"), Column(MEAN)]
-    columns += [Column(shown(name, 40)) for name in labels]
-    pooled = {name: found.labels[name].pooled for name in labels}
+    heads = columns("site", f"{found.split}: n", MEAN, *(shown(name, 40) for name in labels))
+    pooled = [found.mean["auroc"], *(found.labels[name].pooled.metrics["auroc"] for name in labels)]
     total = sum(site.examples for site in found.sites.values())
-    head = [Cell("all sites"), Cell(f"{total:,}"), value(found.mean["auroc"])]
-    rows = [Row([*head, *(value(_auroc(pooled[name])) for name in labels)], focus=True)]
+    rows = [Row([Cell("all sites"), Cell(f"{total:,}"), *map(interval_cell, pooled)], focus=True)]
     for name, site in list(found.sites.items())[:MOST_SITES]:
-        cells = [Cell(shown(name, 60)), Cell(f"{site.examples:,}"), value(site.mean)]
-        rows.append(Row([*cells, *(value(site.labels.get(label)) for label in labels)]))
+        each = [site.mean, *(site.labels.get(label) for label in labels)]
+        rows.append(Row([Cell(shown(name, 60)), Cell(f"{site.examples:,}"), *map(interval_cell, each)]))
     caption = (
         f"AUROC of {focus.letter} ({shown(focus.label, 60)}) at each site, {found.split} data, with 95 % intervals: "
         "the mean over the labels that have both classes there, and each label."
@@ -141,16 +143,7 @@ def _sites(focus: Group, found: LabelJudgement) -> list[Section]:
         missing.append(f"{len(found.labels) - MOST_COLUMNS} more labels are not in this table")
     if len(found.sites) > MOST_SITES:
         missing.append(f"{len(found.sites) - MOST_SITES} more sites are not listed")
-    return [Section("sites", "Sites", tables=[Table(caption, columns, rows)], missing=missing)]
-
-
-def _auroc(found: Judged) -> Interval:
-    return found.metrics["auroc"]
-
-
-def _words(found: Interval) -> str:
-    """On a narrow screen, an interval breaks before it, not within it."""
-    return f"{figure_of(found.value)} {between(found.low, found.high).replace(' ', NO_BREAK)}".strip()
+    return [Section("sites", "Sites", tables=[Table(caption, heads, rows)], missing=missing)]
 
 
 def _cut(count: int) -> Sequence[str]:

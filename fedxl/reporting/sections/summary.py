@@ -9,9 +9,10 @@ from fedxl import metrics
 from fedxl.evaluation.binned import judge as binned_judge
 from fedxl.evaluation.compare import Difference
 from fedxl.evaluation.intervals import Interval
-from fedxl.evaluation.judgement import Judgement
+from fedxl.evaluation.judgement import Judgement, LabelJudgement
+from fedxl.evaluation.label_counts import judge as judge_counts
 from fedxl.reporting.groups import Group
-from fedxl.reporting.page import Fact, Page, Section, between, figure_of, listed, metric_name, shown
+from fedxl.reporting.page import Fact, Page, Section, between, figure_of, interval_text, listed, metric_name, shown
 from fedxl.reporting.runs import Run
 
 RISKS = {
@@ -78,16 +79,12 @@ def question(groups: Sequence[Group], focus: Group, judged_on: str) -> str:
 
 
 def _goal(run: Run) -> str:
-    if run.several:
-        known = [*(found.names for found in run.by_label.values()), *run.label_curves.values()]
-        labels = len(known[0]) if known else 0
-        return f"{_one_goal(run)} of {labels or 'several'} labels"
-    return _one_goal(run)
-
-
-def _one_goal(run: Run) -> str:
     risk = run.risk.removeprefix("several(")
-    return RISKS.get(risk) or RISKS.get(risk.partition("(")[0]) or shown(run.risk, 60)
+    goal = RISKS.get(risk) or RISKS.get(risk.partition("(")[0]) or shown(run.risk, 60)
+    if not run.several:
+        return goal
+    known = [*(found.names for found in run.by_label.values()), *run.label_curves.values()]
+    return f"{goal} of {len(known[0]) if known else 'several'} labels"
 
 
 def _sites(run: Run) -> str:
@@ -107,16 +104,16 @@ def answer(
 
     preferred: whether it was validation data that brought it into focus.
     """
-    run, name = focus.shown, called(groups, focus)
+    run, name = focus.shown, _called(groups, focus)
     if judged is None:
         value = run.values.get(first)
         if value is None:
             return [f"{name}: {run.state}; no metric of held-back data is known yet."]
         return [f"{name} reaches {metric_name(first)} {figure_of(value)} on {run.split} data; intervals need scores."]
-    found = judged.pooled.metrics.get(first) or judged.pooled.metrics["auroc"]
     known = first if first in judged.pooled.metrics else "auroc"
+    found = interval_text(judged.pooled.metrics[known])
     lead = "Validation data prefer {}. It" if preferred and len(groups) > 1 else "{}"
-    lines = [f"{lead.format(name)} reaches {metric_name(known)} {_interval(found)} on {judged.split} data."]
+    lines = [f"{lead.format(name)} reaches {metric_name(known)} {found} on {judged.split} data."]
     lines += _against(groups, compared, known)
     if point := judged.pooled.points.get("specificity 0.9"):
         lines.append(
@@ -124,49 +121,69 @@ def answer(
             f"{_percent(point.sensitivity)} of the positives and clears {_percent(point.specificity)} of the "
             f"negatives; of those it flags, {_percent(point.ppv)} are positive at this share of positives."
         )
-    known_sites = {n: s.metrics[known] for n, s in judged.sites.items() if math.isfinite(s.metrics[known].value)}
-    if len(known_sites) > 1:
-        worst = min(known_sites, key=lambda site: known_sites[site].value)
-        lines.append(f"By site it is lowest at {shown(worst, 40)}: {_interval(known_sites[worst])}.")
+    notes = list(judged.notes)
+    if counts := run.counts.get(judged.split):
+        judged_counts = binned_judge(metrics.resolve(judged.pooled.metrics), counts)
+        bounds = {name: each.bound for name, each in judged_counts.items()}
+        notes.append(_binned(f"{len(counts.positives):,} bins", "metrics", bounds, bool(counts.noise)))
+    sites = {name: site.metrics[known] for name, site in judged.sites.items()}
+    return lines + _ending(run, "it", sites, notes)
+
+
+def answer_for_labels(groups: Sequence[Group], focus: Group, found: LabelJudgement, first: str) -> list[str]:
+    """The same of several labels: the mean and how sure it is, the ends, what cannot be decided, sites."""
+    run, metric = focus.shown, first if first in found.mean else "auroc"
+    each = {label: one.pooled.metrics[metric].value for label, one in found.labels.items()}
+    each = {label: value for label, value in each.items() if math.isfinite(value)}
+    mean = f"a mean {metric_name(metric)} of {interval_text(found.mean[metric])}"
+    lines = [f"{_called(groups, focus)} reaches {mean} over {len(each)} labels on {found.split} data."]
+    if len(each) > 1:
+        ends = (max(each, key=each.__getitem__), "highest"), (min(each, key=each.__getitem__), "lowest")
+        told = [f"{word} for {shown(label, 40)} ({figure_of(each[label])})" for label, word in ends]
+        lines.append(f"It is {listed(told)}.")
+    if found.undecided:
+        names = listed([shown(label, 40) for label in found.undecided])
+        lines.append(f"Too few validation examples for a probability or a class: {names}.")
+    notes, counts = list(found.notes), run.label_curves.get(found.split)
+    if counts and found.split not in run.by_label:
+        counted = judge_counts(metrics.resolve(list(found.mean)), counts)
+        notes.append(_binned("bins", "means", counted.mean_bounds, bool(counted.noise)))
+    return lines + _ending(run, "the mean AUROC", {name: site.mean for name, site in found.sites.items()}, notes)
+
+
+def _ending(run: Run, what: str, sites: Mapping[str, Interval], notes: Sequence[str]) -> list[str]:
+    """The worst site, privacy, and notes."""
+    known = {site: found for site, found in sites.items() if math.isfinite(found.value)}
+    lines = []
+    if len(known) > 1:
+        worst = min(known, key=lambda site: known[site].value)
+        lines.append(f"By site {what} is lowest at {shown(worst, 40)}: {interval_text(known[worst])}.")
     if run.epsilon:
         lines.append(f"Training examples have differential privacy: epsilon {run.epsilon}.")
-    return [*lines, *(f"Note: {note}." for note in (*judged.notes, *_binned(run, judged)))]
+    return [*lines, *(f"Note: {note}." for note in notes)]
 
 
-def called(groups: Sequence[Group], focus: Group) -> str:
-    return f"{focus.letter} ({shown(focus.label, 60)})" if len(groups) > 1 else shown(focus.label, 60)
-
-
-def _binned(run: Run, judged: Judgement) -> list[str]:
+def _binned(bins: str, what: str, bounds: Mapping[str, float], noise: bool) -> str:
     """How far metrics may be from those of the scores, where sites disclosed counts in bins."""
-    found = run.counts.get(judged.split)
-    if found is None:
-        return []
-    bounds = binned_judge(metrics.resolve(judged.pooled.metrics), found)
-    told = listed([f"{metric_name(name)} by {each.bound:.1g}" for name, each in bounds.items()])
-    noise = ", besides the noise that they added" if found.noise else ""
-    bins = f"{len(found.positives):,} bins"
-    return [f"sites disclosed counts in {bins}, not scores; metrics may be off, {told} at most{noise}"]
+    told = listed([f"{metric_name(name)} by {bound:.1g}" for name, bound in bounds.items()])
+    added = ", besides the noise that they added" if noise else ""
+    return f"sites disclosed counts in {bins}, not scores; {what} may be off, {told} at most{added}"
+
+
+def _called(groups: Sequence[Group], focus: Group) -> str:
+    return f"{focus.letter} ({shown(focus.label, 60)})" if len(groups) > 1 else shown(focus.label, 60)
 
 
 def _against(groups: Sequence[Group], compared: Mapping[str, Mapping[str, Difference]], metric: str) -> list[str]:
     """Which runs it beats on the same examples, which beat it, and which it cannot be told from."""
     known = {letter: found[metric] for letter, found in compared.items() if metric in found}
     names = {group.letter: f"{group.letter} ({shown(group.label, 40)})" for group in groups}
-    ahead = [names[letter] for letter, found in known.items() if found.high < 0]
-    behind = [names[letter] for letter, found in known.items() if found.low > 0]
-    level = [names[letter] for letter, found in known.items() if not _apart(found)]
-    kinds = {"it is ahead of": ahead, "it is behind": behind, "it cannot be told from": level}
+    kinds: dict[str, list[str]] = {"it is ahead of": [], "it is behind": [], "it cannot be told from": []}
+    for letter, found in known.items():
+        kind = "it is ahead of" if found.high < 0 else "it is behind" if found.low > 0 else "it cannot be told from"
+        kinds[kind].append(names[letter])
     told = "; ".join(f"{words} {listed(which)}" for words, which in kinds.items() if which)
     return [f"On the same examples, by 95 % intervals of paired differences: {told}."] if known else []
-
-
-def _apart(found: Difference) -> bool:
-    return found.high < 0 or found.low > 0
-
-
-def _interval(found: Interval) -> str:
-    return f"{figure_of(found.value)} {between(found.low, found.high)}".strip()
 
 
 def _percent(found: Interval) -> str:
@@ -178,12 +195,21 @@ def _percent(found: Interval) -> str:
 
 def facts(judged: Judgement) -> list[Fact]:
     pooled = judged.pooled
-    each = [
-        Fact(metric_name(name), figure_of(found.value), between(found.low, found.high))
-        for name, found in pooled.metrics.items()
-    ]
+    each = [_fact(metric_name(name), found) for name, found in pooled.metrics.items()]
     total = pooled.positives + pooled.negatives
     each.append(Fact(f"{judged.split} examples", f"{total:,}", f"{pooled.positives:,} positive"))
     if judged.sites:
         each.append(Fact("sites judged", str(len(judged.sites)), "one row each below"))
     return each
+
+
+def facts_for_labels(found: LabelJudgement, run: Run) -> list[Fact]:
+    each = [_fact(f"mean {metric_name(name)}", value) for name, value in found.mean.items()]
+    decided = len(found.labels) - sum(name in found.undecided for name in found.labels)
+    each.append(Fact("labels", str(len(found.labels)), f"{decided} with probabilities and classes"))
+    whole = run.by_label.get(found.split)  # counts in bins do not say how many examples there are
+    return [*each, *([Fact(f"{found.split} examples", f"{len(whole.scores):,}", "")] if whole is not None else [])]
+
+
+def _fact(name: str, found: Interval) -> Fact:
+    return Fact(name, figure_of(found.value), between(found.low, found.high))

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from fedxl import ALGORITHMS, auroc, build, partial_auc, sampling, tree
-from fedxl.data.augment import Augment
 from fedxl.data.federation import Federation
-from fedxl.data.source import TensorSource
+from fedxl.data.source import Augment, TensorSource
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import EXECUTORS, loop
 from fedxl.models import cnn, simple_cnn, weights_of

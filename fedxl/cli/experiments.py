@@ -1,4 +1,4 @@
-"""`fedxl tune`: the same search for each of several algorithms."""
+"""`fedxl demo` and `fedxl tune`: many runs, and what they come to."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fedxl.cli.output import Overrides, out, say, show
 from fedxl.config import experiment as configs
 from fedxl.errors import require
 from fedxl.reporting.text import as_text
 
-out, err = Console(), Console(stderr=True)
+
+def demo(
+    seeds: Annotated[int, typer.Option(help="How many runs of each algorithm to average.")] = 3,
+    folder: Annotated[Path, typer.Option("--out", help="Where the table, plot and report go.")] = Path("demo"),
+) -> None:
+    """FeDXL against the baselines on handwritten digits: a table, a plot and a report, in half a minute."""
+    from fedxl.experiments import demo as demos
+
+    require(1 <= seeds <= len(demos.SEEDS), f"seeds must lie between 1 and {len(demos.SEEDS)}, got {seeds}")
+    require(folder.is_dir() or not folder.exists(), f"{folder} is a file; --out must name a folder")
+    demos.run(demos.SEEDS[:seeds], folder, out)
 
 
 def tune(
@@ -28,10 +39,7 @@ def tune(
         typer.Option(help="halving (default): the best go on; random: all to the end; optuna: drawn by its TPE."),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs in parallel, each in a process.")] = 1,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; repeatable."),
-    ] = None,
+    overrides: Overrides = None,
     folder: Annotated[
         Path | None,
         typer.Option("--out", help="Folder for trials and results; by default tune/ and the config's name."),
@@ -49,18 +57,14 @@ def tune(
     target = folder or Path("tune") / config.stem
     require(target.is_dir() or not target.exists(), f"{target} is a file; --out must name a folder")
     rungs = ", ".join(f"{rung.trials} to round {rung.rounds}" for rung in todo.rungs)
-    _say(f"trials of each algorithm: {rungs}; {todo.budget} rounds of training each")
+    say(f"trials of each algorithm: {rungs}; {todo.budget} rounds of training each")
     try:
-        found = Search(todo, target, jobs, _say)()
+        found = Search(todo, target, jobs, say)()
     except KeyboardInterrupt:
-        _say("stopped; finished trials are kept, and the same command goes on from there")
+        say("stopped; finished trials are kept, and the same command goes on from there")
         sys.exit(130)
-    written = outcome.save(todo, found, target, _say)
+    written = outcome.save(todo, found, target, say)
     table = as_text(outcome.rows(todo, found), outcome.columns(todo))
     Console(width=max(out.width, 150) if out.is_terminal else 200).print(table)
-    out.print(f"in {target}: {', '.join(written)}; runs in {target / 'runs'}", highlight=False, soft_wrap=True)
-    out.print(f"go on with: fedxl train {target / 'best.toml'}", highlight=False, soft_wrap=True, markup=False)
-
-
-def _say(line: str) -> None:
-    err.print(line, style="dim", highlight=False, soft_wrap=True, markup=False)
+    show(f"in {target}: {', '.join(written)}; runs in {target / 'runs'}")
+    show(f"go on with: fedxl train {target / 'best.toml'}")

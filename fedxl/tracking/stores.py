@@ -1,7 +1,4 @@
-"""MLflow: a run in a store of MLflow's, by default a database beside the run's folder, without any server.
-
-MLflow's own telemetry is switched off, unless the environment says otherwise.
-"""
+"""TensorBoard: event files in the run's folder. MLflow: by default a database beside the run's folder."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from fedxl.errors import UserError, require
 from fedxl.files import write_json
 from fedxl.tracking.tracker import FINISHED, STOPPED, Row, Tracked, scalars
 
+FOLDER = "tensorboard"
 FILE = "mlflow.json"  # in the run's folder: its number in the store
 EXPERIMENT = "fedxl"  # unless MLFLOW_EXPERIMENT_NAME says another
 STATES = {FINISHED: "FINISHED", STOPPED: "KILLED"}  # in MLflow's words; anything else has FAILED
@@ -33,14 +31,54 @@ ENVIRONMENT = {
 }
 
 
+class TensorBoard:
+    """Writes event files into the run's folder."""
+
+    writer: Any = None
+
+    def __init__(self) -> None:
+        try:
+            from torch.utils import tensorboard
+        except ImportError:
+            raise UserError("tracking with TensorBoard needs tensorboard; pip install 'fedxl[tensorboard]'") from None
+        self.library = tensorboard
+
+    def begin(self, run: Tracked) -> None:
+        # Readers drop what earlier files hold from this step on; what is valid of it is written again.
+        purge = max(run.round, 0) if run.resumed else None
+        self.writer = self.library.SummaryWriter(str(run.folder / FOLDER), purge_step=purge)
+        metrics = {key: None for split in ("validation", "test") for key in scalars({split: {run.metric: 0.0}})}
+        plain = (bool, int, float, str)  # what the table of hyper-parameters takes
+        shown = {name: v if isinstance(v, plain) else str(v) for name, v in run.settings.items()}
+        experiment, start, _ = self.library.summary.hparams(shown, metrics)
+        for summary in (experiment, start):
+            self.writer.file_writer.add_summary(summary, max(run.round, 0))
+        for row in run.history:
+            if purge is not None and row["round"] >= purge:
+                self.write(row)
+
+    def write(self, row: Row) -> None:
+        for name, value in scalars(row).items():
+            self.writer.add_scalar(name, value, row["round"])
+        self.writer.flush()  # so that whoever looks sees it now, and a kill loses nothing
+
+    def end(self, state: str) -> None:
+        self.writer.close()
+
+
 class MLflow:
     """Writes to the store at `uri`; empty: MLFLOW_TRACKING_URI, else mlflow.db beside the run's folder."""
 
     def __init__(self, uri: str = "") -> None:
         require(not _password(uri), "tracking_uri must hold no password: it is stored; set MLFLOW_TRACKING_PASSWORD")
         self.given = uri
-        with _quietly():
-            self.library = _require_mlflow()
+        try:
+            with _quietly():
+                import mlflow
+                import sqlalchemy  # noqa: F401  (mlflow-skinny leaves out what its database needs)
+        except ImportError:
+            raise UserError("tracking with MLflow needs mlflow; pip install 'fedxl[mlflow]'") from None
+        self.library: Any = mlflow
         self.client: Any = None
         self.id = ""
         self.known: dict[str, int] = {}  # by metric: the last step that the store has
@@ -135,12 +173,3 @@ def _quietly() -> Iterator[None]:
         for name, was in before.items():
             if was is None:
                 os.environ.pop(name, None)
-
-
-def _require_mlflow() -> Any:
-    try:
-        import mlflow
-        import sqlalchemy  # noqa: F401  (mlflow-skinny leaves out what its database needs)
-    except ImportError:
-        raise UserError("tracking with MLflow needs mlflow; pip install 'fedxl[mlflow]'") from None
-    return mlflow

@@ -1,4 +1,4 @@
-"""After training: `fedxl predict` and `fedxl export`."""
+"""`fedxl predict` and `fedxl export`: what a trained model is for."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from torch import nn
 
 from fedxl import registry
+from fedxl.cli.output import say
 from fedxl.errors import printable, require
-from fedxl.evaluation.scored import Floats, Ints
+from fedxl.evaluation.scored import Ints
 
 if TYPE_CHECKING:  # they load scipy, for which other commands need not wait
     from fedxl.evaluation.decision import Decision
     from fedxl.prediction.predictor import Predictor
     from fedxl.training.predict import Prediction
-
-err = Console(stderr=True)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 Calibrated = Annotated[str, typer.Option("--calibration", help="platt or isotonic, fitted to validation scores.")]
@@ -54,7 +52,7 @@ def predict(
 
     Of several labels: these three for each.
     """
-    from fedxl.prediction import inputs, predictor, table
+    from fedxl.prediction import predictor, table
 
     require(
         target.resolve() != data.resolve(), f"{target} is the data themselves; choose another file for the scores"
@@ -71,15 +69,12 @@ def predict(
         device=device,
     )
     found = found if threshold is None else found.with_threshold(threshold)
-    rows = inputs.read_rows(data, found.preparation, len(found.form.labels))
+    rows = table.read_rows(data, found.preparation, len(found.form.labels))
     predicted = found.predict(rows.x, str(data))
     changed = table.write(target, rows.rows, predicted)
-    if found.decision is None:
-        _say(f"scores only, without probabilities and classes: {found.undecided}")
-    else:
-        for line in _meanings(found):
-            _say(line)
-    for line in _judged(predicted, rows.labels):
+    for line in _meanings(found):
+        _say(line)
+    for line in () if rows.labels is None else _judged(predicted, rows.labels):
         _say(f"{data} has labels: {line}")
     if changed:
         _say(f"{changed} identities begin like a formula and got an apostrophe; .parquet keeps them as they are")
@@ -126,25 +121,22 @@ def _network(name: str) -> nn.Module | None:
     return network  # type: ignore[no-any-return]
 
 
-def _positive(found: Predictor) -> str:
-    """What class 1 is, in the words of the data."""
-    prepared = found.preparation
-    if prepared is None or not prepared.positive:
-        return "a label of 1"
-    return f"{prepared.label} = {prepared.positive}" if prepared.label else prepared.positive
-
-
 def _meanings(found: Predictor) -> Iterator[str]:
     """What classes and probabilities rest on: a line for each label that has them, and one for the others."""
-    from fedxl.evaluation.label_decisions import LabelDecisions, reasons
+    from fedxl.evaluation.decision import LabelDecisions, reasons
 
-    if isinstance(found.decision, LabelDecisions):
+    if found.decision is None:
+        yield f"scores only, without probabilities and classes: {found.undecided}"
+    elif isinstance(found.decision, LabelDecisions):
         for name, decision in found.decision.decided.items():
             yield from _meaning(decision, name, f"probabilities of {name}")
         if found.decision.undecided:
             yield f"scores only, without probabilities and classes: {reasons(found.decision.undecided)}"
-    elif found.decision is not None:
-        yield from _meaning(found.decision, _positive(found), "probabilities")
+    else:
+        prepared, positive = found.preparation, "a label of 1"
+        if prepared is not None and prepared.positive:
+            positive = f"{prepared.label} = {prepared.positive}" if prepared.label else prepared.positive
+        yield from _meaning(found.decision, positive, "probabilities")
 
 
 def _meaning(decision: Decision, positive: str, probabilities: str) -> Iterator[str]:
@@ -154,29 +146,20 @@ def _meaning(decision: Decision, positive: str, probabilities: str) -> Iterator[
         yield f"{probabilities}: {decision.calibration.note}"
 
 
-def _judged(predicted: Prediction, labels: Ints | None) -> Iterator[str]:
+def _judged(predicted: Prediction, labels: Ints) -> Iterator[str]:
     """A line on each label of which the data hold both classes."""
-    if labels is None:
-        return
-    if not predicted.labels:
-        if 0 < labels.sum() < len(labels):
-            yield _auroc(predicted.scores, labels)
-        return
-    from fedxl.evaluation.labelled import LabelScores
-
-    several = LabelScores(predicted.scores, labels, predicted.labels)
-    for number, name in enumerate(several.names):
-        one = several.label(number)
-        if 0 < one.labels.sum() < len(one):
-            yield f"{name}: {_auroc(one.scores, one.labels)}"
-
-
-def _auroc(scores: Floats, labels: Ints) -> str:
     from fedxl.evaluation.intervals import delong
+    from fedxl.evaluation.scored import LabelScores, Scored
 
-    found = delong(scores, labels)
-    return f"auroc {found.value:.4f} ({found.low:.4f} to {found.high:.4f})"
+    several = {}
+    if predicted.labels:
+        several = LabelScores(predicted.scores, labels, predicted.labels).by_label()
+    for name, one in (several or {"": Scored(predicted.scores, labels)}).items():
+        if 0 < one.labels.sum() < len(one):
+            found = delong(one.scores, one.labels)
+            text = f"auroc {found.value:.4f} ({found.low:.4f} to {found.high:.4f})"
+            yield f"{name}: {text}" if name else text
 
 
 def _say(line: str) -> None:
-    err.print(printable(line, 2000), highlight=False, soft_wrap=True, markup=False)
+    say(printable(line, 2000), style="")

@@ -1,4 +1,8 @@
-"""Where AUROC may lie: Wilson's interval, with as many trials as DeLong's variance says the pairs are worth.
+"""AUROC's variance by DeLong, and where AUROC may lie.
+
+Placement values say where each example stands among those of the other class; DeLong's variance is their spread
+(E. DeLong, D. DeLong, D. Clarke-Pearson, Biometrics 44, 1988; in O(n log n) after X. Sun, W. Xu, IEEE Signal
+Processing Letters 21, 2014). The interval is Wilson's, with as many trials as that variance says the pairs are worth.
 
 A share p of N trials has variance p (1 - p) / N. Wilson's interval holds all t that are compatible with p,
 |p - t| <= z sqrt(t (1 - t) / N): the variance is that of the tested value, not of the one that was found. For AUROC
@@ -25,13 +29,47 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
-
-from fedxl.evaluation.placements import Placements, satterthwaite
+from scipy.stats import rankdata
 
 Floats = npt.NDArray[np.float64]
 STEPS = 100  # at most; 15 were enough for every set that was tried: each leaves less than a fifth of the error
 NEAR = 1e-13
 LEAST = 1e-12  # AUROC below which the upper end alone says something
+
+
+class Placements(NamedTuple):
+    """The share of the other class that is ranked right against each example; ties count one half."""
+
+    positives: Floats  # [m], the share of negatives below each positive
+    negatives: Floats  # [n], the share of positives above each negative
+
+    @property
+    def auroc(self) -> float:
+        return float(self.positives.mean())
+
+
+def placements(scores: npt.ArrayLike, labels: npt.ArrayLike) -> Placements:
+    """Needs both classes and finite scores."""
+    values, positive = np.asarray(scores, np.float64), np.asarray(labels) > 0
+    high, low = values[positive], values[~positive]
+    ranks = rankdata(np.concatenate([high, low]))  # midranks among all; less those within a class: among the other
+    below = ranks[: len(high)] - rankdata(high)
+    above = len(high) - (ranks[len(high) :] - rankdata(low))
+    return Placements(below / len(low), above / len(high))
+
+
+def covariance(*models: Placements) -> Floats:
+    """DeLong's covariance of the AUROCs of models that scored the same examples; needs two of each class."""
+    first = np.cov(np.stack([each.positives for each in models]))  # S10
+    second = np.cov(np.stack([each.negatives for each in models]))  # S01
+    m, n = len(models[0].positives), len(models[0].negatives)
+    return np.atleast_2d(first / m + second / n)
+
+
+def satterthwaite(parts: npt.ArrayLike, freedoms: npt.ArrayLike) -> float:
+    """Degrees of freedom of a sum of independent variances, each known with as many of its own."""
+    each, free = np.asarray(parts, np.float64), np.asarray(freedoms, np.float64)
+    return float(each.sum() ** 2 / (each**2 / free).sum())
 
 
 def area_ends(placed: Placements, level: float) -> tuple[float, float]:
@@ -41,30 +79,6 @@ def area_ends(placed: Placements, level: float) -> tuple[float, float]:
     """
     mirrored = Placements(1 - placed.positives, 1 - placed.negatives)
     return _low(placed, level), 1 - _low(mirrored, level)
-
-
-class Ends(NamedTuple):
-    """A value and the ends of its interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-def difference_ends(first: Ends, second: Ends, spread: Floats) -> tuple[float, float]:
-    """The interval of first - second, from both intervals and DeLong's covariance of the two, [2, 2].
-
-    The difference is low if the first is low or the second high. Of independent values these distances add as squares
-    (G. Zou, A. Donner, "Construction of confidence limits about effect measures: a general approach", Statistics in
-    Medicine 27, 2008). What the models share makes both smaller, by as much as it does for DeLong's variance: two
-    models that hardly differ have a narrow interval, however uncertain each of them is.
-    """
-    apart, each = spread[0, 0] + spread[1, 1] - 2 * spread[0, 1], spread[0, 0] + spread[1, 1]
-    share = math.sqrt(max(0.0, float(apart / each))) if each > 0 else 1.0
-    down = math.hypot(first.value - first.low, second.high - second.value)
-    up = math.hypot(first.high - first.value, second.value - second.low)
-    gap = first.value - second.value
-    return gap - share * down, gap + share * up
 
 
 def model_ratio(area: float) -> float:
@@ -99,9 +113,9 @@ def _low(placed: Placements, level: float) -> float:
 
 def _relative(side: Floats, area: float) -> tuple[float, float]:
     """The variance of placements over its largest possible value, and how often it counts."""
-    lacking = 1 - side
     if not 0 < area < 1:
         return 0.0, 0.0
+    lacking = 1 - side
     errors = float(lacking.sum() ** 2 / (lacking**2).sum())
     return float(np.var(side, ddof=1)) / (area * (1 - area)), max(0.0, errors - 1)
 

@@ -1,0 +1,30 @@
+"""Where commands print, and options that several of them have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedxl.errors import UserError
+
+out, err = Console(), Console(stderr=True)
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting; repeatable.")
+]
+
+
+def show(line: str) -> None:
+    """A line of a command's result."""
+    out.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def say(line: str, style: str = "dim") -> None:
+    """A line beside the result, on stderr."""
+    err.print(line, style=style, highlight=False, soft_wrap=True, markup=False)
+
+
+def tell(error: UserError) -> None:
+    """A user's mistake, in one line."""
+    say(f"fedxl: {error}", "red")

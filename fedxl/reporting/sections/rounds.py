@@ -1,0 +1,113 @@
+"""Round by round: the validation metric, the round that was chosen, and the bytes that clients receive and send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedxl.reporting.charts import pictures
+from fedxl.reporting.charts.chart import Key
+from fedxl.reporting.charts.pictures import Curve, History
+from fedxl.reporting.groups import Group
+from fedxl.reporting.page import Cell, Figure, Row, Section, Table, columns, in_bytes, metric_name
+from fedxl.reporting.runs import Run
+from fedxl.training.run_files import LARGEST
+
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def section(groups: Sequence[Group], keys: Mapping[str, Key], metric: str) -> Section:
+    histories = {keys[group.letter]: found for group in groups if (found := history(group.runs, metric)) is not None}
+    missing = [
+        f"{group.letter} has no evaluation with {metric_name(metric)} on validation data"
+        for group in groups
+        if keys[group.letter] not in histories
+    ]
+    figures = []
+    if histories:
+        several = any(len(group.runs) > 1 for group in groups)
+        spread = " Bands are one standard deviation over seeds." if several else ""
+        caption = (
+            f"{metric_name(metric)} on validation data after each evaluation; markers: the chosen rounds.{spread}"
+        )
+        picture = pictures.convergence(metric_name(metric), histories)
+        figures.append(Figure("Validation metric by round", picture, caption))
+    costs = [(group, cost(group.shown)) for group in groups]
+    missing += [
+        f"{group.letter} moves its data to one place and sends no model by rounds"
+        if group.shown.centralized
+        else f"{group.letter} did not record its traffic"
+        for group, found in costs
+        if found is None
+    ]
+    known = [(group, found) for group, found in costs if found is not None]
+    if known:
+        figures.append(_bytes_by_round(known, keys))
+    tables = [_costs(known, keys)] if known else []
+    return Section("convergence", "Convergence and communication", figures=figures, tables=tables, missing=missing)
+
+
+def history(runs: Sequence[Run], metric: str) -> History | None:
+    """The mean over runs at the rounds that all of them evaluated."""
+    tables = [{row["round"]: _value(row, metric) for row in run.rows} for run in runs]
+    tables = [table for table in tables if any(np.isfinite(value) for value in table.values())]
+    rounds = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
+    if not rounds:
+        return None
+    values = np.array([[table[round] for round in rounds] for table in tables])
+    found = [(float(run.best_round), _value(run.shown, metric)) for run in runs if run.best_round is not None]
+    chosen = [(round, value) for round, value in found if np.isfinite(value)]
+    return History(np.array(rounds, np.float64), values.mean(0), values.std(0, ddof=min(1, len(tables) - 1)), chosen)
+
+
+def _value(row: Mapping[str, Any], metric: str) -> float:
+    value = (row.get("validation") or {}).get(metric)
+    return float("nan") if value is None else float(value)
+
+
+class Cost(NamedTuple):
+    """Bytes per client and round, and how many clients there are in a round."""
+
+    down: int
+    up: int
+    clients: int
+
+    @property
+    def per_round(self) -> int:
+        return (self.down + self.up) * self.clients
+
+
+def cost(run: Run) -> Cost | None:
+    """What a run recorded of its traffic; None if it did not, or if all data are in one place."""
+    recorded: Any = next((row["traffic"] for row in reversed(run.rows) if "traffic" in row), None)
+    if not isinstance(recorded, dict) or run.centralized:
+        return None
+    values = [recorded.get(name) for name in Cost._fields]
+    right = all(isinstance(value, int) and 0 <= value <= LARGEST for value in values)
+    return Cost(*values) if right else None  # type: ignore[arg-type]
+
+
+def _bytes_by_round(known: Sequence[tuple[Group, Cost]], keys: Mapping[str, Key]) -> Figure:
+    top = max(found.per_round * group.shown.last_round for group, found in known)
+    size, unit = next(((size, unit) for size, unit in UNITS if top >= size), (1.0, "bytes"))
+    totals: dict[Key, Curve] = {}
+    for group, found in known:
+        rounds = np.array([0.0, *(float(row["round"]) for row in group.shown.rows)])
+        totals[keys[group.letter]] = rounds, rounds * found.per_round / size
+    caption = "What all clients of a round receive and send, summed up. The warm-up round is not counted."
+    return Figure("Bytes by round", pictures.bytes_by_round(unit, totals), caption)
+
+
+def _costs(known: Sequence[tuple[Group, Cost]], keys: Mapping[str, Key]) -> Table:
+    rows = []
+    for group, found in known:
+        run = group.shown
+        chosen = in_bytes(found.per_round * run.best_round) if run.best_round is not None else "–"
+        total = in_bytes(found.per_round * run.last_round)
+        texts = [group.label, in_bytes(found.down), in_bytes(found.up), str(found.clients), chosen, total]
+        rows.append(Row([Cell(text) for text in texts], group.letter, keys[group.letter].css))
+    per = "received a client and round", "sent a client and round", "clients a round"
+    heads = columns("run", *per, "until chosen", "in all")
+    return Table("Tensors as they are sent, without headers and encryption.", heads, rows)
