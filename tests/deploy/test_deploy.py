@@ -290,7 +290,7 @@ def test_flowers_own_simulation_runs_the_same_apps(tmp_path):
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     for role in ("server", "client"):
-        (package / f"{role}_app.py").write_text(f"from fedxl.deploy import apps\n\napp = apps.{role}\n")
+        (package / f"{role}_app.py").write_text(f"from fedxl.deploy import flower_apps\n\napp = flower_apps.{role}\n")
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "sim"\n[superlink.sim]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
