@@ -250,11 +250,11 @@ def surrogates() -> str:
 def advice() -> str:
     """The rules of `fedxl advise`, in order: of each topic the first that applies is taken."""
     lines = ["| topic | if | then | because |", "|---|---|---|---|"]
-    for rule in RULES:
+    for topic, rule in ((topic, rule) for topic, rules in RULES.items() for rule in rules):
         then = ", ".join(f"`{name} = {value}`" for name, value in rule.settings.items())
         then = then.replace("{fedxl}", "fedxl1 or fedxl2").replace("{centralized}", "sgd or sox")
         why = re.sub(r"\{[^}]*\}", "…", rule.why.replace("{fedxl}", "FeDXL"))  # numbers differ
-        lines.append(f"| {rule.topic} | {cell(rule.when)} | {cell(then)} | {cell(why)} |")
+        lines.append(f"| {topic} | {cell(rule.when)} | {cell(then)} | {cell(why)} |")
     return "\n".join(lines)
 
 
