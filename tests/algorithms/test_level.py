@@ -262,6 +262,7 @@ def test_the_reported_risk_is_that_of_the_scores_that_are_optimised():
     """Outputs far from 0 are no reason for a risk of constant scores, if the guard shows them nearer."""
     clients = make_clients([(20, 20)] * 2, seed=1)
     model = nn.Linear(5, 1)
+    nn.init.constant_(model.weight, 0.5)
     nn.init.constant_(model.bias, 50.0)
     sizes = {"rounds": 1, "local_steps": 1, "batch1": 4, "batch2": 4, "lr": 1e-9, "validation": clients[0]}
     risks = {
