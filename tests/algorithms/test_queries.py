@@ -13,12 +13,11 @@ from fedxl import UserError, tree
 from fedxl.algorithms import build
 from fedxl.algorithms.pool import Pooling, Scores, begin, drop_unknown
 from fedxl.algorithms.step import own_pull, pull
-from fedxl.data.federation import Federation
-from fedxl.data.letor import from_queries
 from fedxl.risks import XRisk, listwise, ndcg
 from fedxl.risks.pairing import Entry, Examples, Share
 from fedxl.risks.ranking import Item, Items, Relevant
 from tests.algorithms.rounds import after_rounds, assert_agree
+from tests.queries import scattered
 
 RISKS = {
     "ndcg": ndcg(),
@@ -26,18 +25,6 @@ RISKS = {
     "listwise": listwise(),
 }
 every_risk = pytest.mark.parametrize("name", list(RISKS))
-
-
-def scattered(seed: int = 0) -> Federation:
-    """Three queries over three clients: all over, at two, and without a relevant item; one client has none either."""
-    generator = torch.Generator().manual_seed(seed)
-    grades = [([2, 0, 1], [0, 0], [0]), ([1, 0], [3, 0, 0, 1], []), ([0], [0], [0, 0])]
-    clients = []
-    for client in range(3):
-        y = torch.tensor([grade for query in grades for grade in query[client]])
-        query = torch.tensor([number for number, query in enumerate(grades) for _ in query[client]])
-        clients.append((torch.randn(len(y), 3, generator=generator, dtype=torch.float64), y, 10 + query))
-    return from_queries(clients).train
 
 
 class Ranked:
