@@ -3,7 +3,7 @@
 uniform: a cohort drawn anew in each round. trace: a cohort among those that a file says are available.
 
 A plan knows its *frequency*: in which share of its rounds each client takes part, on average over the trace and over
-draws. Whatever it is, weights p_i / frequency_i make client i count p_i on average (docs/maths.md).
+draws. Weights p_i / frequency_i make up for it, before they are divided by their sum in a cohort (docs/maths.md).
 """
 
 from __future__ import annotations
