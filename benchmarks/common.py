@@ -11,26 +11,25 @@ import torch
 
 from benchmarks import step as bench
 from benchmarks.step import Job
-from fedxl.data.federation import Federation
-from fedxl.data.source import TensorSource
+from fedxl.data.examples import Examples
 from fedxl.engine.executors import executor as build_executor
 from fedxl.models import mlp
 
 BATCH = 16  # of S1, and of S2
 
 
-def population(num_clients: int, examples: int = 64, features: int = 64) -> Federation:
+def population(num_clients: int, examples: int = 64, features: int = 64) -> Examples:
     """Clients with so many examples each, a quarter of them positive."""
     rng = np.random.default_rng(0)
     total = num_clients * examples
     x = torch.from_numpy(rng.normal(size=(total, features)).astype(np.float32))
     y = torch.from_numpy((np.arange(total) % 4 == 0).astype(np.int64))
-    return Federation(TensorSource(x, y), list(np.arange(total).reshape(num_clients, examples)))
+    return Examples(x, y[:, None], np.arange(total) // examples)
 
 
 def job(
     algorithm: str,
-    federation: Federation,
+    data: Examples,
     executor: str,
     steps: int,
     hidden: tuple[int, ...] = (64,),
@@ -38,9 +37,7 @@ def job(
 ) -> Job:
     """Rounds of one algorithm on one executor, to be timed."""
     torch.manual_seed(0)
-    features = federation.source.fetch(torch.tensor([0])).shape[1]
-    model = mlp((features,), hidden=hidden)
-    return Job(model, federation, algorithm, build_executor(executor), steps, BATCH, cohort)
+    return Job(mlp(data.shape, hidden=hidden), data, algorithm, build_executor(executor), steps, BATCH, cohort)
 
 
 def compare(jobs: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:

@@ -28,11 +28,11 @@ def autograd_loop(num_clients: int, features: int, hidden: tuple[int, ...]) -> N
 
 
 def measure(num_clients: int, features: int, hidden: tuple[int, ...], repeats: int) -> None:
-    federation = population(num_clients, features=features)
+    data = population(num_clients, features=features)
     timed = {"autograd": lambda: autograd_loop(num_clients, features, hidden)}
     for name in ("fedxl2", "local_sgd"):
         for executor in ("loop", "vmap"):
-            timed[f"{name} {executor}"] = job(name, federation, executor, STEPS, hidden).round
+            timed[f"{name} {executor}"] = job(name, data, executor, STEPS, hidden).round
     seconds = compare(timed, repeats)
     layers = "-".join(map(str, (features, *hidden, 1)))
     print(f"\n{num_clients} clients, MLP {layers}, batch {BATCH}+{BATCH}, ms a step of all clients:")

@@ -29,7 +29,7 @@ from fedxl.deploy.supervise.processes import local
 from fedxl.models import resnet18, weights_of
 from fedxl.risks import partial_auc
 from fedxl.training.rounds import passive_like
-from fedxl.training.run_files import read_metrics
+from fedxl.training.run_folder import read_run
 
 
 def request(steps: int, batch: int, precision: str) -> dict[str, float]:
@@ -90,7 +90,7 @@ def rounds(sites: int, count: int, steps: int) -> dict[str, object]:
         memory = dict.fromkeys(("superlink", "gateway", "app", "node"), 0.0)
 
         def watch(run: Path) -> None:
-            done = len([record for record in read_metrics(run)[0] if "test" not in record])
+            done = len(read_run(run).rows)
             seen.extend([time.monotonic()] * (done - len(seen)))
             for program in memory:
                 memory[program] = max(memory[program], resident(f"fedxl.deploy\0{program}\0"))

@@ -19,9 +19,8 @@ import torch
 
 from benchmarks import step as bench
 from benchmarks.step import Setting
-from fedxl.data.federation import Federation
-from fedxl.data.source import TensorSource
-from fedxl.engine.cuda import capture
+from fedxl.data.examples import Examples
+from fedxl.engine.cuda import lanes
 from fedxl.engine.executors import executor
 from fedxl.models import MODELS
 from fedxl.reporting.plots import require_matplotlib
@@ -43,7 +42,7 @@ def step(
 ) -> dict[str, Any]:
     """A step of all clients, whole rounds timed; with a number of streams other than the engine's, if named."""
     if streams:
-        capture.STREAMS = capture.STREAMS_OF_LARGE = streams  # of this process, which does nothing else
+        lanes.STREAMS = lanes.STREAMS_OF_LARGE = streams  # of this process, which does nothing else
     setting = Setting(**changes)
     built = network(model, setting.shape, **options)
     row = bench.measure(built, setting, algorithm, run, bench.images(setting), 4, begin)
@@ -80,12 +79,11 @@ def fedavg(begin: Begin, run: str, precision: str, cohort: int = 50) -> dict[str
     """1,000 clients with 50 images of ten classes, so many of them a round, one epoch in batches of 10."""
     rng, total = np.random.default_rng(0), 50_000
     x = torch.from_numpy(rng.integers(0, 256, (total, *COLOUR), np.uint8))
-    federation = Federation(
-        TensorSource(x, torch.from_numpy(rng.integers(0, 10, total))), list(np.arange(total).reshape(1000, 50))
-    )
+    classes = torch.from_numpy(rng.integers(0, 10, (total, 1)))
+    data = Examples(x, classes, np.arange(total) // 50)
     notes = [""]
     how = executor(run, say=notes.append)
-    job = bench.Job(network("simple_cnn", outputs=10), federation, "local_sgd", how, 5, 5, cohort, "cuda", precision)
+    job = bench.Job(network("simple_cnn", outputs=10), data, "local_sgd", how, 5, 5, cohort, "cuda", precision)
     if run == "loop":
         begin()
     job.round()  # of a graph, what it compiles

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedxl.algorithms import build
 from fedxl.algorithms.server_rules import begin
-from fedxl.data.federation import from_arrays
+from fedxl.data.examples import facts_about
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import vectorised
 from fedxl.models import weights_of
 from fedxl.risks import auroc, partial_auc
@@ -57,10 +58,10 @@ def operations(name: str, local_steps: int) -> int:
     """Of the second round of training with a linear model."""
     generator, algorithm = torch.Generator().manual_seed(0), build(name, METHODS[name](), lr=0.1)
     x, y = torch.randn(CLIENTS, 90, 5, generator=generator), torch.arange(90) % 3 == 0
-    federation = from_arrays([(each, y) for each in x])
+    data = from_arrays([(each, y) for each in x])
     run = Settings(device="cpu", local_steps=local_steps, batch1=4, batch2=4)
-    problem = assemble(nn.Linear(5, 1), algorithm, run, federation.facts(run.weighting))
-    engine, everyone = simulator(problem, federation, vectorised), np.arange(CLIENTS)
+    problem = assemble(nn.Linear(5, 1), algorithm, run, facts_about(data.holdings(), run.weighting))
+    engine, everyone = simulator(problem, data, vectorised), np.arange(CLIENTS)
     server = begin(problem.algorithm, weights_of(problem.model))
     for round in range(algorithm.first_round, 2):
         server, _ = play_round(problem.algorithm, engine, server, round, everyone)

@@ -26,7 +26,7 @@ def main() -> None:
     for num_clients, one in jobs.items():
         states = one.engine.population.states
         held = sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(states))
-        data = one.engine.source.x.numel() * 4
+        data = one.engine.data.x.numel() * 4
         ratio = seconds[str(num_clients)] / base
         print(
             f"  {num_clients:>6} clients: {ratio:.2f} times the cost for 100; data {data / 1e6:.1f} MB, private state"

@@ -21,8 +21,7 @@ from torch import nn
 
 from benchmarks.step import Job
 from fedxl.cli.processes import free_port
-from fedxl.data.federation import Federation
-from fedxl.data.source import TensorSource
+from fedxl.data.examples import Examples
 from fedxl.engine.executors import executor
 from fedxl.engine.ranks.ranked import Ranked, costs, longest_first, operations
 from fedxl.engine.ranks.team import Place, Seat, Team
@@ -40,29 +39,28 @@ NOTE = (
 Sizes = list[int]  # examples of each client
 
 
-def images(sizes: Sizes) -> Federation:
+def images(sizes: Sizes) -> Examples:
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.normal(size=(sum(sizes), 1, 16, 16)).astype(np.float32))
-    return federation(x, sizes)
+    return examples(x, sizes)
 
 
-def vectors(sizes: Sizes) -> Federation:
+def vectors(sizes: Sizes) -> Examples:
     if len(set(sizes)) == 1:
         return population(len(sizes), sizes[0], FEATURES)
     rng = np.random.default_rng(0)
-    return federation(torch.from_numpy(rng.normal(size=(sum(sizes), 4)).astype(np.float32)), sizes)
+    return examples(torch.from_numpy(rng.normal(size=(sum(sizes), 4)).astype(np.float32)), sizes)
 
 
-def federation(x: torch.Tensor, sizes: Sizes) -> Federation:
+def examples(x: torch.Tensor, sizes: Sizes) -> Examples:
     """Every second example is positive."""
-    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    return Federation(TensorSource(x, torch.arange(len(x)) % 2), list(parts))
+    return Examples(x, torch.arange(len(x))[:, None] % 2, np.repeat(np.arange(len(sizes)), sizes))
 
 
 def job(network: str, sizes: Sizes) -> tuple[Job, nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     data = images(sizes) if network == "CNN" else vectors(sizes)
-    probe = data.source.fetch(torch.tensor([0, 1]))
+    probe = data.fetch(torch.tensor([0, 1]))
     shape = tuple(probe.shape[1:])
     model = cnn(shape) if network == "CNN" else mlp(shape, hidden=(FEATURES,))
     run = executor("loop" if network == "CNN" else "vmap")

@@ -37,7 +37,7 @@ from fedxl.deploy.supervise.processes import local
 from fedxl.errors import first_line
 from fedxl.files import write_json
 from fedxl.progress import progress
-from fedxl.training.run_files import read_metrics
+from fedxl.training.run_folder import read_run
 from fedxl.training.settings import Hooks
 
 WAYS = {"plain": (0, False), "secure, 32 bits": (32, True), "secure, 64 bits": (64, True)}
@@ -137,7 +137,7 @@ def deployed(sites: int, way: str, rounds: int = 6) -> float:
         file.write_text(file.read_text().replace("[server]", f"[server]\nsecure = {str(masked).lower()}", 1))
 
         def watch(run: Path) -> None:
-            done = len([record for record in read_metrics(run)[0] if "test" not in record])
+            done = len(read_run(run).rows)
             seen.extend([time.monotonic()] * (done - len(seen)))
 
         local(folder, lambda line: None, watch)

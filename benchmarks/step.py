@@ -24,14 +24,13 @@ from torch.nn import functional as nnf
 from fedxl import sampling
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config import experiment as configs
-from fedxl.data.federation import Federation
-from fedxl.data.sites import MEANS
-from fedxl.data.source import Augment, TensorSource
-from fedxl.engine.executors import executor
-from fedxl.engine.group import Executor
+from fedxl.data.examples import Augment, Examples, facts_about
+from fedxl.data.splits import MEANS
+from fedxl.engine.executors import Executor, executor
 from fedxl.errors import UserError, require, unknown
-from fedxl.models import weights_of
-from fedxl.models.precision import PRECISIONS, products
+from fedxl.models import MODELS, weights_of
+from fedxl.models.functional import PRECISIONS, products
+from fedxl.options import call
 from fedxl.risks import partial_auc
 from fedxl.training.problem import assemble
 from fedxl.training.rounds import play_round
@@ -39,8 +38,7 @@ from fedxl.training.settings import Settings, pick_device
 from fedxl.training.simulation import simulator
 
 if TYPE_CHECKING:  # what a GPU needs is imported where it is used
-    from fedxl.engine.cuda.capture import Capture, Play
-    from fedxl.engine.cuda.lanes import Layout
+    from fedxl.engine.cuda.lanes import Capture, Layout, Play
 
 out, err = Console(), Console(stderr=True)
 # What images undergo on their way, as in the paper's experiments on CIFAR.
@@ -92,7 +90,7 @@ class Job:
     def __init__(
         self,
         model: nn.Module,
-        federation: Federation,
+        data: Examples,
         algorithm: str,
         run: Executor,
         local_steps: int,
@@ -101,14 +99,14 @@ class Job:
         device: str = "cpu",
         precision: str = "fp32",
     ) -> None:
-        self.cohort, self.clients = cohort, len(federation.parts)
+        self.cohort, self.clients = cohort, len(data.parts)
         settings = Settings(
             local_steps=local_steps, batch1=batch, batch2=batch, cohort=cohort, device=device, precision=precision
         )
-        facts = federation.facts(settings.weighting)
+        facts = facts_about(data.holdings(), settings.weighting)
         problem = assemble(model, ALGORITHMS[algorithm](risk=partial_auc(), lr=0.01), settings, facts)
         self.algorithm = problem.algorithm
-        self.engine = simulator(problem, federation, run)
+        self.engine = simulator(problem, data, run)
         self.server = self.algorithm.init(weights_of(problem.model))
         self.number = self.algorithm.first_round
         if self.number == 0:
@@ -138,15 +136,15 @@ def timed(job: Job, rounds: int, warm_up: int = 2) -> float:
     return (time.perf_counter() - began) / rounds
 
 
-def images(setting: Setting, augment: Augment = AUGMENT) -> Federation:
+def images(setting: Setting, augment: Augment = AUGMENT) -> Examples:
     """Clients with random images of bytes: how long a step takes does not depend on what is on them."""
     total = setting.clients * EXAMPLES
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 256, (total, *setting.shape), np.uint8))
     y = torch.from_numpy((np.arange(total) % 6 == 0).astype(np.int64))
     means = tuple(MEANS[site % len(MEANS)] for site in range(setting.clients))
-    federation = Federation(TensorSource(x, y), list(np.arange(total).reshape(setting.clients, -1)))
-    return federation.augmented(replace(augment, site_means=means))
+    data = Examples(x, y[:, None], np.arange(total) // EXAMPLES)
+    return data.augmented(replace(augment, site_means=means))
 
 
 def table(
@@ -157,7 +155,7 @@ def table(
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """All lines: one model on the joint batch, then each algorithm on each executor."""
-    federation = images(setting)
+    data = images(setting)
     say("one model on the joint batch ...")
     bound = joint_batch(build(), setting)
     rows = [bound]
@@ -165,7 +163,7 @@ def table(
         loop = None
         for name in executors:
             say(f"{algorithm}, {name} ...")
-            row = measure(build(), setting, algorithm, name, federation, rounds)
+            row = measure(build(), setting, algorithm, name, data, rounds)
             loop = row.ms_per_step if name == "loop" else loop
             rows.append(
                 replace(
@@ -182,7 +180,7 @@ def measure(
     setting: Setting,
     algorithm: str,
     name: str,
-    federation: Federation,
+    data: Examples,
     rounds: int = 3,
     begin: Callable[[], None] = lambda: None,
 ) -> Row:
@@ -191,18 +189,18 @@ def measure(
     _forget_memory(setting)
     graph: dict[str, Any] = {"capture": after(begin), "layout": setting.layout} if name == "graph" else {}
     run = executor(name, setting.compile, notes.append, **graph)
-    job = Job(model, federation, algorithm, run, steps, setting.batch, 0, setting.device, setting.precision)
+    job = Job(model, data, algorithm, run, steps, setting.batch, 0, setting.device, setting.precision)
     if name != "graph":
         begin()
     job.round()
     seconds = timed(job, 1 if name == "loop" else rounds, warm_up=1) / steps
-    shown = len(federation.parts) * 2 * setting.batch
+    shown = len(data.parts) * 2 * setting.batch
     memory = _peak_memory(setting)
     return Row(algorithm, name, 1000 * seconds, shown / seconds, peak_memory_gb=memory, note=notes[-1][10:])
 
 
 def after(begin: Callable[[], None]) -> Capture:
-    from fedxl.engine.cuda.capture import cuda_graph
+    from fedxl.engine.cuda.lanes import cuda_graph
 
     def capture(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
         begin()
@@ -216,7 +214,7 @@ def joint_batch(model: nn.Module, setting: Setting, begin: Callable[[], None] = 
 
     Forward pass compiled and step captured where there is a GPU; the batch is there already, and nothing is averaged.
     """
-    from fedxl.engine.cuda.capture import cuda_graph, searching
+    from fedxl.engine.cuda.lanes import cuda_graph, searching
 
     device, size = torch.device(setting.device), 2 * setting.batch * setting.clients
     exact, gpu = PRECISIONS[setting.precision], setting.device.startswith("cuda")
@@ -346,12 +344,25 @@ def main(
         compile=compiled,
     )
     require(rounds >= 1, f"rounds must be at least 1, got {rounds}")
-    build = configs.network(model, options or [], setting.shape)
+    build = network(model, options or [], setting.shape)
     rows = table(build, setting, executors_on(setting.device), rounds=rounds, say=_aside)
     out.print(as_text(rows, setting))
     if target:
         target.write_text(as_json(rows, setting, model, options or []))
         out.print(f"measurements in {target}", highlight=False, soft_wrap=True)
+
+
+def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+    """How to build a network with one output from `key=value` options. Raises UserError if that cannot be done."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    settings = dict(configs.parse_assignment(option, "key=value, for example stem=7x7") for option in options)
+
+    def build() -> nn.Module:
+        return call(MODELS[name], settings, "model", ours={"shape": shape, "outputs": 1})
+
+    build()
+    return build
 
 
 def _aside(line: str) -> None:

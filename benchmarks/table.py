@@ -1,7 +1,10 @@
-"""Prepares a million rows of 50 columns over 100 sites, beside pandas.read_csv: python -m benchmarks.table
+"""Prepares a million rows of 50 columns over 100 sites, beside what others take to read them.
 
-Each measurement has a process of its own, and both take turns: other work on the machine disturbs both alike. Medians
-of all turns are told. Memory is what a process takes at its peak beyond what it took before.
+python -m benchmarks.table    # beside pandas.read_csv, pyarrow's streaming reader and polars, some missing
+
+fedxl reads the file, splits it by site, scales columns and fills gaps; the others only read it. Each measurement has
+a process of its own, and all take turns: other work on the machine disturbs all alike. Medians of all turns are told.
+Memory is what a process takes at its peak beyond what it took before. polars is measured if it is installed.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +50,11 @@ def write(path: Path, rows: int, columns: int, sites: int, missing: float) -> No
 
 
 def ours(path: Path) -> dict[str, float]:
-    from fedxl.data.table import TableOptions, table
+    from fedxl.data.tables.roles import TableOptions
+    from fedxl.data.tables.table import table
 
     splits = table(str(path), "label", TableOptions(site="site"))
-    held = [split for split in (splits.validation, splits.test) if split is not None]
-    every = [splits.train.source.x, *(split.x for split in held)]  # type: ignore[attr-defined]
+    every = [found.x for found in (splits.train, *splits.held_back.values())]
     return {"data": sum(x.numel() * x.element_size() for x in every) / 1e6, "sites": len(splits.train.parts)}
 
 
@@ -60,16 +65,33 @@ def pandas(path: Path) -> dict[str, float]:
     return {"data": float(frame.memory_usage().sum()) / 1e6}
 
 
+def streamed(path: Path) -> dict[str, float]:
+    """pyarrow's streaming reader into one array of single precision, as a plain program would do it."""
+    from pyarrow import csv
+
+    blocks = []
+    for batch in csv.open_csv(path):
+        columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
+        blocks.append(np.stack(columns, 1).astype(np.float32))
+    return {"data": float(np.concatenate(blocks).nbytes) / 1e6}
+
+
+def polars(path: Path) -> dict[str, float]:
+    import polars as pl
+
+    return {"data": float(pl.read_csv(path).estimated_size()) / 1e6}
+
+
 def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
 def _measured(read: Callable[[Path], dict[str, float]], path: Path, tell: Any) -> None:
     # Libraries are loaded before the clock starts.
-    import pandas as _  # noqa: F401
-    import pyarrow.csv  # noqa: F401
+    for name in ("pandas", "pyarrow.csv", *(("polars",) if read is polars else ())):
+        import_module(name)
 
-    import fedxl.data.table  # noqa: F401
+    import fedxl.data.tables.table  # noqa: F401
 
     before, start, working = _peak(), time.perf_counter(), time.process_time()
     found = read(path)
@@ -87,41 +109,48 @@ def measure(read: Callable[[Path], dict[str, float]], path: Path) -> dict[str, f
     return found
 
 
-def in_turns(path: Path, turns: int) -> list[dict[str, float]]:
-    """The medians of what the two take, and the seconds of the best turn of each."""
-    taken = [[measure(read, path) for read in (ours, pandas)] for _ in range(turns)]
-    found = []
-    for one in zip(*taken, strict=True):
-        medians = {key: float(np.median([each[key] for each in one])) for key in one[0]}
-        found.append({**medians, "best_seconds": min(each["seconds"] for each in one)})
+def in_turns(path: Path, turns: int) -> dict[str, dict[str, float]]:
+    """By reader: the medians of what it takes, and the seconds of its best turn."""
+    readers = {"fedxl": ours, "pandas.read_csv": pandas, "pyarrow.csv.open_csv": streamed}
+    readers |= {"polars.read_csv": polars} if find_spec("polars") else {}
+    taken = [{name: measure(read, path) for name, read in readers.items()} for _ in range(turns)]
+    found = {}
+    for name in readers:
+        each = [turn[name] for turn in taken]
+        medians = {key: float(np.median([one[key] for one in each])) for key in each[0]}
+        found[name] = {**medians, "best_seconds": min(one["seconds"] for one in each)}
     return found
 
 
+def compare(path: Path, turns: int) -> dict[str, Any]:
+    found = in_turns(path, turns)
+    own = found["fedxl"]
+    ratios = {
+        name: {what: round(own[what] / each[what], 2) for what in ("seconds", "cpu_seconds", "megabytes")}
+        for name, each in found.items()
+        if name != "fedxl"
+    }
+    return {
+        "file_megabytes": round(path.stat().st_size / 1e6, 1),
+        **{name: {key: round(value, 2) for key, value in each.items()} for name, each in found.items()},
+        "memory_over_data": round(own["megabytes"] / own["data"], 2),
+        "fedxl_over": ratios,
+    }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=50)
     parser.add_argument("--sites", type=int, default=100)
-    parser.add_argument("--missing", type=float, default=0.0, help="share of missing values")
-    parser.add_argument("--file", type=Path, help="where the CSV file is, or is written and left")
+    parser.add_argument("--missing", type=float, nargs="*", default=(0.0, 0.02), help="shares of missing values")
     parser.add_argument("--turns", type=int, default=3, help="measurements of each")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = given.file or Path(folder) / "million.csv"
-        if not path.exists():
-            write(path, given.rows, given.columns, given.sites, given.missing)
-        fedxl, other = in_turns(path, given.turns)
-        size = path.stat().st_size / 1e6
-        found = {
-            "file_megabytes": round(size, 1),
-            "fedxl": {key: round(value, 2) for key, value in fedxl.items()},
-            "pandas.read_csv": {key: round(value, 2) for key, value in other.items()},
-            "memory_over_data": round(fedxl["megabytes"] / fedxl["data"], 2),
-            "memory_over_file": round(fedxl["megabytes"] / size, 2),
-            "times_faster_than_pandas": round(other["seconds"] / fedxl["seconds"], 2),
-            "cpu_over_pandas": round(fedxl["cpu_seconds"] / other["cpu_seconds"], 2),
-        }
-    print(json.dumps(found, indent=1))
+        for missing in given.missing:
+            path = Path(folder) / "rows.csv"
+            write(path, given.rows, given.columns, given.sites, missing)
+            print(json.dumps({"missing": missing, **compare(path, given.turns)}, indent=1), flush=True)
 
 
 if __name__ == "__main__":

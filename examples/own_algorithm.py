@@ -30,7 +30,7 @@ class FeDXLProx(fedxl.FeDXL2):
 if __name__ == "__main__":
     data = digits()
     result = fedxl.fit(
-        mlp(data.train.example_shape), data.train, FeDXLProx(fedxl.partial_auc(lam=1.0), lr=0.3, mu=0.05),
+        mlp(data.train.shape), data.train, FeDXLProx(fedxl.partial_auc(lam=1.0), lr=0.3, mu=0.05),
         rounds=10, local_steps=8, batch_size=(8, 8), eval_every=2, validation=data.validation, test=data.test,
     )  # fmt: skip
     print(f"AUROC {result.metrics['test']['auroc']:.3f}")

@@ -7,17 +7,18 @@ import torch
 from torch import nn
 
 import fedxl
-from fedxl.data import Split, Splits, from_arrays
+from fedxl import Examples, Splits
+from fedxl.data import from_arrays
 
 
 def load(hospitals: int = 3, patients: int = 200, seed: int = 0) -> Splits:
     """Each hospital's machine has its own offset. `hospitals` and `patients` are settings of [data] in TOML."""
     generator = torch.Generator().manual_seed(seed)
 
-    def measured(offset: float) -> Split:
+    def measured(offset: float) -> Examples:
         y = (torch.rand(patients, generator=generator) < 0.2).long()
         x = torch.randn(patients, 6, generator=generator)
-        return Split(x + 0.7 * y[:, None] + offset, y)
+        return Examples(x + 0.7 * y[:, None] + offset, y[:, None])
 
     clients = [measured(0.5 * number) for number in range(hospitals)]
     return Splits(from_arrays(clients), validation=measured(0.5), test=measured(0.5))

@@ -28,7 +28,7 @@ missed = fedxl.Metric(miss_rate, range=(0.0, 1.0), larger_is_better=False, name=
 if __name__ == "__main__":
     data = digits()
     result = fedxl.fit(
-        mlp(data.train.example_shape), data.train, fedxl.FeDXL2(fedxl.partial_auc(lam=1.0), lr=0.3),
+        mlp(data.train.shape), data.train, fedxl.FeDXL2(fedxl.partial_auc(lam=1.0), lr=0.3),
         rounds=10, local_steps=8, batch_size=(8, 8), eval_every=2, validation=data.validation, test=data.test,
         metrics=[sensitivity, missed], select="sensitivity",
     )  # fmt: skip

@@ -26,7 +26,7 @@ def push(power: float = 2.0, scale: float = 1.0) -> fedxl.XRisk:
 if __name__ == "__main__":
     data = digits()
     result = fedxl.fit(
-        mlp(data.train.example_shape), data.train, fedxl.FeDXL2(push(power=3.0), lr=0.3),
+        mlp(data.train.shape), data.train, fedxl.FeDXL2(push(power=3.0), lr=0.3),
         rounds=10, local_steps=8, batch_size=(8, 8), eval_every=2, validation=data.validation, test=data.test,
     )  # fmt: skip
     print(f"AUROC {result.metrics['test']['auroc']:.3f}")

@@ -62,6 +62,12 @@ def require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
+def refuse(condition: object, reason: str) -> None:
+    """Raise `RefusedError(reason)` if the condition holds."""
+    if condition:
+        raise RefusedError(reason)
+
+
 def for_others(error: Exception) -> str:
     """The line that another party may read."""
     return error.others if isinstance(error, OwnersError) else first_line(error)

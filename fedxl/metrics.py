@@ -73,31 +73,13 @@ class NamedMetric(NamedTuple):
             raise UserError(f"the metric '{self.name}' gave {found!r:.60}, which is no number") from None
 
 
-class Ranking(NamedTuple):
-    """Examples from the highest score down."""
-
-    order: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]  # the last of each run of ties
-    positive: Floats  # 1 or 0, in this order
-
-    def counts(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
-        """Negatives and positives at or above each distinct score, from (0, 0) on; weights count an example more."""
-        each = np.ones(len(self.order)) if weights is None else weights[self.order]
-        hits = np.cumsum(self.positive * each)[self.ends]
-        return np.append(0.0, np.cumsum(each)[self.ends] - hits), np.append(0.0, hits)
-
-
-def ranking(scores: Any, labels: Any) -> Ranking:
-    scores = np.asarray(scores, np.float64)
-    order = np.argsort(-scores, kind="stable")
-    ranked = scores[order]
-    ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
-    return Ranking(order, ends, (np.asarray(labels)[order] > 0).astype(np.float64))
-
-
 def counts(scores: Any, labels: Any) -> tuple[Floats, Floats]:
     """Negatives and positives at or above each distinct score, from the highest down, beginning with (0, 0)."""
-    return ranking(scores, labels).counts()
+    scores = np.asarray(scores, np.float64)
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # the last of each run of ties
+    hits = np.cumsum((np.asarray(labels)[order] > 0).astype(np.float64))[ends]
+    return np.append(0.0, ends + 1.0 - hits), np.append(0.0, hits)
 
 
 def roc(scores: Any, labels: Any) -> tuple[Floats, Floats]:
@@ -167,25 +149,6 @@ def _ndcg(scores: Floats, gain: Floats, rank: int) -> float:
     starts = np.flatnonzero(np.append(True, np.diff(scores) != 0))  # of each run of ties
     shared = np.add.reduceat(gain, starts) / np.diff(np.append(starts, len(gain)))
     return float(shared @ np.add.reduceat(discount, starts) / (np.sort(gain)[::-1] @ discount))
-
-
-def resampled(runs: Sequence[Any], labels: Any, max_fpr: float = 1.0, times: int = 1000, seed: int = 0) -> Floats:
-    """Partial AUC (AUC at 1) on other test sets that might have been drawn: a bootstrap within each class.
-
-    The mean over runs that scored the same examples. Draws depend on the labels and the seed alone: two methods meet
-    the same test sets, so that their metrics may be subtracted one by one.
-    """
-    rng, positive = np.random.default_rng(seed), np.asarray(labels) > 0
-    classes = [np.flatnonzero(positive == side) for side in (True, False)]
-    ranked = [ranking(scores, labels) for scores in runs]
-    drawn = np.empty(times)
-    for number in range(times):
-        chosen = np.concatenate([rng.choice(members, len(members)) for members in classes])
-        weights = np.bincount(chosen, minlength=len(positive)).astype(np.float64)
-        curves = (run.counts(weights) for run in ranked)
-        areas = [area_under(false / false[-1], true / true[-1], max_fpr) for false, true in curves]
-        drawn[number] = np.mean([area if max_fpr == 1 else mcclish(area, max_fpr) for area in areas])
-    return drawn
 
 
 def interval(values: Any, level: float = 0.95) -> tuple[float, float]:

@@ -103,32 +103,6 @@ def systematic(chances: Floats, order: Indices, start: float) -> Indices:
     return np.sort(np.concatenate((certain, rest[np.minimum(places, len(rest) - 1)])))
 
 
-def epochs(
-    seed: int, purpose: Purpose, client: int, position: int, count: int, size: int,
-    weights: Floats | None = None, label: int = 0,
-) -> Indices:  # fmt: skip
-    """`count` indices below `size`, starting at `position` of a stream of epochs. Each epoch is a new permutation.
-
-    With weights, an epoch holds each index in proportion to its weight, to less than one, in a new order. label: of
-    several labels, which have a stream each.
-    """
-    per_block = max(1, BLOCK // size)
-    block, offset = divmod(position, per_block * size)
-    block += label * BLOCKS
-    parts: list[Indices] = []
-    shuffle = _remembered if size <= BLOCK else _block
-    while count > 0:
-        if weights is None:
-            ordered = shuffle(seed, purpose, client, block, per_block, size)
-        else:
-            rng = generator(seed, purpose, client, block)
-            ordered = np.concatenate([pooled(rng, size, weights) for _ in range(per_block)])
-        parts.append(ordered[offset : offset + count])
-        count -= len(parts[-1])
-        block, offset = block + 1, 0
-    return np.concatenate(parts)
-
-
 def _block(seed: int, purpose: Purpose, client: int, block: int, per_block: int, size: int) -> Indices:
     """`per_block` epochs, one after another."""
     epochs = np.tile(np.arange(size), (per_block, 1))
@@ -154,7 +128,26 @@ class Stream:
     def epochs(
         self, purpose: Purpose, position: int, count: int, size: int, weights: Floats | None = None, label: int = 0
     ) -> Indices:
-        return epochs(self.seed, purpose, self.client, position, count, size, weights, label)
+        """`count` indices below `size`, from `position` of a stream of epochs. Each epoch is a new permutation.
+
+        With weights, an epoch holds each index in proportion to its weight, to less than one, in a new order. label:
+        of several labels, which have a stream each.
+        """
+        per_block = max(1, BLOCK // size)
+        block, offset = divmod(position, per_block * size)
+        block += label * BLOCKS
+        parts: list[Indices] = []
+        shuffle = _remembered if size <= BLOCK else _block
+        while count > 0:
+            if weights is None:
+                ordered = shuffle(self.seed, purpose, self.client, block, per_block, size)
+            else:
+                rng = self.generator(purpose, block)
+                ordered = np.concatenate([pooled(rng, size, weights) for _ in range(per_block)])
+            parts.append(ordered[offset : offset + count])
+            count -= len(parts[-1])
+            block, offset = block + 1, 0
+        return np.concatenate(parts)
 
 
 def pooled(rng: np.random.Generator, count: int, weights: Floats | int) -> Indices:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fedxl.errors import UserError, require
+from fedxl.errors import UserError, require, unknown
 
 Table = dict[str, Any]
 WHOLE = 2**63  # TOML's own limit; Python has none
 DEEPEST = 8  # nested tables and lists
 
 
-def read(path: Path) -> dict[str, Table]:
-    """The sections of a file, with plain values only. Anything else is a one-line error."""
+def read(path: Path, known: Collection[str] = ()) -> dict[str, Table]:
+    """The sections of a file, with plain values only; if some are known, no others. Or a one-line error."""
     try:
         tables = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -27,6 +28,9 @@ def read(path: Path) -> dict[str, Table]:
     for name, table in tables.items():
         require(isinstance(table, dict), f"'{name}' stands outside of any section; put it below one, such as [run]")
         require_plain(table, name)
+    for name in tables if known else ():
+        if name not in known:
+            raise unknown("section", name, known)
     return tables
 
 

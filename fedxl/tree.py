@@ -37,16 +37,18 @@ def pack(tree: Any, prefix: str = "") -> dict[str, Tensor]:
     """
     if isinstance(tree, Tensor):
         return {prefix: tree}
-    items: Sequence[tuple[str, Any]]
-    if isinstance(tree, dict):
-        items = list(tree.items())
-    else:
-        names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
-        items = list(zip(names, tree, strict=True))
     packed: dict[str, Tensor] = {}
-    for name, value in items:
+    for name, value in children(tree):
         packed |= pack(value, f"{prefix}.{name}" if prefix else name)
     return packed
+
+
+def children(tree: Any) -> list[tuple[str, Any]]:
+    """What a dict, tuple or NamedTuple holds, by name."""
+    if isinstance(tree, dict):
+        return list(tree.items())
+    names = getattr(tree, "_fields", None) or [str(i) for i in range(len(tree))]
+    return list(zip(names, tree, strict=True))
 
 
 def unpack(like: T, tensors: Mapping[str, Tensor]) -> T:

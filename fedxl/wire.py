@@ -69,23 +69,12 @@ def fitted(like: T, packed: Mapping[str, Tensor], ragged: bool = False) -> T:
     return tree.unpack(like, leaves)
 
 
-def minus(network: T, base: T) -> T:
-    """The change of each number: rounded to bfloat16 it loses almost nothing, a weight all changes below 0.4 %."""
-    return tree.map(torch.sub, network, base)
-
-
-def plus(base: T, change: T) -> T:
-    """The inverse of `minus`."""
-    return tree.map(torch.add, base, change)
-
-
 def parts(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The networks (dicts of tensors) and the other tensors of a tree, with their paths."""
     if isinstance(message, (Tensor, dict)):
         yield path, message
         return
-    names = getattr(message, "_fields", None) or [str(i) for i in range(len(message))]
-    for name, value in zip(names, message, strict=True):
+    for name, value in tree.children(message):
         yield from parts(value, f"{path}.{name}" if path else name)
 
 

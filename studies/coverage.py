@@ -15,17 +15,16 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import typer
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr, ndtri, stdtrit
+from scipy.special import expit, log_ndtr, logit, ndtr, ndtri, stdtrit
 from scipy.stats import norm
 
 from fedxl import metrics
 from fedxl.errors import require, unknown
 from fedxl.evaluation.compare import delong_difference, metric_difference
 from fedxl.evaluation.delong import covariance, placements
-from fedxl.evaluation.intervals import bootstrap, delong
-from fedxl.evaluation.label_means import means
+from fedxl.evaluation.intervals import delong, interval, means
 from fedxl.evaluation.operating import at_specificity, at_threshold
-from fedxl.evaluation.scored import LabelScores
+from fedxl.evaluation.scores import Scores
 from fedxl.reporting.text import as_markdown
 from fedxl.sampling import Floats, Indices
 from studies.harness import Harness, Outcome, Planned, Row, group
@@ -127,7 +126,12 @@ def true_partial_auc(shape: str, auroc: float) -> float:
 
 @cache
 def true_average_precision(shape: str, auroc: float, prevalence: float) -> float:
-    return metrics.average_precision(*everybody(shape, distance(shape, auroc), prevalence))
+    """The mean precision over the positives of an endless population, none of which counts itself."""
+    found, labels = everybody(shape, distance(shape, auroc))
+    high, low = -np.sort(-found[labels > 0]), np.sort(found[labels == 0])
+    recall = prevalence * (np.arange(len(high)) + 0.5) / len(high)
+    rate = (1 - prevalence) * (1 - np.searchsorted(low, high) / len(low))
+    return float(np.mean(recall / (recall + rate)))
 
 
 @cache
@@ -163,6 +167,31 @@ def _delong(case: Case, rng: np.random.Generator, draws: int) -> Found:
     return Found(found.low, found.high, case.auroc)
 
 
+def _logit(case: Case, rng: np.random.Generator, draws: int) -> Found:
+    """DeLong's variance on the logit scale, a textbook's interval (M. Pepe, 2003); none for a perfect ranking."""
+    placed = placements(scores(case, rng), case.labels)
+    area = placed.auroc
+    if not 0 < area < 1:
+        return Found(math.nan, math.nan, case.auroc)
+    reach = float(norm.ppf(0.975)) * math.sqrt(covariance(placed)[0, 0]) / (area * (1 - area))
+    low, high = (float(expit(logit(area) + side * reach)) for side in (-1, 1))
+    return Found(low, high, case.auroc)
+
+
+def _newcombe(case: Case, rng: np.random.Generator, draws: int) -> Found:
+    """R. Newcombe's method 5 (Statistics in Medicine 25, 2006): all areas that Hanley and McNeil's model allows."""
+    area, (m, n) = placements(scores(case, rng), case.labels).auroc, (case.positives, case.negatives)
+    most, z = (m + n) / 2 - 1, float(norm.ppf(0.975))
+
+    def beyond(t: float) -> float:
+        variance = t * (1 - t) * (1 + most * (1 - t) / (2 - t) + most * t / (1 + t)) / (m * n)
+        return abs(area - t) - z * math.sqrt(variance)
+
+    low = brentq(beyond, 1e-12, area) if area > 0 and beyond(1e-12) > 0 else 0.0
+    high = brentq(beyond, area, 1 - 1e-12) if area < 1 and beyond(1 - 1e-12) > 0 else 1.0
+    return Found(low, high, case.auroc)
+
+
 def _plain(case: Case, rng: np.random.Generator, draws: int) -> Found:
     """The textbook's interval with DeLong's variance, for comparison: symmetric, with a normal distribution."""
     placed = placements(scores(case, rng), case.labels)
@@ -170,9 +199,9 @@ def _plain(case: Case, rng: np.random.Generator, draws: int) -> Found:
     return Found(placed.auroc - reach, placed.auroc + reach, case.auroc)
 
 
-def _bootstrap(name: str, truth: Callable[[Case, float], float]) -> Callable[[Case, np.random.Generator, int], Found]:
+def _interval(name: str, truth: Callable[[Case, float], float]) -> Callable[[Case, np.random.Generator, int], Found]:
     def one(case: Case, rng: np.random.Generator, draws: int) -> Found:
-        found = bootstrap(name, scores(case, rng), case.labels, draws=draws, seed=int(rng.integers(2**31)))
+        found = interval(name, scores(case, rng), case.labels, draws=draws, seed=int(rng.integers(2**31)))
         return Found(found.low, found.high, truth(case, case.auroc))
 
     return one
@@ -216,7 +245,7 @@ def _mean(
         shared, own = rng.normal(size=(size, 1)), rng.normal(size=(size, labels))
         noise = math.sqrt(TOGETHER) * shared + math.sqrt(1 - TOGETHER) * own
         scored = np.where(classes > 0, shape.positives(noise, apart), shape.negatives(noise))
-        found = means([name], LabelScores(scored, classes, tuple(map(str, range(labels)))))[name]
+        found = means([name], Scores(scored, classes, tuple(map(str, range(labels)))))[name]
         return Found(found.low, found.high, truth(case, case.auroc))
 
     return one
@@ -238,8 +267,8 @@ KINDS: dict[str, Callable[[Case, np.random.Generator, int], Found]] = {
     "delong": _delong,
     "difference": _delong_difference(TOGETHER),
     "sensitivity": _sensitivity,
-    "pauc": _bootstrap(f"pauc@{LIMIT}", _partial),
-    "ap": _bootstrap("ap", _precision),
+    "pauc": _interval(f"pauc@{LIMIT}", _partial),
+    "ap": _interval("ap", _precision),
     "pauc difference": _metric_difference(f"pauc@{LIMIT}", _partial),
     "plain": _plain,
     "ap difference": _metric_difference("ap", _precision),
@@ -250,15 +279,19 @@ KINDS: dict[str, Callable[[Case, np.random.Generator, int], Found]] = {
     "pauc of 14": _mean(f"pauc@{LIMIT}", 14, _partial),
     "ap of 3": _mean("ap", 3, _precision),
     "ap of 14": _mean("ap", 14, _precision),
+    "logit": _logit,
+    "newcombe": _newcombe,
 }
 SHOWN = {
     "delong": "AUROC, DeLong, Wilson's form",
     "difference": "difference of AUROC, DeLong, both intervals joined",
     "difference alike": f"difference of AUROC of models that hardly differ: their noise has correlation {ALIKE}",
     "sensitivity": f"sensitivity at a threshold for specificity {SPECIFICITY}, Wilson",
-    "pauc": f"partial AUC to {LIMIT}, BCa",
-    "ap": "average precision, BCa, corrected for few positives",
+    "pauc": f"partial AUC to {LIMIT}, DeLong, Wilson's form",
+    "ap": "average precision, test inversion",
     "plain": "for comparison: AUROC, DeLong's variance, plain and symmetric",
+    "logit": "for comparison: AUROC, DeLong's variance on the logit scale",
+    "newcombe": "for comparison: AUROC, Newcombe's method 5",
     "pauc difference": f"difference of partial AUC to {LIMIT}, jackknife",
     "ap difference": "difference of average precision, jackknife",
     "auroc of 3": "mean AUROC of 3 labels",
@@ -271,19 +304,21 @@ SHOWN = {
 
 
 SIZES = ((20, 80), (100, 100), (50, 450))  # positives and negatives
+ALL = ((20, 20), (10, 190), *SIZES, (200, 1800))
+MANY = ((10, 90), (10, 190), (10, 5100), (20, 80), (20, 1000), (20, 5100), (40, 260), (50, 5000), (100, 100))
 RARE = ((5, 95), (10, 190), (20, 380))  # 5 % positives, on average over sets
 AREAS: tuple[tuple[float, ...], ...] = ((0.7,), (0.85,), (0.95,))
 TWO: tuple[tuple[float, ...], ...] = ((0.8, 0.8), (0.85, 0.8), (0.95, 0.9))
 GRID: dict[str, tuple[tuple[tuple[int, int], ...], tuple[tuple[float, ...], ...]]] = {
-    "delong": (((20, 20), (10, 190), *SIZES, (200, 1800)), ((0.7,), (0.8,), (0.9,), (0.95,), (0.99,))),
+    "delong": (ALL, ((0.7,), (0.8,), (0.9,), (0.95,), (0.99,))),
     "difference": (SIZES, TWO),
     "sensitivity": (SIZES, AREAS),
-    "pauc": (((20, 80), (100, 100), (40, 260)), AREAS),
-    "ap": (((20, 80), (100, 100), (40, 260)), AREAS),
+    "pauc": (MANY, ((0.7,), (0.8,), (0.9,), (0.95,))),
+    "ap": (MANY, ((0.7,), (0.8,), (0.9,), (0.95,))),
     "pauc difference": (((100, 100),), TWO[:2]),
     "ap difference": (((20, 80), (100, 100)), TWO),
     "difference alike": (SIZES, TWO),
-    "plain": (SIZES, ((0.7,), (0.8,), (0.9,), (0.95,), (0.99,))),
+    **dict.fromkeys(("plain", "logit", "newcombe"), (ALL, ((0.7,), (0.8,), (0.9,), (0.95,), (0.99,)))),
 } | {kind: (RARE, ((0.7,), (0.8,), (0.9,), (0.95,))) for kind in KINDS if " of " in kind}
 
 
@@ -335,7 +370,7 @@ def _cell(row: Row) -> str:
 
 def command(
     sets: Annotated[int, typer.Option(help="Simulated sets per cell.")] = 2000,
-    draws: Annotated[int, typer.Option(help="Of the bootstrap.")] = 500,
+    draws: Annotated[int, typer.Option(help="Of a bootstrap.")] = 500,
     seed: Annotated[int, typer.Option(help="Of the simulated sets.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help=f"{', '.join(KINDS)}; repeatable.")] = None,
     shape: Annotated[str, typer.Option(help=f"Of the scores: {', '.join(SHAPES)}.")] = "normal",

@@ -11,7 +11,7 @@ import torch
 import typer
 
 from fedxl.config.experiment import Config, build_algorithm, build_model, build_risk, load_data
-from fedxl.data.federation import Federation
+from fedxl.data.examples import Examples, facts_about
 from fedxl.errors import UserError
 from fedxl.options import call
 from fedxl.reporting.text import as_markdown, mean_and_spread, mean_with_spread, over_seeds
@@ -84,13 +84,13 @@ def survey(study: Study, plan: Plan, task: Task) -> Sites:
     """Look at the data of all seeds before the first run."""
     counts, unfit = [], dict[str, str]()
     for seed in (TUNING_SEED, *range(study.seeds)):
-        federation = load_data(_any_run(study, task, METHODS[0], seed)).train
-        counts.append(sum(0 in holding[:2] for holding in federation.holdings()))
+        data = load_data(_any_run(study, task, METHODS[0], seed)).train
+        counts.append(sum(0 in holding[:2] for holding in data.holdings()))
         for method in plan.federated:
-            if reason := explain_unfit(_any_run(study, task, method, seed), federation):
+            if reason := explain_unfit(_any_run(study, task, method, seed), data):
                 unfit.setdefault(method.label, reason)
     title = f"{title_of(task.case)}, {task.case['cell']}"
-    study.do.say(f"{title}: {_range(counts)} of {len(federation.parts)} sites hold one class")
+    study.do.say(f"{title}: {_range(counts)} of {len(data.parts)} sites hold one class")
     return Sites(counts[1:], unfit)
 
 
@@ -99,14 +99,14 @@ def _any_run(study: Study, task: Task, method: TableColumn, seed: int) -> Config
     return experiment(task, method, study.budget, HyperParameters(1.0), seed, study.budget.iterations)
 
 
-def explain_unfit(config: Config, federation: Federation) -> str:
+def explain_unfit(config: Config, data: Examples) -> str:
     """Why a method cannot train on these sites; empty if it can."""
     settings = call(Settings, config.run, "run")
-    model = build_model(config, federation.example_shape, build_risk(config))
-    facts = federation.facts(settings.weighting)
+    model = build_model(config, data.shape, build_risk(config))
+    facts = facts_about(data.holdings(), settings.weighting)
     problem = assemble(model, build_algorithm(config), settings, facts, torch.device("cpu"))
     try:
-        check_data(problem, federation.holdings())
+        check_data(problem, data.holdings())
     except UserError as error:
         return str(error)
     return ""

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedxl import metrics
-from fedxl.deploy.server.curves import FAR
-from fedxl.evaluation.binned import Binned, count, judge, pooled
-from fedxl.evaluation.grid import Grid, Spread
+from fedxl.deploy.server.examiner import FAR
+from fedxl.evaluation.histogram import Bins, Histogram, Spread, count, measure_one, pooled
 from fedxl.evaluation.noise import noise, variance
 from fedxl.reporting.text import as_markdown
 from studies.options import OUT, Folder, finish
@@ -53,17 +52,17 @@ def scored(examples: int, level: float = 0.0) -> tuple[npt.NDArray[np.float64], 
 def bounds(bins: int, level: float) -> Iterator[str]:
     scores, labels = scored(EXAMPLES, level)
     others = scored(EXAMPLES // 2, level)
-    nothing = Grid(bins)
-    pooled = Grid.around(bins, Spread.of(others[0]), FAR)
-    counts = count(pooled.edges(), *others).grid_around(bins)
-    for grid in (nothing, pooled, counts):
-        each = judge(NAMED, count(grid.edges(), scores, labels)).values()
+    nothing = Bins(bins)
+    pooled = Bins.around(bins, Spread.of(others[0]), FAR)
+    counts = count(pooled.edges(), *others).bins_around(bins)
+    for chosen in (nothing, pooled, counts):
+        each = measure_one(NAMED, count(chosen.edges(), scores, labels)).values()
         yield " / ".join(f"{found.bound:.4f}" for found in each)
 
 
 def noisy(sites: int, examples: int, epsilon: str, bins: int) -> str:
     scores, labels = scored(sites * examples)
-    edges = count(Grid(bins).edges(), scores, labels).grid_around(bins).edges()
+    edges = count(Bins(bins).edges(), scores, labels).bins_around(bins).edges()
     each = [count(edges, scores[part::sites], labels[part::sites]) for part in range(sites)]
     exact = pooled(each).auroc().value
     errors = (
@@ -73,8 +72,8 @@ def noisy(sites: int, examples: int, epsilon: str, bins: int) -> str:
     return f"{np.nanmean(errors):+.4f}, {np.nanstd(errors):.4f}" + (f" ({lost} lost)" if lost else "")
 
 
-def disclosed(found: Binned, epsilon: str) -> Binned:
+def disclosed(found: Histogram, epsilon: str) -> Histogram:
     """A site's counts as the server adds them."""
     more = noise(Fraction(epsilon), 2 * len(found.positives)).reshape(2, -1)
     both = found.positives + more[0], found.negatives + more[1]
-    return Binned(found.edges, *both, variance(float(epsilon))).without_noise()
+    return Histogram(found.edges, *both, variance(float(epsilon))).without_noise()

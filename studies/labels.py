@@ -10,10 +10,8 @@ import numpy as np
 import typer
 
 from fedxl.config.experiment import Config, Table
-from fedxl.data.medmnist import CHEST
+from fedxl.data.sets.published import CHEST
 from fedxl.errors import require, unknown
-from fedxl.evaluation.intervals import delong
-from fedxl.evaluation.label_means import LabelRow, label_table
 from fedxl.reporting.plots import require_matplotlib
 from fedxl.reporting.text import as_markdown
 from fedxl.training.result import Result
@@ -78,12 +76,7 @@ def plan(kind: str, label: str, rate: float, seed: int, rounds: int, data: Table
 def by_label(result: Result) -> Outcome:
     """AUROC of each label with its interval, and the bytes of a client per round."""
     assert result.traffic is not None
-    if result.by_label:
-        lines = label_table(result.by_label["test"])
-    else:
-        scores, labels = result.scored["test"].scores, result.scored["test"].labels
-        positives = int(labels.sum())
-        lines = [LabelRow("", positives, len(labels) - positives, delong(scores, labels))]
+    lines = result.label_table()
     found = {line.name: [line.positives, *(round(float(value), 8) for value in line.auroc[:3])] for line in lines}
     return {"labels": found, "bytes": sum(result.traffic)}, {}
 

@@ -66,7 +66,7 @@ def run_case(planned: Planned) -> Outcome:
     many, steps = ARCHIVES if place == CENTRAL else 1, 2 if "K = 2" in method else 8
     total = case.get("steps", STEPS)
     torch.manual_seed(seed)
-    model = mlp(splits.train.example_shape, hidden=(32,))
+    model = mlp(splits.train.shape, hidden=(32,))
     try:
         result = fedxl.fit(
             model, splits, build_method(method, case["lr"]), rounds=total // steps,

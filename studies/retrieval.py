@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedxl.data.federation import Splits
-from fedxl.data.letor import from_queries
+from fedxl.data.examples import Splits
+from fedxl.data.inputs import from_queries
 from fedxl.sampling import Indices
 
 ARCHIVES = 5

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedxl.config.experiment import Table
-from fedxl.data.federation import Weighting
+from fedxl.data.examples import Weighting
 from fedxl.errors import UserError, require, unknown
 from studies.paper import setup
 from studies.paper.setup import Budget, TableColumn, Task

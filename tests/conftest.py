@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedxl.data.federation import Federation, from_arrays
+from fedxl.data.examples import Examples
+from fedxl.data.inputs import from_arrays
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.server import directory
-from fedxl.engine.cuda.capture import again
-from fedxl.engine.executors import executor, loop, vectorised
-from fedxl.engine.group import Executor
+from fedxl.engine.executors import Executor, executor, loop, vectorised
+from tests.running import again
 
 Clients = list[tuple[Tensor, Tensor]]
 PATIENCE = 1800.0  # seconds after which something hangs: far more than it takes on the busiest machine
@@ -93,7 +93,7 @@ RAGGED = [(6, 14), (7, 0), (0, 9), (3, 28), (5, 7), (1, 1)]  # (positives, negat
 
 
 @pytest.fixture
-def ragged() -> Federation:
+def ragged() -> Examples:
     return from_arrays(make_clients(RAGGED))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fedxl.data.federation import Federation
-from fedxl.data.letor import from_queries
+from fedxl.data.examples import Examples
+from fedxl.data.inputs import from_queries
 
 
-def scattered(seed: int = 0) -> Federation:
+def scattered(seed: int = 0) -> Examples:
     """Three queries over three clients: at all, at two, and without a relevant item; one client holds none either."""
     generator = torch.Generator().manual_seed(seed)
     grades = [([2, 0, 1], [0, 0], [0]), ([1, 0], [3, 0, 0, 1], []), ([0], [0], [0, 0])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -9,8 +10,8 @@ from torch import nn
 from fedxl import fit
 from fedxl.algorithms import ALGORITHMS, build
 from fedxl.algorithms.protocol import Algorithm
-from fedxl.data.federation import Federation
-from fedxl.engine.group import Executor
+from fedxl.data.examples import Examples, facts_about
+from fedxl.engine.executors import Executor
 from fedxl.engine.simulator import Simulator
 from fedxl.options import accepted
 from fedxl.risks import XRisk
@@ -21,17 +22,17 @@ from fedxl.training.settings import Settings
 from fedxl.training.simulation import simulator
 
 
-def problem_of(algorithm: Algorithm, model: nn.Module, federation: Federation, **settings: Any) -> Problem:
+def problem_of(algorithm: Algorithm, model: nn.Module, data: Examples, **settings: Any) -> Problem:
     run = Settings(**{"device": "cpu", "dtype": "float64", **settings})
-    return assemble(model, algorithm, run, federation.facts(run.weighting))
+    return assemble(model, algorithm, run, facts_about(data.holdings(), run.weighting))
 
 
 def engine_for(
-    algorithm: Algorithm, model: nn.Module, federation: Federation, executor: Executor, local_steps: int,
+    algorithm: Algorithm, model: nn.Module, data: Examples, executor: Executor, local_steps: int,
     batch1: int, batch2: int, **settings: Any,
 ) -> Simulator:  # fmt: skip
     sizes = {"local_steps": local_steps, "batch1": batch1, "batch2": batch2}
-    return simulator(problem_of(algorithm, model, federation, **sizes, **settings), federation, executor)
+    return simulator(problem_of(algorithm, model, data, **sizes, **settings), data, executor)
 
 
 def play(algorithm: Algorithm, engine: Any, server: Any, round: int, cohort: Any) -> Any:
@@ -46,3 +47,16 @@ def fit_named(model: nn.Module, clients: Any, risk: XRisk, name: str = "fedxl2",
     if "batch1" in settings:
         settings["batch_size"] = (settings.pop("batch1"), settings.pop("batch2"))
     return fit(model, clients, build(name, risk, **options), **settings)
+
+
+def again(lanes: Sequence[Callable[[], None]], repeats: int, large: bool) -> Callable[[], None]:
+    """The stand-in for devices without graphs: the same lanes in the same memory, warmed up and called again."""
+    for lane in lanes:
+        lane()
+
+    def replay() -> None:
+        for lane in lanes:
+            for _ in range(repeats):
+                lane()
+
+    return replay

@@ -12,7 +12,9 @@ from torch import nn
 
 import fedxl
 from fedxl import METRICS, Metric, UserError, metrics
+from fedxl.data.examples import Examples
 from fedxl.deploy.server.examiner import ROUNDING
+from fedxl.evaluation.resampling import resampled
 from fedxl.metrics import value_of
 from fedxl.training.evaluate import Evaluator, asked_for, check_selection
 from tests.conftest import make_clients
@@ -112,7 +114,7 @@ def test_the_risk_is_a_row_like_the_others():
     h, labels = torch.tensor([0.3, -1.0, 2.0, 0.3, 0.0]), torch.tensor([1, 0, 1, 0, 0])
     risk = fedxl.XRisk(pair=lambda a, b, y: (1 - fedxl.gap(a, b)) ** 2, outer=lambda g: g**2)
     evaluator = Evaluator(lambda w, x: x, risk, asked_for(risk, "-risk", (0.3,)), torch.float32)
-    found = evaluator.metrics_of(h, labels)
+    found = evaluator.findings(h, Examples(h[:, None], labels[:, None])).metrics
     positives, negatives = h[labels == 1].tolist(), h[labels == 0].tolist()
     inner = [sum((1 - (a - b)) ** 2 for b in negatives) / len(negatives) for a in positives]
     assert found["risk"] == pytest.approx(sum(g**2 for g in inner) / len(inner), rel=1e-6)
@@ -249,8 +251,10 @@ def test_own_metrics_in_a_run_and_to_select_by():
     assert {"auroc", "share", "less_is_better"} <= found.metrics["validation"].keys()
     for select, best in ((f"-{HERE}:less_is_better", min), (f"{HERE}:sensitivity_at@0.2", max), ("share", max)):
         found = fit_named(model, clients, risk, metrics=[share], select=select, **settings)
-        values = [record["validation"][metrics.key(select)] for record in found.history]
-        assert found.best_round == 1 + values.index(best(values))
+        values = {record["round"]: record["validation"][metrics.key(select)] for record in found.history}
+        risks = {record["round"]: record["validation"]["risk"] for record in found.history}
+        ties = [number for number, value in values.items() if value == best(values.values())]
+        assert found.best_round == min(ties, key=lambda number: (risks[number], -number))
     for wrong in (f"{HERE}:less_is_better", "-share", "sensitivity_at@0.2", f"{HERE}:sensitivity_at"):
         with pytest.raises(UserError, match="unknown metric to select by"):
             fit_named(model, clients, risk, metrics=[share], select=wrong, **settings)
@@ -292,7 +296,7 @@ def test_scores_that_are_not_numbers_are_nan():
 def test_resampled_metrics_are_those_of_the_resampled_examples(limit):
     labels = (np.arange(60) % 3 == 0).astype(int)
     runs = [RNG.integers(0, 9, 60).astype(float) + labels for _ in range(2)]
-    found = metrics.resampled(runs, labels, limit, times=5, seed=7)
+    found = resampled(runs, labels, limit, times=5, seed=7)
     rng = np.random.default_rng(7)
     for value in found:
         chosen = np.concatenate([rng.choice(np.flatnonzero(labels == side), n) for side, n in ((1, 20), (0, 40))])
@@ -311,5 +315,5 @@ def test_an_interval_holds_its_share_of_test_sets():
         return RNG.normal(size=n) + shift * labels, labels
 
     fresh = np.std([metrics.auroc(*draw()) for _ in range(300)])
-    low, high = metrics.interval(metrics.resampled([(sample := draw())[0]], sample[1], times=300))
+    low, high = metrics.interval(resampled([(sample := draw())[0]], sample[1], times=300))
     assert high - low == pytest.approx(2 * 1.96 * fresh, rel=0.25)

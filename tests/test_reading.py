@@ -80,3 +80,16 @@ def test_no_condition_of_a_step_names_a_feature():
                 tests = [node.test for node in ast.walk(function) if isinstance(node, (ast.If, ast.IfExp, ast.While))]
                 named = [ast.unparse(test) for test in tests if re.search(FEATURES, ast.unparse(test))]
                 assert not named, f"{name}, {function.name}: {named}"
+
+
+def test_the_walks_of_the_design_page_are_short():
+    """From a CSV row to a tensor, and from a score to a number in the report: six files each, which exist."""
+    text = (ROOT / "docs/design.md").read_text()
+    walks = [line for line in text[text.index("Two walks") :].splitlines() if line.startswith(("- **", "  `"))]
+    joined = " ".join(walks).split("- **")[1:3]
+    assert len(joined) == 2
+    for walk in joined:
+        found = re.findall(r"`([a-z_/]+\.py)`", walk)
+        assert 1 < len(found) <= 6, found
+        known = {path.relative_to(ROOT / "fedxl").as_posix() for path in (ROOT / "fedxl").rglob("*.py")}
+        assert all(any(name.endswith(file) for name in known) for file in found), found

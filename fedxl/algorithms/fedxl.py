@@ -32,7 +32,7 @@ from fedxl.algorithms.protocol import Assignment, Batch, DataFacts, Phase, Readi
 from fedxl.algorithms.step import ClientEstimates, PairDescent, PairWork, pull
 from fedxl.errors import require
 from fedxl.models import Score, Weights
-from fedxl.risks.pairing import Entry, Examples, PoolWeights, Share
+from fedxl.risks.pairing import Entry, Minibatch, PoolWeights, Share
 
 # What a client with one class does. lend: it scores, and does not train. train: it trains like all others. auto: it
 # lends if levels are even or balanced and some client holds both classes, and trains otherwise.
@@ -121,7 +121,7 @@ class FeDXL2(PairDescent):
             a, u, b = self.score_fresh(score, work, after.u, fresh, pooled)
         return after, self.disclose(a, u, b, batch)  # into H1, U and H2
 
-    def score_fresh(self, score: Score, work: PairWork, u: Tensor, fresh: Examples, pooled: Scores) -> Scores:
+    def score_fresh(self, score: Score, work: PairWork, u: Tensor, fresh: Minibatch, pooled: Scores) -> Scores:
         """Scores of the points z-hat, by the model before the step; u of one never visited is its first estimate."""
         h, _ = self.gradient.scorer(score)(work.weights, fresh.x)
         a, b = self.entries(h, fresh, work.both, self.members(fresh))

@@ -13,7 +13,7 @@ from fedxl.algorithms.descent import Descent
 from fedxl.errors import require
 from fedxl.models import Score, Weights
 from fedxl.options import require_types
-from fedxl.risks.pairing import Examples, OneLabel, Pairing, PoolWeights, Share, Side
+from fedxl.risks.pairing import Minibatch, OneLabel, Pairing, PoolWeights, Share, Side
 from fedxl.risks.xrisk import XRisk
 
 A = TypeVar("A", bound="Algorithm")
@@ -27,9 +27,9 @@ RULES = {
 class Batch(NamedTuple):
     """What one step reads."""
 
-    examples: Examples
+    examples: Minibatch
     passive: Any  # what the phase's `passive` took from the pool for this step
-    fresh: tuple[Examples, ...] = ()  # examples that are scored for the pool but not trained on: the paper's z-hat
+    fresh: tuple[Minibatch, ...] = ()  # examples that are scored for the pool but not trained on: the paper's z-hat
     noise: Any = ()  # draws of N(0, 1), as the phase's `noise_like` asks for
 
 

@@ -23,7 +23,7 @@ from fedxl.algorithms.pool import Scores
 from fedxl.algorithms.protocol import Algorithm, Batch, Reading
 from fedxl.errors import require
 from fedxl.models import Score, Weights
-from fedxl.risks.pairing import Entry, Examples, Masks, Share
+from fedxl.risks.pairing import Entry, Masks, Minibatch, Share
 from fedxl.risks.xrisk import XRisk
 
 P = TypeVar("P", bound="PairDescent")
@@ -156,11 +156,11 @@ class PairDescent(Algorithm):
 
         return (Entry(scores[0], targets[0]), Entry(scores[1], targets[1])), back, buffers
 
-    def entries(self, h: Tensor, of: Examples, both: Tensor, members: Any) -> tuple[Entry, Entry]:
+    def entries(self, h: Tensor, of: Minibatch, both: Tensor, members: Any) -> tuple[Entry, Entry]:
         """Outputs [B1 + B2, *d] as what is paired: guarded if the level asks for it, and through the link."""
         return self.risk.pairing.entries(self.risk.link(self.level.guard_outputs(self.risk, h, members, both)), of)
 
-    def members(self, of: Examples) -> Any:
+    def members(self, of: Minibatch) -> Any:
         return self.risk.pairing.members(of, self.risk.sides)
 
     def descend(self, work: PairWork, gradient: dict[str, Tensor], buffers: dict[str, Tensor]) -> PairWork:

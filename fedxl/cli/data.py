@@ -14,8 +14,9 @@ from rich.table import Table
 from fedxl.cli.advise import list_summaries
 from fedxl.cli.output import Overrides, out, show
 from fedxl.config import experiment as configs
-from fedxl.data import DATASETS, published
+from fedxl.data import DATASETS
 from fedxl.data.check import Count, Findings, total
+from fedxl.data.sets import download
 from fedxl.errors import printable, require
 from fedxl.toml import read as read_toml
 from fedxl.training.advice import Advice
@@ -31,11 +32,11 @@ def datasets() -> None:
 
 @data.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(published.FILES)}.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(download.FILES)}.")],
     root: Annotated[Path, typer.Option(help="The folder to put it into; a config's data.root.")] = Path("data"),
 ) -> None:
     """Download a data set as its owners publish it; it is kept only if its checksum is right."""
-    path = published.fetch(name, root)
+    path = download.fetch(name, root)
     show(f"{path} is there, and its checksum is the published one")
 
 
@@ -46,20 +47,17 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: counts, problems, remarks, advice.")] = False,
 ) -> None:
     """Look at data before training: counts by site and split, gaps, copies; exit code 2 if it would be wrong."""
-    from fedxl.config.experiment import check_config
-    from fedxl.config.experiment import check_json as json_of
-
     advice = None
     if "site" in read_toml(config):
         from fedxl.deploy.provision.settings import read_site
-        from fedxl.deploy.site.own_part import check_site
+        from fedxl.deploy.site.cache import check_site
 
         require(not overrides, "--set is for experiments; change the settings in the site's own file")
         findings = check_site(read_site(config))
     else:
-        findings, advice = check_config(configs.read(config, overrides or []))
+        findings, advice = configs.check_config(configs.read(config, overrides or []))
     if as_json:
-        print(json.dumps(json_of(findings, advice), indent=2))
+        print(json.dumps(configs.check_json(findings, advice), indent=2))
     else:
         print_findings(findings, advice, out)
     if findings.problems:
@@ -83,9 +81,9 @@ def print_findings(findings: Findings, advice: Advice | None, console: Console) 
     if advice:
         console.print(escape(str(advice)), highlight=False, soft_wrap=True)
     if findings.problems:
-        console.print("training on these data would be wrong", style="red", highlight=False)
+        console.print("Training on these data would be wrong.", style="red", highlight=False)
     else:
-        console.print("nothing here would make training wrong", style="green", highlight=False)
+        console.print("No problems found.", style="green", highlight=False)
 
 
 def _table(findings: Findings) -> Table:
@@ -95,16 +93,16 @@ def _table(findings: Findings) -> Table:
         table.add_column(split, justify="right")
         table.add_column("positive", justify="right")
     for at, name in enumerate(findings.names[:MOST_SITES]):
-        cells = [_cells(findings.train[at])]
-        cells += [_cells(by[at]) if (by := findings.held_by_site.get(split)) else ("", "") for split in shown[1:]]
-        table.add_row(escape(printable(name, 40)), *(cell for pair in cells for cell in pair))
+        held = [by[at] if (by := findings.held_by_site.get(split)) else None for split in shown[1:]]
+        table.add_row(escape(printable(name, 40)), *_cells(findings.train[at], *held))
     left = len(findings.names) - MOST_SITES
     if left > 0:
         table.add_row(f"... and {left:,} more")
-    totals = [_cells(total(findings.train)), *(_cells(findings.held[split]) for split in shown[1:])]
-    table.add_row("all", *(cell for pair in totals for cell in pair), style="bold")
+    held_by_all = (findings.held[split] for split in shown[1:])
+    table.add_row("all", *_cells(total(findings.train), *held_by_all), style="bold")
     return table
 
 
-def _cells(count: Count) -> tuple[str, str]:
-    return f"{count.examples:,}", f"{count.positives:,}"
+def _cells(*counts: Count | None) -> list[str]:
+    """Examples and positives of each split, as far as they are known."""
+    return [f"{number:,}" if each else "" for each in counts for number in each or ("", "")]

@@ -12,15 +12,18 @@ from typing import Annotated
 
 import typer
 
-from fedxl.cli.output import out, say, show
+from fedxl import toml
+from fedxl.cli.output import interruptible, out, say, show
 from fedxl.deploy.provision.settings import files_below
 from fedxl.errors import UserError, require
 from fedxl.reporting.text import in_words
-from fedxl.training.run_files import read_metrics
+from fedxl.training.run_folder import read_run, sites_heard_of
 
 deploy = typer.Typer(no_args_is_help=True, help="A federation of real machines, over TLS, on Flower.")
 site = typer.Typer(no_args_is_help=True, help="What a site does on its own.")
 Folder = Annotated[Path, typer.Argument(help="The party's folder.")]
+ServerOut = Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ is.")]
+AuthorityOut = Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ and authority/ are.")]
 Authority = Annotated[Path | None, typer.Option(help="Its folder, if it is kept elsewhere.")]
 Days = Annotated[int, typer.Option(min=1, max=3650, help="For which the certificate is valid.")]
 
@@ -65,7 +68,7 @@ def request(folder: Folder) -> None:
 
 @deploy.command()
 def approve(
-    folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ and authority/ are.")],
+    folder: AuthorityOut,
     file: Annotated[Path, typer.Argument(metavar="REQUEST", help="The request that the site has sent.")],
     examples: Annotated[int, typer.Option(help="The most examples that the site may claim.")],
     fingerprint: Annotated[
@@ -99,28 +102,21 @@ def accept(
 
 
 @deploy.command()
-def revoke(
-    folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ is.")],
-    site: Annotated[str, typer.Argument(help="Its name.")],
-) -> None:
+def revoke(folder: ServerOut, site: Annotated[str, typer.Argument(help="Its name.")]) -> None:
     """At the server: revoke a site, at once."""
     _needing_flower("provision.approval").revoke(folder, site)
     show(f"{site} is revoked")
 
 
 @deploy.command()
-def renew(
-    folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ and authority/ are.")],
-    authority: Authority = None,
-    days: Days = 365,
-) -> None:
+def renew(folder: AuthorityOut, authority: Authority = None, days: Days = 365) -> None:
     """At the server: renew the server's own certificate. Sites renew theirs by a new request."""
     found = _needing_flower("provision.approval").renew(folder, authority, days)
     show(f"the server's certificate is valid until {found.not_valid_after_utc:%Y-%m-%d}")
 
 
 @deploy.command("list")
-def list_(folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where server/ is.")]) -> None:
+def list_(folder: ServerOut) -> None:
     """At the server: list the approved sites, their keys, and until when these are valid."""
     for found in _needing_flower("provision.approval").approved(folder):
         show(f"{found.site}: until {found.end:%Y-%m-%d}, up to {found.examples} examples, key {found.fingerprint}")
@@ -129,21 +125,18 @@ def list_(folder: Annotated[Path, typer.Argument(metavar="OUT", help="Where serv
 @deploy.command()
 def digest(config: Annotated[Path, typer.Argument(help="An experiment, or a server.toml.")]) -> None:
     """Print the digest of an experiment, for sites that want to pin it in their site.toml."""
-    from fedxl.config.file import SECTIONS, read_tables
+    from fedxl.config.file import SECTIONS
     from fedxl.deploy.site.permission import digest as of
 
-    show(of(read_tables(config, (*SECTIONS, "server"))))
+    show(of(toml.read(config, (*SECTIONS, "server"))))
 
 
 @deploy.command()
 def serve(folder: Folder) -> None:
     """Run the server of a federation until its run is done."""
     processes = _needing_flower("supervise.processes")
-    try:
+    with interruptible("stopped; started again, it resumes from its last checkpoint"):
         server = processes.serve(folder, say)
-    except KeyboardInterrupt:
-        say("stopped; started again, it resumes from its last checkpoint")
-        sys.exit(130)
     _conclude(server.out)
 
 
@@ -151,11 +144,8 @@ def serve(folder: Folder) -> None:
 def join(folder: Folder) -> None:
     """Run a site of a federation until it is stopped."""
     processes = _needing_flower("supervise.processes")
-    try:
+    with interruptible("stopped"):
         processes.join(folder, say)
-    except KeyboardInterrupt:
-        say("stopped")
-        sys.exit(130)
 
 
 @deploy.command()
@@ -168,9 +158,9 @@ def local(
 
     def watch(run: Path) -> None:
         nonlocal seen
-        rows = [row for row in read_metrics(run)[0] if "test" not in row]
+        rows = read_run(run).rows
         for row in rows[seen:]:
-            shown = in_words(row.get("validation") or {})
+            shown = in_words(row.get("validation") or {}) + sites_heard_of(row, "validation")
             show(f"round {row['round']}  {shown}")
             for entry in row.get("dropped", []):
                 line = f"  round {entry['round']}: nothing from {entry['site']}: {entry['reason']}"
@@ -178,11 +168,8 @@ def local(
         seen = len(rows)
 
     show("starting the server and its sites, each in its own process ...")
-    try:
+    with interruptible("stopped all processes"):
         server = processes.local(folder, say, watch)
-    except KeyboardInterrupt:
-        say("stopped all processes")
-        sys.exit(130)
     _conclude(server.out)
 
 
@@ -198,10 +185,8 @@ def prepare(folder: Folder) -> None:
 
 def _needing_flower(name: str) -> ModuleType:
     """Import a module that needs Flower's dependencies."""
-    linux = sys.platform == "linux"
-    require(
-        linux or not name.startswith("supervise"), "servers and sites run on Linux: they watch processes in /proc"
-    )
+    runs = sys.platform == "linux" or not name.startswith("supervise")
+    require(runs, "servers and sites run on Linux: they watch processes in /proc")
     try:
         return import_module(f"fedxl.deploy.{name}")
     except ImportError as error:
@@ -209,8 +194,7 @@ def _needing_flower(name: str) -> ModuleType:
 
 
 def _conclude(run: Path) -> None:
-    rows, _ = read_metrics(run)
-    done = next((row for row in rows if "test" in row), {})
-    shown = in_words(done.get("test") or {})
+    done = read_run(run).done or {}
+    shown = in_words(done.get("test") or {}) + sites_heard_of(done, "test")
     show(f"best round {done.get('best_round')}, test: {shown or 'no test data'}")
     show(f"in {run}: model.safetensors, metrics.jsonl, checkpoints/")

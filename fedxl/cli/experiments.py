@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedxl.cli.output import Overrides, out, say, show
+from fedxl.cli.output import Overrides, interruptible, out, say, show
 from fedxl.config import experiment as configs
 from fedxl.errors import require
 from fedxl.reporting.text import as_text
@@ -58,11 +57,8 @@ def tune(
     require(target.is_dir() or not target.exists(), f"{target} is a file; --out must name a folder")
     rungs = ", ".join(f"{rung.trials} to round {rung.rounds}" for rung in todo.rungs)
     say(f"trials of each algorithm: {rungs}; {todo.budget} rounds of training each")
-    try:
+    with interruptible("stopped; finished trials are kept, and the same command goes on from there"):
         found = Search(todo, target, jobs, say)()
-    except KeyboardInterrupt:
-        say("stopped; finished trials are kept, and the same command goes on from there")
-        sys.exit(130)
     written = outcome.save(todo, found, target, say)
     table = as_text(outcome.rows(todo, found), outcome.columns(todo))
     Console(width=max(out.width, 150) if out.is_terminal else 200).print(table)

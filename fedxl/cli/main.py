@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -43,33 +43,17 @@ MOVED = {
 }
 
 
-class LazyCommands(Mapping[str, click.Command]):
-    """The commands of `COMMANDS`, each loaded when it is looked up."""
-
-    def __getitem__(self, name: str) -> click.Command:
-        return _loaded(COMMANDS[name], name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
 class Commands(TyperGroup):
-    """All commands."""
+    """The commands of `COMMANDS`, each loaded when it is looked up."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = LazyCommands()  # type: ignore[assignment]  # nobody adds to them
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # names, which mistyped ones are compared with
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in MOVED:
             raise UserError(f"fedxl {cmd_name} is `{MOVED[cmd_name]}` in a checkout since version 0.4")
-        return super().get_command(ctx, cmd_name)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return _loaded(COMMANDS[cmd_name], cmd_name) if cmd_name in COMMANDS else None
 
 
 @cache

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -23,6 +26,16 @@ def show(line: str) -> None:
 def say(line: str, style: str = "dim") -> None:
     """A line beside the result, on stderr."""
     err.print(line, style=style, highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def interruptible(told: str) -> Iterator[None]:
+    """Ctrl-C ends the command with this line, and the exit code that shells have for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(told)
+        sys.exit(130)
 
 
 def tell(error: UserError) -> None:

@@ -12,12 +12,12 @@ from torch import nn
 from fedxl import registry
 from fedxl.cli.output import say
 from fedxl.errors import printable, require
-from fedxl.evaluation.scored import Ints
+from fedxl.evaluation.scores import Scores
 
 if TYPE_CHECKING:  # they load scipy, for which other commands need not wait
-    from fedxl.evaluation.decision import Decision
+    from fedxl.data.examples import Examples
     from fedxl.prediction.predictor import Predictor
-    from fedxl.training.predict import Prediction
+    from fedxl.training.result import Prediction
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 Calibrated = Annotated[str, typer.Option("--calibration", help="platt or isotonic, fitted to validation scores.")]
@@ -26,8 +26,7 @@ Specificity = Annotated[
 ]
 Sensitivity = Annotated[float | None, typer.Option(help="Or the threshold reaches this.")]
 Factory = Annotated[
-    str,
-    typer.Option("--model", metavar="MODULE:FUNCTION", help="Builds the network, for runs of fit with your own."),
+    str, typer.Option("--model", metavar="MODULE:FUNCTION", help="Builds the network, for runs of fit with your own.")
 ]
 Allow = Annotated[
     bool, typer.Option("--allow-code", help="Import the network that the folder names, if it is not one of fedxl's.")
@@ -69,16 +68,19 @@ def predict(
         device=device,
     )
     found = found if threshold is None else found.with_threshold(threshold)
-    rows = table.read_rows(data, found.preparation, len(found.form.labels))
-    predicted = found.predict(rows.x, str(data))
-    changed = table.write(target, rows.rows, predicted)
+    given = table.read_examples(data, found.preparation, len(found.form.labels))
+    predicted = found.predict(given.x, str(data))
+    changed = table.write(target, given.row, predicted)
     for line in _meanings(found):
         _say(line)
-    for line in () if rows.labels is None else _judged(predicted, rows.labels):
+    for line in _metrics(predicted, given, found.form.names):
         _say(f"{data} has labels: {line}")
+    if predicted.trained_on:
+        many = f"{predicted.trained_on:,} of {len(given):,} rows are among the training data"
+        _say(f"warning: {many}: metrics of these say nothing of new data")
     if changed:
         _say(f"{changed} identities begin like a formula and got an apostrophe; .parquet keeps them as they are")
-    _say(f"{len(rows.rows):,} predictions in {target}")
+    _say(f"{len(given):,} predictions in {target}")
 
 
 def export(
@@ -123,40 +125,26 @@ def _network(name: str) -> nn.Module | None:
 
 def _meanings(found: Predictor) -> Iterator[str]:
     """What classes and probabilities rest on: a line for each label that has them, and one for the others."""
-    from fedxl.evaluation.decision import LabelDecisions, reasons
-
-    if found.decision is None:
-        yield f"scores only, without probabilities and classes: {found.undecided}"
-    elif isinstance(found.decision, LabelDecisions):
-        for name, decision in found.decision.decided.items():
-            yield from _meaning(decision, name, f"probabilities of {name}")
-        if found.decision.undecided:
-            yield f"scores only, without probabilities and classes: {reasons(found.decision.undecided)}"
-    else:
-        prepared, positive = found.preparation, "a label of 1"
-        if prepared is not None and prepared.positive:
+    for name, decision in found.decisions.decided.items():
+        prepared, positive = found.preparation, name or "a label of 1"
+        if not name and prepared is not None and prepared.positive:
             positive = f"{prepared.label} = {prepared.positive}" if prepared.label else prepared.positive
-        yield from _meaning(found.decision, positive, "probabilities")
+        where = " on validation data" if decision.measured else ""
+        yield f"class 1 ({positive}) from score {decision.threshold:.6g} on: {decision.rule}{where}"
+        if decision.calibration.note:
+            yield f"{f'probabilities of {name}' if name else 'probabilities'}: {decision.calibration.note}"
+    if why := found.decisions.why_none or found.decisions.reasons:
+        yield f"scores only, without probabilities and classes: {why}"
 
 
-def _meaning(decision: Decision, positive: str, probabilities: str) -> Iterator[str]:
-    where = " on validation data" if decision.measured else ""
-    yield f"class 1 ({positive}) from score {decision.threshold:.6g} on: {decision.rule}{where}"
-    if decision.calibration.note:
-        yield f"{probabilities}: {decision.calibration.note}"
-
-
-def _judged(predicted: Prediction, labels: Ints) -> Iterator[str]:
+def _metrics(predicted: Prediction, given: Examples, labels: tuple[str, ...]) -> Iterator[str]:
     """A line on each label of which the data hold both classes."""
     from fedxl.evaluation.intervals import delong
-    from fedxl.evaluation.scored import LabelScores, Scored
 
-    several = {}
-    if predicted.labels:
-        several = LabelScores(predicted.scores, labels, predicted.labels).by_label()
-    for name, one in (several or {"": Scored(predicted.scores, labels)}).items():
-        if 0 < one.labels.sum() < len(one):
-            found = delong(one.scores, one.labels)
+    scores = Scores(predicted.scores.reshape(len(given), -1), given.y.numpy(), labels)
+    for name, one in scores.by_label().items():
+        if one.both_classes:
+            found = delong(*one.flat)
             text = f"auroc {found.value:.4f} ({found.low:.4f} to {found.high:.4f})"
             yield f"{name}: {text}" if name else text
 

@@ -46,7 +46,6 @@ def execute(experiment: configs.Config, folder: Path, resume: bool, hooks: Hooks
     if not one_of_several():
         return configs.execute(experiment, folder, resume, hooks)
     # Not before it is needed: nothing else loads torch.distributed.
-    from fedxl.config.experiment import execute_on
     from fedxl.engine.ranks.team import LostRankError, Team, place_of, seat
 
     own = seat()
@@ -57,7 +56,7 @@ def execute(experiment: configs.Config, folder: Path, resume: bool, hooks: Hooks
     place = place_of(str(experiment.run.get("device", "auto")), own)
     try:
         with Team.joined(own, place, limit) as team:
-            return execute_on(team, place.device, experiment, folder, resume, hooks)
+            return configs.execute_on(team, place.device, experiment, folder, resume, hooks)
     except LostRankError as error:
         raise UserError(f"{error}; go on with: fedxl resume {folder}") from error
 

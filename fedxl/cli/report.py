@@ -35,10 +35,10 @@ def report(
         show(f"report in {html}")
         return
     require(not reference, "--reference belongs to --html")
-    from fedxl.reporting import report as reports  # loads scipy, which takes a second
-    from fedxl.reporting import runs, text
+    from fedxl.reporting import runs, text  # the first loads scipy, which takes a second
+    from fedxl.training.run_folder import run_dirs
 
-    columns, rows = reports.table(runs.run_dirs(folders))
+    columns, rows = runs.table(run_dirs(folders))
     if markdown:
         print(text.as_markdown(rows, columns), end="")
     else:
@@ -79,23 +79,18 @@ def follow(folder: Path, wait: bool, pause: Callable[[], None]) -> None:
 
 def _looks(folder: Path, wait: bool, pause: Callable[[], None]) -> Iterator[View]:
     """One look after another, until the run has ended or, unless we wait, nobody works on it."""
-    view, gone = _first(folder, wait, pause), 0
-    yield view
-    while view.final is None:
-        gone = gone + 1 if view.alive is False else 0
-        if gone >= GONE and not wait:
-            return
-        pause()
-        view = views.look(views.folder_of(folder))
-        yield view
-
-
-def _first(folder: Path, wait: bool, pause: Callable[[], None]) -> View:
+    begun, gone = False, 0
     while True:
         try:
-            return views.look(views.folder_of(folder))
+            view = views.look(views.folder_of(folder))
         except UserError:
-            if not wait:
+            if begun or not wait:
                 raise
             require(not folder.is_file(), f"{folder} is a file; a run is a folder")
-            pause()
+        else:
+            begun = True
+            yield view
+            gone = gone + 1 if view.alive is False else 0
+            if view.final is not None or (gone >= GONE and not wait):
+                return
+        pause()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
@@ -21,7 +21,7 @@ from fedxl.errors import UserError, require
 from fedxl.metrics import METRICS
 from fedxl.progress import Pace, time_left
 from fedxl.reporting import text
-from fedxl.training import run_files
+from fedxl.training import run_folder
 from fedxl.training.result import Result
 from fedxl.training.settings import Hooks, Progress
 
@@ -38,7 +38,7 @@ def train(
     """Run an experiment."""
     experiment = configs.read(config, overrides or [])
     target = folder or _free(Path("runs"), config.stem)
-    if not processes.follows() and run_files.is_run(target):
+    if not processes.follows() and run_folder.is_run(target):
         raise UserError(f"{target} already holds a run; `fedxl resume {target}`, or choose another folder")
     given = ["train", str(config), *(f"--set={each}" for each in overrides or []), f"--out={target}"]
     _show(experiment, target, False, devices, limit, given)
@@ -51,7 +51,7 @@ def resume(
 ) -> None:
     """Go on with a run from its last checkpoint."""
     require(
-        (folder / run_files.CONFIG).is_file(),
+        (folder / run_folder.CONFIG).is_file(),
         f"{folder} holds no run of a config: there is no config.toml in it; in Python: fit(..., resume=True)",
     )
     _show(configs.read(folder / "config.toml"), folder, True, devices, limit, ["resume", str(folder)])
@@ -59,10 +59,8 @@ def resume(
 
 def _free(parent: Path, stem: str) -> Path:
     """runs/NAME-1, or the next number that is free."""
-    number = 1
-    while (parent / f"{stem}-{number}").exists():
-        number += 1
-    return parent / f"{stem}-{number}"
+    paths = (parent / f"{stem}-{number}" for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def _show(
@@ -92,25 +90,22 @@ def _show(
 
 
 def _run(experiment: configs.Config, folder: Path, resume: bool, limit: float) -> Result:
-    bar = _bar()
-    with Interrupts(bar.console) as interrupts:
-        task = bar.add_task("round", total=None, metric="")
-
-        def say(line: str) -> None:
-            bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        pace = Pace()
+    done = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate())
+    left = (TextColumn("{task.fields[metric]}"), TimeRemainingColumn())
+    bar = Bar(*done, *left, console=out, disable=not out.is_terminal)
+    with Interrupts() as interrupts:
+        task, pace = bar.add_task("round", total=None, metric=""), Pace()
 
         def advance(progress: Progress) -> None:
             bar.start()  # not before: reading the data may show a bar of its own
             bar.update(task, total=progress.rounds, completed=progress.round, metric=_latest(progress))
             under_way = 0 < progress.round < progress.rounds
             if bar.disable and under_way and pace.due():  # a log: a line now and then
-                left = time_left(progress.seconds, progress.round, progress.rounds)
-                parts = [f"round {progress.round} of {progress.rounds}", _latest(progress), left]
-                say(", ".join(filter(None, parts)))
+                soon = time_left(progress.seconds, progress.round, progress.rounds)
+                parts = [f"round {progress.round} of {progress.rounds}", _latest(progress), soon]
+                show(", ".join(filter(None, parts)))
 
-        hooks = Hooks(on_progress=advance, say=say, should_stop=lambda: interrupts.asked)
+        hooks = Hooks(on_progress=advance, say=show, should_stop=lambda: interrupts.asked)
         try:
             return processes.execute(experiment, folder, resume, hooks, limit)
         finally:
@@ -138,19 +133,6 @@ def _latest(progress: Progress) -> str:
     return f"validation {name} {values[name]:.4f}" if name else ""
 
 
-def _bar() -> Bar:
-    return Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Rate(),
-        TextColumn("{task.fields[metric]}"),
-        TimeRemainingColumn(),
-        console=out,
-        disable=not out.is_terminal,
-    )
-
-
 class Rate(ProgressColumn):
     """Rounds a second, over the last of them."""
 
@@ -163,9 +145,6 @@ class Interrupts:
 
     asked = False
 
-    def __init__(self, console: Console) -> None:
-        self.console = console  # the progress bar's, which prints above the bar
-
     def __enter__(self) -> Interrupts:
         self.previous = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -174,7 +153,7 @@ class Interrupts:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self.console.print("finishing the round, then saving (again: stop at once) ...", soft_wrap=True)
+        show("finishing the round, then saving (again: stop at once) ...")  # above the progress bar
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self.previous.items():

@@ -22,11 +22,10 @@ from fedxl.config.file import SECTIONS as SECTIONS
 from fedxl.config.file import TUNE as TUNE
 from fedxl.config.file import Config as Config
 from fedxl.config.file import Table as Table
-from fedxl.config.file import read_tables as read_tables
 from fedxl.data import DATASETS, UNFITTED
 from fedxl.data.check import Findings, Inspected, check, inspect_folder, inspect_table
-from fedxl.data.federation import Splits
-from fedxl.data.rawtable import RawTable
+from fedxl.data.examples import Splits
+from fedxl.data.tables.rawtable import RawTable
 from fedxl.errors import UserError, require, unknown
 from fedxl.models import MODELS, TwoViews
 from fedxl.options import accepted, call
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a file, with `section.key=value` overrides put in."""
-    tables = read_tables(path, (*SECTIONS, TUNE))
+    tables = toml.read(path, (*SECTIONS, TUNE))
     tables.pop(TUNE, None)
     for override in overrides:
         _override(tables, override)
@@ -168,21 +167,6 @@ def build_network(
     return call(found, options, "model", ours={"shape": shape, "outputs": outputs})  # type: ignore[no-any-return]
 
 
-def network(name: str, options: Sequence[str], shape: tuple[int, ...]) -> Callable[[], nn.Module]:
-    """How to build a network with one output from `key=value` options. Raises UserError if that cannot be done."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    tables: dict[str, Table] = {"model": {}}
-    for option in options:
-        _override(tables, f"model.{option}")
-
-    def build() -> nn.Module:
-        return call(MODELS[name], tables["model"], "model", ours={"shape": shape, "outputs": 1})
-
-    build()
-    return build
-
-
 def build_algorithm(config: Config) -> Algorithm:
     """The algorithm that a config names, or a class of your own, with its risk and hyper-parameters."""
     name, build, options = _named(config.algorithm, "algorithm", ALGORITHMS)
@@ -211,13 +195,10 @@ def simulate(config: Config, announce: Callable[[str], None], test: bool = True,
     settings = call(Settings, config.run, "run")
     algorithm = build_algorithm(config)
     splits = load_data(config)
-    model = build_model(config, splits.train.example_shape, algorithm.risk)
-    held_back = {"validation": splits.validation, **({"test": splits.test} if test else {})}
+    model = build_model(config, splits.train.shape, algorithm.risk)
     sections = {name: table for name, table in config.tables().items() if name in ("data", "model", "risk")}
-    kept = (splits.names, splits.preparation)
-    return Simulation(
-        model, splits.train, algorithm, settings, held_back, announce, sections, *kept, processes=processes
-    )
+    given = splits if test else splits._replace(test=None)
+    return Simulation(model, given, algorithm, settings, announce, sections, processes)
 
 
 def advise(config: Config, splits: Splits | None = None) -> Advice:
@@ -240,13 +221,13 @@ def execute_on(
 ) -> Result:
     """Run a config in one of several processes, on its device. All come to the same result; the first writes it."""
     # Not before it is needed: nothing else loads torch.distributed.
-    from fedxl.training.ranked import RankedSimulation, hooks_on, opening
+    from fedxl.training.ranked import hooks_on, opening, split_up
 
     hooks = hooks_on(team, hooks or Hooks())
     here = replace(config, run={**config.run, "device": device, **({} if team.leads else {"track": []})})
     simulation = team.together(lambda: simulate(here, hooks.say, processes=team.size))
     files = {} if resume else {"config.toml": dump(config)}
-    return train(RankedSimulation(simulation, team, hooks.say), hooks, out, resume, files, opening(team))
+    return train(split_up(simulation, team, hooks.say), hooks, out, resume, files, opening(team))
 
 
 def _named(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fedxl import toml
-from fedxl.errors import unknown
 
 SECTIONS = ("data", "model", "risk", "algorithm", "run")
 TUNE = "tune"  # a section that `fedxl tune` alone reads
@@ -27,12 +24,3 @@ class Config:
 
     def tables(self) -> dict[str, Table]:
         return {name: getattr(self, name) for name in SECTIONS}
-
-
-def read_tables(path: Path, known: Collection[str]) -> dict[str, Table]:
-    """The sections of a file, all of them among the known ones."""
-    tables = toml.read(path)
-    for name in tables:
-        if name not in known:
-            raise unknown("section", name, known)
-    return tables

@@ -4,47 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fedxl.data.arrays import npz
-from fedxl.data.chexpert import chexpert
-from fedxl.data.cifar import cifar10, cifar100
-from fedxl.data.digits import digits
-from fedxl.data.federation import Federation, Split, Splits, from_arrays
-from fedxl.data.folder import folder
-from fedxl.data.letor import letor
-from fedxl.data.medmnist import medmnist
-from fedxl.data.rawtable import RawTable
-from fedxl.data.table import table, unfitted
+from fedxl.data.examples import Examples, Splits
+from fedxl.data.inputs import from_arrays
+from fedxl.data.sets.digits import digits
+from fedxl.data.sets.own import folder, letor, npz
+from fedxl.data.sets.published import chexpert, cifar10, cifar100, medmnist
+from fedxl.data.tables.rawtable import RawTable
+from fedxl.data.tables.table import table, unfitted
 
 __all__ = [
-    "DATASETS",
-    "NAMED",
-    "UNFITTED",
-    "Federation",
-    "Split",
-    "Splits",
-    "chexpert",
-    "cifar10",
-    "cifar100",
-    "digits",
-    "folder",
-    "from_arrays",
-    "letor",
-    "medmnist",
-    "npz",
-    "table",
-]
-
+    "DATASETS", "NAMED", "UNFITTED", "Examples", "Splits", "chexpert", "cifar10", "cifar100", "digits", "folder",
+    "from_arrays", "letor", "medmnist", "npz", "table",
+]  # fmt: skip
 # Data sets whose examples depend on the training data of all sites: a function that reads them before that is known.
 UNFITTED: Mapping[str, Callable[..., RawTable]] = {"table": unfitted}
 NAMED = ("table", "folder")  # data sets whose sites have names; `called` names one that is alone
 DATASETS: Mapping[str, Callable[..., Splits]] = {
-    "digits": digits,
-    "table": table,
-    "folder": folder,
-    "npz": npz,
-    "letor": letor,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "medmnist": medmnist,
-    "chexpert": chexpert,
+    read.__name__: read for read in (digits, table, folder, npz, letor, cifar10, cifar100, medmnist, chexpert)
 }

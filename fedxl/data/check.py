@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedxl.data.features import Features
-from fedxl.data.federation import Split, Splits
-from fedxl.data.folder import FolderOptions, images_in
-from fedxl.data.forms import quoted
-from fedxl.data.keys import Keys
-from fedxl.data.resized import unreadable
-from fedxl.data.source import BLOCK, Source, TensorSource
-from fedxl.data.table import Label, TableOptions, feature_names, image_paths, open_files, read_rows
+from fedxl.data.examples import Digests, Examples, Splits, digests
+from fedxl.data.images import images_in, unreadable
+from fedxl.data.sets.own import FolderOptions
+from fedxl.data.tables.rawtable import Features, among_numbers
+from fedxl.data.tables.roles import Keys, TableOptions
+from fedxl.data.tables.table import Label, feature_names, image_paths, open_files, read_rows
+from fedxl.data.targets import quoted
 from fedxl.errors import printable
 from fedxl.sampling import Indices
 
 FEW, SHOWN = 5, 3  # names and duplicates that a line lists
-Digests = npt.NDArray[np.bytes_]  # [n] of 16 bytes
-HELD = ("validation", "test")
+BLOCK = 1024  # examples that are looked at together
 CHANCE = "by chance, it seems: {:.0%} of the training examples have a duplicate among them"
 
 
@@ -90,11 +85,11 @@ def check(
     for bad, line in looked.duplicates():
         (found if bad else worth).append(line)
     return Findings(
-        splits.train.example_shape,
+        splits.train.shape,
         looked.names,
-        looked.train,
+        looked.counts,
         {name: _count(split.y) for name, split in looked.held.items()},
-        {name: looked.by_site(split) for name, split in looked.held.items() if split.sites is not None},
+        {name: looked.by_site(split) for name, split in looked.held.items() if split.site is not None},
         found,
         worth,
         {"constant_columns": looked.constant, "blank_images": looked.blank, **facts},
@@ -105,21 +100,21 @@ class _Data:
     """Splits, and the questions that are asked of them."""
 
     def __init__(self, splits: Splits) -> None:
-        self.splits, self.source = splits, splits.train.source
-        self.names = list(splits.names) or [f"client {number}" for number in range(len(splits.train.parts))]
-        self.held = {n: s for n, s in zip(HELD, (splits.validation, splits.test), strict=True) if s is not None}
-        self.train = [Count(held.count("all"), held.positives) for held in splits.train.holdings()]
+        self.train, self.held, self.preparation = splits.train, splits.held_back, splits.preparation
+        self.names = splits.names
+        self.counts = [Count(held.count("all"), held.positives) for held in splits.train.holdings()]
         self.owners = np.repeat(np.arange(len(self.names)), [len(part) for part in splits.train.parts])
 
-    def by_site(self, split: Split) -> list[Count]:
-        assert split.sites is not None
-        sites, count = np.asarray(split.sites), len(self.names)
-        both = np.bincount(sites, minlength=count), np.bincount(sites[_positive(split.y).numpy()], minlength=count)
+    def by_site(self, split: Examples) -> list[Count]:
+        assert split.site is not None
+        count = len(self.names)
+        positive = split.site[(split.y > 0).any(1).numpy()]  # for any of their labels
+        both = np.bincount(split.site, minlength=count), np.bincount(positive, minlength=count)
         return [Count(int(n), int(positive)) for n, positive in zip(*both, strict=True)]
 
     def one_sided(self) -> list[str]:
         """Classes that are not there."""
-        whole, validation = total(self.train), self.held.get("validation")
+        whole, validation = total(self.counts), self.held.get("validation")
         useless = validation is not None and _count(validation.y).one_class
         found = [
             (whole.positives == 0, "no training example is positive"),
@@ -129,14 +124,13 @@ class _Data:
         return [line for so, line in found if so]
 
     def problems(self) -> list[str]:
-        wanted = self.splits.train.example_shape
-        found = [(self.not_finite > 0, f"{self.not_finite:,} training examples hold NaN or infinity")]
+        wanted = self.train.shape
+        wrong = sum(_not_finite(block) for block in self._trained())
+        found = [(wrong > 0, f"{wrong:,} training examples hold NaN or infinity")]
         for name, split in self.held.items():
-            shape, wrong = tuple(split.x.shape[1:]), _not_finite(split.x)
-            found += [
-                (shape != wanted, f"{name} holds examples of shape {list(shape)}, training of {list(wanted)}"),
-                (wrong > 0, f"{wrong:,} {name} examples hold NaN or infinity"),
-            ]
+            wrong = _not_finite(split.x)
+            told = f"{name} holds examples of shape {list(split.shape)}, training of {list(wanted)}"
+            found += [(split.shape != wanted, told), (wrong > 0, f"{wrong:,} {name} examples hold NaN or infinity")]
         return [line for wrong, line in found if wrong]
 
     def remarks(self) -> list[str]:
@@ -157,9 +151,8 @@ class _Data:
         Rows of a few coarse columns coincide by chance. They do so within training, too: only more duplicates of test
         examples than that are copies.
         """
-        held = {name: TensorSource(split.x, split.y) for name, split in self.held.items()}
-        rows = {name: digests(self._blocks(each, torch.arange(len(each)))) for name, each in held.items()}
-        rows["train"], owner = digests(self._trained()), self.owners
+        rows = {name: digests(self._blocks(each, torch.arange(len(each)))) for name, each in self.held.items()}
+        rows["train"] = digests(self._trained())
         first = first_equal(rows["train"])
         share = float((np.bincount(first)[first] > 1).mean())
         found = []
@@ -171,11 +164,13 @@ class _Data:
                 chance = share * len(rows[one])
                 copies = len(mine) > chance + 4 * math.sqrt(chance)
                 line = f"{len(mine):,} of {len(rows[one]):,} {one} examples are in {other}, too"
-                line += f": {self._places(one, mine, other, theirs)}" if copies else f"; {CHANCE.format(share)}"
+                few = zip(mine[:SHOWN], theirs[:SHOWN], strict=True)
+                pairs = ", ".join(f"{self._place(one, a)} = {self._place(other, b)}" for a, b in few)
+                shown = pairs + (", ..." if len(mine) > SHOWN else "")
+                line += f": {shown}" if copies else f"; {CHANCE.format(share)}"
                 found.append((copies and (one, other) == ("test", "train"), line))
-        pairs = np.unique(np.stack([first, owner]), axis=1)  # each example once a site
-        sites = np.bincount(pairs[0])
-        shared, within = int((sites > 1).sum()), len(first) - pairs.shape[1]
+        at_sites = np.unique(np.stack([first, self.owners]), axis=1)  # each example once per site
+        shared, within = int((np.bincount(at_sites[0]) > 1).sum()), len(first) - at_sites.shape[1]
         if shared:
             found.append((False, f"{shared:,} training examples are at more than one site"))
         if within:
@@ -183,18 +178,14 @@ class _Data:
         return found
 
     @cached_property
-    def not_finite(self) -> int:
-        return sum(_not_finite(block) for block in self._trained())
-
-    @cached_property
     def constant(self) -> list[str]:
         """Columns that have one value in training."""
-        if len(self.splits.train.example_shape) != 1:
+        if len(self.train.shape) != 1:
             return []
         extremes = [(block.amin(0), block.amax(0)) for block in self._trained()]
         low, high = (torch.stack(each) for each in zip(*extremes, strict=True))
         still = (low.amin(0) == high.amax(0)).numpy()
-        made = self.splits.preparation
+        made = self.preparation
         if made is None:
             return [f"column {at}" for at in np.flatnonzero(still)]
         # A column of the table is several of the network's, of which some may well be constant.
@@ -203,26 +194,18 @@ class _Data:
     @cached_property
     def blank(self) -> int:
         """Images in which all pixels are alike."""
-        if len(self.splits.train.example_shape) < 2:
+        if len(self.train.shape) < 2:
             return 0
         return sum(int((block.flatten(1) == block.flatten(1)[:, :1]).all(1).sum()) for block in self._trained())
 
     def _trained(self) -> Iterator[Tensor]:
-        """The examples that somebody trains on, some at a time."""
-        return self._blocks(self.source, torch.from_numpy(np.concatenate(self.splits.train.parts)))
+        """The examples that somebody trains on, some at a time, client by client."""
+        return self._blocks(self.train, torch.from_numpy(np.concatenate(self.train.parts)))
 
-    def _blocks(self, source: Source, rows: Tensor) -> Iterator[Tensor]:
+    def _blocks(self, examples: Examples, rows: Tensor) -> Iterator[Tensor]:
         """Examples as they are stored, if those of all splits are of one type."""
-        train = self.source
-        if isinstance(train, TensorSource) and all(s.x.dtype == train.x.dtype for s in self.held.values()):
-            assert isinstance(source, TensorSource)
-            return (source.x[block] for block in rows.split(BLOCK))
-        return (source.fetch(block) for block in rows.split(BLOCK))
-
-    def _places(self, one: str, mine: Indices, other: str, theirs: Indices) -> str:
-        few = zip(mine[:SHOWN], theirs[:SHOWN], strict=True)
-        pairs = [f"{self._place(one, a)} = {self._place(other, b)}" for a, b in few]
-        return ", ".join(pairs) + (", ..." if len(mine) > SHOWN else "")
+        stored = all(each.x.dtype == self.train.x.dtype for each in self.held.values())
+        return (examples.x[block] if stored else examples.fetch(block) for block in rows.split(BLOCK))
 
     def _place(self, split: str, row: int) -> str:
         """What identifies an example for its owner."""
@@ -230,19 +213,8 @@ class _Data:
             owner = int(self.owners[row])
             at = row - int(np.searchsorted(self.owners, owner))
             return f"{printable(self.names[owner], 40)} #{at}"
-        rows = self.held[split].rows
+        rows = self.held[split].row
         return f"row {printable(rows[row], 40)}" if rows else f"#{row}"
-
-
-def digests(blocks: Iterable[Tensor]) -> Digests:
-    """A digest of each example's numbers and their type, in which zero has one sign."""
-    found = []
-    for block in blocks:
-        values = block.flatten(1)
-        values = values.float() if values.dtype == torch.bfloat16 else values
-        array = np.ascontiguousarray(values + 0 if values.is_floating_point() else values)
-        found += [blake2b(row, digest_size=16, person=array.dtype.str.encode()).digest() for row in array]
-    return np.array(found, "S16")
 
 
 def first_equal(rows: Digests) -> Indices:
@@ -260,12 +232,7 @@ def also_in(mine: Digests, theirs: Digests) -> tuple[Indices, Indices]:
 
 
 def _count(labels: Tensor) -> Count:
-    return Count(len(labels), int(_positive(labels).sum()))
-
-
-def _positive(labels: Tensor) -> Tensor:
-    """Which examples are positive, of several labels for any."""
-    return (labels == 1).any(1) if labels.ndim == 2 else labels == 1
+    return Count(len(labels), int((labels > 0).any(1).sum()))
 
 
 def _not_finite(x: Tensor) -> int:
@@ -292,21 +259,23 @@ def inspect_table(
     features = Features(files, names, options.categorical, None)
     keys, _, chunks = read_rows(features, label, options)
     problems, remarks = _groups(keys, options.group)
-    remarks += _repeated(keys, options.id)
+    if options.id:  # rows that predictions could not tell apart
+        ids, name = keys.texts[options.id], f"column '{printable(options.id, 40)}', which identifies rows"
+        again = len(ids) - ids.null_count - len(ids.drop_null().unique())
+        counts = [(ids.null_count, "have nothing"), (again, "repeat another row")]
+        remarks += [f"{count:,} of {len(ids):,} rows {what} in {name}" for count, what in counts if count]
     if options.image:
-        folder = Path(os.path.commonpath([str(file.path.resolve().parent) for file in files]))
-        damaged = unreadable(folder, image_paths(files, keys, options.image))
+        damaged = unreadable(*image_paths(files, keys, options.image))
         return Inspected([*problems, *damaged], remarks, {"unreadable_images": len(damaged)})
     missing = np.zeros(len(names), np.int64)
     for rows in np.array_split(np.arange(chunks.count, dtype=np.int32), chunks.count // ROWS + 1):
         missing += np.isnan(chunks.take(rows)).sum(0)
-    some = {name: count for name, count in zip(names, missing.tolist(), strict=True) if count}
-    if some:
-        few = [f"{printable(name, 40)} {count / len(keys.labels):.1%}" for name, count in list(some.items())[:FEW]]
+    if some := {name: count for name, count in zip(names, missing.tolist(), strict=True) if count}:
+        few = [f"{printable(name, 40)} {count / len(keys.y):.1%}" for name, count in list(some.items())[:FEW]]
         more = f" and {len(some) - FEW} more columns" if len(some) > FEW else ""
         remarks.append(f"values are missing: {', '.join(few)}{more}; the preparation fills them in")
-    for name, text in features.among_numbers().items():
-        if name not in options.categorical:
+    for name, texts in features.index.items():
+        if (text := among_numbers(list(texts))) and name not in options.categorical:
             told = f"column '{printable(name, 40)}' holds numbers, but also '{printable(text, 40)}'"
             remarks.append(f"{told}: all of it counts as categories; correct it, or name it in categorical")
     return Inspected(problems, remarks, {"missing_values": some})
@@ -316,17 +285,6 @@ def inspect_folder(path: str, options: FolderOptions = FolderOptions()) -> Inspe
     """The settings are those of the data set `folder`."""
     damaged = unreadable(Path(path), images_in(Path(path)))
     return Inspected(damaged, [], {"unreadable_images": len(damaged)})
-
-
-def _repeated(keys: Keys, column: str) -> list[str]:
-    """Rows that predictions could not tell apart."""
-    if not column:
-        return []
-    texts = keys.texts[column]
-    empty, again = texts.null_count, len(texts) - texts.null_count - len(texts.drop_null().unique())
-    told = [(empty, "have nothing"), (again, "repeat another row")]
-    name = f"column '{printable(column, 40)}', which identifies rows"
-    return [f"{count:,} of {len(texts):,} rows {what} in {name}" for count, what in told if count]
 
 
 def _groups(keys: Keys, column: str) -> tuple[list[str], list[str]]:

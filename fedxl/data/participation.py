@@ -1,4 +1,4 @@
-"""Who takes part in which round: plans, each a pure function of the seed and the round.
+"""Who takes part in which round, a pure function of the seed and the round, and how much each client counts.
 
 uniform: a cohort drawn anew in each round. trace: a cohort among those that a file says are available.
 
@@ -11,14 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from fedxl import sampling
+from fedxl import sampling, tree
+from fedxl.data.examples import Weighting
 from fedxl.errors import UserError, kind_of, printable, require, unknown
 from fedxl.files import read_json
+from fedxl.risks.pairing import Share
 from fedxl.sampling import Floats, Indices, Purpose
 
 Participation = Literal["uniform", "trace"]
@@ -126,3 +130,67 @@ def _number(client: Any, numbers: dict[str, int], where: str) -> int:
     known = ", ".join([*numbers][:3])
     given = printable(repr(client), 60)
     raise UserError(f"{where} names {given}, which is no client; clients are {printable(known)}, ... or numbers")
+
+
+class Weighted(NamedTuple):
+    """How much clients count, and how often they take part."""
+
+    shares: Share  # stacked over clients
+    chances: Floats | None  # of each client to be in a cohort; None: all are alike
+
+
+def weigh(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting, cohort: int = 0) -> Weighted:
+    """Shares for cohorts of this size (0: everyone takes part), and the chances that these cohorts are drawn with.
+
+    If cohorts were uniform, and weights by samples were divided by their sum in a cohort, a large client would count
+    for less than its part of the population p_i. So `samples` draws cohorts by size, and a client's weight is p_i
+    over its chance. Such weights sum to 1 in every cohort, and each is p_i on average.
+    """
+    share = shares(num_first, num_second, weighting)
+    if weighting == "clients" or not 0 < cohort < len(num_first):
+        return Weighted(share, None)
+    chances = sampling.inclusion(share.part.numpy(), cohort)
+    certain = torch.from_numpy(chances == 1)
+    others = (1 - share.part[certain].sum()) / max(1, cohort - int(certain.sum()))
+    model = torch.where(certain, share.part, torch.where(share.part > 0, others, 0.0))
+    return Weighted(_counting(share, model), chances)
+
+
+def weigh_by(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting, frequency: Floats) -> Share:
+    """Shares for clients that take part in these shares of the rounds: the more rarely, the more it counts then.
+
+    A client that never takes part counts for nothing, and the others make up for it.
+    """
+    present: list[int] = np.flatnonzero(frequency > 0).tolist()
+    some = shares([num_first[i] for i in present], [num_second[i] for i in present], weighting)
+    # Only ratios matter. The largest frequency counts as 1, so that if all are alike the shares are the parts.
+    often = torch.from_numpy(frequency[present] / frequency.max())
+    some = _counting(some, some.part / often)
+    index = torch.tensor(present)
+    spread = tree.map(lambda leaf: leaf.new_zeros(len(frequency), *leaf.shape[1:]).index_put((index,), leaf), some)
+    return spread._replace(client=torch.arange(len(frequency), dtype=torch.float64))
+
+
+def shares(num_first: Sequence[int], num_second: Sequence[int], weighting: Weighting) -> Share:
+    """The weight of each client if all take part; model * factors is its mass, its part of S1 and of S2.
+
+    `clients` is the paper's objective: every client that holds a side counts the same on it. `samples` is the
+    objective of the pooled data: a client counts by its examples. Either way a client without S1 has a factor of 0
+    there, and the others make up for it, so that the average over clients stays an unbiased gradient of the risk.
+    """
+    counts = torch.tensor([list(num_first), list(num_second)], dtype=torch.float64)  # [2, N]
+    if weighting == "clients":
+        model = torch.full((counts.shape[1],), 1 / counts.shape[1], dtype=torch.float64)
+        mass = (counts > 0).double()
+    else:
+        model = counts.sum(0) / counts.sum()
+        mass = counts
+    mass = mass / mass.sum(1, keepdim=True).clamp(min=1)  # [2, N], each row sums to 1, or is all 0
+    factors = torch.where(model > 0, mass / model, torch.zeros_like(mass))
+    client = torch.arange(len(model), dtype=torch.float64)
+    return _counting(Share(model, model.clone(), client, mass.T, factors.T.contiguous()), model)
+
+
+def _counting(share: Share, model: Tensor) -> Share:
+    """Shares of clients that count by these weights in the average of the models."""
+    return share._replace(model=model, mass=model[:, None] * share.factors)

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +23,7 @@ POLL = 0.05
 @contextmanager
 def locked(folder: Path, name: str = ".lock") -> Iterator[Path]:
     """Hold a lock on a folder, created if missing: a process whose Flower node has died may live on for a while."""
-    with _intact(folder):
+    with writing_to(folder):
         private_folder(folder)
         lock = open_private(folder / name)
     with lock:
@@ -33,7 +33,7 @@ def locked(folder: Path, name: str = ".lock") -> Iterator[Path]:
 
 def remember(path: Path, content: Mapping[str, Any]) -> None:
     """Write what this site must not forget."""
-    with _intact(path.parent):
+    with writing_to(path.parent):
         write_atomically(path, json.dumps(content).encode(), private=True)
 
 
@@ -54,13 +54,11 @@ def private_seed(state: Path, run: str) -> int:
 
 def kept_seed(path: Path) -> int:
     """The seed in this file, made once and never sent: below 2**128, its highest bit set, as `sampling` expects."""
-    try:
+    with suppress(FileNotFoundError):
         return _seed(path)
-    except FileNotFoundError:
-        pass
     with locked(path.parent, f".{path.name}.lock"):
         if not path.exists():  # another process may have made it meanwhile
-            with _intact(path.parent):
+            with writing_to(path.parent):
                 write_atomically(path, os.urandom(SEED_BYTES), private=True)
     return _seed(path)
 
@@ -73,11 +71,12 @@ def _seed(path: Path) -> int:
 
 
 @contextmanager
-def _intact(folder: Path) -> Iterator[None]:
+def writing_to(folder: Path, otherwise: str = "earlier states are intact") -> Iterator[None]:
+    """Turn an error of the disk into the user's."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; earlier states are intact") from None
+        raise UserError(f"cannot write to {folder}: {error.strerror}; {otherwise}") from None
 
 
 def offer_turns(folder: Path, count: int) -> dict[str, str]:

@@ -1,21 +1,24 @@
-"""What each client reads in a round, by the run's seed or secret ones: its examples, and entries of the pool."""
+"""What is drawn for a client's round, by the run's seed or secret ones: its examples, entries of the pool, noise."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from fedxl import sampling
+from fedxl import sampling, tree
 from fedxl.algorithms.protocol import Reading
-from fedxl.data.federation import Federation
-from fedxl.engine.group import Draws
+from fedxl.data.examples import Examples
+from fedxl.engine.executors import Draws
 from fedxl.errors import require
 from fedxl.risks.pairing import Held, PoolWeights
-from fedxl.sampling import Indices, Purpose, Stream
+from fedxl.sampling import Floats, Indices, Purpose, Stream
 
 
 class Schedule(NamedTuple):
@@ -72,9 +75,9 @@ class _Ahead(NamedTuple):
 
 @dataclass
 class Drawing:
-    """Draws for the clients of a federation."""
+    """Draws for the clients that hold these examples."""
 
-    federation: Federation
+    data: Examples
     reading: Reading
     schedule: Schedule
     items: Any = ()  # what the pairing knows of examples besides their labels, [n]
@@ -82,7 +85,7 @@ class Drawing:
     secrets: Secrets = NO_SECRETS
 
     def __post_init__(self) -> None:
-        self.weighted = self.federation.weights() is not None
+        self.weighted = self.data.weight is not None
         plain = not self.weighted or not self.reading.pairing.labels
         why = "examples with several labels take turns by label, and weights would not count"
         require(plain, f"{why}; leave them out")
@@ -92,14 +95,14 @@ class Drawing:
 
     def _held(self) -> list[Held]:
         """What each client holds. Weights have mean 1 in each class of each client: they do not mix classes."""
-        federation, reading = self.federation, self.reading
-        weights, labels = federation.weights(), federation.source.labels.cpu()
+        data, reading = self.data, self.reading
+        weights = None if data.weight is None else data.weight.cpu().double().numpy().copy()
+        labels = reading.pairing.targets(data.y).cpu()
         if weights is not None:
-            for part in (*federation.side("positive"), *federation.side("negative")):
+            for part in (*data.side("positive"), *data.side("negative")):
                 weights[part] /= weights[part].mean() if len(part) else 1.0
-        found = []
-        sides = (federation.side(reading.first), federation.side(reading.second))
-        for part, first, second in zip(federation.parts, *sides, strict=True):
+        found, sides = [], (data.side(reading.first), data.side(reading.second))
+        for part, first, second in zip(data.parts, *sides, strict=True):
             more = reading.pairing.hold(part, first, second, labels, self.items, reading.first)
             each = None if weights is None else (weights[first], weights[second])
             found.append(Held(first, second, part, each, more))
@@ -144,7 +147,7 @@ class Drawing:
     def _own(self, client: int, round: int, visits: int) -> Draws[Indices]:
         """Which of its own examples a client reads, and how each is augmented."""
         stream = Stream(self.seed(client), self.first_number + client)
-        codes = self.federation.source.codes
+        codes = self.data.codes
         rng = stream.generator(Purpose.AUGMENT, round) if codes > 1 else None
         sizes, steps = (self.reading.size1, self.reading.size2), self.schedule.local_steps
         found = []
@@ -154,10 +157,48 @@ class Drawing:
             found += [examples, np.zeros(shape, np.int64) if rng is None else rng.integers(codes, size=shape), rows]
         examples, drawn, rows, *more = found
         none = rows[:, :0]
-        fresh_examples, fresh_codes, fresh_rows = more or (none, none, none)
-        return Draws(examples, drawn, rows, none, none, fresh_examples, fresh_codes, fresh_rows)
+        return Draws(examples, drawn, rows, none, none, *(more or (none, none, none)))
 
 
 def _even(pool: PoolWeights) -> bool:
     """Whether draws depend on the pool's size alone: all entries of either side weigh the same."""
     return isinstance(pool.first, int) and isinstance(pool.second, int) and pool.groups is None
+
+
+MOST = 2**32  # numbers of noise that a group of clients draws in a round: 16 GB in single precision
+
+
+def draw_noise(like: Any, seeds: Sequence[int], numbers: Sequence[int], round: int, steps: int) -> Any:
+    """The noise that private algorithms add to what leaves a client, for all steps of a round, [C, K, ...].
+
+    like: of one step; seeds: of each client.
+    """
+    leaves = tree.leaves(like)
+    if not leaves:
+        return like
+    sizes = [leaf.numel() for leaf in leaves]
+    what = f"noise for {len(seeds)} clients, {steps} steps and {sum(sizes):,} numbers is too much for a round"
+    require(len(seeds) * steps * sum(sizes) <= MOST, f"{what}; lower clients_at_once or local_steps")
+    clients = zip(seeds, numbers, strict=True)
+    drawn = [[normals(*client, round, step, sum(sizes)) for step in range(steps)] for client in clients]
+    flat = np.array(drawn)  # [C, K, all leaves]
+    pieces = torch.from_numpy(flat).to(leaves[0].device).split(sizes, dim=-1)
+    each = zip(pieces, leaves, strict=True)
+    return tree.rebuild(like, (piece.to(leaf.dtype).reshape(*flat.shape[:2], *leaf.shape) for piece, leaf in each))
+
+
+DOMAIN = "fedxl noise for privacy"  # streams of this key serve nothing else
+
+
+def normals(seed: int, client: int, round: int, step: int, count: int) -> Floats:
+    """`count` independent draws of N(0, 1) for one step of a client.
+
+    >>> normals(7, client=0, round=1, step=0, count=3).round(3).tolist() == normals(7, 0, 1, 0, 3).round(3).tolist()
+    True
+    """
+    pairs = -(-count // 2)
+    key = ",".join(map(str, (DOMAIN, seed, client, round, step)))
+    bits = np.frombuffer(hashlib.shake_256(key.encode()).digest(16 * pairs), "<u8")
+    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53  # never 0, whose logarithm is infinite
+    length, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * math.pi * uniform[pairs:]
+    return np.concatenate((length * np.cos(angle), length * np.sin(angle)))[:count]

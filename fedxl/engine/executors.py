@@ -1,20 +1,102 @@
-"""How the simulator runs a group of clients: one by one, as one vectorised program, or captured (`cuda/graph.py`)."""
+"""How a group of clients runs: one by one, as one vectorised program, or captured (`cuda/graph.py`).
+
+An executor gets a round, and the clients that run together, with everything drawn and nothing fetched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from fedxl import tree
-from fedxl.algorithms.protocol import ClientUpdate, ServerState
-from fedxl.engine.group import ClientRound, Executor, Group, local_round
+from fedxl.algorithms.protocol import Batch, ClientUpdate, ServerState
 from fedxl.errors import first_line
 from fedxl.models import Score, Weights, weights_of
+from fedxl.risks.pairing import Share
+from fedxl.sampling import Indices
+
+I = TypeVar("I", Indices, Tensor)
+
+
+class ClientRound(NamedTuple):
+    """A phase's client side with the network that it trains, of one client or, in an executor, of many."""
+
+    start: Callable[[ServerState, Any, Share], Any]
+    step: Callable[[ServerState, Any, Batch], tuple[Any, Any]]
+    finish: Callable[[ServerState, Share, Any, Any], tuple[Any, Any]]
+
+
+def local_round(
+    running: ClientRound, server: ServerState, client: Any, share: Share, batches: Iterable[Batch]
+) -> tuple[Any, Any]:
+    """One client's round, a scan over its steps: (client, update). Traces come stacked, steps first."""
+    work = running.start(server, client, share)
+    traces = []
+    for batch in batches:
+        work, trace = running.step(server, work, batch)
+        traces.append(trace)
+    return running.finish(server, share, work, tree.stack(traces))
+
+
+class Draws(NamedTuple, Generic[I]):
+    """Every index a client needs in a round (of several clients: [C, ...]); examples are positions in the source."""
+
+    examples: I  # [K, B1 + B2]
+    codes: I  # [K, B1 + B2] how each is augmented
+    rows: I  # [K, B1]
+    lag1: I  # [K, B1]
+    lag2: I  # [K, B2]
+    fresh: I  # [K, F1 + F2]
+    fresh_codes: I  # [K, F1 + F2]
+    fresh_rows: I  # [K, F1]
+
+
+class Feed(NamedTuple):
+    """What the steps of a round read, all but the examples themselves; [C, K, ...], or cut to a client or a step."""
+
+    draws: Draws[Tensor]
+    y: Tensor  # [.., B1 + B2]
+    items: object  # [.., B1 + B2] what else the pairing knows of these examples
+    passive: object  # what the phase's `passive` took from the pool
+    noise: object = ()  # of a private algorithm
+
+
+class Group(NamedTuple):
+    """The clients that run together: everything an executor needs, already on the device."""
+
+    clients: Sequence[object]  # their private states
+    largest_state: Callable[[], object]  # a state as long as the longest, for executors that need one length for all
+    shares: Share  # [C]
+    feed: Feed  # [C, K, ...]
+    batch: Callable[[Feed], Batch]  # one step's feed, of one client or of several, to what the step reads
+    seed: Callable[[int], int]  # of a client, for the layers that draw inside the model (dropout)
+    comes_again: bool  # whether the next round runs the same program, so that compiling it pays
+
+    @property
+    def steps(self) -> int:
+        return self.feed.y.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.shares.model.device
+
+    def take(self, members: Sequence[int]) -> Group:
+        """Some of the clients, in this order; one may be named more than once."""
+        if list(members) == list(range(len(self.clients))):
+            return self
+        index = torch.tensor(members, device=self.device)
+        shares, feed = tree.map(lambda leaf: leaf[index], (self.shares, self.feed))
+        clients, seed = [self.clients[i] for i in members], self.seed
+        return self._replace(clients=clients, shares=shares, feed=feed, seed=lambda i: seed(members[i]))
+
+
+# Returns (clients, stacked updates). Updates may lie in the executor's own memory until its next call.
+Executor = Callable[[ClientRound, ServerState, Group], tuple[list[object], ClientUpdate]]
 
 
 def loop(running: ClientRound, server: ServerState, group: Group) -> tuple[list[object], ClientUpdate]:
@@ -35,18 +117,14 @@ def vectorised(running: ClientRound, server: ServerState, group: Group) -> tuple
     steps = (group.batch(tree.map(lambda leaf, k=k: leaf[:, k], group.feed)) for k in range(group.steps))
     with seeded(group.seed(0), group.device):
         stacked = tree.stack_ragged(group.clients)
-        stacked, updates = local_round(Vectorised(running), server, stacked, group.shares, steps)
+        # The server's state is shared; traces arrive stacked over steps first, then over clients.
+        many = ClientRound(
+            vmap(running.start, in_dims=(None, 0, 0)),
+            vmap(running.step, in_dims=(None, 0, 0), randomness="different"),
+            vmap(running.finish, in_dims=(None, 0, 0, 1)),
+        )
+        stacked, updates = local_round(many, server, stacked, group.shares, steps)
     return tree.unstack_ragged(stacked, group.clients), updates
-
-
-class Vectorised:
-    """A round for many clients: the server's state is shared, everything else has one row per client."""
-
-    def __init__(self, running: ClientRound) -> None:
-        self.start = vmap(running.start, in_dims=(None, 0, 0))
-        self.step = vmap(running.step, in_dims=(None, 0, 0), randomness="different")
-        # Traces arrive stacked over steps first, then over clients.
-        self.finish = vmap(running.finish, in_dims=(None, 0, 0, 1))
 
 
 @contextmanager
@@ -65,9 +143,8 @@ def executor(
     name: str, compiled: bool = True, say: Callable[[str], None] = lambda line: None, **graph: Any
 ) -> Executor:
     """An executor; `graph` (with options of its own) keeps the step it has captured, so each engine has its own."""
-    plain: dict[str, Executor] = {"loop": loop, "vmap": vectorised}
-    if name in plain:
-        return plain[name]
+    if name in ("loop", "vmap"):
+        return loop if name == "loop" else vectorised
     try:
         # Not before it is needed: it builds on private modules of torch, which the next torch may not have.
         from fedxl.engine.cuda.graph import GraphExecutor
@@ -94,8 +171,7 @@ def not_for_vmap(model: nn.Module, score: Score, probe: Tensor) -> str:
     """Why clients with this model cannot run as one program; empty if they can."""
 
     def gradient(weights: Weights, x: Tensor) -> Any:
-        found: Any = vjp(lambda params: score(weights._replace(params=params), x)[0], weights.params)
-        h, backward = found
+        h, backward, *_ = vjp(lambda params: score(weights._replace(params=params), x)[0], weights.params)
         return backward(h)
 
     probe = torch.cat([probe, probe]) if len(probe) == 1 else probe  # BatchNorm takes no single example

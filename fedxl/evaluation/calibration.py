@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +16,10 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from fedxl.errors import require, unknown
-from fedxl.evaluation.intervals import LEVEL, checked, proportion
+from fedxl.evaluation.intervals import LEVEL, as_arrays, proportion
+from fedxl.evaluation.scores import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
 MOST_STEPS = 1_000_000  # of an isotonic calibration that is read from a file
-
-
-class Calibration(Protocol):
-    """Probabilities from scores."""
-
-    @property
-    def note(self) -> str:
-        """What a user should know of the fit; empty if all is well."""
-
-    def __call__(self, scores: Any) -> Floats: ...
-
-    def to_json(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +32,7 @@ class Platt:
 
     slope: float
     intercept: float
-    note: str = ""
+    note: str = ""  # what a user should know of the fit; empty if all is well
 
     @classmethod
     def fit(cls, scores: Any, labels: Any) -> Platt:
@@ -97,6 +85,7 @@ class Isotonic:
         return {"kind": "isotonic", **lists, "note": self.note}
 
 
+Calibration = Platt | Isotonic
 CALIBRATIONS: Mapping[str, type[Platt] | type[Isotonic]] = {"platt": Platt, "isotonic": Isotonic}
 
 
@@ -133,7 +122,7 @@ def _numbers(values: Any) -> tuple[float, ...]:
 
 
 def _fitting(scores: Any, labels: Any) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    values, classes = checked(scores, labels)
+    values, classes = as_arrays(scores, labels)
     require(bool(np.isfinite(values).all()), "scores that are not finite cannot be calibrated")
     require(0 < classes.sum() < len(classes), "a calibration needs both classes")
     return values, classes > 0
@@ -163,7 +152,7 @@ class Reliability(NamedTuple):
     observed: Floats  # [k], the share of positives
     low: Floats  # [k], Wilson's interval of the share
     high: Floats  # [k]
-    counts: npt.NDArray[np.int64]  # [k]
+    counts: Ints  # [k]
 
     @property
     def error(self) -> float:
@@ -171,16 +160,11 @@ class Reliability(NamedTuple):
         return float(np.average(np.abs(self.predicted - self.observed), weights=self.counts))
 
 
-def reliability(
-    probabilities: Any, labels: Any, bins: int = 10, *, equal: str = "counts", level: float = LEVEL
-) -> Reliability:
-    """Examples in bins of equal `counts`, or of equal `widths` over [0, 1]."""
+def reliability(probabilities: Any, labels: Any, bins: int = 10, *, level: float = LEVEL) -> Reliability:
+    """Examples in bins of equal counts."""
     values, classes = _probabilities(probabilities, labels)
     require(2 <= bins <= 1000, f"bins must be 2 to 1000, not {bins}")
-    if equal not in ("counts", "widths"):
-        raise unknown("kind of bins", equal, ("counts", "widths"))
-    spaced = np.linspace(0, 1, bins + 1)
-    edges = spaced if equal == "widths" else np.quantile(values, spaced)
+    edges = np.quantile(values, np.linspace(0, 1, bins + 1))
     which = np.searchsorted(edges[1:-1], values)  # ties stay together
     counts, hits = (np.bincount(which, weights, bins) for weights in (None, classes))
     sums, there = np.bincount(which, values, bins), counts > 0
@@ -197,8 +181,8 @@ def brier(probabilities: Any, labels: Any) -> float:
     return float(np.mean((values - classes) ** 2))
 
 
-def _probabilities(probabilities: Any, labels: Any) -> tuple[Floats, npt.NDArray[np.int64]]:
-    values, classes = checked(probabilities, labels)
+def _probabilities(probabilities: Any, labels: Any) -> tuple[Floats, Ints]:
+    values, classes = as_arrays(probabilities, labels)
     require(len(values) > 0, "there are no examples")
     require(bool(((values >= 0) & (values <= 1)).all()), "probabilities must lie in [0, 1]; calibrate scores first")
     return values, classes

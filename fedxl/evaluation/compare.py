@@ -1,26 +1,29 @@
-"""Two models on the same examples: how much better the first one is, and whether that is more than chance."""
+"""Two models on the same examples: how much better the first one is, and whether that is more than chance.
+
+An interval and its p are of one method: p is below 0.05 exactly if the interval of 95 % leaves out 0.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
-from scipy.stats import norm
 
 from fedxl import metrics
 from fedxl.errors import UserError, printable, require
-from fedxl.evaluation.delong import covariance, placements
-from fedxl.evaluation.intervals import DRAWS, LEVEL, Interval, checked, delong, one_metric, undefined
-from fedxl.evaluation.resampling import jackknife, measured, resample
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.delong import Placements, auroc_ends, covariance, placements, satterthwaite
+from fedxl.evaluation.intervals import DRAWS, LEVEL, Interval, as_arrays, intervals, of_labels, one_metric, undefined
+from fedxl.evaluation.resampling import Statistic, jackknife, measured, resample
+from fedxl.evaluation.scores import Floats, Scores, measure
+from fedxl.metrics import NamedMetric
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 MOST_GROUPS = 1000  # of a class that are left out in turn; more would take long
 TINY = 1e-12  # a standard error that is rounding
+SURE = 1e-9  # the smallest p that is looked for
 
 
 class Difference(NamedTuple):
@@ -34,20 +37,16 @@ class Difference(NamedTuple):
     level: float = LEVEL
 
 
-class Pair(NamedTuple):
-    """The scores of two models for the same examples."""
-
-    first: Floats  # [n]
-    second: Floats  # [n]
-    labels: Ints  # [n]
+# One label, two models.
 
 
 def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL) -> Difference:
-    """AUROC of the first scores less that of the second: DeLong's p, NaN if neither AUROC varies.
+    """AUROC of the first scores less that of the second.
 
-    The interval joins both AUROCs' intervals (`difference_ends`): near 1 it leans as they do.
+    The interval joins both AUROCs' intervals (`difference_ends`): near 1 it leans as they do. p is one less the
+    level from which on it holds 0.
     """
-    (one, classes), (two, _) = checked(first, labels, level), checked(second, labels, level)
+    (one, classes), (two, _) = as_arrays(first, labels, level), as_arrays(second, labels, level)
     why = undefined(one, classes) or undefined(two, classes)
     value = metrics.auroc(one, classes) - metrics.auroc(two, classes)
     if why:
@@ -56,19 +55,30 @@ def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL
         return _no_difference("DeLong", level)
     both = placements(one, classes), placements(two, classes)
     spread = covariance(*both)
-    error = math.sqrt(max(0.0, float(spread[0, 0] + spread[1, 1] - 2 * spread[0, 1])))
-    if error == 0 and spread[0, 0] > 0:  # they differ within a class only
+    apart = float(spread[0, 0] + spread[1, 1] - 2 * spread[0, 1])
+    if apart <= 0 and spread[0, 0] > 0:  # they differ within a class only
         alike = "not defined: both models rank positives against negatives alike"
         return Difference(value, math.nan, math.nan, math.nan, alike, level)
-    low, high = difference_ends(_area(one, classes, level), _area(two, classes, level), spread)
-    p = float(2 * norm.sf(abs(value / error))) if error else math.nan
-    return Difference(value, low, high, p, "DeLong, both intervals joined", level)
+
+    def ends(sure: float) -> tuple[float, float]:
+        return difference_ends(_area(both[0], sure), _area(both[1], sure), spread)
+
+    def beyond(p: float) -> float:
+        """How far 0 lies outside of the interval of level 1 - p."""
+        low, high = ends(1 - p)
+        return low if value > 0 else -high
+
+    p = math.nan
+    if apart > 0:
+        p = 1.0 if beyond(1 - SURE) <= 0 else SURE if beyond(SURE) >= 0 else float(brentq(beyond, SURE, 1 - SURE))
+    return Difference(value, *ends(level), p, "DeLong, both intervals joined", level)
 
 
-def _area(scores: Floats, labels: Ints, level: float) -> Interval:
+def _area(placed: Placements, level: float) -> Interval:
     """AUROC; one value if all scores are the same, because AUROC is 1/2 then, whatever the examples."""
-    found = delong(scores, labels, level)
-    return found if math.isfinite(found.low) else found._replace(low=found.value, high=found.value)
+    area = placed.auroc
+    varies = area in (0.0, 1.0) or covariance(placed)[0, 0] > 0
+    return Interval(area, *(auroc_ends(placed, level) if varies else (area, area)), level, "")
 
 
 def difference_ends(first: Interval, second: Interval, spread: Floats) -> tuple[float, float]:
@@ -103,7 +113,7 @@ def metric_difference(
     (J. Arvesen, "Jackknifing U-statistics", Annals of Mathematical Statistics 40, 1969). A function may be as rough
     as a median, for which the jackknife is wrong: there it is the standard deviation of bootstrap draws.
     """
-    (one, classes), (two, _) = checked(first, labels, level), checked(second, labels, level)
+    (one, classes), (two, _) = as_arrays(first, labels, level), as_arrays(second, labels, level)
     named = one_metric(metric)
     value, why = named.value(one, classes) - named.value(two, classes), undefined(one, classes)
     why = why or undefined(two, classes) or ("" if math.isfinite(value) else "not defined: the metric is not finite")
@@ -112,53 +122,142 @@ def metric_difference(
     ours = named.metric in metrics.METRICS.values()
     if ours and _same_ranking(one, two):
         return _no_difference("jackknife", level)
-    of_first, of_second = (measured(named, each, classes) for each in (one, two))
-
-    def gap(*drawn: Floats) -> Floats:
-        return of_first(*drawn) - of_second(*drawn)
-
+    gap = _gap(measured(named, one, classes), measured(named, two, classes))
     sizes = int(classes.sum()), int((1 - classes).sum())
     if ours:
-        error, free = jackknife(gap, sizes, MOST_GROUPS, seed)
-        defined = error > TINY
-        how = "jackknife, Student's t" if defined else "not defined: no example makes a difference"
-    else:
-        found = resample(gap, classes, level, draws, seed)
-        # Those of the smaller class: the fewest degrees of freedom that the sum of two variances may have.
-        error, free, defined = found.error, min(sizes) - 1, math.isfinite(found.error)
-        how = f"bootstrap, {draws} draws, Student's t" if found.error > 0 else found.how
-    if not defined:
-        return Difference(value, math.nan, math.nan, math.nan, how, level)
+        return _student(value, *jackknife(gap, sizes, MOST_GROUPS, seed), "jackknife, Student's t", level)
+    found = resample(gap, classes, level, draws, seed)
+    if not found.error > 0:
+        return Difference(value, math.nan, math.nan, math.nan, found.how, level)
+    # Those of the smaller class: the fewest degrees of freedom that the sum of two variances may have.
+    return _student(value, found.error, min(sizes) - 1, f"bootstrap, {draws} draws, Student's t", level, math.inf)
+
+
+def _gap(first: Statistic, second: Statistic) -> Statistic:
+    return lambda *drawn: first(*drawn) - second(*drawn)
+
+
+def _student(value: float, error: float, free: float, how: str, level: float, most: float = 1.0) -> Difference:
+    """Student's interval and p. most: how far two values can lie apart."""
+    if not error > TINY:
+        return Difference(value, math.nan, math.nan, math.nan, "not defined: no example makes a difference", level)
     reach = float(stdtrit(free, (1 + level) / 2)) * error
-    most = 1.0 if ours else math.inf  # no two values of ours lie farther apart
     p = float(2 * stdtr(free, -abs(value) / error))
     return Difference(value, max(-most, value - reach), min(most, value + reach), p, how, level)
 
 
-def paired(first: Scored, second: Scored) -> Pair:
+# Runs: any number of labels, any number of seeds.
+
+Runs = Scores | Sequence[Scores]  # of one run, or of runs that differ by their seed
+
+
+def differences(
+    first: Runs, second: Runs, *, same: bool = True, fpr: float = 0.3, level: float = LEVEL
+) -> dict[str, Difference]:
+    """AUROC, partial AUC and average precision of the first runs less those of the second.
+
+    With several labels these are means over labels. Of several seeds give lists: runs that stand at the same place
+    form a pair, and must have been scored on the same examples. same: whether all seeds were.
+    """
+    firsts, seconds = ([each] if isinstance(each, Scores) else list(each) for each in (first, second))
+    require(len(firsts) == len(seconds) > 0, "give as many runs on both sides, in the order of their seeds")
+    pairs = [paired(*both) for both in zip(firsts, seconds, strict=True)]
+    found = {}
+    for name in ("auroc", f"pauc@{fpr:g}", "ap"):
+        one, other = pairs[0]
+        if len(pairs) > 1 or len(one.labels) > 1:
+            value, error, free = over_seeds(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs], same)
+            how = f"{len(pairs)} seeds and jackknife" if len(pairs) > 1 else "jackknife of examples"
+            found[name] = _student(value, error, free, f"{how}, Student's t", level)
+        elif name == "auroc":
+            found[name] = delong_difference(one.flat[0], *other.flat, level=level)
+        else:
+            found[name] = metric_difference(name, one.flat[0], *other.flat, level=level)
+    return found
+
+
+def seed_intervals(
+    wanted: Sequence[str], runs: Sequence[Scores], same: bool, level: float = LEVEL
+) -> dict[str, Interval]:
+    """The mean of each metric over runs that differ by their seed, with the seeds' variance in its interval."""
+    if len(runs) == 1:
+        return intervals(wanted, runs[0], level)
+    found = {}
+    for name in wanted:
+        value, error, free = over_seeds(name, runs, [], same)
+        how = f"{len(runs)} seeds and jackknife, Student's t"
+        reach = float(stdtrit(free, (1 + level) / 2)) * error if error > TINY else math.nan
+        found[name] = Interval(value, max(0.0, value - reach), min(1.0, value + reach), level, how)
+        if math.isnan(reach):
+            found[name] = found[name]._replace(low=math.nan, high=math.nan, how="not defined: nothing varies")
+    return found
+
+
+def over_seeds(
+    name: str, first: Sequence[Scores], second: Sequence[Scores], same: bool
+) -> tuple[float, float, float]:
+    """The mean over runs, or of their differences, its standard error and degrees of freedom.
+
+    The variance is that of the examples plus that of training. On the same examples, runs differ by training alone:
+    it is the variance of S runs over S. On examples of their own they differ by both, and what is beyond the variance
+    of the examples is that of training. Degrees of freedom are those of a sum of two variances (Satterthwaite).
+    """
+    named = one_metric(name)
+    values, statistics, sizes = [], [], []
+    for number, one in enumerate(first):
+        other = second[number] if second else None
+        values.append(_value(named, one) - (_value(named, other) if other is not None else 0.0))
+        statistic, size = _statistic(named, one)
+        statistics.append(statistic if other is None else _gap(statistic, _statistic(named, other)[0]))
+        sizes.append(size)
+    value, count = float(np.mean(values)), len(values)
+    if not math.isfinite(value) or min(map(min, sizes)) < 2:  # without its only example, a class is empty
+        return value, math.nan, math.nan
+    seeds = float(np.var(values, ddof=1)) / count if count > 1 else 0.0
+    if same:
+
+        def mean(*drawn: Floats) -> Floats:
+            return np.asarray(np.mean([each(*drawn) for each in statistics], 0))
+
+        error, free = jackknife(mean, sizes[0], MOST_GROUPS)
+        examples = error**2
+    else:
+        each = np.array([jackknife(*one, MOST_GROUPS) for one in zip(statistics, sizes, strict=True)])  # [S, 2]
+        examples, free = float(np.square(each[:, 0]).mean()) / count, float(np.nansum(each[:, 1]))
+        seeds = max(0.0, seeds - examples)
+    parts = [part for part in ((examples, free), (seeds, count - 1.0)) if part[0] > 0]
+    if not parts:
+        return value, 0.0, math.nan
+    variances, freedoms = zip(*parts, strict=True)
+    return value, math.sqrt(sum(variances)), satterthwaite(variances, freedoms)
+
+
+def _value(named: NamedMetric, found: Scores) -> float:
+    return measure([named], found)[0][named.name]
+
+
+def _statistic(named: NamedMetric, found: Scores) -> tuple[Statistic, tuple[int, ...]]:
+    """The metric as a function of weights: of positives and negatives; of several labels, of whole examples."""
+    if len(found.labels) > 1:
+        return of_labels(named, found), (len(found),)
+    scores, labels = found.flat
+    return measured(named, scores, labels), (found.positives, found.negatives)
+
+
+def paired(first: Scores, second: Scores) -> tuple[Scores, Scores]:
     """The scores of two runs for the same examples, the second in the order of the first.
 
     Raises UserError if rows or sites, where both runs know them, or else labels and their order differ.
     """
     require(len(first) == len(second), _not_same(f"one has {len(first)} examples, the other {len(second)}"))
-    if first.rows and second.rows:
+    require(first.labels == second.labels, _not_same("they are of other labels"))
+    if first.row and second.row:
         second = _in_order(first, second)
-    same = np.array_equal(first.labels, second.labels)
+    same = np.array_equal(first.y, second.y)
     require(same, _not_same("labels differ, so that examples or their order do"))
-    if first.sites is not None and second.sites is not None:
+    if first.site is not None and second.site is not None:
         require(_sites(first) == _sites(second), _not_same("sites differ"))
-    return Pair(first.scores, second.scores, first.labels)
-
-
-def differences(
-    first: Scored, second: Scored, *, fpr: float = 0.3, level: float = LEVEL, seed: int = 0
-) -> dict[str, Difference]:
-    """AUROC, partial AUC and average precision of the first run less those of the second, on the same examples."""
-    pair = paired(first, second)
-    found = {"auroc": delong_difference(*pair, level=level)}
-    for name in (f"pauc@{fpr:g}", "ap"):
-        found[name] = metric_difference(name, *pair, level=level, seed=seed)
-    return found
+    return first, second
 
 
 def _no_difference(how: str, level: float) -> Difference:
@@ -171,9 +270,9 @@ def _same_ranking(first: Floats, second: Floats) -> bool:
     return bool(np.array_equal(one, two))
 
 
-def _in_order(first: Scored, second: Scored) -> Scored:
+def _in_order(first: Scores, second: Scores) -> Scores:
     """The second's examples in the order of the first's rows."""
-    sites = first.sites is not None and second.sites is not None
+    sites = first.site is not None and second.site is not None
     wanted, there = _keys(first, sites), {key: index for index, key in enumerate(_keys(second, sites))}
     require(len(there) == len(second) and len(set(wanted)) == len(wanted), _not_same("a row appears twice"))
     missing = next((key for key in wanted if key not in there), None)
@@ -182,14 +281,14 @@ def _in_order(first: Scored, second: Scored) -> Scored:
     return second.take(np.array([there[key] for key in wanted], np.int64))
 
 
-def _keys(scored: Scored, sites: bool) -> list[tuple[str, str]]:
+def _keys(found: Scores, sites: bool) -> list[tuple[str, str]]:
     """What identifies an example: two sites may use the same name for a row."""
-    return list(zip(_sites(scored) if sites else [""] * len(scored), scored.rows, strict=True))
+    return list(zip(_sites(found) if sites else [""] * len(found), found.row, strict=True))
 
 
-def _sites(scored: Scored) -> list[str]:
-    assert scored.sites is not None
-    return [scored.names[site] for site in scored.sites]
+def _sites(found: Scores) -> list[str]:
+    assert found.site is not None
+    return [found.sites[site] for site in found.site]
 
 
 def _not_same(why: str) -> str:

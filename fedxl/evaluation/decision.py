@@ -1,34 +1,29 @@
-"""From a score to a probability and a class: calibration and threshold, both chosen on validation scores.
-
-Of several labels each has its own, if it has enough validation data.
-"""
+"""From scores to probabilities and classes: a calibration and a threshold per label, chosen on validation scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from fedxl.errors import UserError, require, unknown
 from fedxl.evaluation import calibration as calibrations
-from fedxl.evaluation.binned import Curves, together
 from fedxl.evaluation.calibration import CALIBRATIONS, Calibration
-from fedxl.evaluation.label_counts import LabelCurves, as_scored
 from fedxl.evaluation.operating import OperatingPoint, at_sensitivity, at_specificity
-from fedxl.evaluation.scored import Floats, Ints, LabelScores, Scored
+from fedxl.evaluation.scores import UNKNOWN, Floats, Ints, Scores
 
 SPECIFICITY = 0.9  # of the operating point, if none is asked for
-# Validation examples of each class that a label needs. Of one label a user sees how many there are; nobody looks at
-# each of many, and with fewer than these a threshold hangs on single examples.
+# Validation examples of each class that one of several labels needs. Nobody looks at each of many labels, and with
+# fewer than these a threshold hangs on single examples. Of one label a user sees how many there are.
 FEWEST = 5
-UNKNOWN = -1  # the class of a label that has no decision
+NO_SCORES = "the run kept no validation scores"
 
 
 @dataclass(frozen=True)
-class Wish:
+class DecisionOptions:
     """How a user wants scores to become probabilities and classes."""
 
     calibration: str = "platt"  # or isotonic
@@ -42,7 +37,9 @@ class Wish:
         require(not both, "choose the threshold by specificity or by sensitivity, not by both")
         for name in ("specificity", "sensitivity"):
             value = getattr(self, name)
-            require(value is None or 0 < value <= 1, f"{name} must lie between 0 and 1, as in 0.9, got {value}")
+            number = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+            told = f"{name} must lie between 0 and 1, as in 0.9, got {value!r:.40}"
+            require(number and (value is None or 0 < value <= 1), told)
 
     @property
     def asks(self) -> bool:
@@ -56,16 +53,15 @@ class Wish:
             return f"sensitivity {self.sensitivity:g}"
         return f"specificity {SPECIFICITY if self.specificity is None else self.specificity:g}"
 
-    def point(self, found: Scored) -> OperatingPoint:
+    def point(self, found: Scores) -> OperatingPoint:
         if self.sensitivity is not None:
-            return at_sensitivity(found.scores, found.labels, self.sensitivity)
-        specificity = SPECIFICITY if self.specificity is None else self.specificity
-        return at_specificity(found.scores, found.labels, specificity)
+            return at_sensitivity(*found.flat, self.sensitivity)
+        return at_specificity(*found.flat, SPECIFICITY if self.specificity is None else self.specificity)
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What a model's scores mean: their probabilities, and from which score on the class is positive."""
+    """What the scores of one label mean: their probabilities, and from which score on the class is positive."""
 
     calibration: Calibration
     threshold: float  # of the raw score; at or above it the class is 1
@@ -79,12 +75,7 @@ class Decision:
         return (scores >= self.threshold).astype(np.int64)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "calibration": self.calibration.to_json(),
-            "threshold": self.threshold,
-            "rule": self.rule,
-            "measured": dict(self.measured),
-        }
+        return {**vars(self), "calibration": self.calibration.to_json(), "measured": dict(self.measured)}
 
     @classmethod
     def from_json(cls, content: Any) -> Decision:
@@ -100,10 +91,10 @@ class Decision:
 
 
 @dataclass(frozen=True, eq=False)
-class LabelDecisions:
-    """The decision of each label, or why it has none. At least one label has one."""
+class Decisions:
+    """The decision of each label, or why it has none."""
 
-    labels: Mapping[str, Decision | str]  # in the order of the scores' columns
+    labels: Mapping[str, Decision | str]  # in the order of the scores' columns; one label is called ""
 
     @property
     def decided(self) -> dict[str, Decision]:
@@ -114,13 +105,28 @@ class LabelDecisions:
         """Why labels have no probability and no class."""
         return {name: found for name, found in self.labels.items() if isinstance(found, str)}
 
+    @property
+    def why_none(self) -> str:
+        """Why no label has a decision; empty if one has."""
+        if self.decided:
+            return ""
+        if set(self.undecided.values()) == {NO_SCORES}:
+            return NO_SCORES
+        only = self.undecided.get("") if len(self.labels) == 1 else None
+        return only or f"no label has enough: {self.reasons}"
+
+    @property
+    def reasons(self) -> str:
+        """Which labels have no decision, and why, for one line."""
+        return "; ".join(f"{name}: {why}" if name else why for name, why in self.undecided.items())
+
     def probabilities(self, scores: Floats) -> Floats:
         """[n, L], NaN for labels without a decision."""
-        return np.asarray(self._columns(scores, math.nan, Decision.probabilities))
+        return np.asarray(self._columns(scores, math.nan, Decision.probabilities), np.float64)
 
     def classes(self, scores: Floats) -> Ints:
         """[n, L], -1 for labels without a decision."""
-        return np.asarray(self._columns(scores, UNKNOWN, Decision.classes))
+        return np.asarray(self._columns(scores, UNKNOWN, Decision.classes), np.int64)
 
     def _columns(self, scores: Floats, missing: float, convert: Callable[[Decision, Floats], Any]) -> Any:
         found = np.full(scores.shape, missing)
@@ -129,99 +135,67 @@ class LabelDecisions:
                 found[:, number] = convert(one, scores[:, number])
         return found
 
+    def with_threshold(self, threshold: float) -> Decisions:
+        """With another threshold of the raw score, for one label."""
+        told = "a threshold of the raw score is for one label; of several, give a specificity or a sensitivity"
+        require(len(self.labels) == 1, told)
+        changed: dict[str, Any] = {"threshold": threshold, "rule": f"threshold {threshold:g}", "measured": {}}
+        return Decisions({name: replace(one, **changed) for name, one in self.decided.items()})
+
     def to_json(self) -> dict[str, Any]:
         each = {name: found.to_json() for name, found in self.decided.items()}
         each |= {name: {"undecided": why} for name, why in self.undecided.items()}
-        return {"labels": {name: each[name] for name in self.labels}}
+        return {name: each[name] for name in self.labels}
 
     @classmethod
-    def from_json(cls, content: Any, names: Sequence[str]) -> LabelDecisions:
+    def from_json(cls, content: Any, names: Sequence[str]) -> Decisions:
         """The inverse of `to_json`, of labels with these names. Raises UserError for anything else."""
-        found = content.get("labels") if isinstance(content, dict) else None
-        right = isinstance(found, dict) and found.keys() == set(names)
-        require(right, f"the decision of several labels must have one for each of {', '.join(names)}")
-        assert isinstance(found, dict)
+        right = isinstance(content, dict) and content.keys() == set(names)
+        require(right, f"decisions must have one for each label: {', '.join(map(repr, names))}")
         each: dict[str, Decision | str] = {}
         for name in names:
-            why = found[name].get("undecided") if isinstance(found[name], dict) else None
-            require(why is None or isinstance(why, str), f"why the label {name} has no decision must be a text")
-            each[name] = Decision.from_json(found[name]) if why is None else why
+            why = content[name].get("undecided") if isinstance(content[name], dict) else None
+            require(why is None or isinstance(why, str), f"why the label '{name}' has no decision must be a text")
+            each[name] = Decision.from_json(content[name]) if why is None else why
         return cls(each)
 
 
-Meaning = Decision | LabelDecisions  # of one label, of several
+def decide(
+    labels: Sequence[str],
+    found: Mapping[str, Scores],
+    options: DecisionOptions = DecisionOptions(),  # noqa: B008
+) -> Decisions:
+    """Calibration and threshold of each label by its validation scores. Test data are for judging the result.
+
+    found: by label; empty if no validation scores are known.
+    """
+    if not found:
+        return Decisions(dict.fromkeys(labels, NO_SCORES))
+    fewest = 1 if len(labels) == 1 else FEWEST
+    each = {name: why_undecided(found.get(name), fewest) or _decide(found[name], options) for name in labels}
+    return Decisions(each)
 
 
-def meaning_from_json(content: Any, names: Sequence[str]) -> Meaning:
-    """A decision as an exported model has it. names: of several labels; empty: of one."""
-    return LabelDecisions.from_json(content, names) if names else Decision.from_json(content)
-
-
-def deciding(scored: Mapping[str, Scored], curves: Mapping[str, Curves]) -> Mapping[str, Scored]:
-    """The scores to decide by: where nobody told validation scores, those that sites' counts in bins stand for."""
-    counts = curves.get("validation")
-    if "validation" in scored or not counts:
-        return scored
-    return {**scored, "validation": together(counts)}
-
-
-def deciding_labels(scored: Mapping[str, LabelScores], counts: Mapping[str, LabelCurves]) -> dict[str, Scored]:
-    """The same for each of several labels."""
-    held = scored.get("validation")
-    return as_scored(counts.get("validation", {})) if held is None else held.by_label()
-
-
-def why_undecided(splits: Mapping[str, Scored]) -> str:
-    """Why scores of these splits cannot say what a score means; empty if they can."""
-    found = splits.get("validation")
-    if found is None:
-        return "the run kept no validation scores"
-    positives = int(found.labels.sum())
-    if not 0 < positives < len(found):
-        return f"its {len(found)} validation scores are of one class"
-    return ""
-
-
-def decide(splits: Mapping[str, Scored], wish: Wish | None = None) -> Decision:
-    """Calibrate, and choose the threshold, on the validation scores alone: test data are for judging the result."""
-    why, wish = why_undecided(splits), wish or Wish()
-    require(not why, f"cannot choose a calibration and a threshold: {why}")
-    found = splits["validation"]
-    point = wish.point(found)
-    if not math.isfinite(point.threshold):
-        raise UserError(f"no threshold reaches {wish.rule} on the {len(found)} validation scores")
-    measured = {
-        "examples": len(found),
-        "positives": int(found.labels.sum()),
-        **{name: getattr(point, name)._asdict() for name in ("sensitivity", "specificity", "ppv", "npv")},
-    }
-    fitted = calibrations.fit(wish.calibration, found.scores, found.labels)
-    return Decision(fitted, float(point.threshold), wish.rule, measured)
-
-
-def why_label_undecided(found: Scored | None) -> str:
-    """Why the validation scores of one of several labels cannot say what a score means; empty if they can."""
+def why_undecided(found: Scores | None, fewest: int = FEWEST) -> str:
+    """Why the validation scores of a label cannot say what a score means; empty if they can."""
     if found is None or not len(found):
         return "it is known of no validation example"
     if not np.isfinite(found.scores).all():
         return "its validation scores are not finite"
-    positives = int(found.labels.sum())
-    for name, count in (("positive", positives), ("negative", len(found) - positives)):
-        if count < FEWEST:
-            return f"{count} of its {len(found):,} validation examples are {name}, and {FEWEST} are the fewest"
+    counts = {"positive": found.positives, "negative": len(found) - found.positives}
+    if fewest == 1 and not all(counts.values()):
+        return f"its {len(found)} validation scores are of one class"
+    for name, count in counts.items():
+        if count < fewest:
+            return f"{count} of its {len(found):,} validation examples are {name}, and {fewest} are the fewest"
     return ""
 
 
-def decide_labels(names: Sequence[str], found: Mapping[str, Scored], wish: Wish) -> tuple[LabelDecisions | None, str]:
-    """Calibration and threshold for each label; some may lack scores. None, and why, if no label can have them."""
-    if not found:
-        return None, "the run kept no validation scores"
-    decisions = LabelDecisions(
-        {name: why_label_undecided(found.get(name)) or decide({"validation": found[name]}, wish) for name in names}
-    )
-    return (decisions, "") if decisions.decided else (None, f"no label has enough: {reasons(decisions.undecided)}")
-
-
-def reasons(undecided: Mapping[str, str]) -> str:
-    """Which labels have no decision, and why, for one line."""
-    return "; ".join(f"{name}: {why}" for name, why in undecided.items())
+def _decide(found: Scores, options: DecisionOptions) -> Decision:
+    point = options.point(found)
+    if not math.isfinite(point.threshold):
+        raise UserError(f"no threshold reaches {options.rule} on the {len(found)} validation scores")
+    shares = {name: getattr(point, name)._asdict() for name in ("sensitivity", "specificity", "ppv", "npv")}
+    measured = {"examples": len(found), "positives": found.positives, **shares}
+    fitted = calibrations.fit(options.calibration, *found.flat)
+    return Decision(fitted, float(point.threshold), options.rule, measured)

@@ -31,7 +31,8 @@ import numpy.typing as npt
 from scipy.special import stdtrit
 from scipy.stats import rankdata
 
-Floats = npt.NDArray[np.float64]
+from fedxl.evaluation.scores import Floats
+
 STEPS = 100  # at most; 15 were enough for every set that was tried: each leaves less than a fifth of the error
 NEAR = 1e-13
 LEAST = 1e-12  # AUROC below which the upper end alone says something
@@ -72,7 +73,7 @@ def satterthwaite(parts: npt.ArrayLike, freedoms: npt.ArrayLike) -> float:
     return float(each.sum() ** 2 / (each**2 / free).sum())
 
 
-def area_ends(placed: Placements, level: float) -> tuple[float, float]:
+def auroc_ends(placed: Placements, level: float) -> tuple[float, float]:
     """Both ends of the interval of AUROC; needs two examples of each class, and scores that are not all the same.
 
     Swapping the classes and negating the scores changes nothing; negating the scores turns the interval round.

@@ -14,13 +14,11 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fedxl import metrics
 from fedxl.errors import require
-from fedxl.evaluation.intervals import LEVEL, Interval, checked, proportion
-
-Floats = npt.NDArray[np.float64]
+from fedxl.evaluation.intervals import LEVEL, Interval, as_arrays, proportion
+from fedxl.evaluation.scores import Floats
 
 
 class OperatingPoint(NamedTuple):
@@ -57,7 +55,7 @@ class NetBenefit(NamedTuple):
 
 def at_threshold(scores: Any, labels: Any, threshold: float, level: float = LEVEL) -> OperatingPoint:
     """What a threshold, chosen elsewhere, does to these examples."""
-    values, classes = checked(scores, labels, level)
+    values, classes = as_arrays(scores, labels, level)
     if not np.isfinite(values).all() or math.isnan(threshold):
         why = "no threshold" if math.isnan(threshold) else "scores are not finite"
         nothing = Interval(math.nan, math.nan, math.nan, level, f"not defined: {why}")
@@ -85,7 +83,7 @@ def at_sensitivity(scores: Any, labels: Any, sensitivity: float, level: float = 
 
 def _chosen(scores: Any, labels: Any, kind: str, share: float, level: float) -> OperatingPoint:
     require(0 <= share <= 1, f"{kind} must lie between 0 and 1, as in 0.95, not {share}")
-    values, classes = checked(scores, labels, level)
+    values, classes = as_arrays(scores, labels, level)
     positive, threshold = kind == "sensitivity", math.nan
     if (classes == positive).any() and np.isfinite(values).all():
         false, true = metrics.counts(values, classes)  # at or above each cut, from the highest down
@@ -115,7 +113,7 @@ def net_benefit(probabilities: Any, labels: Any, thresholds: Any) -> NetBenefit:
     A. Vickers, E. Elkin, "Decision curve analysis: a novel method for evaluating prediction models", Medical Decision
     Making 26, 2006. At threshold probability p a false positive counts p / (1 - p) of a true positive.
     """
-    values, classes = checked(probabilities, labels)
+    values, classes = as_arrays(probabilities, labels)
     require(bool(((values >= 0) & (values <= 1)).all()), "net benefit needs probabilities; calibrate scores first")
     limits = np.atleast_1d(np.asarray(thresholds, np.float64))
     require(bool(((limits > 0) & (limits < 1)).all()), "threshold probabilities must lie between 0 and 1")

@@ -1,14 +1,9 @@
-"""Bootstrap within each class, many draws at a time.
+"""Metrics of many weighted sets at once: the bootstrap within each class, and the jackknife.
 
 A draw is how often each example counts: weights of the positives, [draws, m], and of the negatives, [draws, n].
 fedxl's own metrics are sums over positives of what stands above them, which cumulative sums of weights give: whole
-batches of draws cost a few array operations. The interval is BCa (B. Efron, "Better bootstrap confidence intervals",
-JASA 82, 1987) by `scipy.stats.bootstrap`, for two samples: positives and negatives.
-
-Average precision needs more. It is too high if there are few positives, because each counts itself, and its draws
-vary less than it does, because examples that were drawn twice tie. So its intervals rest on `CORRECTED`,
-and they are widened to the jackknife's standard error and to Student's t, in the way of T. Hesterberg's expanded
-percentiles ("What teachers should know about the bootstrap", The American Statistician 69, 2015).
+batches of draws cost a few array operations. The bootstrap's interval is BCa (B. Efron, "Better bootstrap confidence
+intervals", JASA 82, 1987) by `scipy.stats.bootstrap`, for two samples: positives and negatives.
 """
 
 from __future__ import annotations
@@ -16,27 +11,22 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
 from fedxl import metrics
 from fedxl.errors import require
 from fedxl.evaluation.delong import satterthwaite
+from fedxl.evaluation.scores import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Statistic = Callable[[Floats, Floats], Floats]  # weights [draws, m] and [draws, n] -> values [draws]
+Statistic = Callable[..., Floats]  # weights [draws, m] and [draws, n], or of whole examples -> values [draws]
 BATCH = 2**17  # draws times examples in memory at once: a megabyte an array, which caches hold
 MOST_FOR_BCA = 5_000  # examples; BCa leaves each one out, in n^2 operations, and corrects less and less
-FARTHEST = 8.0  # standard deviations; the level of more would round to 1
 GENERATOR = "rng" if "rng" in inspect.signature(stats.bootstrap).parameters else "random_state"  # until SciPy 1.15
-
-
 MOST_WORK = 4e7  # draws times examples of one bootstrap, about a second; beyond it there are fewer draws
 FEWEST = 400  # draws
 
@@ -53,9 +43,7 @@ class Resampled(NamedTuple):
     how: str
 
 
-def resample(
-    statistic: Statistic, labels: Ints, level: float, draws: int, seed: int, *, widened: bool = False
-) -> Resampled:
+def resample(statistic: Statistic, labels: Ints, level: float, draws: int, seed: int) -> Resampled:
     """The interval of a statistic over other examples that might have been drawn, as many of each class."""
     require(draws >= 100, f"draws must be at least 100, not {draws}")
     sizes = int((labels > 0).sum()), int((labels <= 0).sum())
@@ -71,32 +59,38 @@ def resample(
         warnings.simplefilter("ignore")  # of degenerate data, which we find ourselves
         found = stats.bootstrap(**settings, n_resamples=draws, confidence_level=level, method="percentile")
         if not many:
-            wide = _wider(level, statistic, sizes, float(found.standard_error)) if widened else level
             settings |= {"n_resamples": 0, "bootstrap_result": found}  # the same draws
-            found = stats.bootstrap(**settings, confidence_level=wide, method="BCa")
+            found = stats.bootstrap(**settings, confidence_level=level, method="BCa")
     (low, high), values = found.confidence_interval, found.bootstrap_distribution
     if not np.isfinite(values).all() or np.ptp(values) <= 1e-12 * abs(values[0]):
         why = "all draws agree" if np.isfinite(values).all() else "the metric is not finite in every draw"
         return Resampled(math.nan, math.nan, math.nan, f"not defined: {why}")
     how = f"percentile bootstrap, {draws} draws" if many else f"BCa bootstrap, {draws} draws"
-    how += ", corrected for few positives" if widened and not many else ""
     if not (math.isfinite(low) and math.isfinite(high)):
         low, high = metrics.interval(values, level)
         how = f"percentile bootstrap, {draws} draws (BCa is not defined)"
     return Resampled(float(low), float(high), float(found.standard_error), how)
 
 
-def _wider(level: float, statistic: Statistic, sizes: tuple[int, int], error: float) -> float:
-    """The level whose normal quantile is Student's, times how much less draws vary than the jackknife says."""
-    whole, free = jackknife(statistic, sizes)
-    if not error > 0 or not whole > 0:
-        return level
-    reach = stats.t.ppf((1 + level) / 2, free) * max(1.0, whole / error)
-    return float(1 - 2 * stats.norm.sf(min(reach, FARTHEST)))
+def resampled(runs: Sequence[Any], labels: Any, max_fpr: float = 1.0, times: int = 1000, seed: int = 0) -> Floats:
+    """Partial AUC (AUC at 1) on other test sets that might have been drawn: a bootstrap within each class.
+
+    The mean over runs that scored the same examples. Draws depend on the labels and the seed alone: two methods meet
+    the same test sets, so that their metrics may be subtracted one by one.
+    """
+    rng, positive = np.random.default_rng(seed), (np.asarray(labels) > 0).astype(np.int64)
+    (partial_auc,) = metrics.resolve([f"pauc@{max_fpr!r}"])
+    statistics = [measured(partial_auc, np.asarray(scores, np.float64), positive) for scores in runs]
+    drawn = np.empty(times)
+    for number in range(times):
+        chosen = (rng.choice(size, (1, size)) for size in (positive.sum(), (1 - positive).sum()))
+        each = [weights(one, one.size) for one in chosen]
+        drawn[number] = np.mean([statistic(*each) for statistic in statistics])
+    return drawn
 
 
 def jackknife(
-    statistic: Statistic, sizes: tuple[int, int], most: int | None = None, seed: int = 0
+    statistic: Statistic, sizes: tuple[int, ...], most: int | None = None, seed: int = 0
 ) -> tuple[float, float]:
     """The jackknife's standard error, each example left out of its class, and its degrees of freedom.
 
@@ -124,7 +118,7 @@ def weights(chosen: Ints, size: int) -> Floats:
 
 
 def is_corrected(metric: metrics.NamedMetric) -> bool:
-    """Whether intervals of a metric rest on an estimate that is less biased, and are widened."""
+    """Whether the mean's interval of a metric rests on an estimate that is less biased."""
     return metric.metric.compute in CORRECTED
 
 

@@ -8,35 +8,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedxl import metrics
 from fedxl.config.experiment import Config, execute, load_data
+from fedxl.evaluation import resampling
+from fedxl.evaluation.scores import Floats
 from fedxl.files import write_atomically, write_json
 from fedxl.reporting import document, plots
-from fedxl.reporting.runs import Run, from_result, is_centralized
+from fedxl.reporting.runs import from_result, is_centralized
 from fedxl.reporting.text import as_markdown, as_text, mean_with_spread, over_seeds
-from fedxl.training.members import Member, members, numbered
 from fedxl.training.result import Result
+from fedxl.training.run_folder import Run
+from fedxl.training.run_writer import members
 from fedxl.training.settings import Hooks
 
-Floats = npt.NDArray[np.float64]
 MAX_FPR = 0.3
 DRAWS = 400  # test sets drawn for the intervals of the picture
 # Not those of the tuning (100 to 102), nor those on which the task was tried while it was written (0 to 2).
 SEEDS = tuple(range(10, 20))
 RUN = {
-    "rounds": 40,
-    "local_steps": 16,
-    "batch1": 8,
-    "batch2": 8,
-    "eval_every": 2,
-    "executor": "vmap",
-    "device": "cpu",
-}
+    "rounds": 40, "local_steps": 16, "batch1": 8, "batch2": 8, "eval_every": 2, "executor": "vmap", "device": "cpu",
+}  # fmt: skip
 RISK = {"name": "pauc", "scores": "sigmoid"}
 
 
@@ -97,8 +92,8 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
     console.print(f"\n{save(folder, outcomes, rows)}", highlight=False, soft_wrap=True)
     document.save(folder / "report.html", document.build(runs_of(outcomes, seeds), reference=ENTRIES[0].label))
     files = f"in {folder}: demo.png, results.md, results.json   ({time.monotonic() - began:.0f} s in all)"
-    console.print(files, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"the report: {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
+    for line in (files, f"the report: {folder / 'report.html'}"):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def row(label: str, runs: Sequence[Result]) -> list[str]:
@@ -135,7 +130,7 @@ def save(folder: Path, outcomes: Mapping[str, Sequence[Result]], rows: Sequence[
 def resampled(runs: Sequence[Result]) -> Floats:
     """The mean partial AUC over runs on other test sets that might have been drawn, the same for all methods."""
     found = enumerate(outcome.test_scores for outcome in runs)
-    drawn = [metrics.resampled([each[0]], each[1], MAX_FPR, DRAWS, seed) for seed, each in found if each]
+    drawn = [resampling.resampled([each[0]], each[1], MAX_FPR, DRAWS, seed) for seed, each in found if each]
     return np.asarray(np.mean(drawn, 0))
 
 
@@ -161,11 +156,8 @@ def _ends(values: Floats) -> str:
 
 def runs_of(outcomes: Mapping[str, Sequence[Result]], seeds: Sequence[int]) -> list[Run]:
     """All runs as the report sees them: they were kept in memory."""
-    held: dict[int, list[Member]] = {}
-    for seed in seeds:
-        splits = load_data(experiment(ENTRIES[0], seed))
-        holdings = splits.train.holdings()
-        held[seed] = members(splits.names or numbered(len(holdings)), holdings)
+    data = {seed: load_data(experiment(ENTRIES[0], seed)) for seed in seeds}
+    held = {seed: members(splits.names, splits.train.holdings()) for seed, splits in data.items()}
     return [
         from_result(f"{entry.label}-{seed}", entry.label, experiment(entry, seed), outcome, held[seed])
         for entry in ENTRIES

@@ -5,19 +5,19 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedxl.config.experiment import SECTIONS, Config, dump
 from fedxl.errors import printable
+from fedxl.evaluation.assess import Assessment, Part
 from fedxl.evaluation.intervals import Interval
-from fedxl.evaluation.judgement import Judged, Judgement, LabelJudgement
 from fedxl.training.privacy import promise
 
 MOST_TITLE = 200  # characters of labels' names
 COUNTS = "counts in bins"  # what chose the threshold, if sites disclosed no scores
 KINDS = {"platt": "Platt scaling (a logistic curve)", "isotonic": "isotonic regression"}
-SHARES = ("sensitivity", "specificity")
+SHARES = ("sensitivity", "specificity", "ppv", "npv")
 NOT_FOR = (
     "Decisions about people without a person who is responsible for them, and who knows what is below.",
     "Sites, devices or groups of people that are not among those below, before it has been measured there.",
@@ -32,8 +32,8 @@ FROM_COUNTS = (
 )
 
 
-def card(about: Mapping[str, Any], judgement: Judgement | LabelJudgement | None) -> str:
-    """about: what model.json says."""
+def card(about: Mapping[str, Any], found: Assessment | None, heard: str = "") -> str:
+    """about: what model.json says; heard: how many sites the metrics rest on, if not all told theirs."""
     parts = [
         f"# {_title(about)}",
         _summary(about),
@@ -41,11 +41,11 @@ def card(about: Mapping[str, Any], judgement: Judgement | LabelJudgement | None)
         "## What it is not for",
         "\n".join(f"- {line}" for line in NOT_FOR),
         "## Data",
-        _sites(about["training"].get("members", []), bool(about.get("label_names"))),
+        _sites(about["training"].get("members", []), bool(about["labels"])),
         "## How good it is",
-        *_judged(judgement),
+        *_metrics(found, heard),
         "## What its scores mean",
-        *_decision(about, judgement),
+        *_decisions(about, found),
         "## Training",
         *_training(about),
         "## Files",
@@ -55,13 +55,13 @@ def card(about: Mapping[str, Any], judgement: Judgement | LabelJudgement | None)
 
 
 def _title(about: Mapping[str, Any]) -> str:
-    labels = about.get("labels") or {}
-    if about.get("label_names"):
-        return f"Model card: {text(', '.join(about['label_names'])[:MOST_TITLE])}"
-    if not labels.get("1"):
+    meaning = about["meaning"]
+    if about["labels"]:
+        return f"Model card: {text(', '.join(about['labels'])[:MOST_TITLE])}"
+    if not meaning.get("1"):
         return "Model card"
-    column = f"{text(labels['column'])} = " if labels.get("column") else ""  # images by class have no column
-    return f"Model card: {column}{text(labels['1'])}"
+    column = f"{text(meaning['column'])} = " if meaning.get("column") else ""  # images by class have no column
+    return f"Model card: {column}{text(meaning['1'])}"
 
 
 def _summary(about: Mapping[str, Any]) -> str:
@@ -70,7 +70,7 @@ def _summary(about: Mapping[str, Any]) -> str:
     rows = sum(member["positives"] + member["negatives"] for member in members)
     risk = settings.get("risk.name") or settings.get("task.risk_name") or "an X-risk"
     network = (about.get("model") or {}).get("name", "a network of the user's own")
-    several = len(about.get("label_names") or ())
+    several = len(about["labels"])
     kind = f"A classifier with a score for each of {several} labels" if several else "A binary classifier"
     on = "rows" if several else f"{rows:,} rows"  # of several labels, a row may be both positive and negative
     return (
@@ -104,36 +104,35 @@ def _sites(members: Sequence[Mapping[str, Any]], several: bool) -> str:
     return table(["site", "training rows", "positives"], rows) if rows else "Who held the data is not recorded."
 
 
-def _judged(found: Judgement | LabelJudgement | None) -> list[str]:
+def _metrics(found: Assessment | None, heard: str) -> list[str]:
     """Metrics by site, or by label with their means and by site; and notes."""
     if found is None:
         return ["The run kept no scores of held-back data. `fedxl report` has what its sites disclosed, if they did."]
-    several = isinstance(found, LabelJudgement)
-    of_mean = "; that of the mean is of a jackknife of whole examples" if several else ""
+    of_mean = "; that of the mean is of a jackknife of whole examples" if found.several else ""
+    rest = f" They rest on {heard}." if heard else ""
     said = [
         f"Measured on {found.split} data, with intervals of {found.level:.0%}{of_mean}. The intervals are of the "
-        "examples, not of another training."
+        f"examples, not of another training.{rest}"
     ]
-    notes = [f"Note: {text(note)}." for note in found.notes]
-    if isinstance(found, LabelJudgement):
-        rows = _rows({name: judged.pooled for name, judged in found.labels.items()}, found.mean)
-        rows.append(["mean of the labels", "", "", *map(interval, found.mean.values())])
-        said.append(table(["label", "rows", "positives", *found.mean], rows))
-        if found.sites:
-            sites = [[text(name), f"{site.examples:,}", interval(site.mean)] for name, site in found.sites.items()]
-            said.append(table(["data of", "rows", "auroc, mean of the labels"], sites))
-        return said + notes
-    names = list(found.pooled.metrics)
-    rows = _rows({"all together": found.pooled, **found.sites}, names)
-    said += [table(["data of", "rows", "positives", *names], rows), *notes]
-    if found.pooled.brier is not None and found.pooled.reliability is not None:
-        error = found.pooled.reliability.error
-        said.append(f"Calibrated probabilities: Brier score {found.pooled.brier:.4f}, calibration error {error:.4f}.")
+    names = list(found.pooled.mean)
+    if found.several:
+        rows = _rows(found.pooled.labels, names)
+        rows.append(["mean of the labels", "", "", *map(interval, found.pooled.mean.values())])
+        said.append(table(["label", "rows", "positives", *names], rows))
+        sites = [[text(name), f"{s.examples:,}", interval(s.mean["auroc"])] for name, s in found.sites.items()]
+        said += [table(["data of", "rows", "auroc, mean of the labels"], sites)] if sites else []
+    else:
+        parts = {"all together": found.pooled.one} | {name: site.one for name, site in found.sites.items()}
+        said.append(table(["data of", "rows", "positives", *names], _rows(parts, names)))
+    said += [f"Note: {text(note)}." for note in found.notes]
+    one = None if found.several else found.pooled.one
+    if one is not None and one.brier is not None and one.reliability is not None:
+        error = one.reliability.error
+        said.append(f"Calibrated probabilities: Brier score {one.brier:.4f}, calibration error {error:.4f}.")
     return said
 
 
-def _rows(parts: Mapping[str, Judged], metrics: Iterable[str]) -> list[list[str]]:
-    names = list(metrics)
+def _rows(parts: Mapping[str, Part], names: Sequence[str]) -> list[list[str]]:
     return [
         [text(name), f"{one.positives + one.negatives:,}", f"{one.positives:,}"]
         + [interval(one.metrics[metric]) for metric in names]
@@ -141,62 +140,41 @@ def _rows(parts: Mapping[str, Judged], metrics: Iterable[str]) -> list[list[str]
     ]
 
 
-def _decision(about: Mapping[str, Any], judgement: Judgement | LabelJudgement | None) -> list[str]:
-    decision = about.get("decision")
-    if decision is None:
-        return [f"Nothing but an order: no calibration and no threshold, because {text(about['undecided'])}."]
-    if about.get("label_names"):
-        assert not isinstance(judgement, Judgement)
-        said = _label_decisions(decision["labels"], judgement)
-    else:
-        assert not isinstance(judgement, LabelJudgement)
-        said = _one_decision(decision, judgement)
+def _decisions(about: Mapping[str, Any], found: Assessment | None) -> list[str]:
+    """Probabilities and thresholds, a row for each label that has them."""
+    told: Mapping[str, Mapping[str, Any]] = about["decisions"]
+    decided = {name: one for name, one in told.items() if "undecided" not in one}
+    missing = {name: text(one["undecided"]) for name, one in told.items() if "undecided" in one}
+    if not decided:
+        why = "; ".join(f"{text(name)}: {each}" if name else each for name, each in missing.items())
+        return [f"Nothing but an order: no calibration and no threshold, because {why}."]
+    tested = found.pooled.labels if found is not None and found.split == "test" else None
+    rows = []
+    for name, one in decided.items():
+        measured = one["measured"]
+        points = [measured, *([] if tested is None else [_point(tested.get(name), one["rule"])])]
+        shares = [interval(point.get(share, {})) for point in points for share in SHARES]
+        counts = [f"{measured['examples']:,}", f"{measured['positives']:,}", f"{one['threshold']:.6g}"]
+        rows.append([text(name or "the label"), *counts, *shares])
+    first = next(iter(decided.values()))
+    splits = ("validation",) if tested is None else ("validation", "test")
+    heads = ["validation rows", "positives", "threshold"]
+    heads += [f"{share} on {split} data" for split in splits for share in SHARES]
+    alone = [list(pair) for pair in zip(heads, rows[0][1:], strict=True)]  # one label reads better downwards
+    said = [
+        f"Probabilities: {KINDS[first['calibration']['kind']]}, fitted to validation scores. A probability holds "
+        "where positives are as frequent as there.",
+        f"Class 1 from the threshold of the raw score on, which reaches {text(first['rule'])} on the validation "
+        "data, which chose it.",
+        table(["", *heads], rows) if len(rows) > 1 else table(["", rows[0][0]], alone),
+    ]
+    said += [f"No probability and no class for {text(name)}: {why}." for name, why in missing.items()]
     return [*said, *([FROM_COUNTS] if about.get("decided_by") == COUNTS else [])]
 
 
-def _one_decision(decision: Mapping[str, Any], judgement: Judgement | None) -> list[str]:
-    measured = decision["measured"]
-    share = measured["positives"] / measured["examples"]
-    columns = ["on validation data, which chose it"]
-    rows = [[name, interval(measured[name])] for name in ("sensitivity", "specificity", "ppv", "npv")]
-    point = None if judgement is None else judgement.pooled.points.get(decision["rule"])
-    if judgement is not None and judgement.split == "test" and point is not None:
-        columns.append("on test data")
-        rows = [[name, value, interval(getattr(point, name))] for name, value in rows]
-    return [
-        f"Probabilities: {KINDS[decision['calibration']['kind']]}, fitted to {measured['examples']:,} validation "
-        f"scores, of which {share:.1%} are positive.",
-        f"Class 1 from a raw score of {decision['threshold']:.6g} on: the threshold that reaches "
-        f"{text(decision['rule'])} on the validation data.",
-        table(["", *columns], rows),
-    ]
-
-
-def _label_decisions(labels: Mapping[str, Any], found: LabelJudgement | None) -> list[str]:
-    """labels: the decision of each, as model.json has it."""
-    decided = {name: told for name, told in labels.items() if "undecided" not in told}
-    first = next(iter(decided.values()))
-    tested = found.labels if found is not None and found.split == "test" else None
-    splits = ("validation",) if tested is None else ("validation", "test")
-    rows = []
-    for name, told in decided.items():
-        measured = told["measured"]
-        cells = [text(name), f"{measured['examples']:,}", f"{measured['positives']:,}", f"{told['threshold']:.6g}"]
-        cells += [interval(measured[share]) for share in SHARES]
-        if tested is not None:
-            point = tested[name].pooled.points.get(told["rule"]) if name in tested else None
-            cells += [interval(getattr(point, share, {})) for share in SHARES]
-        rows.append(cells)
-    heads = ["label", "validation rows", "positives", "threshold"]
-    said = [
-        f"Probabilities: {KINDS[first['calibration']['kind']]} for each label, fitted to its validation scores. A "
-        "probability holds where positives of its label are as frequent as there.",
-        f"Class 1 of a label from its threshold of the raw score on, which reaches {text(first['rule'])} on the "
-        "validation data.",
-        table([*heads, *(f"{share} on {split} data" for split in splits for share in SHARES)], rows),
-    ]
-    missing = {name: told["undecided"] for name, told in labels.items() if "undecided" in told}
-    return [*said, *(f"No probability and no class for {text(name)}: {text(why)}." for name, why in missing.items())]
+def _point(part: Part | None, rule: str) -> Mapping[str, Any]:
+    point = part.points.get(rule) if part is not None else None
+    return {} if point is None else point._asdict()
 
 
 def _training(about: Mapping[str, Any]) -> list[str]:
@@ -240,10 +218,8 @@ def _code(content: str, language: str = "") -> str:
 
 
 def _files(about: Mapping[str, Any]) -> str:
-    rows = [
-        ["`model.safetensors`", "the weights"],
-        ["`model.json`", "all that is needed to use them, and digests of the files"],
-    ]
+    rows = [["`model.safetensors`", "the weights"]]
+    rows += [["`model.json`", "all that is needed to use them, and digests of the files"]]
     rows += [["`model.onnx`", "the network for ONNX Runtime and other programs"]] if about.get("onnx") else []
     return table(["file", ""], rows)
 

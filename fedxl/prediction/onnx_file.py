@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedxl.errors import UserError, first_line, require
-from fedxl.training.members import Form
+from fedxl.training.run_folder import Form
 
 ONNX = "model.onnx"
 AGREES = 1e-5  # the largest difference between the scores of torch and of ONNX, over max(1, |score|)

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedxl.data.preparation import Preparation
+from fedxl.data.examples import Digests, Examples
+from fedxl.data.tables.prepare import Preparation
 from fedxl.errors import UserError, require
-from fedxl.evaluation.decision import Decision, Meaning, Wish
+from fedxl.evaluation.decision import DecisionOptions, Decisions
 from fedxl.prediction import onnx_file
 from fedxl.prediction.export import Exported, is_exported, read_exported
 from fedxl.prediction.onnx_file import ONNX
-from fedxl.prediction.run import WEIGHTS, read_run, rebuilt, with_weights
-from fedxl.training.members import Form
-from fedxl.training.predict import Prediction, Scorer, examples, predict, scorer_of
-from fedxl.training.run_files import is_run
+from fedxl.prediction.run import network_of, preparation_of, read_finished, rebuilt, trained_on, with_weights
+from fedxl.training.result import Prediction, Scorer, decisions_for, examples, predict, scorer_of
+from fedxl.training.run_folder import WEIGHTS, Form, is_run
 from fedxl.training.settings import pick_device
 
 
@@ -29,25 +29,24 @@ class Predictor:
     score: Scorer
     form: Form
     preparation: Preparation | None  # how files become examples; None: arrays as they are
-    decision: Meaning | None
-    undecided: str = ""  # why there is no decision
+    decisions: Decisions
+    trained_on: Digests | None = None  # of the run's training data, if the folder holds them
 
     def predict(self, x: Any, where: str = "x") -> Prediction:
-        """Scores of examples; probabilities and classes where there is a decision.
+        """Scores of examples; probabilities and classes of labels that have a decision.
 
         x: what the network takes, as a tensor, an array or a data frame; or a table, if there is a preparation.
         """
-        return predict(self.score, examples(x, self.form, self.preparation, where), self.form, self.decision)
+        return predict(self.score, self.examples(x, where), self.form, self.decisions, self.trained_on)
+
+    def examples(self, x: Any, where: str = "x") -> Examples:
+        """What `predict` takes, as the network gets it: for other programs that run the network."""
+        return examples(x, self.form, self.preparation, where)
 
     def with_threshold(self, threshold: float) -> Predictor:
         """With another threshold of the raw score."""
-        require(self.decision is not None, f"there are no classes: {self.undecided}")
-        if not isinstance(self.decision, Decision):
-            raise UserError(
-                "a threshold of the raw score is for one label; of several, give a specificity or a sensitivity"
-            )
-        changed = replace(self.decision, threshold=threshold, rule=f"threshold {threshold:g}", measured={})
-        return replace(self, decision=changed)
+        require(not self.decisions.why_none, f"there are no classes: {self.decisions.why_none}")
+        return replace(self, decisions=self.decisions.with_threshold(threshold))
 
 
 def load(
@@ -74,20 +73,21 @@ def load(
     """
     path = Path(folder)
     require(path.is_dir(), f"{path} is not a folder; give the folder of a run, or an exported one")
-    wish, place = Wish(calibration, specificity, sensitivity), pick_device(device)
+    options, place = DecisionOptions(calibration, specificity, sensitivity), pick_device(device)
     if is_exported(path):
         fixed = "its calibration and threshold were chosen when it was exported; export the run again to change them"
-        require(wish == Wish(), f"{path} is an exported folder: {fixed}")
+        require(options == DecisionOptions(), f"{path} is an exported folder: {fixed}")
         return _exported(read_exported(path), model, allow_code, place)
     if not is_run(path):
         raise UserError(f"{path} holds neither a run nor an exported model")
-    run = read_run(path)
-    scorer = scorer_of(run.network(model, allow_code), place)
-    return Predictor(scorer, run.form, run.preparation, *run.decided(wish))
+    run = read_finished(path)
+    scorer = scorer_of(network_of(run, model, allow_code), place)
+    decisions = decisions_for(run.form, run.scores, run.histograms, options)
+    return Predictor(scorer, run.form, preparation_of(run), decisions, trained_on(run))
 
 
 def _exported(found: Exported, model: nn.Module | None, allow_code: bool, device: torch.device) -> Predictor:
-    rest = (found.form, found.preparation, found.decision, found.undecided)
+    rest = (found.form, found.preparation, found.decisions)
     if found.model is None and model is None:  # code of the user's: the file of ONNX needs none
         return Predictor(onnx_file.scorer(found.content(ONNX)), *rest)
     if model is None:

@@ -1,14 +1,16 @@
-"""A finished run: what its folder says of its model, with nothing trusted, and the trained network."""
+"""The trained network of a finished run, or of an exported one, with nothing trusted that its files say."""
 
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -16,131 +18,77 @@ from torch import Tensor, nn
 
 from fedxl import registry
 from fedxl.config.experiment import build_network
-from fedxl.data.preparation import NAME as PREPARATION
-from fedxl.data.preparation import Preparation
+from fedxl.data.examples import Digests
+from fedxl.data.tables.prepare import Preparation
 from fedxl.errors import RefusedError, UserError, first_line, require
-from fedxl.evaluation import binned, label_counts, scored
-from fedxl.evaluation.binned import Curves
-from fedxl.evaluation.decision import Meaning, Wish, deciding, deciding_labels
-from fedxl.evaluation.label_counts import LabelCurves
-from fedxl.evaluation.scored import LabelScores, Scored
-from fedxl.files import read_bytes, read_json
+from fedxl.files import DAMAGED, read_bytes, read_json
 from fedxl.models import check_buffers
-from fedxl.options import convert
-from fedxl.risks.several import label_names
-from fedxl.training.members import Form
-from fedxl.training.predict import decision_for
-from fedxl.training.run_files import ABOUT, CURVES, LABEL_CURVES, LABEL_SCORES, SCORES, read_metrics
+from fedxl.training.run_folder import PREPARATION, TRAINED_ON, WEIGHTS, Form, Run, read_run
 from fedxl.training.settings import DTYPES
 
-WEIGHTS = "model.safetensors"
 OWN = (
     "the network of this run was an object in Python, and its code is not in the folder; name the function that "
     "builds it, --model package.module:factory (in Python model=...)"
 )
 
 
-@dataclass(frozen=True, eq=False)
-class FinishedRun:
-    """A run whose model is chosen."""
-
-    path: Path
-    about: Mapping[str, Any]  # run.json
-    form: Form
-    model: Mapping[str, Any] | None  # the [model] table; None: an object of Python's, passed to `fit`
-    scored: Mapping[str, Scored]
-    preparation: Preparation | None
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """By dotted names."""
-        return self.about["settings"]  # type: ignore[no-any-return]
-
-    @property
-    def dtype(self) -> str:
-        """Of the weights."""
-        return str(self.settings.get("run.dtype", "float32"))
-
-    @property
-    def by_label(self) -> Mapping[str, LabelScores]:
-        """The scores of several labels, by split."""
-        return scored.load_labels(self.path / LABEL_SCORES)
-
-    @property
-    def label_curves(self) -> Mapping[str, LabelCurves]:
-        """Or sites' counts in bins, by split."""
-        return label_counts.load(self.path / LABEL_CURVES)
-
-    @property
-    def curves(self) -> Mapping[str, Curves]:
-        """Sites' counts in bins of one label, by split."""
-        return binned.load(self.path / CURVES)
-
-    def decided(self, wish: Wish) -> tuple[Meaning | None, str]:
-        """Calibration and threshold by the run's validation scores, or by what sites' counts in bins say of them.
-
-        None, and why, if there are none.
-        """
-        by_label = deciding_labels(self.by_label, self.label_curves)
-        return decision_for(self.form, deciding(self.scored, self.curves), by_label, wish)
-
-    @property
-    def best_round(self) -> int | None:
-        """The round that the model is from, as the last metrics row says."""
-        rows, _ = read_metrics(self.path)
-        return next((row["best_round"] for row in reversed(rows) if "best_round" in row), None)
-
-    def network(self, given: nn.Module | None = None, allow_code: bool = False) -> nn.Module:
-        """Its trained network; `given` is one of the same architecture, for runs whose own is code in Python."""
-        if given is None:
-            require(self.model is not None, OWN)
-            assert self.model is not None
-            given = rebuilt(self.model, self.form, self.dtype, allow_code)
-        path = self.path / WEIGHTS
-        require(path.is_file() or not path.exists(), f"{path} is not a file")
-        try:
-            return with_weights(given, read_bytes(path), path)
-        except FileNotFoundError:
-            raise UserError(f"there is no file {path}; a run writes it when it is finished") from None
-
-
-def read_run(path: Path) -> FinishedRun:
-    """A finished run. Raises UserError if the folder holds none."""
-    old = f"{path} holds a run of an older version, which did not record what its network takes; train it again"
-    about = read_json(path / ABOUT) if (path / ABOUT).exists() else {}
-    require("shape" in about, old)
+def read_finished(path: Path) -> Run:
+    """A run whose model is chosen. Raises UserError if the folder holds none."""
+    run = read_run(path)
+    form = run.form
+    run = replace(run, settings=run.about["settings"])  # as it was trained; config.toml may have changed since
     require((path / WEIGHTS).exists(), f"{path} holds a run without a model; `fedxl resume {path}` finishes it")
-    settings = convert(about.get("settings"), dict, f"{path / ABOUT}: settings")
-    model = {key.removeprefix("model."): value for key, value in settings.items() if key.startswith("model.")}
-    prepared = Preparation.from_json(read_json(path / PREPARATION)) if (path / PREPARATION).exists() else None
-    form = read_form(about, path / ABOUT)
-    run = FinishedRun(path, about, form, model or None, scored.load(path / SCORES), prepared)
-    require(run.dtype in DTYPES, f"{path / ABOUT}: run.dtype must be one of {', '.join(DTYPES)}, not {run.dtype!r}")
+    known = dtype_of(run) in DTYPES
+    require(known, f"{run.source}: run.dtype must be one of {', '.join(DTYPES)}, not {dtype_of(run)!r}")
+    for split, found in run.scores.items():
+        same = found.labels == form.names
+        require(same, f"the scores of {split} data in {path} are of other labels than its model; remove scores.npz")
     return run
 
 
-def read_form(content: Mapping[str, Any], path: Path) -> Form:
-    """What the network takes and gives, as run.json and model.json say it."""
-    kinds: dict[str, Any] = {"shape": tuple[int, ...], "dtype": str, "score_shape": tuple[int, ...]}
-    for name in kinds:
-        require(name in content, f"{path} lacks '{name}'")
-    form = Form(**{name: convert(content[name], kind, f"{path}: {name}") for name, kind in kinds.items()})
-    sizes = (*form.shape, *form.score_shape)
-    small = len(sizes) <= 8 and all(0 < size <= 10**6 for size in sizes)
-    require(
-        small and len(form.shape) > 0, f"{path}: shapes of {list(form.shape)} and {list(form.score_shape)} are none"
-    )
-    kinds_of_numbers = (*DTYPES, "int64", "int32", "bool")
-    require(form.dtype in kinds_of_numbers, f"{path}: dtype must be one of {', '.join(kinds_of_numbers)}")
-    columns = content.get("columns", [])
-    named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
-    require(named and len(columns) in (0, form.shape[0]), f"{path}: columns must name each number of an example")
-    # A run names several labels here. An exported model of one label says what its two values are called.
-    found = content.get("labels", [])
-    labels = [] if isinstance(found, dict) else found
-    right = isinstance(labels, list) and all(isinstance(name, str) for name in labels)
-    require(right and (not labels or (len(labels),) == form.score_shape), f"{path}: labels must name each score")
-    return form._replace(columns=tuple(columns), labels=label_names(labels) if labels else ())
+def dtype_of(run: Run) -> str:
+    """Of the weights."""
+    return str(run.settings.get("run.dtype", "float32"))
+
+
+def model_table(run: Run) -> Mapping[str, Any] | None:
+    """[model]; None: the network was an object in Python, passed to `fit`."""
+    parts = ((*name.partition("."), value) for name, value in run.settings.items())
+    return {key: value for section, _, key, value in parts if section == "model"} or None
+
+
+def preparation_of(run: Run) -> Preparation | None:
+    """How its data were made of files; None: they were arrays."""
+    path = run.folder / PREPARATION
+    return Preparation.from_json(read_json(path)) if path.exists() else None
+
+
+def trained_on(run: Run) -> Digests | None:
+    """Digests of the training examples, sorted; None if the folder does not hold them."""
+    path = run.folder / TRAINED_ON
+    try:
+        found = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except DAMAGED as error:
+        raise UserError(f"cannot read {path}: {first_line(error)}; remove it to do without it") from None
+    require(found.dtype == "S16" and found.ndim == 1, f"{path} does not hold digests; remove it to do without it")
+    return found  # type: ignore[no-any-return]
+
+
+def network_of(run: Run, given: nn.Module | None = None, allow_code: bool = False) -> nn.Module:
+    """Its trained network; `given` is one of the same architecture, for runs whose own is code in Python."""
+    if given is None:
+        table = model_table(run)
+        require(table is not None, OWN)
+        assert table is not None
+        given = rebuilt(table, run.form, dtype_of(run), allow_code)
+    path = run.folder / WEIGHTS
+    require(path.is_file() or not path.exists(), f"{path} is not a file")
+    try:
+        return with_weights(given, read_bytes(path), path)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}; a run writes it when it is finished") from None
 
 
 def rebuilt(model: Mapping[str, Any], form: Form, dtype: str, allow_code: bool) -> nn.Module:

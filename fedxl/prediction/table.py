@@ -9,67 +9,60 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
-from fedxl.data.arrays import floats, labels, read
-from fedxl.data.forms import columns
-from fedxl.data.preparation import Preparation, Rows
+from fedxl.data.examples import UNKNOWN, Examples
+from fedxl.data.sets.own import floats, labels, read
+from fedxl.data.tables.prepare import Preparation
+from fedxl.data.tables.table import read_new
+from fedxl.data.targets import binary, several
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
-from fedxl.training.predict import Prediction
+from fedxl.training.result import Prediction
 
 # A spreadsheet takes a cell for a formula if it begins like this, whether it is quoted or not.
 FORMULA = re.compile(r"^[\s]*[=+\-@\t\r]")
+LINE_BREAK = re.compile(r"[\r\n]+")
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?")
 
 
-def read_rows(path: Path, preparation: Preparation | None, several: int = 0) -> Rows:
+def read_examples(path: Path, preparation: Preparation | None, count: int = 0) -> Examples:
     """The examples of a table, a folder of images, or an .npz file, with what identifies each.
 
-    several: how many labels the model has, if they are several.
+    Labels are -1 where the file has none. count: how many labels the model has, if they are several.
     """
     require(path.exists(), f"there is no file {path}")
     arrays = path.suffix == ".npz"
     if preparation is None:
-        require(
-            arrays,
-            f"this model was trained on arrays and does not know how to prepare {path}; give it an .npz file with x",
-        )
-        return _arrays(path, several)
+        told = f"this model was trained on arrays and does not know how to prepare {path}"
+        require(arrays, f"{told}; give it an .npz file with x")
+        return _arrays(path, count)
     kind = "folders of images" if preparation.source == "folder" else "tables (CSV or Parquet)"
     require(not arrays, f"this model prepares {kind} itself; give it one of those instead of {path}")
-    rows = preparation.read(path)
-    require(len(rows.x) > 0, f"{path} holds no rows")
-    return rows
+    found = read_new(preparation, path)
+    require(len(found) > 0, f"{path} holds no rows")
+    return found
 
 
-def _arrays(path: Path, several: int) -> Rows:
+def _arrays(path: Path, count: int) -> Examples:
     """x, and optionally y and rows, what identifies each example."""
     found = read(path, f"there is no file {path}")
     require("x" in found, f"{path} lacks the array x; it must hold x, and may hold y and rows")
     x, y, names = found["x"], found.get("y"), found.get("rows")
-    require(
-        x.dtype.kind in "biuf" and x.ndim >= 2, f"{path}: x must hold rows of numbers, not {x.dtype} {list(x.shape)}"
-    )
+    right = x.dtype.kind in "biuf" and x.ndim >= 2
+    require(right, f"{path}: x must hold rows of numbers, not {x.dtype} {list(x.shape)}")
     require(len(x) > 0, f"{path} holds no rows")
     right = names is None or names.shape == (len(x),)
     require(right, f"{path}: rows must name each of the {len(x)} examples")
-    numbered = [str(number) for number in range(len(x))]
-    given = None if y is None else _labels(y, len(x), several, path)
-    return Rows(floats(x), numbered if names is None else [str(name) for name in names], given, None)
-
-
-def _labels(y: np.ndarray, count: int, several: int, path: Path) -> np.ndarray:
-    if several:
-        given = columns(y, several, f"{path}: y").numpy()
-        require(len(given) == count, f"{path}: y must hold the labels of each of the {count} examples")
-        return given
-    right = y.dtype.kind in "biuf" and y.shape == (count,)
-    require(right, f"{path}: y must hold one number for each of the {count} examples")
-    given = labels(y).numpy()
-    given = np.where(given == -1, 0, given)
-    require(bool(np.isin(given, (0, 1)).all()), f"{path}: labels must be 0 or 1 (or -1 and 1)")
-    return given.astype(np.int64)
+    where = f"{path}: y"
+    if y is None:
+        given = torch.full((len(x), max(1, count)), UNKNOWN)
+    else:
+        plain = y.dtype.kind in "biuf"
+        require(plain, f"{where} must hold numbers, not {y.dtype}")
+        given = several(y, where, count) if count else binary(labels(y), where)
+    require(len(given) == len(x), f"{where} must hold the labels of each of the {len(x)} examples")
+    return Examples(floats(x), given, row=list(map(str, range(len(x)) if names is None else names)))
 
 
 def write(path: Path, rows: Sequence[str], prediction: Prediction) -> int:
@@ -102,9 +95,12 @@ def prediction_columns(rows: Sequence[str], prediction: Prediction) -> dict[str,
 def harmless(text: str) -> str:
     """The text, with an apostrophe before it where a spreadsheet would run it as a formula. Numbers stay numbers.
 
-    >>> harmless("=HYPERLINK(A1)"), harmless("-17"), harmless("P-17")
-    ("'=HYPERLINK(A1)", '-17', 'P-17')
+    Line breaks become spaces: a spreadsheet may begin a row at one, and a formula behind it.
+
+    >>> harmless("=HYPERLINK(A1)"), harmless("-17"), harmless("P-17"), harmless("P\\r=A1")
+    ("'=HYPERLINK(A1)", '-17', 'P-17', 'P =A1')
     """
+    text = LINE_BREAK.sub(" ", text)
     return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
 
 

@@ -5,27 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedxl import __version__, metrics
+from fedxl import __version__
 from fedxl.errors import UserError, printable, require
-from fedxl.evaluation.judgement import Judgement, judge, judge_labels
-from fedxl.evaluation.label_means import means
 from fedxl.files import write_atomically
-from fedxl.reporting.charts.chart import DASHES, Key
-from fedxl.reporting.charts.pictures import both_classes
 from fedxl.reporting.charts.scale import Svg
-from fedxl.reporting.groups import Group, grouped, judged_on
-from fedxl.reporting.page import Page, shown
-from fedxl.reporting.runs import Run, read_run, run_dirs
+from fedxl.reporting.page import Page
 from fedxl.reporting.sections import comparison, labels, ranking, rounds, setup, sites, summary
-from fedxl.reporting.sections.comparison import Measured
+from fedxl.reporting.study import study
+from fedxl.training.run_folder import Run, read_run, run_dirs
 
 TEMPLATES = resources.files("fedxl.reporting") / "templates"
-FPR = 0.3  # the limit of the partial AUC where the metric that chose the model has none
 
 
 def write(target: Path, folders: Sequence[Path], reference: str = "") -> None:
@@ -38,83 +31,11 @@ def write(target: Path, folders: Sequence[Path], reference: str = "") -> None:
 def build(runs: Sequence[Run], reference: str = "") -> Page:
     """The page. `reference` names the run, or the group of runs, that it looks at closely and compares with."""
     require(bool(runs), "a report needs a run")
-    groups, focus = grouped(runs, reference)
-    drawn, left_out = _drawn(groups, focus)
-    keys = {group.letter: Key(shown(group.label, 60), number, group.letter) for number, group in enumerate(drawn)} | {
-        group.letter: Key(shown(group.label, 60), None, group.letter) for group in left_out
-    }
-    fpr = _fpr(focus.shown)
-    judged = {
-        group.letter: found for group in groups if (found := _judge(group.shown, fpr, group is focus)) is not None
-    }
-    names, compared = _names(focus.shown, fpr), comparison.compare(groups, focus, fpr)
-    mine, key = judged.get(focus.letter), keys[focus.letter]
-    several = judge_labels(focus.shown.by_label, focus.shown.label_curves, fpr=fpr)
-    measured = {letter: Measured(found.split, found.pooled.metrics) for letter, found in judged.items()}
-    for group in groups:
-        run = group.shown
-        if several is not None and group is focus:
-            measured[group.letter] = Measured(several.split, several.mean)
-        elif run.split in run.by_label:
-            measured[group.letter] = Measured(run.split, means(_usual(fpr), run.by_label[run.split]))
-    if several is not None:
-        told = summary.answer_for_labels(groups, focus, several, names[0])
-        facts = summary.facts_for_labels(several, focus.shown)
-        of_focus = labels.sections(focus, key, several)
-    else:
-        told = summary.answer(groups, focus, mine, compared, names[0], preferred=not reference)
-        facts = summary.facts(mine) if mine else []
-        of_focus = [ranking.section(drawn, focus, keys, mine, fpr), ranking.probabilities(focus, key, mine)]
-    if several is None or not several.sites:
-        of_focus.append(sites.section(focus, key, mine, names))
-    first = comparison.section(groups, focus, keys, measured, compared, names)
-    if left_out:
-        letters = ", ".join(group.letter for group in left_out)
-        note = f"pictures show {len(DASHES)} runs at most; {letters} are in the table only: report fewer runs"
-        first = replace(first, missing=[*first.missing, note])
-    of_rounds = rounds.section(drawn, keys, focus.shown.metric)
-    sections = [first, *of_focus, of_rounds, setup.settings(groups), setup.reproduce(drawn)]
-    split = several.split if several else mine.split if mine else ""
-    return summary.page(groups, focus, told, facts, sections, split)
-
-
-def _drawn(groups: Sequence[Group], focus: Group) -> tuple[list[Group], list[Group]]:
-    """The groups that are drawn, as many as there are styles, the focus among them; and the others."""
-    first = [group for group in groups if group is not focus][: len(DASHES) - 1]
-    drawn = [group for group in groups if group is focus or group in first]
-    return drawn, [group for group in groups if group not in drawn]
-
-
-def _fpr(run: Run) -> float:
-    """The limit in the name of the metric that chose the model, if it is one."""
-    try:
-        base, limit = metrics.split(run.metric)
-        return FPR if limit is None or base in metrics.QUERY_METRICS else limit
-    except UserError:
-        return FPR
-
-
-def _names(run: Run, fpr: float) -> list[str]:
-    """Metrics that tables show, the one that chose the model first."""
-    usual = _usual(fpr)
-    chosen = [run.metric] if run.metric in usual or run.metric in run.values else []
-    own = [
-        name for name in run.values if name not in metrics.COUNTS and name.partition("@")[0] not in metrics.METRICS
-    ]
-    return list(dict.fromkeys([*chosen, *usual, *own]))
-
-
-def _usual(fpr: float) -> list[str]:
-    return ["auroc", f"pauc@{fpr:g}", "ap"]
-
-
-def _judge(run: Run, fpr: float, by_site: bool = True) -> Judgement | None:
-    """What its scores say; None if there are none, or of one class only. Sites take most of the time."""
-    split = judged_on(run)
-    if not split or not both_classes(run.scored[split]):
-        return None
-    known = run.scored if by_site else {name: replace(found, sites=None) for name, found in run.scored.items()}
-    return judge(known, fpr=fpr)
+    it = study(runs, reference)
+    of_focus = labels.sections(it) if it.several else [ranking.section(it), ranking.probabilities(it)]
+    of_runs = [rounds.section(it), setup.settings(it.groups), setup.reproduce(it.drawn)]
+    sections = [comparison.section(it), *of_focus, sites.section(it), *of_runs]
+    return summary.page(it, sections, preferred=not reference)
 
 
 def require_jinja2() -> Any:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fedxl import metrics
 from fedxl.errors import printable
 from fedxl.evaluation.intervals import Interval
+from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.scale import Svg
 
 
@@ -32,11 +33,10 @@ def columns(first: str, *others: str, numeric: bool = True) -> list[Column]:
 
 
 class Row(NamedTuple):
-    """Cells, the first of which is the row's head; a tag is the letter of a run."""
+    """Cells, the first of which is the row's head; the key's letter stands before it."""
 
     cells: Sequence[Cell]
-    tag: str = ""
-    css: str = ""
+    key: Key | None = None
     focus: bool = False
 
 
@@ -94,16 +94,15 @@ def shown(value: object, most: int = 120) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def figure_of(value: float | None, digits: int = 3) -> str:
+def figure_of(value: float | None) -> str:
     """A number for people; a dash where there is none."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    return "–" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
-def between(low: float, high: float, digits: int = 3) -> str:
+def between(low: float, high: float) -> str:
     """An interval, or nothing."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return ""
-    return f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
+    known = math.isfinite(low) and math.isfinite(high)
+    return f"[{low:.3f}, {high:.3f}]".replace("-", "−") if known else ""
 
 
 def interval_text(found: Interval) -> str:

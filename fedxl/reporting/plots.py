@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fedxl import metrics
 from fedxl.errors import UserError
+from fedxl.evaluation.scores import Floats
 
-Floats = npt.NDArray[np.float64]
 # One colour and line style an algorithm, in the order in which they are drawn; told apart without colour, too.
 # The colours are those of the report's style sheet.
 STYLES = [("#0072b2", "-"), ("#b84a00", "--"), ("#007a5a", "-."), ("#a3417a", ":"), ("#7d5c00", (0, (5, 1)))]

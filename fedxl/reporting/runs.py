@@ -1,172 +1,177 @@
-"""A run as a report sees it: what its folder holds, read with care, because others may have written it."""
+"""Runs as reports see them: in a table; as one if they differ by their seed only; as pairs on the same examples."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedxl import metrics, toml
+import numpy as np
+
+from fedxl import metrics
 from fedxl.algorithms import ALGORITHMS
 from fedxl.config.experiment import Config, build_risk, dump
-from fedxl.errors import UserError, require
-from fedxl.evaluation import binned, label_counts, scored
-from fedxl.evaluation.binned import Binned, pooled
-from fedxl.evaluation.label_counts import LabelCurves
-from fedxl.evaluation.scored import LabelScores, Scored
-from fedxl.files import read_bytes
+from fedxl.errors import UserError, printable, unknown
+from fedxl.evaluation.compare import paired
+from fedxl.evaluation.histogram import as_scores
+from fedxl.evaluation.intervals import Interval, intervals
+from fedxl.evaluation.scores import Scores
+from fedxl.metrics import value_of
 from fedxl.options import call
-from fedxl.training.members import Member, environment
+from fedxl.reporting.charts.chart import DASHES, Key
+from fedxl.reporting.page import between, shown
 from fedxl.training.privacy import promise
 from fedxl.training.result import Result
-from fedxl.training.run_files import (
-    ABOUT,
-    CONFIG,
-    CURVES,
-    LABEL_CURVES,
-    LABEL_SCORES,
-    LARGEST,
-    SCORES,
-    STOPPED_EARLY,
-    is_run,
-    read_metrics,
-)
+from fedxl.training.run_folder import Member, Run, read_run
+from fedxl.training.run_writer import FREE, environment
 from fedxl.training.settings import Settings
 from fedxl.training.simulation import flattened
 
-LONGEST = 2**24  # bytes of run.json; a thousand sites take a tenth of a MB
-Row = dict[str, Any]
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# What follows from the seed where a config names the data: `fit` knows its data by nothing else.
+DRAWN = ("task.data", "task.examples", "task.validation", "task.clients")
+UNCOUNTED = FREE | {"run.seed"}
+MOST = 10_000  # examples; a bootstrap of more takes seconds per run
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """One run: what it was told, who took part, what was measured, and the scores of its chosen model."""
+class Group:
+    """Runs with the same settings but for the seed. `shown` stands for them where one model is looked at."""
 
-    name: str
-    settings: Mapping[str, Any]  # by dotted names
-    rows: Sequence[Row]  # an evaluation each, by round
-    done: Row | None = None  # the last row, of a run that has finished
-    scored: Mapping[str, Scored] = field(default_factory=dict)
-    members: Sequence[Member] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    begun: str = ""
-    chosen_by: str = "auroc"  # a metric, with a minus if less is better
-    config: str = ""  # the text of config.toml
-    label: str = ""  # what it is called among runs that differ by seed only
-    by_label: Mapping[str, LabelScores] = field(default_factory=dict)  # scores of several labels, by split
-    label_curves: Mapping[str, LabelCurves] = field(default_factory=dict)  # or counts of them in bins
-    counts: Mapping[str, Binned] = field(default_factory=dict)  # where `scored` was made from counts in bins: those
+    key: Key  # of its curves; without a style, it is in tables alone
+    label: str
+    runs: Sequence[Run]
+    shown: Run
 
     @property
-    def metric(self) -> str:
-        """What the best round was chosen by, without its sign, as metrics rows call it."""
-        return metrics.key(self.chosen_by)
+    def letter(self) -> str:
+        return self.key.letter
 
     @property
-    def best_round(self) -> int | None:
-        return None if self.done is None else int(self.done.get("best_round", 0))
+    def title(self) -> str:
+        return f"{self.letter} ({shown(self.label, 60)})"
 
-    @property
-    def last_round(self) -> int:
-        return int(self.rows[-1]["round"]) if self.rows else 0
+    def over_runs(self, name: str) -> list[float]:
+        """A metric of each run, where it is known."""
+        found = (run.values.get(name) for run in self.runs)
+        return [float(value) for value in found if value is not None]
 
-    @property
-    def shown(self) -> Row:
-        """The evaluation of the chosen round; of a run under way the latest one."""
-        chosen = next((row for row in self.rows if row["round"] == self.best_round), None)
-        return chosen or (self.rows[-1] if self.rows else {})
-
-    @property
-    def epsilon(self) -> str:
-        """What its differential privacy comes to by the latest row; empty if it promises none."""
-        latest = self.done or (self.rows[-1] if self.rows else {})
-        return promise(latest.get("privacy"))
-
-    @property
-    def split(self) -> str:
-        """Which data its metrics are of: test, else validation, else none."""
-        return "test" if (self.done or {}).get("test") else "validation" if self.shown.get("validation") else ""
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """Its metrics on that split."""
-        source = self.done if self.split == "test" else self.shown
-        return (source or {}).get(self.split) or {}
-
-    @property
-    def several(self) -> bool:
-        """Whether it has several labels."""
-        rows = [*self.rows, *([self.done] if self.done else [])]
-        told = any(f"{self.split}_by_label" in row for row in rows)
-        named = self.settings.get("risk.labels") or self.risk.startswith("several(")
-        return bool(self.by_label or self.label_curves or named or told)
-
-    @property
-    def algorithm(self) -> str:
-        return str(self.settings.get("algorithm.name", "?"))
-
-    @property
-    def risk(self) -> str:
-        """The risk's name; of a run of `fit` how it was built."""
-        return str(self.settings.get("risk.name") or self.settings.get("task.risk_name") or "?")
-
-    @property
-    def seed(self) -> Any:
-        return self.settings.get("run.seed", 0)
-
-    @property
-    def centralized(self) -> bool:
-        """Whether its algorithm wants all data in one place."""
-        return is_centralized(self.algorithm)
-
-    @property
-    def state(self) -> str:
-        if self.done is None:
-            return f"at round {self.last_round}"
-        return "finished (stopped early)" if self.done.get(STOPPED_EARLY) else "finished"
+    def scores(self) -> list[Scores]:
+        """What its runs scored on the split that the shown one is measured on."""
+        split = assessed_on(self.shown)
+        return [found for run in self.runs if (found := scores_on(run, split)) is not None]
 
 
-def is_centralized(algorithm: str) -> bool:
-    """Whether an algorithm of this name wants all data in one place; one of a user's own is not looked up."""
-    return bool(getattr(ALGORITHMS.get(algorithm), "centralized", False))
+def grouped(runs: Sequence[Run], reference: str = "") -> tuple[list[Group], Group]:
+    """The groups in the order of their first runs, and the one that the report looks at closely.
+
+    That is the one which `reference` names, or else the best on validation data among the federated ones.
+    """
+    sorted_: dict[str, list[Run]] = {}
+    for run in runs:
+        sorted_.setdefault(_sameness(run), []).append(run)
+    members = list(sorted_.values())
+    labels, preference = _labels(members), _preference(runs)
+    if reference:
+        named = [n for n, each in enumerate(members) if reference in (labels[n], *(run.name for run in each))]
+        if not named:
+            raise unknown("run", reference, {*labels, *(run.name for run in runs)})
+        index = named[0]
+    else:
+        everyone = range(len(members))
+        federated = [n for n in everyone if not is_centralized(members[n][0].algorithm)] or everyone
+        index = max(federated, key=lambda n: float(np.mean([preference(run) for run in members[n]])))
+    focus = max(members[index], key=preference)
+    others = [number for number in range(len(members)) if number != index]
+    drawn = sorted([index, *others[: len(DASHES) - 1]])  # as many as there are styles
+    groups = []
+    for number, (label, each) in enumerate(zip(labels, members, strict=True)):
+        letter = LETTERS[number] if number < len(LETTERS) else str(number + 1)
+        key = Key(shown(label, 60), drawn.index(number) if number in drawn else None, letter)
+        # One that judged the same examples as the focus if there is one, else the preferred one.
+        stands = next((run for run in each if same_examples(run, focus)), max(each, key=preference))
+        groups.append(Group(key, label, each, focus if number == index else stands))
+    return groups, groups[index]
 
 
-def run_dirs(paths: Iterable[Path]) -> list[Path]:
-    """The runs among these folders and directly under them, each once."""
-    found: dict[Path, None] = {}
-    for path in paths:
-        require(path.is_dir(), f"there is no folder {path}")
-        inside = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
-        require(bool(inside), f"{path} holds no run: no {CONFIG} or {ABOUT} in it or directly below it")
-        found |= dict.fromkeys(inside)
-    return list(found)
+def _preference(runs: Sequence[Run]) -> Callable[[Run], float]:
+    """How good a run is on validation data, the higher the better; minus infinity if that is not known.
+
+    By the metric that chose the best rounds; by AUROC if these differ, for values of two metrics cannot be compared.
+    """
+    chosen = {run.chosen_by for run in runs}
+    metric = chosen.pop() if len(chosen) == 1 else "auroc"
+
+    def preference(run: Run) -> float:
+        value = value_of(run.shown.get("validation") or {}, metric)
+        return value if np.isfinite(value) else -np.inf
+
+    return preference
 
 
-def read_run(path: Path) -> Run:
-    """A run from its folder. Raises UserError if a run has not written its files; metrics rows may be damaged."""
-    about, config = _about(path / ABOUT), path / CONFIG
-    tables = toml.read(config) if config.is_file() else {}
-    told = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
-    records, _ = read_metrics(path)
-    evaluations = {record["round"]: record for record in records if "test" not in record}
-    counted = {} if (path / SCORES).exists() else binned.load(path / CURVES)
-    return Run(
-        name=path.resolve().name,
-        settings={**about["settings"], **told},
-        rows=[evaluations[round] for round in sorted(evaluations)],
-        done=next((record for record in reversed(records) if "test" in record), None),
-        scored=scored.load(path / SCORES) or binned.scores_of(counted),
-        by_label=scored.load_labels(path / LABEL_SCORES),
-        label_curves=label_counts.load(path / LABEL_CURVES),
-        counts={split: pooled(found.values()) for split, found in counted.items()},
-        members=about["members"],
-        environment=about["environment"],
-        begun=about["begun"],
-        chosen_by=about["select"],
-        config=read_bytes(config).decode() if config.is_file() else "",
-    )
+def same_examples(first: Run, second: Run) -> bool:
+    """Whether two runs scored the same test (else validation) examples, so that they form pairs."""
+    return as_pair(first, second) is not None
+
+
+def as_pair(first: Run, second: Run) -> tuple[Scores, Scores] | None:
+    """The scores of two runs, if they are of the same examples."""
+    split = assessed_on(first)
+    if not split or split != assessed_on(second) or _data(first) != _data(second):
+        return None
+    if split in first.histograms or split in second.histograms:
+        return None  # counts in bins do not say which example is which
+    one, other = scores_on(first, split), scores_on(second, split)
+    try:
+        return None if one is None or other is None else paired(one, other)
+    except UserError:
+        return None
+
+
+def shared_examples(runs: Sequence[Run]) -> bool:
+    """Whether all runs were measured on the same examples."""
+    return all(same_examples(runs[0], run) for run in runs[1:])
+
+
+def _data(run: Run) -> Any:
+    """What tells data apart beyond their labels: a digest of the validation data, else how they were drawn."""
+    if digest := run.settings.get("task.validation"):
+        return digest
+    data = {key: value for key, value in run.settings.items() if key.startswith("data.")}
+    return [json.dumps(data, sort_keys=True, default=str), run.seed]
+
+
+def _sameness(run: Run) -> str:
+    """Equal for runs that differ by seed only."""
+    if run.label:
+        return f"={run.label}"
+    dropped = UNCOUNTED | set(DRAWN if "data.name" in run.settings else ())
+    kept = {key: value for key, value in run.settings.items() if key not in dropped}
+    alone = "" if kept else run.name  # of nothing but a name we know no equal
+    return json.dumps([kept, alone], sort_keys=True, default=str)
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """A name for each group: its run's, or what sets it apart from the other groups."""
+    algorithms = [runs[0].algorithm for runs in groups]
+    apart = len(set(algorithms)) == len(groups)
+    found = []
+    for runs, algorithm in zip(groups, algorithms, strict=True):
+        shared = algorithm if apart else f"{runs[0].name} and {len(runs) - 1} more"
+        found.append(runs[0].label or (runs[0].name if len(runs) == 1 else shared))
+    return found
+
+
+def differing(groups: Sequence[Group]) -> tuple[dict[str, list[Any]], Mapping[str, Any]]:
+    """Settings that differ between groups, a value each; and those that all share."""
+    tables = [group.shown.settings for group in groups]
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    differ = {name: [table.get(name) for table in tables] for name in names}
+    unlike = {name: values for name, values in differ.items() if any(value != values[0] for value in values)}
+    shared = {name: values[0] for name, values in differ.items() if name not in unlike}
+    return unlike, shared
 
 
 def from_result(name: str, label: str, config: Config, result: Result, members: Sequence[Member]) -> Run:
@@ -178,39 +183,69 @@ def from_result(name: str, label: str, config: Config, result: Result, members: 
         settings=flattened(config.tables()),
         rows=result.history,
         done=None if result.interrupted else {"round": last, **done},
-        scored=result.scored,
-        by_label=result.by_label,
-        label_curves=result.label_curves,
         members=members,
         environment=environment(),
         chosen_by=call(Settings, config.run, "run").selects_by(build_risk(config)),
         config=dump(config),
         label=label,
+        in_memory=(result.scores, result.histograms),
     )
 
 
-def _about(path: Path) -> dict[str, Any]:
-    """run.json, with what is missing as nothing."""
-    try:
-        content = read_bytes(path)
-    except FileNotFoundError:
-        content = b"{}"
-    require(len(content) <= LONGEST, f"{path} is too large to be what a run has written")
-    try:
-        told = json.loads(content)
-        return {
-            "settings": dict(told.get("settings", {})),
-            "members": [_member(item) for item in told.get("members", [])],
-            "environment": {str(key): str(value) for key, value in told.get("environment", {}).items()},
-            "begun": str(told.get("begun", "")),
-            "select": str(told.get("select", "auroc")),
-        }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {type(error).__name__}; remove it to do without it") from None
+def assessed_on(run: Run) -> str:
+    """The split that a report measures on: test, else validation; empty if there are no scores, nor counts."""
+    return next((split for split in ("test", "validation") if split in run.scores or split in run.histograms), "")
 
 
-def _member(item: Any) -> Member:
-    counts = [item["positives"], item["negatives"]]
-    if not all(isinstance(count, int) and 0 <= count <= LARGEST for count in counts):
-        raise ValueError("counts are whole numbers")
-    return Member(str(item["name"]), *counts)
+def scores_on(run: Run, split: str) -> Scores | None:
+    """The run's scores, or those that sites' counts of one label stand for; None if there are none with a curve."""
+    found = run.scores.get(split)
+    if found is None and list(run.histograms.get(split, {})) == [""]:
+        found = as_scores(run.histograms[split][""])
+    if found is None:
+        return None
+    return found if len(found.labels) > 1 or found.both_classes else None
+
+
+def epsilon(run: Run) -> str:
+    """What its differential privacy comes to by the latest row; empty if it promises none."""
+    return promise(run.latest.get("privacy"))
+
+
+def is_centralized(algorithm: str) -> bool:
+    """Whether an algorithm wants all data in one place; one of a user's own is not looked up."""
+    return bool(getattr(ALGORITHMS.get(algorithm), "centralized", False))
+
+
+def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of a table of runs: metrics of the best round once a run has finished, the latest ones before.
+
+    A metric of the user's own, and epsilon, have a column if any of the runs has them.
+    """
+    runs = [read_run(path) for path in paths]
+    names = metrics.shown(*(run.values for run in runs))
+    private = any(map(epsilon, runs))
+    columns = ["run", "algorithm", "risk", "state", "best round", *map(printable, names), "on", "seconds"]
+    rows = []
+    for run in runs:
+        known, best = known_intervals(run), "" if run.best_round is None else str(run.best_round)
+        head = [printable(run.name), printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
+        ends = [between(found.low, found.high) if (found := known.get(name)) else "" for name in names]
+        cells = [f"{_number(run.values.get(n), 4)} {end}".strip() for n, end in zip(names, ends, strict=True)]
+        seconds = _number((run.done or run.shown).get("seconds"), 1)
+        on = f"{run.split}, {run.sites_heard}" if run.sites_heard else run.split
+        rows.append([*head, *cells, on, seconds, *([epsilon(run)] if private else [])])
+    return [*columns, *(["epsilon"] if private else [])], rows
+
+
+def known_intervals(run: Run) -> dict[str, Interval]:
+    """Of AUROC, and of the metric that chose the model: where its scores are known, and without much waiting."""
+    found = run.scores.get(run.split)
+    if found is None:
+        return {}
+    chosen = run.metric.partition("@")[0] in metrics.usual() and len(found.labels) == 1 and len(found) <= MOST
+    return intervals(list(dict.fromkeys(["auroc", *([run.metric] if chosen else [])])), found)
+
+
+def _number(value: Any, digits: int) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, (int, float)) else ""

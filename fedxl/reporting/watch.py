@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,17 +16,17 @@ from rich.text import Text
 
 from fedxl import metrics, toml
 from fedxl.errors import UserError, printable, require
-from fedxl.files import read_bytes
 from fedxl.progress import time_left
 from fedxl.reporting.text import in_words
-from fedxl.training.run_files import ABOUT, COLLAPSED, STOPPED_EARLY, being_written, checkpointed, read_metrics
+from fedxl.training import run_folder
+from fedxl.training.choice import best_row
+from fedxl.training.run_folder import Row
 
 HEIGHT = 6  # lines of the curve
 BLOCKS = " ▁▂▃▄▅▆▇█"
 PLAIN = " .:-=+*#@"  # where a terminal has no block elements
 MOST_SITES = 20  # that are shown one by one
 RECENT = 10  # evaluations that the pace is measured over
-Row = Mapping[str, Any]
 
 
 class Site(NamedTuple):
@@ -63,8 +62,8 @@ class View(NamedTuple):
         """The round with the best value so far, and that value."""
         if self.final is not None:
             return next((each for each in self.values if each[0] == self.final.get("best_round")), None)
-        sign = -1 if self.metric.startswith("-") else 1
-        return max(self.values, key=lambda each: sign * each[1], default=None)  # the first of equal ones
+        found = best_row(self.rows, self.metric)
+        return None if found is None else next(each for each in self.values if each[0] == found["round"])
 
     @property
     def waited(self) -> int:
@@ -93,41 +92,25 @@ def folder_of(path: Path) -> Path:
 def look(path: Path) -> View:
     """What the files of a run say now. Raises UserError if there is none."""
     require(path.is_dir(), f"there is no folder {path}; --wait waits for a run that has not begun")
-    begun = any((path / name).exists() for name in (ABOUT, "config.toml", "metrics.jsonl"))
-    require(begun, f"{path} holds no run yet; --wait waits for it")
-    alive = being_written(path)  # first: a run that ends now has its last row below
-    about, settings = _about(path)
-    records, _ = read_metrics(path)  # a line that is being written is not one yet
-    final = next((row for row in records if "test" in row), None)
-    rows = [row for row in records if "test" not in row]
-    done = max([checkpointed(path), *(row["round"] for row in records)])
-    metric = about.get("select") or next(iter(metrics.shown(*(row.get("validation") or {} for row in rows))), "risk")
+    require(run_folder.is_run(path), f"{path} holds no run yet; --wait waits for it")
+    alive = run_folder.being_written(path)  # first: a run that ends now has its last row below
+    try:
+        run = run_folder.read_run(path)  # a line that is being written is not one yet
+    except UserError:  # run.json or config.toml is damaged
+        run = run_folder.without_settings(path)
+    usual = next(iter(metrics.shown(*(row.get("validation") or {} for row in run.rows))), "risk")
+    metric = str(run.about.get("select") or usual)
     return View(
-        name=path.resolve().name,
-        round=done,
-        rounds=_whole(settings.get("run.rounds")),
-        metric=str(metric),
-        patience=_whole(settings.get("run.patience")),
-        rows=rows,
-        final=final,
+        name=run.name,
+        round=max(run_folder.checkpointed(path), run.last_round, int((run.done or {}).get("round", 0))),
+        rounds=_whole(run.settings.get("run.rounds")),
+        metric=metric,
+        patience=_whole(run.settings.get("run.patience")),
+        rows=run.rows,
+        final=run.done,
         alive=alive,
-        sites=_sites(rows, str(metric)),
+        sites=_sites(run.rows, metric),
     )
-
-
-def _about(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """run.json, and its settings with those that may have been changed in config.toml since."""
-    try:
-        found = json.loads(read_bytes(path / ABOUT))
-    except (FileNotFoundError, ValueError):  # not written yet
-        found = {}
-    found = found if isinstance(found, dict) else {}
-    settings: Any = found.get("settings") if isinstance(found.get("settings"), dict) else {}
-    try:
-        now = toml.read(path / "config.toml").get("run", {})
-    except UserError:
-        now = {}
-    return found, settings | {f"run.{name}": value for name, value in now.items()}
 
 
 def _whole(value: Any) -> int:
@@ -137,8 +120,7 @@ def _whole(value: Any) -> int:
 def _sites(rows: Sequence[Row], metric: str) -> list[Site]:
     """The sites of the latest evaluation. What they sent and why they did not is another party's text."""
     latest: Row = rows[-1] if rows else {}
-    told: Any = latest.get("validation_by_site")
-    told = dict(told) if isinstance(told, Mapping) else {}
+    told: Mapping[str, Any] = latest.get("validation_by_site", {})
     notes = {name: reason for name, reason in told.items() if isinstance(reason, str)}
     dropped = latest.get("dropped")
     for each in dropped if isinstance(dropped, list) else []:
@@ -153,7 +135,7 @@ def _sites(rows: Sequence[Row], metric: str) -> list[Site]:
 def state(view: View) -> str:
     """How the run is doing."""
     if view.final is not None:
-        return "stopped early" if view.final.get(STOPPED_EARLY) else "finished"
+        return "stopped early" if view.final.get(run_folder.STOPPED_EARLY) else "finished"
     if view.alive is False:
         return "stopped"
     return "running" if view.rows or view.round else "beginning"
@@ -172,7 +154,7 @@ def pace(view: View) -> str:
     if seconds <= 0 or rounds <= 0:
         return ""
     rate = rounds / seconds
-    shown = f"{rate:.1f} rounds/s" if rate >= 1 else f"{1 / rate:.1f} s a round"
+    shown = f"{rate:.1f} rounds/s" if rate >= 1 else f"{1 / rate:.1f} s per round"
     left = view.rounds - view.round
     if view.final is not None or view.alive is False or left <= 0:
         return shown
@@ -185,6 +167,8 @@ def standing(view: View) -> str:
         return ""
     (_, now), (round, best) = view.values[-1], view.best
     text = f"validation {printable(metrics.key(view.metric))} {now:.4f}, best {best:.4f} in round {round}"
+    if heard := run_folder.sites_heard(view.rows[-1], "validation"):
+        text += f" ({heard})"
     if view.final is None and view.patience and view.waited:
         text += f" ({view.waited} of {view.patience} evaluations without a better one)"
     return text
@@ -199,7 +183,7 @@ def outcome(view: View) -> str:
 
 
 def warning(view: View) -> str:
-    bad = [row["round"] for row in view.rows if row.get(COLLAPSED)]
+    bad = [row["round"] for row in view.rows if row.get(run_folder.COLLAPSED)]
     return f"the scores have collapsed by round {bad[0]}" if bad else ""
 
 

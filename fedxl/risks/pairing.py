@@ -30,8 +30,8 @@ class Entry(NamedTuple):
     target: Any
 
 
-class Examples(NamedTuple):
-    """Examples of S1, then of S2, as a client reads them."""
+class Minibatch(NamedTuple):
+    """What a client reads in a step: examples of S1, then of S2."""
 
     x: Tensor  # [B1 + B2, ...]
     y: Tensor  # [B1 + B2] labels as floats; of several labels [B1 + B2, L], -1 where one is unknown
@@ -83,9 +83,7 @@ class Share(NamedTuple):
     """How much one client counts."""
 
     model: Tensor  # [] in the average of the models; only the ratios within a cohort matter
-    part: (
-        Tensor  # [] of the population; sums to 1 over all clients. Differs from `model` if cohorts are drawn by size
-    )
+    part: Tensor  # [] of the population; 1 over all clients. Differs from `model` if cohorts are drawn by size
     client: Tensor  # [] its number
     mass: Tensor  # [2] its part of the pool's S1 and S2
     factors: Tensor  # [2, *t] what its gradients from S1 and S2 are multiplied by, 0 if it holds none
@@ -98,8 +96,7 @@ class Share(NamedTuple):
     @property
     def holds_both(self) -> Tensor:
         """Whether it holds both sides of any label, [] as 1 or 0."""
-        both = self.both.any(-1) if self.label_dims else self.both
-        return both.to(self.model.dtype)
+        return (self.both.any(-1) if self.label_dims else self.both).to(self.model.dtype)
 
     @property
     def label_dims(self) -> int:
@@ -150,14 +147,18 @@ class Pairing:
     def check_sizes(self, batch1: int, batch2: int) -> None:
         """Raises UserError if a step cannot read so many examples of either side."""
 
+    def targets(self, y: Tensor) -> Tensor:
+        """Labels [n, L] of a record as steps and risks read them: [n], of several labels [n, L]."""
+        return y[:, 0]
+
     # In a step.
 
-    def entries(self, h: Tensor, of: Examples) -> tuple[Entry, Entry]:
+    def entries(self, h: Tensor, of: Minibatch) -> tuple[Entry, Entry]:
         """Linked scores [B1 + B2, *d] as entries of S1 and of S2."""
         size1 = of.rows.shape[0]
         return Entry(h[:size1], ()), Entry(h[size1:], of.y[size1:])
 
-    def members(self, of: Examples, sides: Sides) -> Any:
+    def members(self, of: Minibatch, sides: Sides) -> Any:
         """Which outputs of a batch are those of S1, and which are those of S2: `Slices`, or the like."""
         return Slices(of.rows.shape[0])
 
@@ -284,10 +285,8 @@ class OneLabel(Pairing):
 
 def belongs(labels: Tensor, side: Side) -> Tensor:
     """Which examples form a side: a mask over labels of 0 and 1."""
-    if side == "all":
-        return torch.ones_like(labels, dtype=torch.bool)
-    if side == "none":
-        return torch.zeros_like(labels, dtype=torch.bool)
+    if side in ("all", "none"):
+        return torch.full_like(labels, side == "all", dtype=torch.bool)
     return labels > 0 if side == "positive" else labels <= 0
 
 

@@ -30,9 +30,9 @@ from torch import Tensor
 from fedxl.errors import require
 from fedxl.risks.pairing import (
     Entry,
-    Examples,
     Held,
     Holder,
+    Minibatch,
     Pairing,
     PairLoss,
     PoolWeights,
@@ -91,7 +91,7 @@ class Queries(Pairing):
             "a step reads as many items of each query",
         )
 
-    def entries(self, h: Tensor, of: Examples) -> tuple[Entry, Entry]:
+    def entries(self, h: Tensor, of: Minibatch) -> tuple[Entry, Entry]:
         size1, items = of.rows.shape[0], of.items
         first = Relevant(*(leaf[:size1] for leaf in (items.query, items.weight, items.size, items.part1)))
         return Entry(h[:size1], first), Entry(h[size1:], Item(items.query[size1:], items.part2[size1:]))

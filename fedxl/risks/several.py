@@ -21,10 +21,10 @@ from torch import Tensor
 from fedxl.errors import require
 from fedxl.risks.pairing import (
     Entry,
-    Examples,
     Held,
     Holder,
     Masks,
+    Minibatch,
     OneLabel,
     Pairing,
     PairLoss,
@@ -51,13 +51,16 @@ class SeveralLabels(Pairing):
     def labels(self) -> tuple[str, ...]:
         return self.names
 
-    def entries(self, h: Tensor, of: Examples) -> tuple[Entry, Entry]:
+    def targets(self, y: Tensor) -> Tensor:
+        return y
+
+    def entries(self, h: Tensor, of: Minibatch) -> tuple[Entry, Entry]:
         size1 = of.rows.shape[0]
         label = of.rows % len(self.labels)
         score = torch.take_along_dim(h[:size1], label.unsqueeze(-1), -1).squeeze(-1)
         return Entry(score, label), Entry(h[size1:], of.y[size1:])
 
-    def members(self, of: Examples, sides: Sides) -> Any:
+    def members(self, of: Minibatch, sides: Sides) -> Any:
         count, label = len(self.labels), of.rows % len(self.labels)
         own = label.unsqueeze(-1) == torch.arange(count, device=label.device)
         second = self.of_side(of.y[of.rows.shape[0] :], sides[1])

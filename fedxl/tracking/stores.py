@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from fedxl.errors import UserError, require
-from fedxl.files import write_json
+from fedxl.files import read_json, write_json
 from fedxl.tracking.tracker import FINISHED, STOPPED, Row, Tracked, scalars
 
 FOLDER = "tensorboard"
@@ -139,11 +138,10 @@ def _mark(row: Row) -> str:
 def _id(file: Path, uri: str) -> str:
     """The number of this run in the store; empty if it was not tracked there."""
     try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError):
+        content = read_json(file)
+    except (OSError, UserError):
         return ""
-    known = isinstance(content, Mapping) and content.get("uri") == uri
-    return str(content.get("run", "")) if known else ""
+    return str(content.get("run", "")) if content.get("uri") == uri else ""
 
 
 def _password(uri: str) -> bool:

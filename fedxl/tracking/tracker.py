@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -98,33 +98,20 @@ def scalars(row: Row) -> dict[str, float]:
     >>> scalars({"round": 5, "steps": 80, "validation": {"auroc": 0.9, "pauc@0.3": 0.8, "recall": None}})
     {'run/steps': 80.0, 'validation/auroc': 0.9, 'validation/pauc_at_0.3': 0.8}
     """
+    tables = [(name, value) for name, value in row.items() if isinstance(value, Mapping)]
+    sites = [(f"{name}/{site}", told) for name, table in tables for site, told in table.items()]
+    run = {name: value for name, value in row.items() if name != "round"}
     found: dict[str, float] = {}
-    for name, value in _numbers(row):
-        key, count = _name(name), 1
-        while key in found:  # two sites whose names differ in characters that no key can have
-            count += 1
-            key = f"{_name(name)}_{count}"
-        if len(found) < MOST:
-            found[key] = value
+    # Metrics of whole splits first, then those of single sites.
+    for prefix, table in [("run", run), *tables, *sites]:
+        for name, value in table.items() if isinstance(table, Mapping) else ():
+            if isinstance(value, (int, float)) and math.isfinite(value) and len(found) < MOST:
+                key, count = _name(f"{prefix}/{name}"), 1
+                while key in found:  # two sites whose names differ in characters that no key can have
+                    count += 1
+                    key = f"{_name(f'{prefix}/{name}')}_{count}"
+                found[key] = float(value)
     return found
-
-
-def _numbers(row: Row) -> Iterator[tuple[str, float]]:
-    """Metrics of whole splits first, then those of single sites."""
-    tables = {name: value for name, value in row.items() if isinstance(value, Mapping)}
-    yield from _plain("run", {name: value for name, value in row.items() if name not in tables and name != "round"})
-    for name, table in tables.items():
-        yield from _plain(name, table)
-    for name, table in tables.items():
-        for site, told in table.items():
-            if isinstance(told, Mapping):
-                yield from _plain(f"{name}/{site}", told)
-
-
-def _plain(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in table.items():
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            yield f"{prefix}/{name}", float(value)
 
 
 def _name(text: str) -> str:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedxl.data.federation import Clients, Federation, Holding, Splits, as_splits
-from fedxl.data.forms import Label
+from fedxl.data.examples import Examples, Holding, Splits
+from fedxl.data.inputs import Clients, as_splits
+from fedxl.data.targets import Label
 from fedxl.errors import kind_of, printable, require
 from fedxl.risks import Side, XRisk, partial_auc
 
@@ -126,7 +127,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
             "otherwise, if the network can norm its scores",
             lambda facts: "score_norm" in facts.network,
             {"model.norm": "batch", "model.score_norm": True},
-            "sites are alike, and normed scores stand high rates",
+            "sites are alike, and normed scores tolerate high learning rates",
         ),
         Rule("otherwise", lambda facts: True, {"model.norm": "batch"}, "sites are alike"),
     ),
@@ -135,7 +136,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
             "sites are skewed, and the network has no norm (it is small)",
             lambda facts: facts.skewed and "norm" not in facts.network,
             {"run.local_steps": 8, "algorithm.lr": 0.3},
-            "skewed sites drift apart within a round, and small networks stand high rates; " + THEN,
+            "skewed sites drift apart within a round, and small networks tolerate high learning rates; " + THEN,
         ),
         Rule(
             "sites are skewed",
@@ -147,7 +148,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
             "the network has no norm (it is small)",
             lambda facts: "norm" not in facts.network,
             {"run.local_steps": 32, "algorithm.lr": 0.3},
-            "the paper's K, and small networks stand high rates; " + THEN,
+            "the paper's K, and small networks tolerate high learning rates; " + THEN,
         ),
         Rule("otherwise", lambda facts: True, {"run.local_steps": 32, "algorithm.lr": 0.1}, "the paper's K; " + THEN),
     ),
@@ -173,7 +174,7 @@ class Advice:
 
 
 def advise(
-    clients: Federation | Splits | Clients,
+    clients: Examples | Splits | Clients,
     risk: XRisk | None = None,
     batch_size: int | tuple[int, int] = (32, 32),
     network: Collection[str] = NORM_OPTIONS,
@@ -184,7 +185,7 @@ def advise(
     Args:
         clients: Their data, in any form that `fit` takes.
         risk: What is to be optimised; by default the partial AUC.
-        batch_size: Examples of S1 and of S2 a step; one number for both sides.
+        batch_size: Examples of S1 and of S2 per step; one number for both sides.
         network: Which of the options norm and score_norm the network has.
         positive: The label that counts as positive, as for `fit`.
 
@@ -200,9 +201,8 @@ def advise(
     require(whole, f"batch_size must be one whole number or two, got {printable(batch_size, 40)}")
     named = isinstance(network, Collection) and not isinstance(network, str)
     require(named, f"network must list which of {', '.join(NORM_OPTIONS)} it has, not {printable(network, 40)}")
-    federation = as_splits(clients, positive).train
     risk = risk or partial_auc()
-    holdings = federation.holdings()
+    holdings = as_splits(clients, positive, len(risk.pairing.labels)).train.holdings()
     facts = facts_of(holdings, risk, network)
     settings: dict[str, Any] = {}
     lines = []

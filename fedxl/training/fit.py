@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedxl.algorithms.protocol import Algorithm
-from fedxl.data.federation import Clients, Federation, HeldBack, Splits, as_splits
-from fedxl.data.forms import Columns, Label
-from fedxl.data.source import Augment
-from fedxl.errors import UserError, kind_of, require
+from fedxl.data.examples import Augment, Examples, Splits
+from fedxl.data.inputs import Clients, HeldBack, as_splits
+from fedxl.data.targets import Label
+from fedxl.errors import UserError, kind_of, printable, require
 from fedxl.options import call
-from fedxl.training.problem import require_algorithm
+from fedxl.risks import XRisk
 from fedxl.training.result import Result
 from fedxl.training.settings import Hooks, Settings
 from fedxl.training.simulation import Simulation
@@ -29,7 +29,7 @@ LISTS = ("fpr", "metrics", "track")  # settings that are lists
 
 def fit(
     model: nn.Module,
-    clients: Federation | Splits | Clients,
+    clients: Examples | Splits | Clients,
     algorithm: Algorithm,
     *,
     batch_size: int | tuple[int, int] = (32, 32),
@@ -49,7 +49,7 @@ def fit(
     Args:
         model: Any network with one score per example, or as many as the risk pairs.
         clients: For each client a pair (x, y) of tensors, arrays, data frames or lists, or a torch Dataset; in a
-            list, or in a dict by the clients' names. Or what `fedxl.from_frame` returns, or a `Federation`.
+            list, or in a dict by the clients' names. Or what `fedxl.from_frame` returns, or `Examples`.
             Images as bytes become floats in [0, 1].
         algorithm: Hyper-parameters and risk, for example `fedxl.FeDXL2(fedxl.partial_auc(lam=1.0), lr=0.02)`.
         batch_size: Examples of S1 and of S2 per step; one number for both sides.
@@ -79,18 +79,18 @@ def fit(
     for item in fields(Hooks) if hooks else ():
         right = item.name == "stop_collapsed" or callable(getattr(hooks, item.name))
         require(right, f"hooks: {item.name} must be a function, not {kind_of(getattr(hooks, item.name))}")
-    require_algorithm(algorithm)
+    right = isinstance(algorithm, Algorithm) and isinstance(algorithm.risk, XRisk)
+    found = printable(repr(algorithm), 60)
+    require(right, f"algorithm must be an object such as fedxl.FeDXL2(fedxl.auroc()), not {found}")
     columns, given_positive = len(algorithm.risk.pairing.labels), positive is not None
     require(not (columns and given_positive), "positive is for one label; of several, labels are 0 and 1 in columns")
-    splits = as_splits(clients, Columns(columns) if columns else positive, validation, test)
+    splits = as_splits(clients, positive, columns, validation, test)
     hint = "; transforms of your own belong into a Dataset, and are drawn once" if callable(augment) else ""
     crops = f"augment must be fedxl.Augment(crop=..., flip=..., noise=...), not {kind_of(augment)}{hint}"
     require(augment is None or isinstance(augment, Augment), crops)
-    federation = splits.train if augment is None else splits.train.augmented(augment)
+    splits = splits if augment is None else splits._replace(train=splits.train.augmented(augment))
     hooks = hooks or Hooks()
-    held_back = {"validation": splits.validation, "test": splits.test}
-    kept = (splits.names, splits.preparation, splits.columns)
-    simulation = Simulation(model, federation, algorithm, run, held_back, hooks.say, None, *kept)
+    simulation = Simulation(model, splits, algorithm, run, hooks.say)
     return train(simulation, hooks, None if out is None else Path(out), resume)
 
 

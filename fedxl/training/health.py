@@ -11,8 +11,9 @@ from fedxl import tree
 from fedxl.algorithms.pool import Pool
 from fedxl.algorithms.protocol import Algorithm, ServerState
 from fedxl.risks.saturation import alike, saturated, saturated_outputs
-from fedxl.training.run_files import COLLAPSED
+from fedxl.training.run_folder import COLLAPSED
 
+Outputs = tuple[Tensor, Tensor] | None
 PATIENCE = 10  # rounds by which the scores of a side may be older than the pool keeps any
 
 
@@ -24,12 +25,12 @@ class Watch:
         self.told = False  # whether the collapse has been said
         self.told_age = dict[str, int]()  # the age of a side's passive scores when it was last said
 
-    def __call__(self, server: ServerState, round: int, h: Tensor | None, labels: Tensor | None) -> dict[str, Any]:
-        """What to add to the metrics row. h: raw scores of data held back, where they are known here."""
+    def __call__(self, server: ServerState, round: int, outputs: Outputs) -> dict[str, Any]:
+        """What to add to the metrics row. outputs: raw ones of held-back data with their labels, if known here."""
         pool = self.algorithm.pooled_scores(server)
         if pool is not None:
             self._tell_ages(pool)
-        if not self._collapsed(pool, h, labels):
+        if not self._collapsed(pool, outputs):
             return {}
         if not self.told:
             self.told = True
@@ -39,9 +40,9 @@ class Watch:
             )
         return {COLLAPSED: True}
 
-    def _collapsed(self, pool: Pool | None, h: Tensor | None, labels: Tensor | None) -> bool:
+    def _collapsed(self, pool: Pool | None, outputs: Outputs) -> bool:
         """Whether scores are all alike, or no gradient passes their link. If no outputs are known, the pool says."""
-        if h is None or labels is None:
+        if outputs is None:
             if pool is None:
                 return False
             latest = []
@@ -49,7 +50,8 @@ class Watch:
                 new = (side.weight > 0) & (side.age == side.age.min())
                 latest.append(tree.map(lambda leaf, at=new: leaf[at], side.entry))
             return saturated(self.algorithm.risk, *latest)
-        return alike(h) if self.algorithm.guards_level else saturated_outputs(self.algorithm.risk, h, labels)
+        guarded = self.algorithm.guards_level
+        return alike(outputs[0]) if guarded else saturated_outputs(self.algorithm.risk, *outputs)
 
     def _remedies(self) -> str:
         remedies = ["a smaller lr", "fewer local_steps"]

@@ -9,19 +9,19 @@ order, which follows from public numbers alone. docs/differential-privacy.md has
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedxl.algorithms.private import ByExample
 from fedxl.algorithms.protocol import Reading
 from fedxl.data.participation import Plan
-from fedxl.errors import UserError, require
-from fedxl.training.members import Member
-from fedxl.training.problem import Problem
+from fedxl.errors import UserError
+from fedxl.training.rounds import Task
+from fedxl.training.run_folder import Member
 from fedxl.training.settings import Settings
 
 MOST_MU = 100.0  # of a Gaussian mechanism, one over its noise; its epsilon is in the thousands, and promises nothing
@@ -84,10 +84,6 @@ class Ledger:
         blank, replaced = (epsilon(worst, settings, blanks) for blanks in (1, 2))
         return Spent(blank, replaced, settings.dp_delta, *worst)
 
-    @property
-    def announcement(self) -> str:
-        return f"differential privacy of examples: {self.after(self.run.rounds)} after all {self.run.rounds} rounds"
-
     def _releases(self, round: int) -> list[Releases]:
         """Of every client and side."""
         warm_ups, visits = self._visits(round)
@@ -114,17 +110,7 @@ class Ledger:
         return visits[0], visits[1]
 
 
-class Accountable(Protocol):
-    """What a ledger needs to know of a run."""
-
-    problem: Problem
-    plan: Plan
-
-    @property
-    def members(self) -> Sequence[Member]: ...
-
-
-def ledger(task: Accountable) -> Ledger | None:
+def ledger(task: Task) -> Ledger | None:
     """The account of a run; None if its algorithm makes no promise."""
     problem = task.problem
     if not problem.algorithm.private:
@@ -133,13 +119,8 @@ def ledger(task: Accountable) -> Ledger | None:
 
 
 def spent(ledger: Ledger | None, round: int) -> dict[str, Any]:
-    """For a metrics row: what has been spent once this round is done."""
+    """For a metrics row, and for run.json: what has been spent once this round is done."""
     return {} if ledger is None else {"privacy": ledger.after(round)._asdict()}
-
-
-def planned(ledger: Ledger | None) -> dict[str, Any]:
-    """For run.json: what all rounds will have spent."""
-    return {} if ledger is None else ledger.after(ledger.run.rounds)._asdict()
 
 
 @lru_cache(maxsize=4096)
@@ -205,19 +186,3 @@ def epsilon(releases: Releases, settings: ByExample, blanks: int = 1) -> float:
     account = dp.pld.PLDAccountant(value_discretization_interval=1e-3 * max(1.0, math.sqrt(squared)))
     account.compose(dp.ComposedDpEvent(events))
     return float(account.get_epsilon(settings.dp_delta))
-
-
-def noise_for(target: float, spent: Callable[[float], float]) -> float:
-    """The least noise, to a thousandth, that spends no more than the target. spent: epsilon by the noise, falling.
-
-    >>> round(noise_for(2.0, lambda noise: 10 / noise), 2)
-    5.0
-    """
-    require(target > 0, f"epsilon must be positive, got {target}")
-    low, high = 0.0, 1.0
-    while spent(high) > target:
-        low, high = high, 2 * high
-    while high - low > 1e-3 * high:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if spent(middle) > target else (low, middle)
-    return high

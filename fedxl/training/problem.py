@@ -6,14 +6,13 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedxl.algorithms.protocol import Algorithm, Assignment, DataFacts, Reading
-from fedxl.data.federation import Split
-from fedxl.data.source import Source, TensorSource, queries_of
+from fedxl.data.examples import Examples
 from fedxl.engine.drawing import Schedule
 from fedxl.engine.simulator import Placement
 from fedxl.errors import UserError, first_line, printable, require
@@ -44,6 +43,10 @@ class Problem:
     def label_names(self) -> tuple[str, ...]:
         """Of several labels; empty if there is one."""
         return self.risk.pairing.labels
+
+    @property
+    def num_labels(self) -> int:
+        return max(1, len(self.label_names))
 
     @property
     def needs_both_sides(self) -> bool:
@@ -95,7 +98,6 @@ def assemble(
     model: nn.Module, algorithm: Algorithm, settings: Settings, facts: DataFacts, device: torch.device | None = None
 ) -> Problem:
     """A problem whose parts fit together. Raises UserError if they do not. The model is copied."""
-    require_algorithm(algorithm)
     check_risk(algorithm.risk)
     device = device or pick_device(settings.device)
     model = copy.deepcopy(model).to(device, DTYPES[settings.dtype])
@@ -108,13 +110,6 @@ def assemble(
     suited = algorithm.with_network(norms_scores(model))
     informed = suited.with_facts(facts)
     return Problem(model, informed, settings, device, algorithm, uses_facts=informed is not suited)
-
-
-def require_algorithm(algorithm: Any) -> None:
-    """Raises UserError for a name, a risk or a class in its place."""
-    right = isinstance(algorithm, Algorithm) and isinstance(algorithm.risk, XRisk)
-    found = printable(repr(algorithm), 60)
-    require(right, f"algorithm must be an object such as fedxl.FeDXL2(fedxl.auroc()), not {found}")
 
 
 def check_risk(risk: XRisk) -> None:
@@ -149,17 +144,33 @@ def check_data(problem: Problem, holders: Sequence[Holder]) -> None:
     require(enough, f"cohort is {cohort}, but there are only {len(holders)} clients")
 
 
-def check_queries(problem: Problem, source: Source, pairs: Mapping[str, Any]) -> None:
-    """Raises UserError unless data and risk agree on queries. pairs: data to evaluate on."""
-    check_ranked(problem, queries_of(source) is not None)
-    check_held_back(problem, pairs)
+def check_labels(problem: Problem, holders: Sequence[Holder], of_data: Sequence[str] = ()) -> None:
+    """Raises UserError if some of several labels cannot be trained, or the data call them otherwise."""
+    if not (names := problem.label_names):
+        return
+    first, second = (np.stack([each.by_label(side) for each in holders]) for side in problem.risk.sides)  # [N, L]
+    for label, name in enumerate(names):
+        for side, counts in (("S1", first), ("S2", second)):
+            some = bool(counts[:, label].any())
+            require(some, f"no client holds an example of {side} for the label '{name}'; leave it out")
+        both = bool(((first[:, label] > 0) & (second[:, label] > 0)).any())
+        nobody = f"no client holds both classes of the label '{name}', so nobody would train it"
+        require(both or not problem.needs_both_sides, f"{nobody}; leave it out, or set one_class = 'train'")
+    check_label_names(names, of_data)
 
 
-def check_held_back(problem: Problem, pairs: Mapping[str, Any]) -> None:
-    """Raises UserError if the risk needs queries that data to evaluate on do not name."""
-    for name, pair in pairs.items() if problem.risk.pairing.ranked else ():
-        known = pair is None or (isinstance(pair, Split) and pair.queries is not None)
-        require(known, f"{name} must name the query of each item, as the training data do")
+def check_label_names(of_risk: Sequence[str], of_data: Sequence[str]) -> None:
+    """Raises UserError if the risk names labels differently from the table, or in another order."""
+    same = not of_data or list(of_risk) == list(of_data)
+    wanted = ", ".join(f'"{printable(name, 40)}"' for name in of_data)
+    require(same, f"the risk must name the labels as the table does, in the same order: labels = [{wanted:.500}]")
+
+
+def check_queries(problem: Problem, data: Mapping[str, Examples]) -> None:
+    """Raises UserError unless data and risk agree on queries. data: of training, and to evaluate on."""
+    for name, found in data.items():
+        whose = "the data" if name == "train" else f"the {name} data"
+        check_ranked(problem, found.group is not None, whose)
 
 
 def check_ranked(problem: Problem, known: bool, whose: str = "the data") -> None:
@@ -182,11 +193,11 @@ def require_own_lists(problem: Problem) -> None:
     require(not meets, f"{why}; use local_pair, which ranks each site's own lists")
 
 
-def suited(problem: Problem, source: Source) -> Source:
-    """The source itself, or with floats for its integers if the network refuses integers, as embeddings do not."""
-    probe = source.fetch(torch.arange(min(2, len(source.labels)), device=source.labels.device)).to(problem.device)
-    if probe.is_floating_point() or not isinstance(source, TensorSource) or takes(problem.model, probe):
-        return source
+def match_types(problem: Problem, data: Examples) -> Examples:
+    """The same data, with floats for integers if the network refuses integers, as embeddings do not."""
+    probe = data.fetch(torch.arange(min(2, len(data)), device=data.x.device)).to(problem.device)
+    if probe.is_floating_point() or takes(problem.model, probe):
+        return data
     if not takes(problem.model, probe.to(problem.dtype)):
-        return source  # the shape is wrong, not the type; whoever checks the output says so
-    return replace(source, x=source.x.to(problem.dtype))
+        return data  # the shape is wrong, not the type; whoever checks the output says so
+    return replace(data, x=data.x.to(problem.dtype))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,34 +11,24 @@ from typing import Any
 
 import torch
 
-from fedxl.data.source import queries_of
-from fedxl.engine.ranks.ranked import Ranked, costs, operations
-from fedxl.engine.ranks.spread import as_bytes, row_bytes
+from fedxl.engine.ranks.ranked import Ranked, as_bytes, costs, operations, row_bytes
 from fedxl.engine.ranks.team import Team
 from fedxl.models import Weights
-from fedxl.training.checkpoint import Checkpoint
-from fedxl.training.evaluate import Findings, HeldBack, Origin
-from fedxl.training.rundir import RunDir
+from fedxl.training.evaluate import Findings, HeldBack
+from fedxl.training.rounds import Task
+from fedxl.training.run_writer import Checkpoint, RunWriter
 from fedxl.training.settings import Hooks
 from fedxl.training.simulation import Simulation
 
 
-class RankedSimulation:
+def split_up(simulation: Simulation, team: Team, say: Callable[[str], None]) -> Task:
     """What the loop over rounds needs, in each of several processes."""
-
-    def __init__(self, simulation: Simulation, team: Team, say: Callable[[str], None]) -> None:
-        self.simulation, self.problem = simulation, simulation.problem
-        self.num_clients, self.cohort, self.plan = simulation.num_clients, simulation.cohort, simulation.plan
-        self.members, self.form, self.preparation = simulation.members, simulation.form, simulation.preparation
-        self.engine = ranked(simulation, team)
-        self.examiner = SplitUp(simulation.examiner, team)
-        idle = team.size - (self.cohort or self.num_clients)
-        if idle > 0:
-            say(f"{idle} of {team.size} processes have no client to run: {team.size - idle} take part in a round")
-
-    @property
-    def description(self) -> dict[str, Any]:
-        return self.simulation.description
+    idle = team.size - (simulation.cohort or simulation.num_clients)
+    if idle > 0:
+        say(f"{idle} of {team.size} processes have no client to run: {team.size - idle} take part in a round")
+    task: Task = copy.copy(simulation)
+    task.engine, task.examiner = ranked(simulation, team), SplitUp(**vars(simulation.examiner), team=team)
+    return task
 
 
 def ranked(simulation: Simulation, team: Team) -> Ranked:
@@ -51,31 +42,27 @@ def ranked(simulation: Simulation, team: Team) -> Ranked:
 
 
 @dataclass(frozen=True)
-class SplitUp:
-    """An examiner of which every rank scores a part of the examples; rank 0 judges the scores of all."""
+class SplitUp(HeldBack):
+    """An examiner of which every rank scores a part of the examples; rank 0 computes the metrics of all."""
 
-    inside: HeldBack
     team: Team
 
-    @property
-    def splits(self) -> Collection[str]:
-        return self.inside.splits
-
     def examine(self, weights: Weights, split: str) -> Findings:
-        source, team = self.inside.sources[split], self.team
-        count, piece = len(source.labels), -(-len(source.labels) // team.size)
+        data, team, evaluator = self.data[split], self.team, self.evaluator
+        count, piece = len(data), -(-len(data) // team.size)
         ends = [min(count, piece * rank) for rank in range(team.size + 1)]
-        own = self.inside.evaluator.scores(weights, source, slice(ends[team.rank], ends[team.rank + 1]))
+        own = evaluator.outputs(weights, data, slice(ends[team.rank], ends[team.rank + 1]))
         parts = team.gather(as_bytes(own), [row_bytes(own) * (end - begin) for begin, end in pairwise(ends)])
-        scores = torch.cat(parts).view(own.dtype).view(count, *own.shape[1:])
+        h = torch.cat(parts).view(own.dtype).view(count, *own.shape[1:])
         # A metric may be the user's own, and another machine may round it in another way: one rank decides for all.
-        origin, evaluator = self.inside.origins.get(split, Origin()), self.inside.evaluator
         if team.leads:
-            found = evaluator.findings(scores, source.labels, split, origin, queries_of(source))
+            found = evaluator.findings(h, data, split)
             team.tell((found.metrics, found.remarks))
             return found
         metrics, remarks = team.tell(None)
-        return Findings(metrics, scores, source.labels, remarks, origin)
+        known = evaluator.scores_of(h, data) if evaluator.risk.single_score else None
+        targets = evaluator.risk.pairing.targets(data.y)
+        return Findings(metrics, known, remarks=remarks, outputs=(h, targets))
 
 
 def hooks_on(team: Team, hooks: Hooks) -> Hooks:
@@ -86,17 +73,17 @@ def hooks_on(team: Team, hooks: Hooks) -> Hooks:
     return replace(hooks, should_stop=lambda: bool(team.tell(asked())))
 
 
-def opening(team: Team) -> Callable[[Path, bool], RunDir]:
+def opening(team: Team) -> Callable[[Path, bool], RunWriter]:
     """How a run's folder is opened: rank 0 has it, and what it reads there is told to the others."""
 
-    def opened(path: Path, resume: bool) -> RunDir:
+    def opened(path: Path, resume: bool) -> RunWriter:
         folder = team.together(lambda: Leading(path, resume, team) if team.leads else None)
         return folder or Following(path, team)
 
     return opened
 
 
-class Leading(RunDir):
+class Leading(RunWriter):
     """Rank 0's folder."""
 
     def __init__(self, path: Path, resume: bool, team: Team) -> None:
@@ -120,7 +107,7 @@ class Leading(RunDir):
         return self.team.tell(history), complaints
 
 
-class Following(RunDir):
+class Following(RunWriter):
     """The folder as the other ranks see it, who may be on other machines: it tells, and writes nothing."""
 
     def __init__(self, path: Path, team: Team) -> None:

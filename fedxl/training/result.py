@@ -1,29 +1,143 @@
-"""What a run comes to."""
+"""What a run comes to: its chosen model, and what that says of new examples.
+
+Scores get their meaning, probabilities and classes, from the run's validation scores.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from fedxl.algorithms.protocol import ServerState
-from fedxl.data.preparation import Preparation
-from fedxl.errors import require
-from fedxl.evaluation.binned import Curves
-from fedxl.evaluation.label_counts import LabelCurves
-from fedxl.evaluation.scored import LabelScores, Scored
-from fedxl.models import Weights
-from fedxl.training.members import Form
-from fedxl.training.predict import Prediction, decision_for, examples, predict, scorer_of
+from fedxl.data.examples import UNKNOWN, Digests, Examples, digests
+from fedxl.data.inputs import features, is_frame, read
+from fedxl.data.tables.prepare import Preparation
+from fedxl.data.tables.table import prepared, read_new
+from fedxl.errors import UserError, first_line, require
+from fedxl.evaluation.histogram import Histograms, by_label
+from fedxl.evaluation.scores import Floats, Ints, Scores
+from fedxl.models import Weights, scorer, weights_of
+from fedxl.models.functional import PRECISIONS, products
+from fedxl.progress import progress
 from fedxl.training.rounds import Traffic
+from fedxl.training.run_folder import Form
 
-if TYPE_CHECKING:
-    from fedxl.evaluation.label_means import LabelRow
+if TYPE_CHECKING:  # they load scipy, which training does not need
+    from fedxl.evaluation.decision import DecisionOptions, Decisions
+    from fedxl.evaluation.intervals import LabelRow
 
-Floats = npt.NDArray[np.float64]
+BLOCK = 4096  # examples scored at a time
+Scorer = Callable[[Tensor], Tensor]  # [B, ...] -> [B], of several labels [B, L]
+
+
+class Prediction(NamedTuple):
+    """For each example its raw score, and where validation scores were kept, its probability and its class.
+
+    Of several labels these are [n, L]. A label without enough validation data has NaN and -1.
+    """
+
+    scores: Floats  # [n]
+    probabilities: Floats | None  # of the positive class, calibrated
+    classes: Ints | None  # 1 at or above the threshold
+    labels: tuple[str, ...] = ()  # of several labels, the name of each column
+    undecided: Mapping[str, str] = MappingProxyType({})  # by label: why it has none
+    trained_on: int = 0  # how many of the examples are among the run's training data, where that is known
+
+
+def scorer_of(network: nn.Module, device: torch.device) -> Scorer:
+    """The network as a function of examples, in evaluation mode and full precision."""
+    network = network.to(device)
+    weights, score = weights_of(network), scorer(network, training=False)
+
+    def scores(x: Tensor) -> Tensor:
+        with torch.no_grad(), products(PRECISIONS["fp32"]):
+            return score(weights, x.to(device))[0].cpu()
+
+    return scores
+
+
+def examples(x: Any, form: Form, preparation: Preparation | None = None, where: str = "x") -> Examples:
+    """Checked examples of the shape and type that the network takes, in any form that `fit` takes.
+
+    preparation: how tables become examples. Then x may be a data frame, or the path of a file, like those of the run.
+    """
+    if isinstance(x, (str, Path)) or (is_frame(x) and preparation is not None):
+        require(preparation is not None, f"{where}: this model was trained on arrays and cannot prepare {x!r}")
+        assert preparation is not None
+        x = prepared(x, preparation).x if is_frame(x) else read_new(preparation, x).x
+    elif isinstance(x, Dataset):
+        x = read(x, where)[0]
+    found = features(x, where)
+    x = found.x
+    if found.columns and form.columns and found.columns != form.columns:
+        missing = [name for name in form.columns if name not in found.columns]
+        require(not missing, f"{where} lacks the column(s) {', '.join(map(repr, missing[:4]))} of the training data")
+        x = x[:, [found.columns.index(name) for name in form.columns]]
+    wanted = f"[n, {', '.join(map(str, form.shape))}]"
+    right = tuple(x.shape[1:]) == form.shape
+    require(right, f"{where}: this model takes examples of shape {wanted}, not {list(x.shape)}")
+    whole = not getattr(torch, form.dtype).is_floating_point
+    require(not (whole and x.is_floating_point()), f"{where}: this model takes whole numbers, not {x.dtype}")
+    made = Examples(x, torch.full((len(x), len(form.names)), UNKNOWN))
+    made.require_usable(where)
+    return made
+
+
+def predict(
+    score: Scorer, data: Examples, form: Form, decisions: Decisions | None, trained_on: Digests | None = None
+) -> Prediction:
+    """Score a block of examples at a time. trained_on: of the run's training data, sorted."""
+    scalar = bool(form.labels) or not form.score_shape
+    require(scalar, "this model gives vectors, not scores: there is nothing to decide by")
+    found, known = np.empty((len(data), *form.score_shape), np.float64), 0
+    with progress("scoring", len(data)) as advance:
+        for indices in torch.arange(len(data)).split(BLOCK):
+            x = data.fetch(indices).to(getattr(torch, form.dtype))
+            found[indices.numpy()] = _scored(score, x, form.score_shape)
+            known += 0 if trained_on is None else int(np.isin(digests([x]), trained_on).sum())
+            advance(len(indices))
+    bad = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))
+    require(not len(bad), f"{len(bad)} examples have no finite score, the first of them is number {bad[:1]}")
+    if decisions is None or not decisions.decided:
+        return Prediction(found, None, None, form.labels, trained_on=known)
+    columns = found.reshape(len(found), -1)
+    probabilities = decisions.probabilities(columns).reshape(found.shape)
+    classes = decisions.classes(columns).reshape(found.shape)
+    return Prediction(found, probabilities, classes, form.labels, decisions.undecided, known)
+
+
+def _scored(score: Scorer, x: Tensor, shape: tuple[int, ...]) -> Floats:
+    try:
+        h = score(x)
+    except UserError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise UserError(
+            f"the model cannot score examples of shape {list(x.shape[1:])}: {first_line(error)}"
+        ) from error
+    h = h[:, None] if shape == (1,) and h.ndim == 1 else h  # one of several labels
+    require(h.shape == (len(x), *shape), f"the model gave scores of shape {list(h.shape)} for {len(x)} examples")
+    return h.double().numpy()
+
+
+def decisions_for(
+    form: Form, scores: Mapping[str, Scores], histograms: Mapping[str, Histograms], options: DecisionOptions
+) -> Decisions:
+    """What scores mean by the validation scores, or by sites' counts of them in bins."""
+    from fedxl.evaluation.decision import decide
+
+    found = decide(form.names, by_label(scores, histograms).get("validation", {}), options)
+    told = f"there is no threshold of {options.rule}: {found.why_none}"
+    require(not (found.why_none and options.asks), told)
+    return found
 
 
 @dataclass
@@ -36,10 +150,8 @@ class Result:
     metrics: dict[str, dict[str, float]]  # by split: validation (of the best round) and test
     history: list[dict[str, Any]]  # a metrics row for each evaluation
     seconds: float  # since the run began, without interruptions
-    scored: dict[str, Scored] = field(default_factory=dict, repr=False)  # its scores by split, where they are known
-    curves: dict[str, Curves] = field(default_factory=dict, repr=False)  # or sites' counts in bins, by split and site
-    by_label: dict[str, LabelScores] = field(default_factory=dict, repr=False)  # scores of several labels, by split
-    label_curves: dict[str, LabelCurves] = field(default_factory=dict, repr=False)  # or counts, by split, label, site
+    scores: dict[str, Scores] = field(default_factory=dict, repr=False)  # its scores by split, where they are known
+    histograms: dict[str, Histograms] = field(default_factory=dict, repr=False)  # or sites' counts in bins, by split
     traffic: Traffic | None = None  # bytes that a client receives and sends in a round
     interrupted: bool = False  # whether it was stopped before its last round
     stopped_early: bool = False  # whether it ended before its last round because it no longer became better
@@ -49,16 +161,19 @@ class Result:
 
     @property
     def test_scores(self) -> tuple[Floats, Floats] | None:
-        """Raw scores and labels of the test data."""
-        test = self.scored.get("test")
-        return None if test is None else (test.scores, test.labels.astype(np.float64))
+        """Raw scores and labels of the test data: [n], of several labels [n, L]."""
+        test = self.scores.get("test")
+        if test is None:
+            return None
+        shape = test.scores.shape if self.form is not None and self.form.labels else (len(test),)
+        return test.scores.reshape(shape), test.y.astype(np.float64).reshape(shape)
 
     def label_table(self, split: str = "test", level: float = 0.95) -> list[LabelRow]:
-        """AUROC of each of several labels, with DeLong's interval, and their mean, with a jackknife's."""
-        require(split in self.by_label, f"there are no scores of several labels on {split} data")
-        from fedxl.evaluation.label_means import label_table  # loads scipy, which training does not need
+        """AUROC of each label with its interval, and of several labels their mean."""
+        require(split in self.scores, f"there are no scores on {split} data")
+        from fedxl.evaluation.intervals import label_table  # loads scipy, which training does not need
 
-        return label_table(self.by_label[split], level)
+        return label_table(self.scores[split], level)
 
     def predict(
         self,
@@ -82,14 +197,9 @@ class Result:
         """
         require(self.form is not None, "this result does not say what its network takes; score with its model")
         assert self.form is not None
-        from fedxl.evaluation.decision import (  # loads scipy, which training does not need
-            Wish,
-            deciding,
-            deciding_labels,
-        )
+        from fedxl.evaluation.decision import DecisionOptions  # loads scipy, which training does not need
 
-        wish = Wish(calibration, specificity, sensitivity)
+        options = DecisionOptions(calibration, specificity, sensitivity)
         score = scorer_of(self.model, next(self.model.parameters()).device)
-        by_label = deciding_labels(self.by_label, self.label_curves)
-        decision, _ = decision_for(self.form, deciding(self.scored, self.curves), by_label, wish)
-        return predict(score, examples(x, self.form, self.preparation), self.form, decision)
+        decisions = decisions_for(self.form, self.scores, self.histograms, options)
+        return predict(score, examples(x, self.form, self.preparation), self.form, decisions)

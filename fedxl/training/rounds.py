@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -10,7 +12,13 @@ from torch import Tensor
 from fedxl import tree
 from fedxl.algorithms.protocol import Algorithm, ClientUpdate, Phase, Reading, ServerState
 from fedxl.algorithms.server_rules import next_state
+from fedxl.data.examples import Digests
+from fedxl.data.participation import Plan
+from fedxl.data.tables.prepare import Preparation
 from fedxl.sampling import Indices
+from fedxl.training.evaluate import Examiner
+from fedxl.training.problem import Problem
+from fedxl.training.run_folder import Form, Member
 
 
 class Engine(Protocol):
@@ -30,6 +38,26 @@ class Engine(Protocol):
     def population(self) -> Any: ...
 
     def restore(self, server: ServerState, tensors: dict[str, Tensor]) -> None: ...
+
+
+@dataclass(kw_only=True, eq=False)
+class Task:
+    """What the loop over rounds needs: a `Simulation`, or that of a server whose clients are sites."""
+
+    problem: Problem
+    engine: Engine
+    examiner: Examiner
+    num_clients: int
+    cohort: int  # how many of them take part in a round; 0: all
+    plan: Plan  # who takes part in which round
+    members: Sequence[Member]
+    form: Form  # what the network takes and gives
+    description: dict[str, Any]  # what must be the same when the run is resumed
+    preparation: Preparation | None = None  # how its data were made of files, if they were
+
+    def digests(self) -> Digests | None:
+        """Of the training examples, so that predictions on them can be told; None if they are elsewhere."""
+        return None
 
 
 class Traffic(NamedTuple):

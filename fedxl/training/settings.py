@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, get_args
 import torch
 
 from fedxl import registry
-from fedxl.data.federation import Weighting
+from fedxl.data.examples import Weighting
 from fedxl.data.participation import Participation
 from fedxl.engine.executors import EXECUTORS
 from fedxl.errors import UserError, first_line, require, unknown
 from fedxl.metrics import Item
-from fedxl.models.precision import PRECISIONS
+from fedxl.models.functional import PRECISIONS
 from fedxl.risks import XRisk
 from fedxl.tracking import TRACKERS
 
@@ -109,15 +109,11 @@ class Progress(NamedTuple):
     record: dict[str, Any] | None  # the latest evaluation
 
 
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
 @dataclass(frozen=True)
 class Hooks:
     """Functions that a run calls, and when it stops."""
 
     on_progress: Callable[[Progress], None] = lambda progress: None  # after every round
-    say: Callable[[str], None] = _to_stderr  # one line, for example which executor was chosen and why
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # one line, as on the executor chosen
     should_stop: Callable[[], bool] = lambda: False  # after every round; if true, the run saves and stops
     stop_collapsed: bool = False  # whether a run stops, too, at an evaluation that finds its scores collapsed

@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,96 +17,88 @@ from torch import nn
 
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import Algorithm
-from fedxl.data.federation import Federation, Holding, Split, facts_about
-from fedxl.data.participation import Plan, Trace
-from fedxl.data.preparation import Preparation
-from fedxl.data.source import fingerprint, floats_as
-from fedxl.engine.executors import choose, executor, not_for_vmap
-from fedxl.engine.group import Executor
+from fedxl.data.examples import Digests, Examples, Holding, Splits, digests, facts_about, floats_as, numbered
+from fedxl.data.participation import Plan, Trace, read_trace, shares, weigh, weigh_by
+from fedxl.engine.executors import Executor, choose, executor, not_for_vmap
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import require
 from fedxl.models import check_output, weights_of
 from fedxl.options import flatten
-from fedxl.training.evaluate import HeldBack, Pair, check_selection, held_back, origins
-from fedxl.training.members import Form, members, numbered
-from fedxl.training.participants import check_label_names, check_labels, never_available, participants, present
-from fedxl.training.problem import Problem, assemble, check_data, check_queries, require_algorithm, suited
+from fedxl.risks.pairing import Holder, Share
+from fedxl.training.evaluate import BATCH, HeldBack, check_selection, require_like
+from fedxl.training.problem import Problem, assemble, check_data, check_labels, check_queries, match_types
+from fedxl.training.rounds import Task
+from fedxl.training.run_folder import Form
+from fedxl.training.run_writer import members
 from fedxl.training.settings import Settings
 from fedxl.tree import add_tensor
 
 
-class Simulation:
+class Simulation(Task):
     """What the loop over rounds needs. `announce` gets a line on which executor was chosen and why."""
+
+    engine: Simulator
+    examiner: HeldBack
 
     def __init__(
         self,
         model: nn.Module,
-        federation: Federation,
+        splits: Splits,
         algorithm: Algorithm,
         settings: Settings,
-        pairs: Mapping[str, Pair | Split | None],
         announce: Callable[[str], None],
         sections: Mapping[str, Any] | None = None,
-        names: Sequence[str] = (),
-        preparation: Preparation | None = None,
-        columns: Sequence[str] = (),
         processes: int = 1,
     ) -> None:
-        """pairs: validation and test data. sections: the tables of a config, which a resumed run must match.
-
-        names: of the clients, if they have any. preparation: how the data were made of files, to keep with the model.
-        columns: the names of an example's numbers, if they came in data frames. processes: among which cohorts are
-        divided.
-        """
-        require_algorithm(algorithm)
-        require(len(names) in (0, len(federation.parts)), f"{len(federation.parts)} clients have {len(names)} names")
-        self.names = tuple(names) or numbered(len(federation.parts))
-        self.members = members(self.names, federation.holdings())
-        self.federation = federation.pooled() if algorithm.centralized else federation
-        self.num_clients = len(self.federation.parts)
+        """sections: tables of a config, which a resumed run must match. processes: how many divide the cohorts."""
+        splits.train.require_valid("the training data", bool(algorithm.risk.pairing.labels))
+        self.splits, self.sections = splits, sections or {}
+        self.names = splits.names
+        self.members = members(self.names, splits.train.holdings())
+        self.data = splits.train.pooled() if algorithm.centralized else splits.train
+        self.num_clients = len(self.data.parts)
         self.cohort = 0 if algorithm.centralized else settings.cohort
-        self.preparation, self.columns, self.sections = preparation, tuple(columns), sections or {}
+        self.preparation = splits.preparation
         self.announce, self.processes = announce, processes
         present = self._present_holdings(algorithm, settings)
         self.problem = assemble(model, algorithm, settings, facts_about(present, settings.weighting))
-        self._check_data(present, pairs)
-        self.federation = Federation(suited(self.problem, self.federation.source), self.federation.parts)
-        probe = self.federation.source.fetch(torch.as_tensor(self.federation.parts[0][:2]))
+        self._check_data(present)
+        self.data = match_types(self.problem, self.data)
+        probe = self.data.fetch(torch.as_tensor(self.data.parts[0][:2]))
         self.probe = floats_as(probe.to(self.problem.device), self.problem.dtype)
-        check_output(self.problem.model, self.probe, self.problem.risk.score_shape)
-        self.engine, self.plan = _engine(self.problem, self.federation, self._executor(), self.names)
+        dtype, scores = str(self.probe.dtype).removeprefix("torch."), self.problem.risk.score_shape
+        check_output(self.problem.model, self.probe, scores)
+        columns, names = tuple(splits.columns), self.problem.label_names
+        self.form = Form(tuple(self.probe.shape[1:]), dtype, scores, columns, names)
+        self.engine, self.plan = _engine(self.problem, self.data, self._executor(), self.names)
         self._announce_participation()
-        self.examiner = self._examiner(pairs)
+        self.examiner = self._examiner()
 
     def _present_holdings(self, algorithm: Algorithm, settings: Settings) -> list[Holding]:
         """What those clients hold that take part at all."""
-        held = self.federation.holdings()
-        return held if algorithm.centralized else [held[client] for client in present(settings, self.names)]
+        held = self.data.holdings()
+        if algorithm.centralized or not settings.trace:
+            return held
+        return [held[client] for client in np.flatnonzero(read_trace(Path(settings.trace), self.names).any(0))]
 
-    def _check_data(self, present: Sequence[Holding], pairs: Mapping[str, Pair | Split | None]) -> None:
+    def _check_data(self, present: Sequence[Holding]) -> None:
         """Raises UserError if data and risk do not fit each other, or some label cannot be trained."""
-        check_data(self.problem, self.federation.holdings())
-        risk, many, wanted = self.problem.risk, self.federation.labels, len(self.problem.label_names)
-        told = f"several(..., labels={many})" if many else f"labels [n, {wanted}]"
-        require(wanted == many, f"examples have {many or 1} label(s), and the risk is for {wanted or 1}: give {told}")
-        if many:
-            first, second = (np.stack([holder.by_label(side) for holder in present]) for side in risk.sides)
-            check_labels(first, second, self.problem.label_names, self.problem.needs_both_sides)
-            check_label_names(self.problem.label_names, self.preparation.labels if self.preparation else ())
-        check_queries(self.problem, self.federation.source, pairs)
+        check_data(self.problem, self.data.holdings())
+        many, wanted = self.data.labels, self.problem.num_labels
+        told = f"several(..., labels={many})" if many > 1 else f"labels [n, {wanted}]"
+        require(wanted == many, f"examples have {many} label(s), and the risk is for {wanted}: give {told}")
+        check_labels(self.problem, present, self.preparation.labels if self.preparation else ())
+        check_queries(self.problem, {"train": self.data, **self.splits.held_back})
 
     def _announce_participation(self) -> None:
-        if line := never_available(self.plan, self.names):
-            self.announce(line)
+        if isinstance(self.plan, Trace) and len(absent := np.flatnonzero(~self.plan.available.any(0))):
+            # Their risk cannot be optimised.
+            some = ", ".join(self.names[number] for number in absent[:3]) + (", ..." if len(absent) > 3 else "")
+            told = f"trace: {len(absent)} of {len(self.names)} clients are never available ({some})"
+            self.announce(f"{told}; the run optimises the risk of the others")
         how = self.problem.settings.participation
         if self.problem.algorithm.centralized and how != "uniform":
             self.announce(f"participation = '{how}' does not apply: all data are in one place")
-
-    @property
-    def form(self) -> Form:
-        dtype = str(self.probe.dtype).removeprefix("torch.")
-        shape, scores = tuple(self.probe.shape[1:]), self.problem.risk.score_shape
-        return Form(shape, dtype, scores, self.columns, self.problem.label_names)
 
     def _executor(self) -> Executor:
         run, cohort = self.problem.settings, self.cohort or self.num_clients
@@ -123,25 +116,33 @@ class Simulation:
             self.announce(f"executor: {name} ({why})")
         return executor(name, run.compile, self.announce)
 
-    def _examiner(self, pairs: Mapping[str, Pair | Split | None]) -> HeldBack:
-        found = self.problem.evaluator
-        sources = held_back(pairs, self.probe, len(self.problem.label_names))
-        sources = {name: suited(self.problem, source) for name, source in sources.items()}
-        if "validation" in sources:
-            check_selection(self.problem.select, found, sources["validation"])
-        train = {"train": self.engine.source} if self.problem.settings.train_metrics else {}
-        return HeldBack(found, sources | train, origins(pairs, self.names))
+    def _examiner(self) -> HeldBack:
+        found, labels, clients = self.problem.evaluator, self.problem.num_labels, len(self.names)
+        data = {}
+        for name, split in self.splits.held_back.items():
+            require_like(name, split, self.probe, labels, clients, bool(self.problem.label_names))
+            named = split if split.site is None else replace(split, sites=tuple(self.names))  # numbers get names
+            data[name] = match_types(self.problem, named.to(self.problem.device))
+        if "validation" in data:
+            check_selection(self.problem.select, found, data["validation"])
+        train = {"train": self.engine.placed} if self.problem.settings.train_metrics else {}
+        return HeldBack(found, data | train)
+
+    def digests(self) -> Digests:
+        """Of the training examples as the network gets them, sorted."""
+        train = self.splits.train
+        blocks = torch.arange(len(train)).split(BATCH)
+        return np.unique(digests(train.fetch(block).to(self.probe.dtype) for block in blocks))
 
     @cached_property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:  # type: ignore[override]
         """What must be the same when a run is resumed, by dotted names, as plain JSON. This reads all data."""
         weights, risk = weights_of(self.problem.model), self.problem.risk
         shapes = {name: list(tensor.shape) for name, tensor in {**weights.params, **weights.buffers}.items()}
         lams = f"lam {risk.lam}" + (f", lam_outer {risk.lam_outer}" if risk.lam_outer else "")
-        parts = [len(part) for part in self.federation.parts]
-        source, validation = self.federation.source, self.examiner.sources.get("validation")
-        examples = hashlib.sha256(fingerprint(source).encode())  # all that is trained on, and who holds it
-        for part in self.federation.parts:
+        parts, validation = [len(part) for part in self.data.parts], self.examiner.data.get("validation")
+        examples = hashlib.sha256(self.data.fingerprint().encode())  # all that is trained on, and who holds it
+        for part in self.data.parts:
             add_tensor(examples, "part", torch.as_tensor(part))
         tables = {
             **self.sections,
@@ -150,11 +151,9 @@ class Simulation:
             "task": {
                 "model": f"{len(shapes)} tensors, {_digest(shapes)}",
                 "clients": f"{len(parts)} with {sum(parts)} examples, {_digest(parts)}",
-                "augment": str(getattr(source, "augment", "")),
-                # Labels and a few examples, which older versions recorded; `examples` is a digest of all data.
-                "data": _digest([source.labels.tolist(), self.probe.flatten().tolist()]),
+                "augment": str(self.data.augment),
                 "examples": examples.hexdigest()[:12],
-                "validation": fingerprint(validation)[:12] if validation is not None else "",
+                "validation": validation.fingerprint()[:12] if validation is not None else "",
                 "risk_name": risk.name,
                 "risk": f"{risk.sides}, {lams}, {risk.score_shape} {risk.inner_shape}",
             },
@@ -164,18 +163,41 @@ class Simulation:
         return flattened(tables)
 
 
-def simulator(problem: Problem, federation: Federation, run: Executor) -> Simulator:
+def simulator(problem: Problem, data: Examples, run: Executor) -> Simulator:
     """The engine for a problem and all of its clients."""
-    return _engine(problem, federation, run, numbered(len(federation.parts)))[0]
+    return _engine(problem, data, run, numbered(len(data.parts)))[0]
 
 
-def _engine(problem: Problem, federation: Federation, run: Executor, names: Sequence[str]) -> tuple[Simulator, Plan]:
-    shares, plan = participants(problem, federation.holdings(), names)
+def _engine(problem: Problem, data: Examples, run: Executor, names: Sequence[str]) -> tuple[Simulator, Plan]:
+    shares, plan = participants(problem, data.holdings(), names)
     engine = Simulator(
-        problem.algorithm, problem.score, federation, run, problem.schedule, shares, plan.chances,
+        problem.algorithm, problem.score, data, run, problem.schedule, shares, plan.chances,
         placement=problem.placement, plan=plan,
     )  # fmt: skip
     return engine, plan
+
+
+def participants(problem: Problem, holders: Sequence[Holder], names: Sequence[str]) -> tuple[Share, Plan]:
+    """The shares, stacked, and the plan of clients that hold so much. A centralised method has one client, always."""
+    run, algorithm, reading = problem.settings, problem.algorithm, problem.reading
+    pairing, sides, local = reading.pairing, (reading.first, reading.second), algorithm.local_pairs
+    first, second = pairing.counts(holders, sides, local)
+    size: dict[str, Any] = {"num_clients": len(holders), "size": run.cohort, "seed": run.seed}
+    if run.participation == "uniform" or algorithm.centralized:
+        share, chances = weigh(first, second, run.weighting, run.cohort)
+        plan = Plan(**size, chances=chances)
+    else:
+        parts = shares(first, second, run.weighting).part.numpy() if run.weighting == "samples" else None
+        plan = Trace(**size, available=read_trace(Path(run.trace), names), parts=parts)
+        for name, counts in (("S1", first), ("S2", second)):
+            held = np.array(counts) > 0
+            some = not held.any() or bool((held & (plan.frequency > 0)).any())
+            require(some, f"no client that holds examples of {name} is ever available; the trace must name one")
+        share = weigh_by(first, second, run.weighting, plan.frequency)
+        trained = float((plan.frequency * algorithm.counts(share).numpy()).sum()) > 0
+        require(trained, "no client that trains is ever available; the trace must name one that holds both classes")
+    share = pairing.spread(share, holders, sides, run.weighting == "samples", local)
+    return share, plan
 
 
 def _describe(algorithm: Algorithm) -> dict[str, Any]:

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedxl import metrics, tree
 from fedxl.algorithms.protocol import ServerState
 from fedxl.algorithms.server_rules import begin
-from fedxl.data.participation import Plan
-from fedxl.data.preparation import NAME, Preparation
 from fedxl.errors import DivergedError, UserError, require
+from fedxl.evaluation.scores import Scores
 from fedxl.models import Weights, load, weights_of
 from fedxl.options import call
 from fedxl.tracking import trackers as trackers_of
 from fedxl.tracking.tracker import FAILED, FINISHED, STOPPED, Tracked, Trackers
-from fedxl.training.checkpoint import STATES, VERSION, Checkpoint, require_same
-from fedxl.training.evaluate import Examiner, Findings, better_at_common_sites
+from fedxl.training.choice import FEW, Choice, better, how_sure
+from fedxl.training.evaluate import Findings
 from fedxl.training.health import Watch
-from fedxl.training.members import Form, Member, about
-from fedxl.training.privacy import ledger, planned, spent
-from fedxl.training.problem import Problem
+from fedxl.training.privacy import ledger, spent
 from fedxl.training.result import Result
-from fedxl.training.rounds import Engine, Traffic, play_round, traffic
-from fedxl.training.run_files import ABOUT, COLLAPSED, CURVES, LABEL_CURVES, LABEL_SCORES, SCORES, STOPPED_EARLY
-from fedxl.training.rundir import RunDir
+from fedxl.training.rounds import Task, Traffic, play_round, traffic
+from fedxl.training.run_folder import ABOUT, COLLAPSED, PREPARATION, STOPPED_EARLY
+from fedxl.training.run_writer import STATES, VERSION, Checkpoint, RunWriter, describe_run, require_same
 from fedxl.training.settings import Hooks, Progress
 from fedxl.wire import RefusedError, fitted
 
@@ -57,44 +54,13 @@ class Standing:
         require(self.round >= 0, f"its round is {self.round}")
 
 
-class Trainable(Protocol):
-    """What the loop over rounds needs: a `Simulation`, or a server whose clients are sites."""
-
-    problem: Problem
-    num_clients: int
-    cohort: int
-    plan: Plan  # who takes part in which round
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """Who takes part."""
-
-    @property
-    def form(self) -> Form:
-        """What the network takes and gives."""
-
-    @property
-    def preparation(self) -> Preparation | None:
-        """How its data were made of files, if they were."""
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What must be the same when the run is resumed."""
-
-    @property
-    def engine(self) -> Engine: ...
-
-    @property
-    def examiner(self) -> Examiner: ...
-
-
 def train(
-    task: Trainable,
+    task: Task,
     hooks: Hooks,
     out: Path | None,
     resume: bool = False,
     files: Mapping[str, str] | None = None,
-    open_folder: Callable[[Path, bool], RunDir] = RunDir,
+    open_folder: Callable[[Path, bool], RunWriter] = RunWriter,
 ) -> Result:
     """Run all rounds that are still to do. `files` go into the folder of a new run before its first round."""
     run = task.problem.settings
@@ -107,10 +73,12 @@ def train(
         for name, text in (files or {}).items():
             folder.write(name, text)
         if not resume or not (out / ABOUT).exists():  # a run may have been killed before it wrote it
-            promise = planned(ledger(task))
-            folder.write(ABOUT, about(task.description, task.members, task.problem.select, task.form, promise))
             if task.preparation is not None:
-                folder.write(NAME, task.preparation.to_text())
+                folder.write(PREPARATION, task.preparation.to_text())
+            if (found := task.digests()) is not None:
+                folder.save_digests(found)
+            # Last: where it is, the others are, whenever the disk was full or the process killed.
+            folder.write(ABOUT, describe_run(task, spent(ledger(task), run.rounds)))
         trainer = Trainer(task, hooks, folder, resume, trackers)
         state = FAILED
         try:
@@ -128,7 +96,7 @@ class Trainer:
     """The loop over rounds, from the state before the first one or from a folder's newest whole checkpoint."""
 
     def __init__(
-        self, task: Trainable, hooks: Hooks, folder: RunDir | None, resume: bool, trackers: Trackers | None = None
+        self, task: Task, hooks: Hooks, folder: RunWriter | None, resume: bool, trackers: Trackers | None = None
     ) -> None:
         self.task, self.hooks, self.folder = task, hooks, folder
         self.trackers = trackers or Trackers({}, hooks.say)
@@ -163,11 +131,16 @@ class Trainer:
         run, interrupted = self.run, False
         self.began = time.monotonic() - self.seconds
         if self.ledger:
-            self.hooks.say(self.ledger.announcement)
+            promise = f"{self.ledger.after(run.rounds)} after all {run.rounds} rounds"
+            self.hooks.say(f"differential privacy of examples: {promise}")
         # A run that is resumed may have run out of patience before.
         while self.round < run.rounds and not interrupted and not self._out_of_patience:
             self.round += 1
-            self._round()
+            cohort, before = self.task.plan.cohort(self.round), self.server
+            self.server, updates = play_round(self.algorithm, self.task.engine, before, self.round, cohort)
+            if self.round > 0 and self.traffic is None:  # the warm-up is another kind of round; the rest are alike
+                phase = self.algorithm.phase(self.round)
+                self.traffic = traffic(phase, self.problem.reading, run.local_steps, before, updates)
             self.seconds = time.monotonic() - self.began
             interrupted = self.hooks.should_stop()
             if self._regular(self.round):
@@ -192,23 +165,24 @@ class Trainer:
 
     @property
     def _out_of_patience(self) -> bool:
-        """Whether the last `patience` evaluations have not found a better model; those without a reply do not count.
+        """Whether the last `patience` evaluations have not found a better metric; those without a reply do not count.
 
         It follows from the metrics rows alone, so that a resumed run decides as one that was never stopped.
         """
-        since = [row for row in self.history if row["round"] > self.best_round and "validation" in row]
-        return 0 < self.run.patience <= len(since)
+        rows = [row for row in self.history if "validation" in row]
+        best = self._row(self.best_round)
+        same = [row for row in rows if best and row.get("validation_from") == best.get("validation_from")]
+        # Of rounds whose metrics tie, the first one counts.
+        ties = [row["round"] for row in same if best and self._value(row) == self._value(best)]
+        first = min(ties, default=self.best_round)
+        return 0 < self.run.patience <= sum(int(row["round"]) > first for row in rows)
+
+    def _row(self, round: int) -> dict[str, Any] | None:
+        """The evaluation of a round."""
+        return next((row for row in self.history if row["round"] == round), None)
 
     def _regular(self, round: int) -> bool:
         return round > 0 and round % self.run.eval_every == 0
-
-    def _round(self) -> None:
-        task, before = self.task, self.server
-        cohort = task.plan.cohort(self.round)
-        self.server, updates = play_round(self.algorithm, task.engine, before, self.round, cohort)
-        if self.round > 0 and self.traffic is None:  # the warm-up is another kind of round; the rest are alike
-            phase, steps = self.algorithm.phase(self.round), self.run.local_steps
-            self.traffic = traffic(phase, self.problem.reading, steps, before, updates)
 
     def _evaluate(self) -> None:
         self._require_finite()  # this waits for the GPU
@@ -218,16 +192,18 @@ class Trainer:
         record["training_seconds"] = time.monotonic() - self.began - self.evaluating
         if self.traffic is not None:
             record["traffic"] = {**self.traffic._asdict(), "clients": task.cohort or task.num_clients}
-        h, labels, latest = None, None, None
+        outputs, latest = None, None
         for name in ("train", "validation"):
             if name in task.examiner.splits:
                 found = task.examiner.examine(weights, name)
                 record |= {**({name: found.metrics} if found.metrics else {}), **found.remarks}
-                h, labels, latest = found.scores, found.labels, found if name == "validation" else None
-        record |= task.engine.remarks() | self.watch(self.server, self.round, h, labels)
+                outputs, latest = found.outputs, found if name == "validation" else None
+        record |= task.engine.remarks() | self.watch(self.server, self.round, outputs)
         record |= spent(self.ledger, self.round)
         value = self._value(record)
-        if self._better(value, record):
+        # Without validation data the latest round is the best.
+        chooses = "validation" in task.examiner.splits
+        if not chooses or better(record, self._row(self.best_round), self.problem.select):
             self.best, self.best_round, self.best_value, self.found = weights, self.round, value, latest
         self.history.append(record)
         if self.folder:
@@ -236,7 +212,7 @@ class Trainer:
         self.evaluating += time.monotonic() - began
 
     def _value(self, record: Mapping[str, Any]) -> float:
-        """What the best round is chosen by; without validation data the latest round is the best."""
+        """What the best round is chosen by."""
         if "validation" not in self.task.examiner.splits:
             return float(self.round)
         if "validation" not in record:
@@ -247,13 +223,6 @@ class Trainer:
         if math.isnan(value):
             raise self._diverged("scores")
         return value
-
-    def _better(self, value: float, record: Mapping[str, Any]) -> bool:
-        best = next((each for each in self.history if each["round"] == self.best_round), None)
-        if best and value > -math.inf and best.get("validation_from") != record.get("validation_from"):
-            # Metrics of different sites, or from scores and from metrics, cannot be compared directly.
-            return better_at_common_sites(record, best, self.problem.select)
-        return value > self.best_value
 
     def _require_finite(self) -> None:
         if not tree.finite(self.server.weights):
@@ -269,7 +238,7 @@ class Trainer:
         """What must be the same when this run is resumed."""
         return {**self.task.description, STATES: VERSION}
 
-    def _checkpoint(self, folder: RunDir) -> None:
+    def _checkpoint(self, folder: RunWriter) -> None:
         self._require_finite()
         state = {**State(self.server, self.best)._asdict(), "population": self.task.engine.population}
         standing = {item.name: getattr(self, item.name) for item in fields(Standing)}
@@ -300,11 +269,22 @@ class Trainer:
         fitted(now, {name: t for name, t in population.items() if name in tree.pack(now)})
         engine.restore(self.server, population)
 
+    def _choice(self, validation: Scores | None) -> Choice | None:
+        """How sure the choice of the round is; said if validation data are few."""
+        select = self.problem.select
+        values = [metrics.value_of(row["validation"], select) for row in self.history if "validation" in row]
+        if validation is None or len(values) < 2:
+            return None
+        found = how_sure(metrics.key(select), values, self.best_value, validation)
+        if found is not None and found.fewest < FEW and found.near > 1:
+            self.hooks.say(str(found))
+        return found
+
     def _result(self, interrupted: bool) -> Result:
         # Without any metric to choose by (stopped early, or no site replied) it is the latest.
         some = self.best_round > 0
         chosen, best_round = (self.best, self.best_round) if some else (self.server.weights, self.round)
-        record = next((record for record in self.history if record["round"] == best_round), {})
+        record = self._row(best_round) or {}
         early = not interrupted and self.round < self.run.rounds
         if self.ledger:
             self.hooks.say(f"differential privacy of examples: {self.ledger.after(self.round)}")
@@ -317,17 +297,14 @@ class Trainer:
             examined["test"] = examiner.examine(chosen, "test")
         test = examined.get("test", Findings({}))
 
-        def by_split(read: Callable[[Findings], Any]) -> dict[str, Any]:
-            return {name: value for name, found in examined.items() if (value := read(found))}
-
-        scored, by_label = by_split(Findings.scored), by_split(lambda found: found.by_label)
-        curves, label_curves = by_split(lambda found: found.curves), by_split(lambda found: found.label_curves)
+        scores = {name: found.scores for name, found in examined.items() if found.scores is not None}
+        histograms = {name: found.histograms for name, found in examined.items() if found.histograms}
+        choice = self._choice(scores.get("validation"))
         if self.folder and not interrupted:
-            kept = {SCORES: scored, CURVES: curves, LABEL_SCORES: by_label, LABEL_CURVES: label_curves}
-            self.folder.save_result(kept, model.state_dict())
+            self.folder.save_result(scores, histograms, model.state_dict())
             final: dict[str, Any] = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
             final |= {**({STOPPED_EARLY: True} if early else {}), **test.remarks, "test": test.metrics}
-            final |= spent(self.ledger, self.round)
+            final |= spent(self.ledger, self.round) | ({"choice": choice._asdict()} if choice else {})
             self.folder.append(final)
             self.trackers.write(final)
         return Result(
@@ -337,10 +314,8 @@ class Trainer:
             metrics={"validation": record.get("validation", {}), "test": test.metrics},
             history=self.history,
             seconds=self.seconds,
-            scored=scored,
-            curves=curves,
-            by_label=by_label,
-            label_curves=label_curves,
+            scores=scores,
+            histograms=histograms,
             traffic=self.traffic,
             interrupted=interrupted,
             stopped_early=early,

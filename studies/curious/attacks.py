@@ -33,7 +33,7 @@ class Upload(NamedTuple):
 
 def rows_by_seed(seed: int, purpose: Purpose, number: int, visits: int, count: int, held: int) -> Indices:
     """Which rows of a side with `held` examples a client reads in its next round, if it draws them from the seed."""
-    return sampling.epochs(seed, purpose, number, visits * count, count, held)
+    return sampling.Stream(seed, number).epochs(purpose, visits * count, count, held)
 
 
 def link_rows(before: Indices, after: Indices) -> Indices:

@@ -103,7 +103,7 @@ def run_cost(case: Mapping[str, Any]) -> Outcome:
 def run_attacks(case: Mapping[str, Any]) -> Outcome:
     """How many links of a curious server, and guesses of a curious site, are right: means over rounds and clients."""
     config = config_of(case)
-    clients = len(simulate(config, lambda line: None).engine.federation.parts)
+    clients = len(simulate(config, lambda line: None).engine.data.parts)
     runs = {
         private: Played(config, make_secrets(clients, case["seed"]) if private else NO_SECRETS)
         for private in (False, True)

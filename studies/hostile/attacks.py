@@ -14,9 +14,7 @@ from fedxl import tree
 from fedxl.algorithms.checks import inner_range
 from fedxl.algorithms.pool import Scores
 from fedxl.algorithms.protocol import ClientUpdate, ServerState
-from fedxl.data.federation import Federation
-from fedxl.data.source import TensorSource
-from fedxl.errors import require
+from fedxl.data.examples import Examples
 from fedxl.risks import XRisk
 from fedxl.sampling import Indices
 from fedxl.training.rounds import Engine
@@ -100,15 +98,12 @@ class Attacked:
         self.engine.restore(server, tensors)
 
 
-def with_flipped_labels(federation: Federation, clients: Sequence[int]) -> Federation:
-    """The same federation, in which these clients take positives for negatives and the other way round."""
-    source = federation.source
-    require(isinstance(source, TensorSource), "labels can be flipped in data held in memory only")
-    assert isinstance(source, TensorSource)
-    labels = source.labels.clone()
-    rows = torch.as_tensor(np.concatenate([federation.parts[client] for client in clients]))
-    labels[rows] = 1 - labels[rows]
-    return Federation(replace(source, labels=labels), federation.parts)
+def with_flipped_labels(data: Examples, clients: Sequence[int]) -> Examples:
+    """The same data, in which these clients take positives for negatives and the other way round."""
+    y = data.y.clone()
+    rows = torch.as_tensor(np.concatenate([data.parts[client] for client in clients]))
+    y[rows] = 1 - y[rows]
+    return replace(data, y=y)
 
 
 def _with_G(updates: Any, hostile: Tensor, times: float) -> Any:

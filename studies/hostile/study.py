@@ -107,10 +107,9 @@ def simulate(config: Config, flipped: Sequence[int]) -> Simulation:
     """The simulation of a config, in which these clients hold wrong labels."""
     settings, algorithm = call(Settings, config.run, "run"), experiment.build_algorithm(config)
     splits = experiment.load_data(config)
-    model = experiment.build_model(config, splits.train.example_shape, algorithm.risk)
+    model = experiment.build_model(config, splits.train.shape, algorithm.risk)
     train_on = with_flipped_labels(splits.train, flipped) if flipped else splits.train
-    held_back = {"validation": splits.validation, "test": splits.test}
-    return Simulation(model, train_on, algorithm, settings, held_back, lambda line: None)
+    return Simulation(model, splits._replace(train=train_on), algorithm, settings, lambda line: None)
 
 
 def values(rows: Sequence[Row], attack: str, count: int, defence: str, what: str) -> list[float]:

@@ -75,8 +75,8 @@ class Study:
         for task in self.tasks:
             config = experiment(task, setup.TABLE1[0], self.budget, HyperParameters(1.0), 0, 1)
             splits = load_data(config)
-            build_model(config, splits.train.example_shape, build_risk(config))
-            parts = [len(splits.train.source.labels), *(len(s.y) for s in (splits.validation, splits.test) if s)]
+            build_model(config, splits.train.shape, build_risk(config))
+            parts = [len(splits.train), *(len(found) for found in splits.held_back.values())]
             train, validation, test = (f"{n:,}" for n in parts)
             self.do.say(f"{title_of(task.case)}: {train} images to train, {validation} to validate, {test} to test")
 

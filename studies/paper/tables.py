@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedxl import metrics
+from fedxl.evaluation import resampling
 from fedxl.reporting.text import as_markdown, mean_and_spread, mean_with_spread, over_seeds
 from fedxl.sampling import Floats
 from studies import pictures
@@ -83,7 +84,7 @@ def resample(runs: Sequence[Mapping[str, Floats]], metric: str) -> Floats:
     if not all("scores" in run and np.array_equal(runs[0]["labels"], run["labels"]) for run in runs):
         return np.empty(0)
     limit = metrics.split(metric)[1] or 1.0
-    return metrics.resampled([run["scores"] for run in runs], runs[0]["labels"], limit)
+    return resampling.resampled([run["scores"] for run in runs], runs[0]["labels"], limit)
 
 
 def lead(line: Line, other: str) -> Lead:

@@ -19,9 +19,8 @@ from torch import nn
 
 from fedxl import metrics
 from fedxl.algorithms import build
-from fedxl.data.digits import digits
-from fedxl.data.federation import Federation, Splits
-from fedxl.data.source import TensorSource
+from fedxl.data.examples import Splits
+from fedxl.data.sets.digits import digits
 from fedxl.progress import progress
 from fedxl.risks import partial_auc
 from fedxl.training.fit import fit
@@ -69,7 +68,7 @@ def halves(count: int, models: int) -> Masks:
 def train(kind: str, models: int = MODELS) -> tuple[list[Shadow], Floats]:
     """Shadow models with (`private`) or without privacy (`plain`), and the candidates' labels."""
     splits = candidates(digits(**DATA))  # type: ignore[arg-type]
-    labels = splits.train.source.labels.double().numpy()
+    labels = splits.train.y[:, 0].double().numpy()
     found = []
     with progress(f"membership attack, {kind}", models) as advance:
         for number, seen in enumerate(halves(len(labels), models)):
@@ -80,17 +79,13 @@ def train(kind: str, models: int = MODELS) -> tuple[list[Shadow], Floats]:
 
 def candidates(splits: Splits) -> Splits:
     """The positives, and some of the negatives; the others take no part."""
-    source = splits.train.source
-    kept = np.flatnonzero((source.labels.numpy() > 0) | (np.arange(len(source.labels)) % THINNED == 0))
-    places = {int(old): new for new, old in enumerate(kept)}
-    x, y = source.fetch(torch.from_numpy(kept)), source.labels[torch.from_numpy(kept)]
-    parts = [np.array([places[int(old)] for old in part if int(old) in places]) for part in splits.train.parts]
-    return splits._replace(train=Federation(TensorSource(x, y), parts))
+    train = splits.train
+    kept = np.flatnonzero((train.y[:, 0].numpy() > 0) | (np.arange(len(train)) % THINNED == 0))
+    return splits._replace(train=train.take(kept))
 
 
 def _shadow(splits: Splits, kind: str, number: int, seen: Masks) -> Shadow:
-    federation, (rounds, steps) = splits.train, STEPS[kind]
-    some = Federation(federation.source, [part[seen[part]] for part in federation.parts])
+    (rounds, steps), some = STEPS[kind], splits.train.take(np.flatnonzero(seen))
     options = PRIVATE if kind == "private" else PLAIN
     risk = partial_auc(lam=0.5, scores="sigmoid")
     algorithm = build("fedxl2", risk, level="free", pool_u="server", **options)
@@ -98,7 +93,7 @@ def _shadow(splits: Splits, kind: str, number: int, seen: Masks) -> Shadow:
         network(number), some, algorithm, rounds=rounds, local_steps=steps, batch_size=BATCH, seed=number,
         eval_every=rounds, executor="vmap", device="cpu", test=splits.test, hooks=Hooks(say=lambda line: None),
     )  # fmt: skip
-    everyone = federation.source.fetch(torch.arange(len(seen))).float()
+    everyone = splits.train.fetch(torch.arange(len(seen))).float()
     with torch.no_grad():
         outputs = result.model(everyone).squeeze(-1).double().numpy()
     spent = Spent(**result.history[-1]["privacy"]) if kind == "private" else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from fedxl.config.experiment import Config, execute, simulate
+from fedxl.errors import require
 from fedxl.experiments import demo
 from fedxl.reporting.text import as_markdown, mean_and_spread
-from fedxl.training.privacy import Spent, ledger, noise_for
+from fedxl.training.privacy import Spent, ledger
 from fedxl.training.settings import Hooks
 from studies import pictures
 from studies.harness import Harness, Outcome, Planned, Row, cell, group, machine, machines
@@ -91,6 +92,22 @@ def find_noise(federation: str, epsilon: float | None, seed: int) -> float:
         return account.after(config.run["rounds"]).epsilon
 
     return noise_for(epsilon, spent)
+
+
+def noise_for(target: float, spent: Callable[[float], float]) -> float:
+    """The least noise, to a thousandth, that spends no more than the target. spent: epsilon by the noise, falling.
+
+    >>> round(noise_for(2.0, lambda noise: 10 / noise), 2)
+    5.0
+    """
+    require(target > 0, f"epsilon must be positive, got {target}")
+    low, high = 0.0, 1.0
+    while spent(high) > target:
+        low, high = high, 2 * high
+    while high - low > 1e-3 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if spent(middle) > target else (low, middle)
+    return high
 
 
 def run_case(planned: Planned) -> Outcome:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from fedxl import sampling
 from fedxl.algorithms.protocol import Algorithm
-from fedxl.data.federation import Federation
-from fedxl.data.source import TensorSource
+from fedxl.data.examples import Examples, facts_about
 from fedxl.engine.executors import loop, vectorised
 from fedxl.engine.simulator import Simulator
 from fedxl.models import Weights, weights_of
@@ -55,7 +54,7 @@ class Testbed:
 
     model: nn.Module
     risk: XRisk
-    federation: Federation
+    data: Examples
     x: Tensor  # [n, d] each example once
     y: Tensor  # [n]
 
@@ -112,7 +111,7 @@ def linear(risk: XRisk, num_clients: int, differ: bool = False) -> Testbed:
         ordered = np.argsort(x[:, -1].numpy(), kind="stable")
         sides = [np.array_split(ordered[y.numpy()[ordered] == label], num_clients) for label in (1, 0)]
         parts = [np.concatenate(both) for both in zip(*sides, strict=True)]
-    return Testbed(model, risk, Federation(TensorSource(x, y), parts), x, y)
+    return Testbed(model, risk, Examples(x, y[:, None]).share_out(parts), x, y)
 
 
 def _overlapping() -> tuple[Tensor, Tensor]:
@@ -142,7 +141,7 @@ def squared_norms(
     """
     engine = _engine(bed, algorithm, local_steps, (batch, batch2 or batch), seed, cohort)
     server: Any = algorithm.init(start or weights_of(bed.model))
-    num_clients, norms = len(bed.federation.parts), []
+    num_clients, norms = len(bed.data.parts), []
     for round in range(rounds + 1):
         members = sampling.cohort(seed, round, num_clients, cohort)
         if round >= algorithm.first_round:
@@ -158,6 +157,6 @@ def _engine(
         device="cpu", dtype="float64", seed=seed, local_steps=local_steps, batch1=batch[0], batch2=batch[1]
     )
     algorithm = replace(algorithm, risk=replace(algorithm.risk, pairing=WithReplacement()))
-    problem = assemble(bed.model, algorithm, run, bed.federation.facts(run.weighting))
-    together = (cohort or len(bed.federation.parts)) > 1
-    return simulator(problem, bed.federation, vectorised if together else loop)
+    problem = assemble(bed.model, algorithm, run, facts_about(bed.data.holdings(), run.weighting))
+    together = (cohort or len(bed.data.parts)) > 1
+    return simulator(problem, bed.data, vectorised if together else loop)

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from fedxl import sampling, tree
 from fedxl.algorithms import Algorithm
 from fedxl.algorithms.server_rules import begin
-from fedxl.data.federation import Federation
+from fedxl.data.examples import Examples
 from fedxl.models import weights_of
 from tests.conftest import EXECUTORS
 from tests.running import engine_for, play
 
 
 def after_rounds(
-    algorithm: Algorithm, model: nn.Module, federation: Federation, executor: str = "loop", rounds: int = 5,
+    algorithm: Algorithm, model: nn.Module, federation: Examples, executor: str = "loop", rounds: int = 5,
     sizes: tuple[int, int, int] = (3, 4, 5), **settings: Any,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Server and population after so many rounds (and the warm-up), by name. sizes: steps, batch1 and batch2."""

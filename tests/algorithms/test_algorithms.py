@@ -12,8 +12,8 @@ from torch.nn import functional as nnf
 
 from fedxl import tree
 from fedxl.algorithms import build
-from fedxl.data.federation import Federation, from_arrays
-from fedxl.data.source import TensorSource
+from fedxl.data.examples import Examples, facts_about
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import vectorised
 from fedxl.engine.simulator import Simulator
 from fedxl.models import weights_of
@@ -30,7 +30,7 @@ def engine_of(algorithm, model, federation, **options) -> Simulator:
 
 def batches_of(engine: Simulator, client: int, r: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     indices = torch.from_numpy(engine.drawing.draw(client, r, engine.store.visits(client), None).examples)
-    return [(engine.source.fetch(row), engine.source.labels[row]) for row in indices]
+    return [(engine.placed.fetch(row), engine.placed.y[row, 0]) for row in indices]
 
 
 @pytest.mark.parametrize("weighting", ["clients", "samples"])
@@ -69,7 +69,8 @@ def test_codasca_against_a_plain_transcription(control):
     federation = from_arrays(make_clients(sizes))
     model = nn.Linear(5, 1, bias=False).double()
     nn.init.constant_(model.weight, 0.2)
-    p, eta, gamma, wd, clip, T0 = federation.facts("clients").positive_share, 0.4, 20.0, 1e-2, 0.05, 6
+    p = facts_about(federation.holdings(), "clients").positive_share
+    eta, gamma, wd, clip, T0 = 0.4, 20.0, 1e-2, 0.05, 6
     algorithm = build(
         "codasca", auroc(), lr=eta, positive_share=p, proximal=gamma, weight_decay=wd, clip=clip,
         stage_steps=T0, control=control,
@@ -263,7 +264,7 @@ def test_local_sgd_with_several_classes_is_multinomial_cross_entropy():
     torch.manual_seed(0)
     model = nn.Linear(5, 3).double()
     x, y = torch.randn(8, 5).double(), torch.tensor([0, 1, 2, 2, 1, 0, 1, 2])
-    federation = Federation(TensorSource(x, y), [np.arange(8)])
+    federation = Examples(x, y[:, None])
     algorithm = build("local_sgd", auroc(), lr=0.5)
     engine = engine_for(algorithm, model, federation, vectorised, 1, 4, 4)
     server = algorithm.init(weights_of(model))

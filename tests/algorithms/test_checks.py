@@ -24,8 +24,7 @@ from fedxl.algorithms.pool import S1, S2, Pool, Scores
 from fedxl.algorithms.protocol import Assignment
 from fedxl.algorithms.server_rules import next_state
 from fedxl.config.experiment import Config, execute
-from fedxl.data.federation import from_arrays
-from fedxl.data.forms import Columns
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import loop
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import RefusedError
@@ -153,8 +152,8 @@ def distance(new: Tensor, old: Tensor, network: nn.Module) -> float:
 class Sent:
     """An honest update of the first client, and what it was asked for."""
 
-    def __init__(self, algorithm: Any, model: nn.Module, clients: Any = None, columns: Any = None) -> None:
-        federation = from_arrays(clients or make_clients([(6, 9), (5, 7)]), columns)
+    def __init__(self, algorithm: Any, model: nn.Module, clients: Any = None, labels: int = 0) -> None:
+        federation = from_arrays(clients or make_clients([(6, 9), (5, 7)]), labels=labels)
         engine = engine_for(algorithm, model, federation, loop, 3, 4, 5)
         self.server, self.algorithm = algorithm.init(weights_of(model)), algorithm
         everyone = np.arange(len(federation.parts))
@@ -226,7 +225,7 @@ def test_impossible_couples_of_several_labels_are_refused(network):
     x, y = torch.randn(20, 5, generator=random).double(), torch.randint(0, 2, (20, 3), generator=random).double()
     y[::4, 1] = torch.nan
     algorithm = build("fedxl2", several(partial_auc(), 3), lr=0.1)
-    sent = Sent(algorithm, network(3), [(x[:9], y[:9]), (x[9:], y[9:])], Columns(3))
+    sent = Sent(algorithm, network(3), [(x[:9], y[:9]), (x[9:], y[9:])], labels=3)
     sent.check(sent.update)
     scores = sent.update.scores
     first = "not scores of labels that there are"

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fedxl.algorithms import build
-from fedxl.data.federation import Federation, from_arrays
+from fedxl.data.examples import Examples
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import vectorised
 from fedxl.models import weights_of
 from fedxl.risks import XRisk, partial_auc
@@ -16,7 +17,7 @@ from tests.running import engine_for, play
 EXAMPLES = 32  # of each class, over all clients
 
 
-def problem(num_clients: int) -> tuple[nn.Module, Federation]:
+def problem(num_clients: int) -> tuple[nn.Module, Examples]:
     """A tanh network and overlapping classes; the same examples whatever the number of clients."""
     x, y = make_clients([(EXAMPLES, EXAMPLES)], seed=4)[0]
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
@@ -33,7 +34,7 @@ def squared_norms(risk: XRisk, clients: int, rounds: int, steps: int, seed: int,
     algorithm = build("fedxl2", risk, **options)
     engine = engine_for(algorithm, model, federation, vectorised, steps, 1, 1, seed=seed)
     server = algorithm.init(weights_of(model))
-    x, y = federation.source.x, federation.source.labels
+    x, y = federation.x, federation.y[:, 0]
     everyone = torch.arange(clients).numpy()
 
     def objective(params):

@@ -13,7 +13,7 @@ from fedxl import UserError, tree, wire
 from fedxl.algorithms import build
 from fedxl.algorithms.descent import Adam, Descent, Moments
 from fedxl.algorithms.server_rules import begin
-from fedxl.data.federation import from_arrays
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import vectorised
 from fedxl.models import weights_of
 from fedxl.risks import auroc, partial_auc

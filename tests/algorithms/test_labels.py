@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from fedxl import tree
 from fedxl.algorithms import Algorithm, build
 from fedxl.algorithms.pool import Pool, estimate_u
-from fedxl.data.federation import from_arrays
-from fedxl.data.forms import Columns
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import loop
 from fedxl.errors import UserError
 from fedxl.models import mlp, weights_of
@@ -68,11 +67,12 @@ RISKS = {"auroc": auroc(), "pauc": partial_auc(), "ap": average_precision()}
 def test_one_of_several_labels_is_the_plain_algorithm(name, risk, settings):
     """The same draws, the same guard, the same factors: the same weights, and the same pool."""
 
-    def state(risk: Any, columns: Columns | None) -> dict[str, Tensor]:
+    def state(risk: Any, labels: int) -> dict[str, Tensor]:
         algorithm = build(name.partition(",")[0], risk, lr=0.3, **ONE_LABEL[name])
-        return after_rounds(algorithm, network(1), from_arrays(make_clients(RAGGED), columns), rounds=4, **settings)
+        data = from_arrays(make_clients(RAGGED), labels=labels)
+        return after_rounds(algorithm, network(1), data, rounds=4, **settings)
 
-    plain, wrapped, moved = state(risk, None), state(several(risk, 1), Columns(1)), False
+    plain, wrapped, moved = state(risk, 0), state(several(risk, 1), labels=1), False
     for key, value in plain.items():
         own = wrapped[key].reshape(value.shape)
         torch.testing.assert_close(
@@ -104,7 +104,7 @@ SEVERAL = {
 @pytest.mark.parametrize("name", SEVERAL)
 def test_executors_agree(name):
     executors = EXECUTORS if name == "pauc" else ("loop", "vmap")  # tracing takes seconds
-    federation = from_arrays(clients_with_labels(), Columns(L))
+    federation = from_arrays(clients_with_labels(), labels=L)
     states = [after_rounds(SEVERAL[name](), network(), federation, each, 4, cohort=3) for each in executors]
     assert_agree(*states)
     assert all(value.isfinite().all() for key, value in states[0].items() if "params" in key)
@@ -129,7 +129,7 @@ def test_the_averaged_step_is_the_exact_gradient_step(base):
     clients = [examples(6, [0, 1], [2, 3]), examples(8, [3, 4])]
     risk, model, everyone = several(base, 2), network(2), np.arange(2)
     algorithm = build("fedxl2", risk, lr=1.0, beta=1.0, gamma=1.0, level="free")
-    federation = from_arrays(clients, Columns(2))
+    federation = from_arrays(clients, labels=2)
     engine = engine_for(algorithm, model, federation, loop, 1, 8, 168, weighting="samples")
     server = play(algorithm, engine, algorithm.init(weights_of(model)), 0, everyone)
     pool = server.pool
@@ -141,7 +141,7 @@ def test_the_averaged_step_is_the_exact_gradient_step(base):
     after = play(algorithm, engine, server, 1, everyone)
 
     leaves = {name: p.clone().requires_grad_() for name, p in weights_of(model).params.items()}
-    x, y = torch.cat([c[0] for c in clients]), federation.source.labels
+    x, y = torch.cat([c[0] for c in clients]), federation.y
     exact = torch.autograd.grad(risk.value(torch.func.functional_call(model, leaves, (x,)), y), list(leaves.values()))
     for (name, before), gradient in zip(server.weights.params.items(), exact, strict=True):
         torch.testing.assert_close(before - after.weights.params[name], gradient, rtol=0, atol=1e-12)

@@ -11,7 +11,7 @@ from fedxl import tree
 from fedxl.algorithms import build
 from fedxl.algorithms.level import MOST_LEVEL, MOST_SPREAD, Level
 from fedxl.algorithms.server_rules import next_state
-from fedxl.data.federation import from_arrays
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import loop, vectorised
 from fedxl.errors import UserError
 from fedxl.models import TwoViews, weights_of

@@ -12,7 +12,8 @@ from torch import nn
 
 from fedxl import sampling
 from fedxl.algorithms import build
-from fedxl.data.federation import Federation, from_arrays
+from fedxl.data.examples import Examples
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.drawing import host_weights
 from fedxl.models import weights_of
 from fedxl.risks import auroc, partial_auc
@@ -62,10 +63,10 @@ class KLOPAUC:
         return LAM / u
 
 
-def transcription(federation: Federation, draws, cohorts, w, risk, beta, gamma):
+def transcription(federation: Examples, draws, cohorts, w, risk, beta, gamma):
     """Algorithm 3 (1 and 2 if all clients take part). Returns the averaged model after each round."""
-    x = federation.source.x.numpy()
-    label = federation.source.labels.numpy()
+    x = federation.x.numpy()
+    label = federation.y[:, 0].numpy()
     first = [part[label[part] == 1] for part in federation.parts]
     u = [{} for _ in federation.parts]  # row -> u; a first visit sets it
     G = np.zeros_like(w)

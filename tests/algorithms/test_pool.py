@@ -16,7 +16,7 @@ from fedxl.algorithms import build
 from fedxl.algorithms.checks import check_server
 from fedxl.algorithms.pool import S2, Pool, Pooling, Scores, begin, cap, drop_unknown, estimate_u, merge, spread, thin
 from fedxl.algorithms.server_rules import next_state
-from fedxl.data.federation import from_arrays
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import loop, vectorised
 from fedxl.models import weights_of
 from fedxl.risks.pairing import Entry, Share

@@ -18,8 +18,8 @@ from fedxl.algorithms.pool import Scores
 from fedxl.algorithms.private import Noise, noisy_mean, noisy_scores
 from fedxl.algorithms.protocol import Batch
 from fedxl.algorithms.server_rules import next_state
-from fedxl.data.federation import from_arrays
-from fedxl.engine import noise
+from fedxl.data.inputs import from_arrays
+from fedxl.engine import drawing
 from fedxl.engine.executors import loop
 from fedxl.errors import UserError
 from fedxl.models import scorer, weights_of
@@ -34,7 +34,7 @@ from fedxl.risks import (
     several,
     two_way_partial_auc,
 )
-from fedxl.risks.pairing import Examples, Share
+from fedxl.risks.pairing import Minibatch, Share
 from tests.algorithms.rounds import after_rounds, assert_agree
 from tests.conftest import EXECUTORS, RAGGED, make_clients
 from tests.running import engine_for, fit_named
@@ -113,7 +113,7 @@ class OneStep:
         noise = Noise(tree.map(torch.zeros_like, self.server.weights.params), torch.zeros(SIZE1 + SIZE2).double())
         y = torch.cat((torch.ones(SIZE1), torch.zeros(SIZE2))).double()
         rows = torch.arange(SIZE1) if rows is None else rows
-        batch = Batch(Examples(x, y, rows, ()), self.passive, (), noise)
+        batch = Batch(Minibatch(x, y, rows, ()), self.passive, (), noise)
         after, trace = self.algorithm.step(self.score, self.server, work, batch)
         moved = tree.map(torch.sub, work.weights.params, after.weights.params)
         return torch.cat([leaf.flatten() for leaf in tree.leaves(moved)]), torch.cat((trace.a.score, trace.b.score))
@@ -164,7 +164,7 @@ def test_an_example_without_a_finite_gradient_counts_for_nothing(bad):
 
 
 def test_noise_is_as_large_as_it_should_be():
-    draws, still = torch.from_numpy(noise.normals(1, 0, 0, 0, 20_000)), torch.zeros(8, 20_000).double()
+    draws, still = torch.from_numpy(drawing.normals(1, 0, 0, 0, 20_000)), torch.zeros(8, 20_000).double()
     found = noisy_mean({"w": still}, torch.ones(8).double(), {"w": draws}, clip=2.0, sigma=3.0)["w"]
     assert stats.kstest(found.numpy() / (2.0 * 3.0 / 8), "norm").pvalue > 0.01
     within = partial_auc(scores="sigmoid").score_range
@@ -179,11 +179,11 @@ def test_noise_is_as_large_as_it_should_be():
 
 def test_draws_are_normal_and_differ_for_every_client_round_step_and_seed():
     keys = list(itertools.product((0, 2**127 + 1), (0, 1), (1, 2), (0, 1)))  # seed, client, round, step
-    draws = np.stack([noise.normals(*key, 4001) for key in keys])
+    draws = np.stack([drawing.normals(*key, 4001) for key in keys])
     assert stats.kstest(draws.ravel(), "norm").pvalue > 0.01
     correlation = np.corrcoef(draws) - np.eye(len(keys))
     assert np.abs(correlation).max() < 0.08  # five standard deviations
-    np.testing.assert_array_equal(noise.normals(*keys[3], 4001), draws[3])
+    np.testing.assert_array_equal(drawing.normals(*keys[3], 4001), draws[3])
 
 
 def test_what_a_client_uploads_holds_no_estimates_and_no_stand_ins(network):
@@ -244,7 +244,7 @@ def test_runs_that_would_tell_more_than_epsilon_says_are_refused(run, line):
 def test_weights_of_examples_are_refused():
     """They would be read more often than epsilon accounts for."""
     data = from_arrays(make_clients([(5, 5), (4, 6)]))
-    data = replace(data, source=replace(data.source, weights=torch.ones(len(data.source.labels))))
+    data = replace(data, weight=torch.ones(len(data)))
     model = nn.Linear(5, 1).double()
     with pytest.raises(UserError, match="limits how often an example is read"):
         fit_named(model, data, partial_auc(scores="sigmoid"), rounds=1, **PRIVATE)

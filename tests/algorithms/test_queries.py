@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from fedxl.algorithms import build
 from fedxl.algorithms.pool import Pooling, Scores, begin, drop_unknown
 from fedxl.algorithms.step import own_pull, pull
 from fedxl.risks import XRisk, listwise, ndcg
-from fedxl.risks.pairing import Entry, Examples, Share
+from fedxl.risks.pairing import Entry, Minibatch, Share
 from fedxl.risks.ranking import Item, Items, Relevant
 from tests.algorithms.rounds import after_rounds, assert_agree
 from tests.queries import scattered
@@ -32,10 +31,10 @@ class Ranked:
 
     def __init__(self, risk: XRisk, local: bool) -> None:
         self.risk, self.federation, self.local = risk, scattered(), local
-        self.source: Any = self.federation.source
+        self.y, self.group = self.federation.y[:, 0], self.federation.group
         self.random = torch.Generator().manual_seed(1)
-        self.items = risk.pairing.items(self.source.labels, self.source.queries, self.federation.parts, local)
-        self.h = torch.randn(len(self.source.labels), generator=self.random, dtype=torch.float64)
+        self.items = risk.pairing.items(self.y, self.group, self.federation.parts, local)
+        self.h = torch.randn(len(self.federation), generator=self.random, dtype=torch.float64)
 
     def usable(self, client: int) -> list[Tensor]:
         """All items of each query from which a client can learn."""
@@ -51,12 +50,12 @@ class Ranked:
 
     def relevant(self, group: Tensor) -> Tensor:
         """If there are none, others stand in."""
-        found = group[self.source.labels[group] > 0]
+        found = group[self.y[group] > 0]
         return found if len(found) else group
 
     def entries(self, first: Tensor, second: Tensor) -> tuple[Entry, Entry]:
         at = torch.cat((first, second))
-        of = Examples(at, self.source.labels[at].double(), first, tree.map(lambda leaf: leaf[at], self.items))
+        of = Minibatch(at, self.y[at].double(), first, tree.map(lambda leaf: leaf[at], self.items))
         return self.risk.pairing.entries(self.h[at], of)
 
     def exact_u(self, groups: list[Tensor], first: Tensor) -> Tensor:
@@ -68,9 +67,9 @@ class Ranked:
 def test_parts_of_all_clients_add_up_to_the_gradient_of_the_risk(name):
     """With exact u and passive scores, whole lists on both sides, averaged as the server does it."""
     ranked = Ranked(RISKS[name], local=False)
-    risk, source, parts = ranked.risk, ranked.source, ranked.federation.parts
+    risk, parts = ranked.risk, ranked.federation.parts
     leaf = ranked.h.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(risk.value(leaf, source.labels, source.queries), leaf)
+    (expected,) = torch.autograd.grad(risk.value(leaf, ranked.y, ranked.group), leaf)
     holders = ranked.federation.holdings()
     _, counts = risk.pairing.counts(holders, risk.sides, local=False)
     assert counts == [2, 2, 1], "the third query has no relevant item"
@@ -94,9 +93,9 @@ def test_parts_of_all_clients_add_up_to_the_gradient_of_the_risk(name):
 @every_risk
 def test_lists_of_their_own_give_each_clients_own_gradient(name):
     ranked = Ranked(RISKS[name], local=True)
-    risk, source, part = ranked.risk, ranked.source, torch.from_numpy(ranked.federation.parts[1])
+    risk, part = ranked.risk, torch.from_numpy(ranked.federation.parts[1])
     leaf = ranked.h[part].clone().requires_grad_()
-    (expected,) = torch.autograd.grad(risk.value(leaf, source.labels[part], source.queries[part]), leaf)
+    (expected,) = torch.autograd.grad(risk.value(leaf, ranked.y[part], ranked.group[part]), leaf)
     counts, _ = risk.pairing.counts(ranked.federation.holdings(), risk.sides, local=True)
     assert counts == [2, 1, 0], "of the first query client 1 holds no relevant item, so it has nothing to learn"
     (group,) = (each[torch.isin(each, part)] for each in ranked.usable(1))
@@ -132,9 +131,8 @@ def test_a_query_that_the_pool_does_not_hold_is_left_out():
 def test_what_is_known_of_items():
     """Constants are those of whole queries, parts those of clients; nobody's items have no part."""
     federation = scattered()
-    source: Any = federation.source
-    items: Items = ndcg().pairing.items(source.labels, source.queries, federation.parts[:2], local=False)
-    first, other = source.queries == 10, torch.arange(len(source.labels)) == federation.parts[2][0]
+    items: Items = ndcg().pairing.items(federation.y[:, 0], federation.group, federation.parts[:2], local=False)
+    first, other = federation.group == 10, torch.arange(len(federation)) == federation.parts[2][0]
     held = first & ~other
     assert items.size[held].tolist() == [5] * 5
     ideal = 3 / math.log2(2) + 1 / math.log2(3)  # gains of grades 2 and 1
@@ -143,7 +141,7 @@ def test_what_is_known_of_items():
     assert items.part2[held].tolist() == pytest.approx([0.6, 0.6, 0.6, 0.4, 0.4])
     for leaf in (items.weight, items.part1, items.part2):
         assert float(leaf[other]) == 0
-    assert items.part2[source.queries == 12].tolist() == [0] * 4, "without a relevant item there is no gradient"
+    assert items.part2[federation.group == 12].tolist() == [0] * 4, "without a relevant item there is no gradient"
 
 
 @pytest.mark.parametrize(

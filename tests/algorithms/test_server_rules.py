@@ -30,7 +30,7 @@ from fedxl.algorithms.server_rules import (
     server_rules,
     usual_size,
 )
-from fedxl.data.federation import from_arrays
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import vectorised
 from fedxl.models import Score, Weights, weights_of
 from fedxl.risks import auroc, partial_auc

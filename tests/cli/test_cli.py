@@ -43,6 +43,7 @@ def test_train_leaves_everything_in_a_new_folder(finished):
         "scores.npz",
         "model.safetensors",
         "checkpoints",
+        "trained_on.npy",
     }
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert records[0]["round"] == 2

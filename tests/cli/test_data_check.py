@@ -30,7 +30,7 @@ def test_good_data(tmp_path, monkeypatch, capsys):
     assert code == 0
     assert next(line.split() for line in out.splitlines() if "client 15" in line)[:4] == ["client", "15", "194", "0"]
     assert 'algorithm.name = "fedxl2": 6 of 16 sites hold one class' in out
-    assert "nothing here would make training wrong" in out
+    assert "No problems found" in out
     code, out, _ = checked(monkeypatch, capsys, tmp_path / "c.toml", "--json", "--set", "data.clients=4")
     told = json.loads(out)
     assert (code, told["problems"], len(told["sites"]), len(told["advice"]["lines"])) == (0, [], 4, 3)
@@ -42,7 +42,7 @@ def test_copies_end_in_exit_code_2(tmp_path, monkeypatch, capsys):
     code, out, _ = checked(monkeypatch, capsys, config(tmp_path, f'name = "npz"\npath = "{file}"'))
     assert code == 2
     assert "problem: 3 of 3 test examples are in train, too: #0 = 0 #0" in out
-    assert "training on these data would be wrong" in out
+    assert "Training on these data would be wrong" in out
 
 
 def test_data_that_cannot_be_read_are_one_line(tmp_path, monkeypatch, capsys):

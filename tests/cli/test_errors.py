@@ -88,7 +88,7 @@ MISTAKES = {
     "a negative seed": ("data.seed=-1", "seed must not be negative"),
     "no CIFAR here": (
         "data.name=cifar10 data.root=nowhere",
-        "there is no cifar-10-batches-py in nowhere; fetch https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+        "there is no cifar-10-batches-bin in nowhere; fetch https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
         " and put it into nowhere, or run: fedxl data fetch cifar10 --root nowhere",
     ),
     "no MedMNIST here": (
@@ -138,7 +138,7 @@ MISTAKES = {
 
 
 def test_noise_of_less_than_nothing_is_nothing():
-    assert torch.equal(digits(noise=-0.0).train.source.x, digits(noise=0.0).train.source.x)
+    assert torch.equal(digits(noise=-0.0).train.x, digits(noise=0.0).train.x)
 
 
 @pytest.mark.parametrize("mistake", list(MISTAKES))

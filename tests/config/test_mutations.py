@@ -144,7 +144,7 @@ def test_two_hundred_mutated_files_are_one_line_each_or_data(tmp_path):
         (tmp_path / "d.npz").write_bytes(content)
         data = {"name": "npz", "path": str(tmp_path / "d.npz")}
         task = simulate(Config(data, {"name": "auroc"}, {"name": "fedxl2"}), lambda line: None)
-        assert task.federation.source.labels.shape == (12,)
+        assert task.data.y.shape == (12, 1)
         count(tmp_path / "read")
 
     found = complaints([file(number) for number in range(FILES)], act)

@@ -21,7 +21,8 @@ MODULES = {
         import torch
         from torch import nn
         from fedxl import XRisk, gap
-        from fedxl.data.federation import Split, Splits, from_arrays
+        from fedxl.data.examples import Splits
+        from fedxl.data.inputs import from_arrays
 
         PATH = list(sys.path)
         seven = 7
@@ -42,7 +43,7 @@ MODULES = {
             generator = torch.Generator().manual_seed(seed)
             y = torch.arange(8) % 2
             pairs = [(torch.randn(8, 4, generator=generator) + y[:, None], y) for _ in range(clients + 1)]
-            return Splits(from_arrays(pairs[1:]), Split(*pairs[0]), None)
+            return Splits(from_arrays(pairs[1:]), from_arrays(pairs[:1]), None)
 
         def missing():
             raise FileNotFoundError("scans.csv")
@@ -162,7 +163,7 @@ def test_options_reach_what_they_are_for(modules):
     splits = load_data(config(data={"name": "goods:load", "clients": 3}))
     assert len(splits.train.parts) == 3
     seeded = load_data(config(run={"seed": 9}))
-    assert not torch.equal(seeded.train.source.x, load_data(config()).train.source.x), "the run's seed is handed on"
+    assert not torch.equal(seeded.train.x, load_data(config()).train.x), "the run's seed is handed on"
     net = build_model(config(model={"name": "goods:net", "width": 5}), (4,), build_risk(config()))
     assert net[0].out_features == 5
 
@@ -176,7 +177,7 @@ OPTIONS = {
         "'goods:nothing' gave a NoneType, not a fedxl.risks.xrisk.XRisk",
     ),
     "a number for a risk": ({"risk": {"name": "goods:seven"}}, "a risk must be an XRisk, or a function"),
-    "no splits": ({"data": {"name": "goods:nothing"}}, "gave a NoneType, not a fedxl.data.federation.Splits"),
+    "no splits": ({"data": {"name": "goods:nothing"}}, "gave a NoneType, not a fedxl.data.examples.Splits"),
     "no file": ({"data": {"name": "goods:missing"}}, "[data] cannot read the data: scans.csv"),
     "no data set": ({"data": {"name": "goods:lod"}}, "cannot import the data set 'goods:lod'"),
     "no model": ({"model": {"name": "goods:nothing"}}, "gave a NoneType, not a torch.nn.modules.module.Module"),

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedxl import UserError
-from fedxl.data.federation import Federation
-from fedxl.data.source import BANK, Augment, TensorSource
+from fedxl.data.examples import BANK, Augment, Examples
+
+LABELS = torch.tensor([[0], [1], [0], [1]])
 
 
 def bytes_of(count: int = 5, channels: int = 3, size: int = 6) -> Tensor:
@@ -19,8 +20,8 @@ def bytes_of(count: int = 5, channels: int = 3, size: int = 6) -> Tensor:
     )
 
 
-def source(augment: Augment) -> TensorSource:
-    return TensorSource(bytes_of(), torch.tensor([0, 1, 0, 1, 1]), augment)
+def source(augment: Augment) -> Examples:
+    return Examples(bytes_of(), torch.tensor([[0], [1], [0], [1], [1]]), augment=augment)
 
 
 def by_hand(image: Tensor, crop: int, down: int, right: int, flip: int) -> Tensor:
@@ -56,10 +57,8 @@ def test_any_shape_of_indices():
 
 
 def test_noise_has_its_mean_and_deviation():
-    federation = Federation(
-        TensorSource(torch.full((4, 3, 16, 16), 0.5), torch.tensor([0, 1, 0, 1])), [np.arange(2), np.arange(2, 4)]
-    )
-    noisy = federation.augmented(Augment(noise=0.2, site_means=(-0.08, 0.1))).source
+    plain = Examples(torch.full((4, 3, 16, 16), 0.5), LABELS, site=np.array([0, 0, 1, 1]))
+    noisy = plain.augmented(Augment(noise=0.2, site_means=(-0.08, 0.1)))
     codes = torch.randint(0, BANK, (400,), generator=torch.Generator().manual_seed(0))
     for site, mean in enumerate((-0.08, 0.1)):
         pixels = noisy.fetch(torch.full((400,), 2 * site), codes) - 0.5
@@ -81,13 +80,11 @@ def test_mistakes_are_one_line():
         Augment(crop=-1)
     with pytest.raises(UserError, match="noise must not be negative"):
         Augment(noise=-0.1)
-    features = Federation(TensorSource(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])), [np.arange(4)])
+    features = Examples(torch.randn(4, 3), LABELS)
     with pytest.raises(UserError, match=r"are for images \[channels, height, width\], not for \[3\]"):
         features.augmented(Augment(flip=True))
     with pytest.raises(UserError, match="site_means has 3 entries for 1 clients"):
         features.augmented(Augment(site_means=(0.1, 0.2, 0.3)))
-    numbers = Federation(
-        TensorSource(torch.ones(4, 1, 2, 2, dtype=torch.int16), torch.tensor([0, 1, 0, 1])), [np.arange(4)]
-    )
+    numbers = Examples(torch.ones(4, 1, 2, 2, dtype=torch.int16), LABELS)
     with pytest.raises(UserError, match=r"examples of torch\.int16 cannot be augmented"):
         numbers.augmented(Augment(noise=0.1))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from fedxl.data import digits
 from fedxl.data.check import Count, Findings, check, inspect_table
-from fedxl.data.federation import Federation, Split, Splits, as_splits
-from fedxl.data.source import TensorSource
-from fedxl.data.table import TableOptions, table
+from fedxl.data.examples import Examples, Splits
+from fedxl.data.inputs import as_splits
+from fedxl.data.tables.roles import TableOptions
+from fedxl.data.tables.table import table
 
 
 def drawn(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,35 +45,32 @@ def test_the_digits_are_fit_to_train_on():
 
 
 def with_labels(splits: Splits, label: int) -> Splits:
-    source = splits.train.source
-    return splits._replace(
-        train=Federation(replace(source, labels=torch.full_like(source.labels, label)), splits.train.parts)
-    )
+    return splits._replace(train=replace(splits.train, y=torch.full_like(splits.train.y, label)))
 
 
 def with_x(splits: Splits, change) -> Splits:
-    x = splits.train.source.x.clone()
+    x = splits.train.x.clone()
     change(x)
-    return splits._replace(train=Federation(replace(splits.train.source, x=x), splits.train.parts))
+    return splits._replace(train=replace(splits.train, x=x))
 
 
 def copied(splits: Splits, into: str) -> Splits:
     """The first two examples of the second site, in another split."""
-    x, y = splits.train.source.x[10:12], splits.train.source.labels[10:12]
+    x, y = splits.train.x[10:12], splits.train.y[10:12]
     held = getattr(splits, into)
-    return splits._replace(**{into: Split(torch.cat([held.x, x]), torch.cat([held.y, y]))})
+    return splits._replace(**{into: Examples(torch.cat([held.x, x]), torch.cat([held.y, y]))})
 
 
 def test_what_would_make_training_wrong():
     splits = good()
-    validation, other = splits.validation, Split(torch.randn(5, 3), torch.arange(5) % 2)
-    endless = validation._replace(x=validation.x / 0)
+    validation, other = splits.validation, Examples(torch.randn(5, 3), torch.arange(5)[:, None] % 2)
+    endless = replace(validation, x=validation.x / 0)
     cases = {
         "no training example is positive": with_labels(splits, 0),
         "no training example is negative": with_labels(splits, 1),
         "1 training examples hold NaN or infinity": with_x(splits, lambda x: x[3].fill_(float("nan"))),
         "14 validation examples hold NaN or infinity": splits._replace(validation=endless),
-        "validation holds one class only": splits._replace(validation=validation._replace(y=validation.y * 0)),
+        "validation holds one class only": splits._replace(validation=replace(validation, y=validation.y * 0)),
         "test holds examples of shape [3], training of [4]": splits._replace(test=other),
         "2 of 14 test examples are in train, too: #12 = south #0, #13 = south #1": copied(splits, "test"),
     }  # fmt: skip
@@ -89,7 +86,7 @@ def test_what_is_worth_a_look():
         "2 of 16 validation examples are in train, too": copied(splits, "validation"),
         "there are no test data": splits._replace(test=None),
         "there are no validation data, so that the last round is the result": splits._replace(validation=None),
-        "test holds one class only": splits._replace(test=splits.test._replace(y=splits.test.y * 0)),
+        "test holds one class only": splits._replace(test=replace(splits.test, y=splits.test.y * 0)),
         "1 column is constant in training: 'column 2'": with_x(splits, lambda x: x[:, 2].fill_(7)),
         "1 training examples are at more than one site": with_x(splits, lambda x: x[0].copy_(x[20])),
         "1 training examples repeat another one of their own site": with_x(splits, lambda x: x[0].copy_(x[5])),
@@ -107,10 +104,8 @@ def test_constant_columns_of_a_table_are_called_by_their_names(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(["word,still,age,one,sick", *rows]))
     splits = table(str(tmp_path / "t.csv"), "sick", TableOptions(rare=1))
     assert check(splits).facts["constant_columns"] == ["still", "one"]
-    made = splits.preparation
-    names = [[made.outputs()[place] for place in places] for places in made.places()]
-    assert names[2] == ["age", "age is missing"]
-    assert names[0] == made.columns[0].outputs()
+    places = splits.preparation.places()
+    assert places[:3] == [[3, 4, 5, 6], [0], [1, 2]], "the age, and whether it is missing, before the words"
 
 
 def test_a_site_alone_may_hold_one_class():
@@ -133,36 +128,12 @@ def test_coarse_rows_coincide_by_chance_and_that_is_no_problem():
 def test_blank_images_and_images_of_other_types():
     pixels = torch.randint(1, 255, (20, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     pixels[4] = 9
-    y = torch.arange(20) % 2
+    y = torch.arange(20)[:, None] % 2
     # The same image as bytes in training and as floats in the test data.
-    test = Split(pixels[:3].float() / 255, y[:3])
-    found = check(
-        Splits(Federation(TensorSource(pixels[:10], y[:10]), [np.arange(10)]), Split(pixels[10:], y[10:]), test)
-    )
+    test = Examples(pixels[:3].float() / 255, y[:3])
+    found = check(Splits(Examples(pixels[:10], y[:10]), Examples(pixels[10:], y[10:]), test))
     assert "1 training images are of one colour" in found.remarks
     assert [line for line in found.problems if "3 of 3 test examples are in train, too" in line]
-
-
-class Read:
-    """A source that is not in memory as a whole."""
-
-    codes = 1
-
-    def __init__(self, x: torch.Tensor, labels: torch.Tensor) -> None:
-        self.x, self.labels = x, labels
-
-    def fetch(self, indices: torch.Tensor, codes: torch.Tensor | None = None) -> torch.Tensor:
-        return self.x[indices]
-
-    def to(self, device: torch.device) -> Read:
-        return self
-
-
-def test_a_source_of_ones_own_is_checked_alike():
-    splits = copied(good(), "test")
-    source = splits.train.source
-    other = splits._replace(train=Federation(Read(source.x, source.labels), splits.train.parts))
-    assert check(other) == check(splits)
 
 
 def test_findings_without_data_are_json_too():

@@ -10,7 +10,8 @@ import torch
 
 from fedxl import sampling, tree
 from fedxl.algorithms import CODASCA, LocalSGD, build
-from fedxl.data.federation import from_arrays, shares, weigh
+from fedxl.data.inputs import from_arrays
+from fedxl.data.participation import shares, weigh
 from fedxl.engine.executors import vectorised
 from fedxl.models import weights_of
 from fedxl.risks import partial_auc

@@ -15,10 +15,9 @@ from PIL import Image
 from fedxl import UserError
 from fedxl.config.experiment import Config, load_data
 from fedxl.data import chexpert, cifar10, cifar100, medmnist
-from fedxl.data.federation import Splits
-from fedxl.data.sites import Sites
+from fedxl.data.examples import Splits
+from fedxl.data.splits import Sites
 from tests.cli.test_errors import CONFIG, command
-from tests.data.test_pickles import python2
 
 PLAIN = Sites(clients=4)
 
@@ -30,34 +29,43 @@ def images(count: int, seed: int = 0) -> np.ndarray:
 
 def write_cifar10(root: Path, each: int = 40) -> tuple[np.ndarray, np.ndarray]:
     """Five batches and a test batch; (all training images, their classes)."""
-    folder = root / "cifar-10-batches-py"
+    folder = root / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
     x, y = images(6 * each), np.arange(6 * each) * 7 % 10
-    for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
+    for number, name in enumerate([*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]):
         rows = slice(number * each, (number + 1) * each)
-        batch = {"batch_label": name, "labels": y[rows].tolist(), "data": x[rows], "filenames": ["a.png"] * each}
-        (folder / name).write_bytes(python2(batch))
-    (folder / "batches.meta").write_bytes(python2({"label_names": ["airplane"], "num_vis": 3072}))
+        (folder / name).write_bytes(records(x[rows], y[rows]))
+    (folder / "batches.meta.txt").write_text("airplane\n")
     return x[: 5 * each], y[: 5 * each]
 
 
 def write_cifar100(root: Path) -> None:
-    folder = root / "cifar-100-python"
+    folder = root / "cifar-100-binary"
     folder.mkdir(parents=True)
-    for name, count in (("train", 400), ("test", 100)):
-        fine = (np.arange(count) * 7 % 100).tolist()
-        batch = {"fine_labels": fine, "coarse_labels": [0] * count, "data": images(count, count), "filenames": []}
-        (folder / name).write_bytes(python2(batch))
+    for name, count in (("train.bin", 400), ("test.bin", 100)):
+        fine = np.arange(count) * 7 % 100
+        (folder / name).write_bytes(records(images(count, count), np.zeros(count), fine))
+
+
+def records(x: np.ndarray, *labels: np.ndarray) -> bytes:
+    """As published: each image follows its labels, a byte each."""
+    return np.column_stack([*labels, x]).astype(np.uint8).tobytes()
 
 
 def keys(x: torch.Tensor) -> list[bytes]:
     return [image.numpy().tobytes() for image in x]
 
 
+def places(x: torch.Tensor, among: np.ndarray) -> list[int]:
+    """Where these images are in a file: a site's lie together, in an order of its own."""
+    known = {image.tobytes(): at for at, image in enumerate(among)}
+    return [known[key] for key in keys(x)]
+
+
 def same(first: Splits, second: Splits) -> bool:
     return (
-        torch.equal(first.train.source.x, second.train.source.x)
-        and torch.equal(first.train.source.labels, second.train.source.labels)
+        torch.equal(first.train.x, second.train.x)
+        and torch.equal(first.train.y, second.train.y)
         and all(map(np.array_equal, first.train.parts, second.train.parts))
         and torch.equal(first.validation.x, second.validation.x)
         and torch.equal(first.test.x, second.test.x)
@@ -73,16 +81,16 @@ def cifar(tmp_path) -> Path:
 def test_cifar10_has_the_counts_the_balance_and_no_overlap(tmp_path):
     x, classes = write_cifar10(tmp_path)
     splits = cifar10(str(tmp_path), validation=40, sites=PLAIN)
-    source = splits.train.source
-    assert (source.x.shape, source.x.dtype) == ((96, 3, 32, 32), torch.uint8)
-    assert (int(source.labels.sum()), len(splits.validation.y), len(splits.test.y)) == (16, 40, 40)
+    train = splits.train
+    assert (train.x.shape, train.x.dtype) == ((96, 3, 32, 32), torch.uint8)
+    assert (int(train.y.sum()), len(splits.validation.y), len(splits.test.y)) == (16, 40, 40)
     assert int(splits.validation.y.sum()) == 20
     assert sorted(np.concatenate(splits.train.parts)) == list(range(96))
-    seen = [keys(part) for part in (source.x, splits.validation.x, splits.test.x)]
+    seen = [keys(part) for part in (train.x, splits.validation.x, splits.test.x)]
     assert len({key for part in seen for key in part}) == 96 + 40 + 40
     truth = {row.tobytes(): int(label >= 5) for row, label in zip(x, classes, strict=True)}
-    for part, labels in ((seen[0], source.labels), (seen[1], splits.validation.y)):
-        assert [truth[key] for key in part] == labels.tolist(), "every image kept its own label"
+    for part, labels in ((seen[0], train.y), (seen[1], splits.validation.y)):
+        assert [truth[key] for key in part] == labels[:, 0].tolist(), "every image kept its own label"
     assert keys(splits.test.x) == keys(torch.from_numpy(images(240)[200:]).view(-1, 3, 32, 32))
 
 
@@ -90,7 +98,7 @@ def test_cifar10_by_its_seed(cifar):
     first, again = (cifar10(str(cifar), validation=40, sites=Sites(clients=4, seed=3)) for _ in range(2))
     other = cifar10(str(cifar), validation=40, sites=Sites(clients=4, seed=4))
     assert same(first, again)
-    assert not torch.equal(first.train.source.x, other.train.source.x)
+    assert not torch.equal(first.train.x, other.train.x)
     assert not torch.equal(first.validation.x, other.validation.x)
     assert torch.equal(first.test.x, other.test.x), "the same test images whatever the seed"
 
@@ -99,63 +107,67 @@ def test_cifar10_with_other_settings(cifar):
     options = {"validation": 0, "positive": (3,), "ratio": 0}
     splits = cifar10(str(cifar), sites=Sites(clients=4, flipped=0.2), **options)
     assert splits.validation is None
-    assert len(splits.train.source) == 200
-    assert int(splits.train.source.labels.sum()) == 20 - 4 + 36
+    assert len(splits.train) == 200
+    assert int(splits.train.y[:, 0].sum()) == 20 - 4 + 36
     assert int(splits.test.y.sum()) == 4, "labels to test on are never flipped"
     noisy = cifar10(str(cifar), validation=40).train
-    assert noisy.source.augment.noise == pytest.approx(0.02), "the paper's, by default"
+    assert noisy.augment.noise == pytest.approx(0.02), "the paper's, by default"
     assert len(noisy.parts) == 16
 
 
 def test_cifar10_is_found_wherever_it_may_lie(cifar, tmp_path):
     above = cifar10(str(cifar), validation=40, sites=PLAIN)
-    assert same(above, cifar10(str(cifar / "cifar-10-batches-py"), validation=40, sites=PLAIN))
+    assert same(above, cifar10(str(cifar / "cifar-10-batches-bin"), validation=40, sites=PLAIN))
     packed = tmp_path / "packed"
     packed.mkdir()
-    with tarfile.open(packed / "cifar-10-python.tar.gz", "w:gz") as tar:
-        tar.add(cifar / "cifar-10-batches-py", "cifar-10-batches-py")
+    with tarfile.open(packed / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        tar.add(cifar / "cifar-10-batches-bin", "cifar-10-batches-bin")
     assert same(above, cifar10(str(packed), validation=40, sites=PLAIN))
-    assert [path.name for path in packed.iterdir()] == ["cifar-10-python.tar.gz"], "nothing is unpacked"
+    assert [path.name for path in packed.iterdir()] == ["cifar-10-binary.tar.gz"], "nothing is unpacked"
 
 
 def test_cifar100_takes_the_fine_labels(tmp_path):
     write_cifar100(tmp_path)
-    for root in (tmp_path, tmp_path / "cifar-100-python"):
+    for root in (tmp_path, tmp_path / "cifar-100-binary"):
         splits = cifar100(str(root), validation=80, sites=PLAIN)
-        assert (len(splits.train.source), int(splits.train.source.labels.sum())) == (192, 32)
+        assert (len(splits.train), int(splits.train.y[:, 0].sum())) == (192, 32)
         assert (int(splits.validation.y.sum()), int(splits.test.y.sum())) == (40, 50)
     few = cifar100(str(tmp_path), positive=(0, 99), ratio=0, validation=0, sites=PLAIN)
-    assert int(few.train.source.labels.sum()) == 8
+    assert int(few.train.y[:, 0].sum()) == 8
 
 
 def test_cifar_that_is_damaged(cifar, tmp_path):
-    folder = cifar / "cifar-10-batches-py"
-    batch = folder / "data_batch_3"
+    folder = cifar / "cifar-10-batches-bin"
+    batch = folder / "data_batch_3.bin"
     good = batch.read_bytes()
     wrong = {
-        "are not rows of 3072 bytes": {"labels": [1], "data": np.zeros((1, 10), np.uint8)},
-        "labels must hold one of 10 classes each": {"labels": [10], "data": images(1)},
-        "data_batch_3 is not a batch of cifar10": {"labels": [1, 2], "data": images(1)},
+        "data_batch_3.bin is not a file of cifar10: its length is no multiple of 3073 bytes": good[:-1],
+        "a label is not among 10 classes": records(images(1), np.array([10])),
     }
     for expected, content in wrong.items():
-        batch.write_bytes(python2(content))
+        batch.write_bytes(content)
         with pytest.raises(UserError, match=expected):
             cifar10(str(cifar))
+    batch.write_bytes(b"")
+    with pytest.raises(UserError, match=r"data_batch_3.bin is not a file of cifar10"):
+        cifar10(str(cifar))
     batch.write_bytes(good)
     with pytest.raises(UserError, match=r"validation must lie in \[0, 200\), got 200"):
         cifar10(str(cifar), validation=200)
     batch.unlink()
-    with pytest.raises(UserError, match=r"cifar-10-batches-py lacks data_batch_3; fetch https://www.cs.toronto.edu"):
+    with pytest.raises(
+        UserError, match=r"cifar-10-batches-bin lacks data_batch_3.bin; fetch https://www.cs.toronto.edu"
+    ):
         cifar10(str(cifar))
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"rubbish")
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"rubbish")
     with pytest.raises(UserError, match="remove it and fetch it again"):
         cifar10(str(tmp_path))
-    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
-        tar.add(folder, "cifar-10-batches-py")
-    with pytest.raises(UserError, match="does not hold all of cifar-10-batches-py"):
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        tar.add(folder, "cifar-10-batches-bin")
+    with pytest.raises(UserError, match="does not hold all of cifar-10-batches-bin"):
         cifar10(str(tmp_path))
-    cut = (tmp_path / "cifar-10-python.tar.gz").read_bytes()[:20_000]
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes(cut)
+    cut = (tmp_path / "cifar-10-binary.tar.gz").read_bytes()[:20_000]
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(cut)
     with pytest.raises(UserError, match="remove it and fetch it again"):
         cifar10(str(tmp_path))
 
@@ -164,8 +176,8 @@ def test_cifar_of_any_other_size_is_not_read(cifar, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[cifar10.__module__], "LARGEST", 1000)
     with pytest.raises(UserError, match="is too large to be"):
         cifar10(str(cifar))
-    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
-        tar.add(cifar / "cifar-10-batches-py", "cifar-10-batches-py")
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        tar.add(cifar / "cifar-10-batches-bin", "cifar-10-batches-bin")
     with pytest.raises(UserError, match="is too large to be what was published"):
         cifar10(str(tmp_path))
 
@@ -184,10 +196,12 @@ def write_medmnist(path: Path, shape: tuple[int, ...], labels: int, classes: int
 def test_chestmnist_by_label(tmp_path, label, column):
     content = write_medmnist(tmp_path / "chestmnist.npz", (28, 28), 14)
     splits = medmnist(label=label, root=str(tmp_path), sites=PLAIN)
-    assert splits.train.source.x.shape == (60, 1, 28, 28)
-    assert splits.train.source.labels.tolist() == content["train_labels"][:, column].tolist()
-    assert splits.validation.y.tolist() == content["val_labels"][:, column].tolist()
-    assert splits.test.y.tolist() == content["test_labels"][:, column].tolist()
+    assert splits.train.x.shape == (60, 1, 28, 28)
+    rows = places(splits.train.x, content["train_images"])
+    assert splits.train.y[:, 0].tolist() == content["train_labels"][rows, column].tolist()
+    assert sorted(rows) == list(range(60))
+    assert splits.validation.y[:, 0].tolist() == content["val_labels"][:, column].tolist()
+    assert splits.test.y[:, 0].tolist() == content["test_labels"][:, column].tolist()
     assert torch.equal(splits.test.x[:, 0], torch.from_numpy(content["test_images"]))
     assert sorted(np.concatenate(splits.train.parts)) == list(range(60))
 
@@ -195,14 +209,14 @@ def test_chestmnist_by_label(tmp_path, label, column):
 def test_other_medmnist_sets(tmp_path):
     content = write_medmnist(tmp_path / "pathmnist.npz", (28, 28, 3), 1, classes=9)
     splits = medmnist("pathmnist", 8, str(tmp_path), PLAIN)
-    assert splits.test.y.tolist() == (content["test_labels"][:, 0] == 8).tolist()
+    assert splits.test.y[:, 0].tolist() == (content["test_labels"][:, 0] == 8).tolist()
     assert splits.test.x.shape == (30, 3, 28, 28)
     assert torch.equal(splits.test.x[5, 1], torch.from_numpy(content["test_images"][5, :, :, 1]))
     content = write_medmnist(tmp_path / "pneumoniamnist.npz", (28, 28), 1)
     splits = medmnist("pneumoniamnist", root=str(tmp_path / "pneumoniamnist.npz"), sites=PLAIN)
-    assert splits.test.y.tolist() == content["test_labels"][:, 0].tolist()
+    assert splits.test.y[:, 0].tolist() == content["test_labels"][:, 0].tolist()
     write_medmnist(tmp_path / "chestmnist_subset_64.npz", (64, 64), 14)
-    assert medmnist("chestmnist_subset_64", root=str(tmp_path), sites=PLAIN).train.source.x.shape == (60, 1, 64, 64)
+    assert medmnist("chestmnist_subset_64", root=str(tmp_path), sites=PLAIN).train.x.shape == (60, 1, 64, 64)
 
 
 def test_medmnist_mistakes(tmp_path):
@@ -265,10 +279,12 @@ def test_chexpert_and_what_is_uncertain(tmp_path, uncertain, numbers, labels):
     write_chexpert(tmp_path)
     options = {"uncertain": uncertain, "size": 16, "validation": 2, "sites": Sites(clients=2)}
     splits = chexpert(root=str(tmp_path), **options)
-    assert brightness(splits.train.source.x) == numbers
-    assert splits.train.source.labels.tolist() == labels
-    assert (brightness(splits.validation.x), splits.validation.y.tolist()) == ([9, 10], [1, 0]), "the last ones"
-    assert (brightness(splits.test.x), splits.test.y.tolist()) == ([0, 1, 2], [1, 0, 1]), "the published validation"
+    found = dict(zip(brightness(splits.train.x), splits.train.y[:, 0].tolist(), strict=True))
+    assert found == dict(zip(numbers, labels, strict=True))
+    assert (brightness(splits.validation.x), splits.validation.y[:, 0].tolist()) == ([9, 10], [1, 0]), "the last ones"
+    assert (brightness(splits.test.x), splits.test.y[:, 0].tolist()) == ([0, 1, 2], [1, 0, 1]), (
+        "the published validation"
+    )
     assert splits.test.x.shape == (3, 1, 16, 16)
     assert sorted(np.concatenate(splits.train.parts)) == list(range(len(labels)))
 
@@ -280,12 +296,12 @@ def load_chexpert(folder: Path, **options) -> Splits:
 def test_chexpert_with_lateral_views_and_another_finding(tmp_path):
     folder = write_chexpert(tmp_path)
     both = load_chexpert(folder, frontal=False)
-    assert (len(both.train.source), len(both.test.y)) == (10, 4)
+    assert (len(both.train), len(both.test.y)) == (10, 4)
     with pytest.raises(
         UserError, match=r"unknown label in .*train.csv 'Consolidatoin'; did you mean 'Consolidation'"
     ):
         load_chexpert(folder, label="Consolidatoin")
-    assert int(load_chexpert(folder, label="Edema").train.source.labels.sum()) == 0
+    assert int(load_chexpert(folder, label="Edema").train.y[:, 0].sum()) == 0
 
 
 def test_chexpert_is_resized_once(tmp_path, capsys):
@@ -300,8 +316,8 @@ def test_chexpert_is_resized_once(tmp_path, capsys):
     again = load_chexpert(folder)
     assert same(first, again)
     assert load_chexpert(folder, uncertain="ones", label="Edema")
-    again.train.source.x.zero_()
-    numbers = brightness(load_chexpert(folder).train.source.x)
+    again.train.x.zero_()
+    numbers = sorted(brightness(load_chexpert(folder).train.x))
     assert numbers == [0, 1, 2, 4, 5, 6, 8], "what is done to the images in memory does not reach the file"
     for change in ({"size": 24}, {"frontal": False}, {"cache": str(tmp_path / "elsewhere")}):
         with pytest.raises(UserError, match=r"there is no image .*train/patient00000/study1/view1_frontal.jpg"):
@@ -316,7 +332,7 @@ def test_another_list_of_images_is_another_cache(tmp_path):
     load_chexpert(folder)
     header, *rows = (folder / "train.csv").read_text().splitlines()
     (folder / "train.csv").write_text("\n".join([header, *rows[::-1]]) + "\n")
-    assert brightness(load_chexpert(folder).train.source.x) == [10, 9, 8, 6, 5, 4, 2]
+    assert sorted(brightness(load_chexpert(folder).train.x)) == [2, 4, 5, 6, 8, 9, 10]
 
 
 def test_a_damaged_cache_is_made_again(tmp_path):
@@ -367,8 +383,8 @@ def test_a_config_takes_the_settings_of_the_sites(cifar):
     }
     splits = load_data(Config(data=table, risk={}, algorithm={}, run={"seed": 5}))
     assert len(splits.train.parts) == 3
-    assert splits.train.source.augment.flip
-    assert splits.train.source.augment.noise == pytest.approx(0.02), "what is not said stays this set's own"
+    assert splits.train.augment.flip
+    assert splits.train.augment.noise == pytest.approx(0.02), "what is not said stays this set's own"
     assert same(splits, load_data(Config({**table, "seed": 5}, {}, {}))), "the run's seed is the data's"
 
 

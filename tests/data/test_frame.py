@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import fedxl
-from fedxl.data.preparation import Preparation
-from fedxl.data.table import TableOptions, table
+from fedxl.data.tables.prepare import Preparation
+from fedxl.data.tables.roles import TableOptions
+from fedxl.data.tables.table import table
 from fedxl.errors import UserError
 
 pd = pytest.importorskip("pandas")
@@ -38,14 +39,14 @@ OPTIONS = {"label": "finding", "positive": "sick", "group": "patient"}
 
 
 def same(one, other) -> None:
-    assert list(one.names) == list(other.names)
+    assert one.names == other.names
     assert one.preparation.to_json()["columns"] == other.preparation.to_json()["columns"]
-    assert torch.equal(one.train.source.x, other.train.source.x)
-    assert torch.equal(one.train.source.labels, other.train.source.labels)
+    assert torch.equal(one.train.x, other.train.x)
+    assert torch.equal(one.train.y[:, 0], other.train.y[:, 0])
     assert [part.tolist() for part in one.train.parts] == [part.tolist() for part in other.train.parts]
     for split in ("validation", "test"):
         assert torch.equal(getattr(one, split).x, getattr(other, split).x)
-        assert list(getattr(one, split).rows) == list(getattr(other, split).rows)
+        assert list(getattr(one, split).row) == list(getattr(other, split).row)
 
 
 def test_a_frame_gives_what_its_file_gives(tmp_path):
@@ -68,18 +69,18 @@ def test_a_frame_for_each_site_and_an_arrow_table_give_the_same():
 def test_a_column_called_site_stays_a_feature():
     parts = {name: rows(60).assign(site=np.arange(60.0)).drop(columns="hospital") for name in ("a", "b")}
     splits = fedxl.from_frame(parts, **OPTIONS)
-    assert splits.names == ["a", "b"]
-    assert "site" in splits.preparation.outputs()
+    assert splits.names == ("a", "b")
+    assert "site" in [column.name for column in splits.preparation.columns]
 
 
 def test_fit_takes_it_whole_and_keeps_the_preparation(tmp_path):
     splits = fedxl.from_frame(rows(), site="hospital", **OPTIONS)
-    width = splits.train.source.x.shape[1]
+    width = splits.train.x.shape[1]
     torch.manual_seed(0)
     algorithm = fedxl.FeDXL1(fedxl.auroc(), lr=0.1)
     result = fedxl.fit(nn.Linear(width, 1), splits, algorithm, rounds=5, local_steps=4, device="cpu", out=tmp_path)
     assert result.metrics["test"]["auroc"] > 0.7
-    assert set(result.scored["test"].by_site()) == {"north", "south"}
+    assert set(result.scores["test"].by_site()) == {"north", "south"}
     kept = json.loads((tmp_path / "preparation.json").read_text())
     assert Preparation.from_json(kept) == splits.preparation
     assert fedxl.advise(splits).facts.sites == 2

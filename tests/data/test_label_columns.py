@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from fedxl.data import medmnist
-from fedxl.data.federation import Federation, from_arrays, weigh
-from fedxl.data.forms import Columns, encoded
-from fedxl.data.sites import Sites
+from fedxl.data import medmnist, targets
+from fedxl.data.examples import Examples
+from fedxl.data.inputs import from_arrays
+from fedxl.data.participation import weigh
+from fedxl.data.splits import Sites
 from fedxl.errors import UserError
 from fedxl.risks import auroc, several
-from fedxl.training.participants import check_labels
+from fedxl.training.problem import check_labels
+from tests.data.test_datasets import places
 
 NAN = float("nan")
 
@@ -31,7 +35,7 @@ NAN = float("nan")
     ],
 )
 def test_forms_of_labels(y, number, expected):
-    assert encoded(y, "client 0", Columns(number)).tolist() == expected
+    assert targets.several(y, "client 0", number).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -47,13 +51,13 @@ def test_forms_of_labels(y, number, expected):
 )
 def test_mistakes_are_one_line(y, number, told):
     with pytest.raises(UserError, match=told):
-        encoded(y, "client 0", Columns(number))
+        targets.several(y, "client 0", number)
 
 
-def federation() -> Federation:
+def federation() -> Examples:
     first = torch.tensor([[1, 0, -1], [0, 0, -1], [1, 1, -1]])
     second = torch.tensor([[0, -1, 1], [0, -1, 0]])
-    return from_arrays([(torch.zeros(3, 2), first), (torch.zeros(2, 2), second)], Columns(3))
+    return from_arrays([(torch.zeros(3, 2), first), (torch.zeros(2, 2), second)], labels=3)
 
 
 def test_sides_and_holdings_count_examples_once():
@@ -80,13 +84,22 @@ def test_parts_of_each_label_sum_to_one():
 
 
 def test_a_label_that_cannot_be_trained_is_one_line():
+    risk = several(auroc(), ["a", "b"])
+    anyone, both = (
+        SimpleNamespace(risk=risk, label_names=("a", "b"), needs_both_sides=needed) for needed in (False, True)
+    )
     some, none = np.array([[1, 1], [0, 2]]), np.array([[3, 0], [0, 0]])
     with pytest.raises(UserError, match="S2 for the label 'b'"):
-        check_labels(some, none, ["a", "b"], False)
-    apart = np.array([[0, 1], [1, 1]]), np.array([[1, 1], [0, 1]])
-    check_labels(*apart, ["a", "b"], False)
+        check_labels(anyone, holders(some, none))
+    apart = holders(np.array([[0, 1], [1, 1]]), np.array([[1, 1], [0, 1]]))
+    check_labels(anyone, apart)
     with pytest.raises(UserError, match="both classes of the label 'a'"):
-        check_labels(*apart, ["a", "b"], True)
+        check_labels(both, apart)
+
+
+def holders(first, second) -> list:
+    sides = [dict(zip(auroc().sides, both, strict=True)) for both in zip(first, second, strict=True)]
+    return [SimpleNamespace(by_label=each.__getitem__) for each in sides]
 
 
 def write(path, labels: np.ndarray) -> None:
@@ -101,9 +114,11 @@ def test_all_findings_of_a_set_and_sites_that_know_some(tmp_path):
     labels = np.random.default_rng(1).integers(2, size=(40, 14), dtype=np.uint8)
     write(tmp_path / "chestmnist.npz", labels)
     splits = medmnist(label="all", root=str(tmp_path), sites=Sites(clients=4))
-    assert splits.train.source.labels.tolist() == labels.tolist() == splits.test.y.tolist()
+    rows = places(splits.train.x, np.load(tmp_path / "chestmnist.npz")["train_images"])
+    assert splits.train.y.tolist() == labels[rows].tolist()
+    assert splits.test.y.tolist() == labels.tolist()
     splits = medmnist(label="all", root=str(tmp_path), sites=Sites(clients=4, known=0.5))
-    known = [splits.train.source.labels[part] >= 0 for part in splits.train.parts]
+    known = [splits.train.y[part] >= 0 for part in splits.train.parts]
     assert all(mine.sum(1).tolist() == [7] * 10 and bool((mine == mine[0]).all()) for mine in known)
     assert torch.stack([mine[0] for mine in known]).sum(0).tolist() == [2] * 14
     for options, told in (({"flipped": 0.1}, "flipped"), ({"known": 0.0}, "known must lie")):

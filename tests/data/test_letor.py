@@ -12,8 +12,9 @@ from torch import nn
 import fedxl
 from fedxl import UserError
 from fedxl.config.experiment import execute, load_data, read
-from fedxl.data.letor import LetorOptions, letor
-from fedxl.data.table import TableOptions, table, unfitted
+from fedxl.data.sets.own import LetorOptions, letor
+from fedxl.data.tables.roles import TableOptions
+from fedxl.data.tables.table import table, unfitted
 from studies.retrieval import digits
 from tests.examples.test_examples import EXAMPLES
 
@@ -37,20 +38,18 @@ def test_items_are_those_of_scikit_learns_reader(tmp_path):
     path = write(tmp_path / "train.txt")
     splits = letor(str(path), LetorOptions(validation=0.0, test=0.0, standardise=False))
     x, y, query = load_svmlight_file(str(path), query_id=True)
-    source = splits.train.source
-    np.testing.assert_allclose(source.x.numpy(), x.toarray(), atol=1e-6)
-    assert source.labels.tolist() == y.tolist()
-    assert source.queries.tolist() == query.tolist()
+    train = splits.train
+    np.testing.assert_allclose(train.x.numpy(), x.toarray(), atol=1e-6)
+    assert train.y[:, 0].tolist() == y.tolist()
+    assert train.group.tolist() == query.tolist()
     assert splits.validation is splits.test is None
-    scaled = letor(str(path), LetorOptions(validation=0.0, test=0.0)).train.source.x.numpy()
+    scaled = letor(str(path), LetorOptions(validation=0.0, test=0.0)).train.x.numpy()
     np.testing.assert_allclose(scaled, (x.toarray() - x.toarray().mean(0)) / x.toarray().std(0), atol=1e-5)
 
 
 def test_a_query_is_in_one_split(tmp_path):
     splits = letor(str(write(tmp_path / "train.txt")), LetorOptions(seed=1))
-    each = [
-        set(part.tolist()) for part in (splits.train.source.queries, splits.validation.queries, splits.test.queries)
-    ]
+    each = [set(part.tolist()) for part in (splits.train.group, splits.validation.group, splits.test.group)]
     assert [len(part) for part in each] == [12, 4, 4]
     assert len(set.union(*each)) == 20
 
@@ -58,12 +57,12 @@ def test_a_query_is_in_one_split(tmp_path):
 def test_queries_or_items_are_spread_over_clients(tmp_path):
     path = str(write(tmp_path / "train.txt"))
     whole = letor(path, LetorOptions(clients=3)).train
-    held = [set(whole.source.queries.numpy()[part].tolist()) for part in whole.parts]
+    held = [set(whole.group.numpy()[part].tolist()) for part in whole.parts]
     assert [len(queries) for queries in held] == [4, 4, 4]
     assert len(set.union(*held)) == 12
     apart = letor(path, LetorOptions(clients=3, scatter="items")).train
     for part in apart.parts:
-        assert np.bincount(apart.source.queries.numpy()[part], minlength=20).max() == 2
+        assert np.bincount(apart.group.numpy()[part], minlength=20).max() == 2
     assert sorted(np.concatenate(apart.parts)) == list(range(72))
 
 
@@ -73,9 +72,9 @@ def test_each_file_is_a_client_and_a_query_may_be_in_two(tmp_path):
     write(tmp_path / "held.dat", range(3), features=7)
     held = str(tmp_path / "held.dat")
     splits = letor(str(tmp_path / "*.txt"), LetorOptions(validation_path=held, test_path=held))
-    assert splits.names == ["north", "south"]
-    assert [len(set(splits.train.source.queries.numpy()[part].tolist())) for part in splits.train.parts] == [5, 5]
-    assert splits.train.source.x.shape == (60, 7), "as many features as any file has"
+    assert splits.names == ("north", "south")
+    assert [len(set(splits.train.group.numpy()[part].tolist())) for part in splits.train.parts] == [5, 5]
+    assert splits.train.x.shape == (60, 7), "as many features as any file has"
     assert splits.validation.x.shape == (18, 7)
 
 
@@ -94,17 +93,17 @@ def test_the_example_makes_files_that_its_config_reads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / "make_queries.py"), run_name="__main__")
     splits = load_data(read(EXAMPLES / "ranking.toml"))
-    train, parts = splits.train.source, splits.train.parts
+    train, parts = splits.train, splits.train.parts
     assert len(parts) == 5
     assert len(train) == 3000
-    held = [set(train.queries.numpy()[part].tolist()) for part in parts]
+    held = [set(train.group.numpy()[part].tolist()) for part in parts]
     assert len(set.union(*held)) == 100
     assert sum(map(len, held)) > 400, "most archives have items of a query"
     assert splits.validation.x.shape == (40 * 30, 64)
     expected = digits(np.random.default_rng(0))[0]
     order = np.concatenate([np.flatnonzero(expected.kinds == archive) for archive in range(5)])
     np.testing.assert_allclose(train.x.numpy(), expected.x[order], atol=1e-4)
-    assert train.labels.tolist() == expected.grades[order].tolist()
+    assert train.y[:, 0].tolist() == expected.grades[order].tolist()
 
 
 WRONG = {
@@ -140,7 +139,7 @@ def test_a_wrong_line_is_named(line, tmp_path):
 
 
 def test_settings_that_cannot_be(tmp_path):
-    path = str(write(tmp_path / "train.txt", range(3)))
+    path = str(write(tmp_path / "train.txt", range(4)))
     for build, told in (
         (lambda: letor(path, LetorOptions(scatter="rows")), "unknown scatter"),
         (lambda: LetorOptions(clients=-1), "clients must lie"),
@@ -163,13 +162,13 @@ def test_a_table_names_the_query_of_each_row(tmp_path):
     path = tmp_path / "items.csv"
     path.write_text("\n".join(rows))
     splits = table(str(path), "grade", TableOptions(site="city", query="query"))
-    train = splits.train.source
+    train = splits.train
     assert train.x.shape[1] == 1
-    assert sorted(set(train.labels.tolist())) == [0, 1, 2]
-    each = [set(part.tolist()) for part in (train.queries, splits.validation.queries, splits.test.queries)]
+    assert sorted(set(train.y[:, 0].tolist())) == [0, 1, 2]
+    each = [set(part.tolist()) for part in (train.group, splits.validation.group, splits.test.group)]
     assert [len(part) for part in each] == [6, 2, 2]
     assert len(set.union(*each)) == 10
-    north, south = (set(train.queries.numpy()[part].tolist()) for part in splits.train.parts)
+    north, south = (set(train.group.numpy()[part].tolist()) for part in splits.train.parts)
     assert north == south == each[0]
     risk = fedxl.listwise(queries=2)
     result = fedxl.fit(nn.Linear(1, 1), splits, fedxl.FeDXL2(risk), rounds=2, local_steps=2, batch_size=4)
@@ -181,6 +180,5 @@ def test_a_table_names_the_query_of_each_row(tmp_path):
         with pytest.raises(UserError, match=told):
             table(str(path), label, TableOptions(query="query"))
     raw = unfitted(str(path), "grade", TableOptions(site="city", query="query"))
-    validation, _ = raw.held_back(raw.fitted())
-    assert validation is not None
-    assert validation.queries.tolist() == splits.validation.queries.tolist(), "a server's own table keeps them"
+    validation = raw.held_back(raw.fitted())["validation"]
+    assert validation.group.tolist() == splits.validation.group.tolist(), "a server's own table keeps them"

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from fedxl import UserError
-from fedxl.data.folder import FolderOptions, folder
-from fedxl.data.preparation import Preparation
-from fedxl.data.resized import decoded, unreadable
-from fedxl.data.table import TableOptions, table
+from fedxl.data.examples import UNKNOWN
+from fedxl.data.images import decoded, unreadable
+from fedxl.data.sets.own import FolderOptions, folder
+from fedxl.data.tables.prepare import Preparation
+from fedxl.data.tables.roles import TableOptions
+from fedxl.data.tables.table import read_new, table
 
 Image = pytest.importorskip("PIL.Image", reason="needs fedxl[images]")
 
@@ -45,36 +47,57 @@ def listed(tmp_path: Path) -> Path:
 def test_a_table_of_images_in_colour(listed):
     options = TableOptions(image="file", size=8, channels=3, site="site", id="file")
     splits = table(str(listed), "odd", options)
-    assert splits.train.example_shape == (3, 8, 8)
+    assert splits.train.shape == (3, 8, 8)
     for split in (splits.validation, splits.test):
-        numbers = [int(Path(row).stem) for row in split.rows]
+        numbers = [int(Path(row).stem) for row in split.row]
         assert split.x[:, 0].amax((1, 2)).tolist() == numbers, "red"
         assert not split.x[:, 1:].any(), "neither green nor blue"
-        assert split.y.tolist() == [number % 2 for number in numbers]
+        assert split.y[:, 0].tolist() == [number % 2 for number in numbers]
     made = Preparation.from_text(splits.preparation.to_text())
-    rows = made.read(listed)
-    assert rows.rows[7] == "pictures/7.png"
-    assert torch.equal(rows.x[[int(Path(row).stem) for row in splits.test.rows]], splits.test.x)
+    rows = read_new(made, listed)
+    assert rows.row[7] == "pictures/7.png"
+    assert torch.equal(rows.x[[int(Path(row).stem) for row in splits.test.row]], splits.test.x)
 
 
 def test_the_cache_is_used_and_notices_other_images(listed):
     options = TableOptions(image="file", size=8, split="", validation=0.0, test=0.0)
-    first = table(str(listed), "odd", options).train.source
+    first = table(str(listed), "odd", options).train
     assert len(list(listed.parent.glob("images-8-*.npy"))) == 1
     save(listed.parent / "pictures" / "3.png", 200)
-    second = table(str(listed), "odd", options).train.source
+    second = table(str(listed), "odd", options).train
     assert second.x[3].amax() == 200 != first.x[3].amax()
 
 
 @pytest.mark.parametrize(
-    "path", ["../secret.png", "/etc/passwd", "pictures/../../secret.png", "C:\\secret.png", "..\\s.png"]
-)
+    "path",
+    [
+        "../secret.png", "/etc/passwd", "pictures/../../secret.png", "C:\\secret.png", "..\\s.png",
+        "//srv/x.png", "\\\\srv\\x.png", "/\\srv/x.png", "///etc/passwd",
+    ],
+)  # fmt: skip
 def test_a_table_does_not_reach_out_of_its_folder(listed, path):
     save(listed.parent.parent / "secret.png", 1)
     lines = listed.read_text().replace("pictures/5.png", path)
     listed.write_text(lines)
     with pytest.raises(UserError, match="outside of the table's folder"):
         table(str(listed), "odd", TableOptions(image="file", size=8))
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_link_does_not_lead_out_of_the_tables_folder(listed, tmp_path_factory, folder):
+    """Neither an image nor its folder; a link within the table's folder is followed."""
+    away = tmp_path_factory.mktemp("away")
+    save(away / "5.png", 1)
+    link = listed.parent / ("elsewhere" if folder else "pictures/link.png")
+    link.symlink_to(away if folder else away / "5.png", target_is_directory=folder)
+    (listed.parent / "pictures" / "near.png").symlink_to(listed.parent / "pictures" / "6.png")
+    text = listed.read_text().replace("pictures/6.png", "pictures/near.png")
+    listed.write_text(text)
+    options = TableOptions(image="file", size=8, split="", validation=0.0, test=0.0)
+    assert len(table(str(listed), "odd", options).train)
+    listed.write_text(text.replace("pictures/5.png", "elsewhere/5.png" if folder else "pictures/link.png"))
+    with pytest.raises(UserError, match="is a link that leads out of the table's folder"):
+        table(str(listed), "odd", options)
 
 
 def test_all_unreadable_images_are_told(listed):
@@ -121,28 +144,28 @@ def test_folders_of_sites_and_splits_in_either_order(tmp_path, pattern):
         for split in ("train", "Val", "test"):
             fill(tmp_path, pattern, site=site, split=split)
     splits = folder(str(tmp_path), FolderOptions(positive="ill", size=8))
-    assert splits.names == ["north", "south"]
+    assert splits.names == ("north", "south")
     assert [len(part) for part in splits.train.parts] == [20, 20]
     assert len(splits.validation.y) == len(splits.test.y) == 40
-    assert [Path(row).parent.name == "ill" for row in splits.test.rows] == splits.test.y.bool().tolist()
-    assert splits.test.x[:, 0, 0, 0].tolist() == [int(Path(row).stem[3:]) for row in splits.test.rows]
+    assert [Path(row).parent.name == "ill" for row in splits.test.row] == splits.test.y[:, 0].bool().tolist()
+    assert splits.test.x[:, 0, 0, 0].tolist() == [int(Path(row).stem[3:]) for row in splits.test.row]
 
 
 def test_a_plain_folder_is_one_site_and_splits_are_drawn_by_group(tmp_path):
     fill(tmp_path, "{kind}")
     splits = folder(str(tmp_path), FolderOptions(positive="ill", size=8, group="_", called="north"))
-    assert splits.names == ["north"]
-    of = [{Path(row).name[:2] for row in split.rows} for split in (splits.validation, splits.test)]
+    assert splits.names == ("north",)
+    of = [{Path(row).name[:2] for row in split.row} for split in (splits.validation, splits.test)]
     assert of[0]
     assert not of[0] & of[1]
-    assert splits.train.source.labels.sum() == len(splits.train.source.labels) / 2
+    assert splits.train.y[:, 0].sum() == len(splits.train.y[:, 0]) / 2
     made = Preparation.from_text(splits.preparation.to_text())
     fill(tmp_path / "new", "unsorted")
-    assert made.read(tmp_path / "new").labels is None
-    rows = made.read(tmp_path / "ill")
-    assert len(rows.rows) == 10
-    known = {row: x for row, x in zip(splits.test.rows, splits.test.x, strict=True) if row.startswith("ill/")}
-    for row, x in zip(rows.rows, rows.x, strict=True):
+    assert (read_new(made, tmp_path / "new").y == UNKNOWN).all()
+    rows = read_new(made, tmp_path / "ill")
+    assert len(rows.row) == 10
+    known = {row: x for row, x in zip(splits.test.row, splits.test.x, strict=True) if row.startswith("ill/")}
+    for row, x in zip(rows.row, rows.x, strict=True):
         assert torch.equal(known.get(f"ill/{row}", x), x)
 
 

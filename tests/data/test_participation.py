@@ -12,8 +12,8 @@ import torch
 
 from fedxl import UserError, sampling, tree
 from fedxl.algorithms import FeDXL2, LocalSGD
-from fedxl.data.federation import from_arrays, shares
-from fedxl.data.participation import Plan, Trace, read_trace
+from fedxl.data.inputs import from_arrays
+from fedxl.data.participation import Plan, Trace, read_trace, shares
 from fedxl.engine.executors import vectorised
 from fedxl.risks import partial_auc
 from fedxl.training.settings import Hooks

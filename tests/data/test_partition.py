@@ -8,9 +8,8 @@ import torch
 
 from fedxl import UserError
 from fedxl.data import digits
-from fedxl.data.federation import Split
-from fedxl.data.sites import PARTITIONS, Sites, corrupt, hold_back, imbalance, partition
-from fedxl.data.source import BANK
+from fedxl.data.examples import BANK, Examples
+from fedxl.data.splits import PARTITIONS, Sites, corrupt, hold_back, imbalance, partition
 
 LABELS = (np.arange(600) % 6 == 0).astype(np.int64)
 
@@ -98,8 +97,6 @@ def test_a_number_of_one_class_sites_that_cannot_be(count):
         Sites(partition="one_class", one_class=count)
     with pytest.raises(UserError, match=line):
         digits(partition="one_class", one_class=count)
-    with pytest.raises(UserError, match=line):
-        partition("one_class", LABELS, 16, rng(), 0.5, count)
 
 
 def test_one_class_is_refused_where_it_says_nothing_and_where_there_is_nothing_to_trade():
@@ -163,22 +160,37 @@ def test_the_flipped_share_is_exact_in_both_classes():
     assert np.array_equal(corrupt(LABELS, 1, rng()), 1 - LABELS)
 
 
-def photographs() -> Split:
-    return Split(torch.full((600, 3, 8, 8), 127, dtype=torch.uint8), torch.from_numpy(LABELS))
+def photographs() -> Examples:
+    return Examples(torch.full((600, 3, 8, 8), 127, dtype=torch.uint8), torch.from_numpy(LABELS)[:, None])
+
+
+def numbered() -> Examples:
+    """Images that can be told apart: the first two bytes are their number."""
+    found = photographs()
+    found.x[:, 0, 0, 0], found.x[:, 0, 0, 1] = torch.arange(600) // 256, torch.arange(600) % 256
+    return found
+
+
+def numbers(found: Examples) -> torch.Tensor:
+    x = found.x[torch.from_numpy(np.concatenate(found.parts))]
+    return x[:, 0, 0, 0].long() * 256 + x[:, 0, 0, 1]
 
 
 def test_a_setting_does_not_move_what_another_draws():
     plain, corrupted, noisy = (
-        Sites(**options).share_out(photographs(), None, None).train
+        Sites(**options).share_out(numbered(), None, None).train
         for options in ({}, {"flipped": 0.2}, {"site_noise": 0.04, "crop": 2})
     )
-    assert all(map(np.array_equal, plain.parts, corrupted.parts))
-    assert all(map(np.array_equal, plain.parts, noisy.parts))
-    assert torch.equal(plain.source.labels, noisy.source.labels)
-    assert int((plain.source.labels != corrupted.source.labels).sum()) == 120
-    assert plain.source.codes == 1
-    elsewhere = Sites(flipped=0.2, partition="dirichlet").share_out(photographs(), None, None).train
-    assert torch.equal(corrupted.source.labels, elsewhere.source.labels)
+    assert sorted(numbers(plain).tolist()) == list(range(600))
+    for other in (corrupted, noisy):
+        assert torch.equal(plain.x, other.x), "each site holds the same images"
+        assert all(map(np.array_equal, plain.parts, other.parts))
+    assert torch.equal(plain.y, noisy.y)
+    assert int((plain.y != corrupted.y).sum()) == 120
+    assert plain.codes == 1
+    elsewhere = Sites(flipped=0.2, partition="dirichlet").share_out(numbered(), None, None).train
+    assert not torch.equal(numbers(elsewhere), numbers(corrupted))
+    assert torch.equal(corrupted.y, elsewhere.y), "rows stand where they stood"
 
 
 def test_site_noise_has_the_papers_means_and_deviation():
@@ -186,37 +198,33 @@ def test_site_noise_has_the_papers_means_and_deviation():
     codes = rng().integers(BANK, size=600)
     for site in (0, 8, 15):
         indices = torch.from_numpy(train.parts[site])
-        pixels = train.source.fetch(indices, torch.from_numpy(codes[: len(indices)]))
+        pixels = train.fetch(indices, torch.from_numpy(codes[: len(indices)]))
         seen = 2 * (pixels - 127 / 255)  # as of pixels in [-1, 1]
         assert float(seen.mean()) == pytest.approx(-0.08 + 0.01 * site, abs=0.01)
         assert float(seen.std()) == pytest.approx(0.04, rel=0.05)
-    assert torch.equal(train.source.fetch(torch.tensor([0])), torch.full((1, 3, 8, 8), 127 / 255)), (
-        "not in evaluation"
-    )
+    assert torch.equal(train.fetch(torch.tensor([0])), torch.full((1, 3, 8, 8), 127 / 255)), "not in evaluation"
     many = Sites(clients=20, site_noise=0.04).augment().site_means
     assert (many[16], many[17], max(many)) == (0.04, -0.04, 0.04)
 
 
 def test_only_the_first_sites_may_take_part():
-    whole, few = (Sites(site_noise=0.04, present=n).share_out(photographs(), None, None).train for n in (0, 3))
+    whole, few = (Sites(site_noise=0.04, present=n).share_out(numbered(), None, None).train for n in (0, 3))
     assert [len(part) for part in few.parts] == [len(part) for part in whole.parts[:3]]
-    assert len(few.source.labels) == sum(len(part) for part in few.parts), "nothing of the others is left"
+    assert len(few) == sum(len(part) for part in few.parts), "nothing of the others is left"
     for mine, theirs in zip(few.parts, whole.parts, strict=False):
         a, b = torch.from_numpy(mine), torch.from_numpy(theirs)
-        assert torch.equal(few.source.labels[a], whole.source.labels[b])
+        assert torch.equal(few.y[a], whole.y[b])
         codes = torch.ones(len(a), dtype=torch.int64)
-        assert torch.equal(few.source.fetch(a, codes), whole.source.fetch(b, codes)), (
-            "the same images, mean and noise"
-        )
+        assert torch.equal(few.fetch(a, codes), whole.fetch(b, codes)), "the same images, mean and noise"
     with pytest.raises(UserError, match="present must lie between 0"):
         Sites(clients=4, present=5).share_out(photographs(), None, None)
 
 
 def test_digits_everywhere_are_the_same_images_at_every_site():
     usual, found = digits(clients=3, shift=0.0, noise=0.0), digits(clients=3, shift=0.0, noise=0.0, everywhere=True)
-    assert torch.equal(usual.train.source.fetch(torch.arange(50)), found.train.source.fetch(torch.arange(50)))
+    assert torch.equal(usual.train.fetch(torch.arange(50)), found.train.fetch(torch.arange(50)))
     for before, split in ((usual.validation, found.validation), (usual.test, found.test)):
-        assert np.array_equal(split.sites, np.repeat(np.arange(3), len(before.y)))
+        assert np.array_equal(split.site, np.repeat(np.arange(3), len(before.y)))
         for site in range(3):
-            assert torch.equal(split.x[split.sites == site], before.x)
-            assert torch.equal(split.y[split.sites == site], before.y)
+            assert torch.equal(split.x[split.site == site], before.x)
+            assert torch.equal(split.y[split.site == site], before.y)

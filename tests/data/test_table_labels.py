@@ -15,9 +15,11 @@ import fedxl
 from fedxl import UserError
 from fedxl.config.experiment import Config, build_model, build_risk, execute, load_data
 from fedxl.data.check import check, inspect_table
-from fedxl.data.preparation import Preparation
-from fedxl.data.summary import Summary
-from fedxl.data.table import TableOptions, load_preparation, table
+from fedxl.data.examples import UNKNOWN
+from fedxl.data.tables.prepare import Preparation
+from fedxl.data.tables.roles import TableOptions
+from fedxl.data.tables.summary import Summary
+from fedxl.data.tables.table import load_preparation, read_new, table
 from fedxl.errors import RefusedError
 from fedxl.training.settings import Hooks
 from tests.data.tables import SITES, frame
@@ -65,12 +67,12 @@ def arrays(data: pd.DataFrame) -> np.ndarray:
 def test_labels_are_those_of_the_file_row_by_row(path):
     data, splits = labelled(), load_data(experiment(path))
     for word, split in (("val", splits.validation), ("test", splits.test)):
-        rows = [int(row) - 1 for row in split.rows]
+        rows = [int(row) - 1 for row in split.row]
         assert sorted(rows) == np.flatnonzero(data.part == word).tolist()
         np.testing.assert_array_equal(split.y.numpy(), arrays(data)[rows])
     for site, part in zip(SITES, splits.train.parts, strict=True):
         mine = data[(data.site == site) & (data.part == "train")]
-        np.testing.assert_array_equal(splits.train.source.labels[torch.as_tensor(part)].numpy(), arrays(mine))
+        np.testing.assert_array_equal(splits.train.y[torch.as_tensor(part)].numpy(), arrays(mine))
     assert splits.preparation.labels == LABELS
     assert not {*LABELS} & {column.name for column in splits.preparation.columns}
     assert Preparation.from_text(splits.preparation.to_text()) == splits.preparation
@@ -80,10 +82,10 @@ def test_training_on_a_table_is_training_on_its_arrays(path):
     found = execute(experiment(path), hooks=QUIET)
     splits = load_data(experiment(path))
     rows = [torch.as_tensor(part) for part in splits.train.parts]
-    clients = [(splits.train.source.x[part], splits.train.source.labels[part]) for part in rows]
+    clients = [(splits.train.x[part], splits.train.y[part]) for part in rows]
     held = {name: (split.x, split.y) for name, split in (("validation", splits.validation), ("test", splits.test))}
     algorithm = fedxl.FeDXL2(fedxl.several(fedxl.partial_auc(), LABELS), lr=0.2)
-    network = build_model(experiment(path), splits.train.example_shape, build_risk(experiment(path)))
+    network = build_model(experiment(path), splits.train.shape, build_risk(experiment(path)))
     expected = fedxl.fit(
         network, clients, algorithm, rounds=2, local_steps=2, batch_size=6, device="cpu", executor="loop",
         hooks=QUIET, **held,
@@ -91,7 +93,7 @@ def test_training_on_a_table_is_training_on_its_arrays(path):
     for name, tensor in expected.weights.params.items():
         assert torch.equal(found.weights.params[name], tensor)
     assert found.metrics["test"] == expected.metrics["test"]
-    assert found.by_label["test"].names == found.form.labels == LABELS
+    assert found.scores["test"].labels == found.form.labels == LABELS
 
 
 def test_splits_that_are_drawn_have_rows_of_every_kind(path):
@@ -99,7 +101,7 @@ def test_splits_that_are_drawn_have_rows_of_every_kind(path):
     data = labelled()
     splits = load_data(experiment(path, split="", drop=["part"]))
     any_positive = (arrays(data) == 1).any(1)
-    rows = np.array([int(row) - 1 for row in splits.test.rows])
+    rows = np.array([int(row) - 1 for row in splits.test.row])
     for site in SITES:
         for kind in (True, False):
             here = (data.site == site).to_numpy() & (any_positive == kind)
@@ -110,7 +112,7 @@ def test_words_and_data_frames(path):
     data, wanted = labelled(), load_data(experiment(path))
     told = data.assign(**{name: data[name].map({1.0: "yes", 0.0: "no"}) for name in LABELS})
     found = fedxl.from_frame(told, label=LABELS, positive="yes", site="site", split="part")
-    assert torch.equal(found.train.source.labels, wanted.train.source.labels)
+    assert torch.equal(found.train.y, wanted.train.y)
     assert torch.equal(found.test.x, wanted.test.x)
     assert (found.preparation.positive, found.preparation.negative) == ("yes", "no")
 
@@ -120,12 +122,12 @@ def test_new_rows_are_read_with_the_labels_they_have(path, tmp_path):
     data.drop(columns="nodule").to_csv(tmp_path / "new.csv", index=False)
     expected = arrays(data)
     expected[:, 1] = -1
-    np.testing.assert_array_equal(made.read(tmp_path / "new.csv").labels, expected)
+    np.testing.assert_array_equal(read_new(made, tmp_path / "new.csv").y, expected)
     data.drop(columns=list(LABELS)).to_csv(tmp_path / "new.csv", index=False)
-    assert made.read(tmp_path / "new.csv").labels is None
+    assert (read_new(made, tmp_path / "new.csv").y == UNKNOWN).all()
     data.assign(mass="perhaps").to_csv(tmp_path / "new.csv", index=False)
     with pytest.raises(UserError, match=r"'mass' holds 'perhaps'; the model knows '1' and '0', and empty cells"):
-        made.read(tmp_path / "new.csv")
+        read_new(made, tmp_path / "new.csv")
 
 
 def test_a_table_with_several_labels_is_inspected(path):

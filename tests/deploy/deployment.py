@@ -19,8 +19,8 @@ from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import read_server
 from fedxl.deploy.supervise import status
 from fedxl.deploy.supervise.children import descendants, kill_leftovers
-from fedxl.training.checkpoint import Checkpoint, load_latest
-from fedxl.training.run_files import read_metrics
+from fedxl.training.run_folder import read_metrics
+from fedxl.training.run_writer import Checkpoint, load_latest
 
 STILL = 600.0  # seconds without anything happening
 

@@ -27,7 +27,7 @@ from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision import approval, folders
 from fedxl.deploy.provision.settings import read_server, read_site
 from fedxl.deploy.supervise import children, status
-from fedxl.training.checkpoint import load_latest
+from fedxl.training.run_writer import load_latest
 from fedxl.wire import RefusedError
 from tests.deploy.deployment import Deployment
 from tests.deploy.federated import SITES, config, secrets_of, simulated

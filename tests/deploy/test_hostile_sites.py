@@ -17,7 +17,7 @@ from fedxl.deploy.protocol.envelope import Envelope, Failure
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.deploy.server import serve as server
 from fedxl.errors import DivergedError
-from fedxl.training.checkpoint import load_latest
+from fedxl.training.run_writer import load_latest
 from fedxl.training.settings import Hooks
 from tests.deploy.federated import SITES, InProcess, config, deployed
 from tests.deploy.test_site_evaluation import PERFECT, Judging
@@ -245,10 +245,10 @@ def test_a_run_from_before_sizes_were_compared_goes_on(tmp_path, monkeypatch):
         InProcess(tmp_path),
         replace(experiment("sigmoid"), run={**experiment("sigmoid").run, "rounds": 3}),
     )
-    population = server.GridEngine.population
+    population = server.SiteEngine.population
     with monkeypatch.context() as patch:
-        before = property(lambda engine: population.fget(engine)._replace(usual={}))
-        patch.setattr(server.GridEngine, "population", before)
+        before = property(lambda engine: {**population.fget(engine), "usual": {}})
+        patch.setattr(server.SiteEngine, "population", before)
         deployed(tmp_path, short, carrier)
     kept, _ = load_latest(tmp_path / "server" / "run" / "checkpoints")
     assert not any(path.startswith("population.usual") for path in kept.tensors)
@@ -375,7 +375,7 @@ def test_counts_of_an_evaluation_are_checked(tmp_path, kind):
 def test_more_scores_than_approved_examples_are_refused(tmp_path):
     limits = {name: site.count("all") for name, site in facts_of_sites(tmp_path / "first").items()}
     carrier = Judging(tmp_path / "second", ["scores"] * 4)
-    carrier.spoil = lambda a: a._replace(tensors={key: t.repeat(100) for key, t in a.tensors.items()})
+    carrier.spoil = lambda a: a._replace(tensors={key: torch.cat([t] * 100) for key, t in a.tensors.items()})
     found = deployed(tmp_path / "second", config("fedxl2", rounds=2), carrier, limits=limits, evaluate="sites")
     assert f"it is approved for at most {limits['a']}" in found.history[0]["validation_by_site"]["a"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -15,16 +16,16 @@ import torch
 from fedxl import UserError, metrics
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope
-from fedxl.deploy.server.curves import read_curve
+from fedxl.deploy.server.examiner import read_curve
 from fedxl.deploy.site import curve, requests
 from fedxl.deploy.site.curve import SPENT, each_label
-from fedxl.evaluation import label_counts
-from fedxl.evaluation.binned import count, noise_errors, pooled
-from fedxl.evaluation.grid import Grid, bins_from_json
+from fedxl.evaluation import histogram
+from fedxl.evaluation.histogram import Bins, count, noise_errors, pooled
 from fedxl.evaluation.noise import variance
-from fedxl.prediction.run import read_run
+from fedxl.evaluation.scores import Scores
+from fedxl.prediction.run import read_finished
 from fedxl.reporting import document
-from fedxl.reporting.runs import read_run as read_reported
+from fedxl.training.run_folder import read_run
 from fedxl.training.settings import Hooks
 from tests.deploy.federated import SITES, copied, deployed, simulated
 from tests.deploy.test_labels import carrier, experiment, write
@@ -69,12 +70,12 @@ def test_counts_of_all_sites_give_each_labels_metrics_within_their_bounds(honest
     found, _, kept, folder, exact = honest
     rows = [json.loads(line) for line in (folder / "server" / "run" / "metrics.jsonl").read_text().splitlines()]
     for split, row in (("validation", rows[-2]), ("test", rows[-1])):
-        wanted = exact.by_label[split].by_label()
+        wanted = exact.scores[split].by_label()
         for label, one in wanted.items():
             told, bounds = row[f"{split}_by_label"][label], row[f"{split}_bounds_by_label"][label]
-            assert (told["positives"], told["negatives"]) == (one.labels.sum(), (one.labels == 0).sum())
+            assert (told["positives"], told["negatives"]) == (one.positives, one.negatives)
             for metric in metrics.resolve(["auroc", "pauc@0.3", "ap"]):
-                error = abs(told[metric.name] - metric.value(one.scores, one.labels))
+                error = abs(told[metric.name] - metric.value(*one.flat))
                 assert error <= bounds[metric.name] + 1e-9 < 0.3
         for name, bound in row[f"{split}_bounds"].items():
             values = [row[f"{split}_by_label"][label][name] for label in LABELS]
@@ -89,9 +90,9 @@ def test_counts_of_all_sites_give_each_labels_metrics_within_their_bounds(honest
 def test_what_is_known_is_counted_and_what_is_not_is_in_no_bin(honest):
     """Each label's counts are those of its own scores in its own bins."""
     found, _, kept, _, exact = honest
-    grids = bins_from_json(json.loads(kept["request"].facts["grid"]), 3)
-    for grid, (label, one) in zip(grids, exact.by_label["test"].by_label().items(), strict=True):
-        mine, wanted = pooled(found.label_curves["test"][label].values()), count(grid.edges(), one.scores, one.labels)
+    asked = [Bins.from_json(each) for each in json.loads(kept["request"].facts["bins"])]
+    for bins, (label, one) in zip(asked, exact.scores["test"].by_label().items(), strict=True):
+        mine, wanted = pooled(found.histograms["test"][label].values()), count(bins.edges(), *one.flat)
         np.testing.assert_array_equal(mine.positives, wanted.positives)
         np.testing.assert_array_equal(mine.negatives, wanted.negatives)
 
@@ -99,27 +100,27 @@ def test_what_is_known_is_counted_and_what_is_not_is_in_no_bin(honest):
 def test_the_run_keeps_the_counts_and_decides_and_reports_by_them(honest):
     found, _, _, folder, exact = honest
     run = folder / "server" / "run"
-    kept = label_counts.load(run / "label_curves.npz")
+    kept = histogram.load(run / "curves.npz")
     assert list(kept["test"]) == list(LABELS)
     assert list(kept["test"]["a"]) == list(SITES)
     x = np.random.default_rng(2).normal(size=(50, 4)).astype(np.float32)
-    binned, scored = found.predict(x), exact.predict(x)
-    np.testing.assert_allclose(binned.scores, scored.scores, atol=1e-6)
+    counted, scored = found.predict(x), exact.predict(x)
+    np.testing.assert_allclose(counted.scores, scored.scores, atol=1e-6)
     known = [label for label in range(3) if LABELS[label] not in scored.undecided]
     assert known
-    np.testing.assert_allclose(binned.probabilities[:, known], scored.probabilities[:, known], atol=0.05)
-    assert np.mean(binned.classes == scored.classes) > 0.95
-    assert binned.undecided == scored.undecided
-    assert read_run(run).label_curves.keys() == {"validation", "test"}
-    text = document.render(document.build([read_reported(run)]))
-    assert "sites disclosed counts in bins, not scores" in text
+    np.testing.assert_allclose(counted.probabilities[:, known], scored.probabilities[:, known], atol=0.05)
+    assert np.mean(counted.classes == scored.classes) > 0.95
+    assert counted.undecided == scored.undecided
+    assert read_finished(run).histograms.keys() == {"validation", "test"}
+    text = document.render(document.build([read_run(run)]))
+    assert "sites disclosed counts in 512 bins, not scores" in text
     assert "ROC by label" in text
 
 
 def test_sites_that_disclose_scores_are_counted_with_the_others(honest, tmp_path):
     mixed, _, _ = judged(tmp_path, ("curve", "scores", "curve", "scores"), fewest=0)
     assert mixed.metrics["test"] == pytest.approx(honest[0].metrics["test"])
-    assert mixed.label_curves["test"].keys() == set(LABELS)
+    assert mixed.histograms["test"].keys() == set(LABELS)
 
 
 # Noise
@@ -127,15 +128,15 @@ def test_sites_that_disclose_scores_are_counted_with_the_others(honest, tmp_path
 
 def test_all_labels_share_one_epsilon(tmp_path, honest):
     found, sites, kept = judged(tmp_path, epsilon=3.0, epsilon_total=100.0, bins=64)
-    mine = found.label_curves["test"]["b"]["a"]
+    mine = found.histograms["test"]["b"]["a"]
     assert mine.noise == pytest.approx(variance(1.0)), "an L-th of epsilon for each"
     row = found.history[-1]
     assert row["validation_epsilon"]["a"] == {"curve": 3.0, "spent": 3.0 * len(found.history)}
     assert Fraction(json.loads((sites.sites[100].state / SPENT).read_text())["spent"]) == 3 * (len(found.history) + 1)
     assert row["validation_noise"].keys() == row["validation_bounds"].keys()
     # The noise itself: replies to one request, with it and without.
-    grids = json.dumps([Grid(64).to_json()] * 3)
-    request = Envelope({**kept["request"].facts, "run": "e" * 16, "grid": grids}, kept["request"].tensors)
+    bins = json.dumps([Bins(64).to_json()] * 3)
+    request = Envelope({**kept["request"].facts, "run": "e" * 16, "bins": bins}, kept["request"].tensors)
     bare = replace(sites.sites[100], settings=replace(sites.sites[100].settings, epsilon=0.0, fewest=0))
     without = requests.evaluate(bare, request).tensors
     drawn = [requests.evaluate(sites.sites[100], request).tensors for _ in range(6)]
@@ -148,12 +149,12 @@ def test_an_example_is_in_as_many_counts_as_labels_are_known_of_it():
     rng = np.random.default_rng(0)
     h, y = rng.normal(size=(20, 3)), rng.integers(0, 2, (20, 3))
     y[3, 1] = -1
-    grant = curve.Grant((Grid(16),) * 3, Fraction(0), Fraction(0))
+    grant = curve.Grant([Bins(16)] * 3, Fraction(0), Fraction(0))
     site = carrier(Path("nowhere"), {}).sites[100]
     site = replace(site, settings=replace(site.settings, fewest=0))
 
     def counts(rows: np.ndarray) -> np.ndarray:
-        _, found = curve.disclosed(site, grant, torch.from_numpy(h[rows]), torch.from_numpy(y[rows]))
+        _, found = curve.disclosed(site, grant, Scores(h[rows], y[rows], LABELS))
         return np.concatenate([each.numpy().ravel() for each in found])
 
     everybody = np.arange(20)
@@ -179,7 +180,7 @@ def test_noise_of_the_mean_is_that_of_independent_labels():
         one = count(np.linspace(-2, 3, 20), rng.normal(size=400) + y, y)
         parts[label] = {"x": replace(one, noise=variance(0.5))}
     each = [noise_errors(named, [parts[label]["x"]])["auroc"] for label in "ab"]
-    assert label_counts.judge(named, parts).noise["auroc"] == pytest.approx(np.hypot(*each) / 2)
+    assert histogram.measure(named, parts).noise["auroc"] == pytest.approx(np.hypot(*each) / 2)
 
 
 # What is withheld, and what is refused
@@ -197,9 +198,9 @@ def test_labels_of_few_examples_are_withheld_and_the_others_are_not(tmp_path):
         for number in json.loads(reply.facts["withheld"])
     ), "nothing of a label that is withheld leaves"
     assert "a" not in {label for site in withheld.values() for label in site}
-    assert "a" not in found.label_curves["test"].get("c", {})
-    assert list(found.label_curves["test"]["a"]) == list(SITES)
-    known = list(found.label_curves["test"])
+    assert "a" not in found.histograms["test"].get("c", {})
+    assert list(found.histograms["test"]["a"]) == list(SITES)
+    known = list(found.histograms["test"])
     assert known == sorted(known), "in the order of the outputs"
     assert any(
         "withholds its counts of some labels: c: this site has fewer than 3 positives" in line for line in said
@@ -207,12 +208,12 @@ def test_labels_of_few_examples_are_withheld_and_the_others_are_not(tmp_path):
 
 
 def test_a_site_that_would_withhold_all_labels_refuses():
-    site, grant = carrier(Path("nowhere"), {}).sites[100], curve.Grant((Grid(16),) * 2, Fraction(0), Fraction(0))
-    h, y = torch.zeros(8, 2), torch.tensor([[0, 1]] * 4 + [[1, 0]] * 4)
+    site, grant = carrier(Path("nowhere"), {}).sites[100], curve.Grant([Bins(16)] * 2, Fraction(0), Fraction(0))
+    h, y = np.zeros((8, 2)), np.array([[0, 1]] * 4 + [[1, 0]] * 4)
     with pytest.raises(UserError, match="the counts of no label: of the first one, this site has fewer than 10 posi"):
-        curve.disclosed(site, grant, h, y)
+        curve.disclosed(site, grant, Scores(h, y, LABELS[:2]))
     with pytest.raises(UserError, match="not finite"):
-        curve.disclosed(site, grant, h / 0, y)
+        curve.disclosed(site, grant, Scores(h + math.inf, y, LABELS[:2]))
 
 
 LIES = {
@@ -229,21 +230,21 @@ LIES = {
 @pytest.mark.parametrize("kind", list(LIES))
 def test_lies_are_refused(honest, kind):
     facts, change, why = LIES[kind]
-    reply, grids = honest[2]["replies"][-1], (Grid(512),) * 3
-    assert set(read_curve(reply, grids, LABELS, 500).binned) == set(LABELS)
+    reply, bins = honest[2]["replies"][-1], [Bins(512)] * 3
+    assert set(read_curve(reply, bins, LABELS, 500).histograms) == set(LABELS)
     tensors = {name: change(t) if change else t for name, t in reply.tensors.items()}
     with pytest.raises(ValueError, match=why):
-        read_curve(Envelope({**reply.facts, **facts}, tensors), grids, LABELS, 500)
+        read_curve(Envelope({**reply.facts, **facts}, tensors), bins, LABELS, 500)
 
 
 def test_bins_of_other_labels_are_refused(honest):
     _, sites, kept, _, _ = honest
     for bins, why in (
-        (Grid(16).to_json(), "bins of 3 labels are a list of as many"),
-        ([Grid(16).to_json()] * 2, "bins of 3 labels are a list of as many"),
-        ([Grid(16).to_json()] * 2 + [Grid(8).to_json()], "must have as many bins"),
-        ([Grid(1024).to_json()] * 3, "at most 512 bins"),
+        (Bins(16).to_json(), r"the bins of 3 label\(s\)"),
+        ([Bins(16).to_json()] * 2, r"the bins of 3 label\(s\)"),
+        ([Bins(16).to_json()] * 2 + [Bins(8).to_json()], "as many bins of each label"),
+        ([Bins(1024).to_json()] * 3, "at most 512 bins"),
     ):
-        request = Envelope({**kept["request"].facts, "grid": json.dumps(bins)}, kept["request"].tensors)
+        request = Envelope({**kept["request"].facts, "bins": json.dumps(bins)}, kept["request"].tensors)
         with pytest.raises(UserError, match=why):
             requests.evaluate(sites.sites[100], request)

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs fedxl[flower]")
 from fedxl import UserError
 from fedxl.cli.main import app
 from fedxl.deploy.provision.settings import files_below, read_server, read_site
-from fedxl.deploy.site import cache, own_part
+from fedxl.deploy.site import cache
 from tests.data.tables import frame, write_sites
 
 CONFIG = """[data]
@@ -50,7 +50,7 @@ def test_a_trial_finds_the_files_that_training_found(place, tmp_path, monkeypatc
     site = read_site(place / "trial" / "sites" / "b" / "site.toml")
     assert cache.prepare(site) > 0
     assert site.data["path"] == read_server(place / "trial" / "server" / "server.toml").config.data["path"]
-    assert "would make training wrong" in command("data", "check", str(site.folder / "site.toml"))
+    assert "No problems found" in command("data", "check", str(site.folder / "site.toml"))
 
 
 def test_folders_for_other_machines_name_no_folder_of_this_one(place):
@@ -77,9 +77,9 @@ def test_files_that_a_data_set_looks_for_by_itself_are_found_from_anywhere(place
     monkeypatch.chdir("/")
     for folder, root in (("trial", place / "data"), ("real", place / "real" / "sites" / "a" / "data")):
         site = read_site(place / folder / "sites" / "a" / "site.toml")
-        assert own_part.own_config(site).data["root"] == str(root)
+        assert cache.own_config(site).data["root"] == str(root)
         root.mkdir()
-        (root / "cifar-10-batches-py").mkdir()
+        (root / "cifar-10-batches-bin").mkdir()
         assert str(root) in cache._stamps(site), "so that new files are noticed"
         with pytest.raises(UserError, match="cifar-10") as told:
             cache.prepare(site)

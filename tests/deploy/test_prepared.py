@@ -13,12 +13,13 @@ from fedxl.deploy.supervise.processes import prepared
 
 OWN = """
 import torch
-from fedxl.data.federation import Splits, from_arrays
+from fedxl.data.examples import Splits
+from fedxl.data.inputs import from_arrays
 
 def load(wrong: bool = False) -> Splits:
     if wrong:
         raise ValueError("a mistake in somebody's code")
-    return Splits(from_arrays([(torch.zeros(12, 3), torch.arange(12) % 2)]), None, None)
+    return Splits(from_arrays([(torch.zeros(12, 3), torch.arange(12) % 2)]))
 """
 
 

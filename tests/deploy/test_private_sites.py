@@ -13,7 +13,7 @@ from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.site import requests
 from fedxl.deploy.storage import private_seed
 from fedxl.engine.drawing import Secrets
-from fedxl.training.checkpoint import load_checkpoint
+from fedxl.training.run_writer import load_checkpoint
 from tests.deploy.federated import SITES, InProcess, assert_same, config, copied, deployed, simulated
 
 pytestmark = pytest.mark.usefixtures("impatient")

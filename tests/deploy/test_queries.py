@@ -150,7 +150,7 @@ def test_risk_and_data_must_agree_on_queries(tmp_path):
     digits = {"name": "digits", "clients": 4, "seed": 3}
     with pytest.raises(UserError, match="the data of a name none"):
         deployed(tmp_path / "plain", experiment(digits, LOCAL), carrier(tmp_path / "plain", digits))
-    with pytest.raises(UserError, match="validation must name the query of each item"):
+    with pytest.raises(UserError, match="within queries, and the validation data name none"):
         deployed(tmp_path / "own", experiment(digits, LOCAL), carrier(tmp_path / "own", data))
 
 

@@ -52,8 +52,8 @@ def server(carrier):
 
 def site(secure):
     disclosed = secure.disclosed
-    def noted(site, folder, request, algorithm, phase, server, update):
-        sent = disclosed(site, folder, request, algorithm, phase, server, update)
+    def noted(site, request, algorithm, phase, server, update):
+        sent = disclosed(site, request, algorithm, phase, server, update)
         name, round = os.environ["SITE"], request.facts["round"]
         save(f"own-{name}-{round}", secure.tree.pack({"weights": update.weights, "G": update.G}))
         if "masked" in sent:

@@ -262,9 +262,8 @@ def test_neither_of_a_sites_secrets_alone_takes_its_masks_off():
         if with_seed:
             crypto.add_mask(found, bytes.fromhex(before.seed), -1)
         for other in (1, 2) if with_key else ():
-            seed = member.pair_seed(
-                bytes.fromhex(before.mask_key), sites.sum.adverts[other], f"{before.context} ", 0, other
-            )
+            theirs = sites.sum.adverts[other].mask
+            seed = member.shared("mask", bytes.fromhex(before.mask_key), theirs, f"{before.context} ", 0, other)
             crypto.add_mask(found, seed, -1)
         return found.view(SIGNED[64])
 

@@ -215,10 +215,8 @@ def test_the_server_receives_nothing_of_one_sites_weights_and_G(tmp_path, monkey
     own: dict[tuple[int, int], np.ndarray] = {}
     plain, disclosed = {}, secure.disclosed
 
-    def noted(
-        site: Any, folder: Path, request: Envelope, algorithm: Any, phase: Any, server: Any, update: Any
-    ) -> Any:
-        sent = disclosed(site, folder, request, algorithm, phase, server, update)
+    def noted(site: Any, request: Envelope, algorithm: Any, phase: Any, server: Any, update: Any) -> Any:
+        sent = disclosed(site, request, algorithm, phase, server, update)
         key = (request.facts["number"], request.facts["round"])
         plain[key] = [leaf.flatten().numpy() for leaf in tree.leaves((update.weights, update.G))]
         if "masked" in sent:

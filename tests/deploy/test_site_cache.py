@@ -14,7 +14,7 @@ from fedxl import UserError
 from fedxl.config.experiment import Config, load_data
 from fedxl.deploy.provision.settings import SiteFile, SiteSettings, read_site
 from fedxl.deploy.site import cache, requests
-from fedxl.training.checkpoint import load_latest
+from fedxl.training.run_writer import load_latest
 from tests.deploy.federated import (
     DATA,
     InProcess,
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("impatient")
 
 def count(site: SiteFile) -> int:
     cache.refresh(site)
-    return len(cache.labels(site))
+    return cache.holding(site).count("all")
 
 
 def test_what_a_site_knew_of_other_data_is_left_behind(tmp_path, monkeypatch):
@@ -43,18 +43,17 @@ def test_a_site_opens_its_data_from_its_cache(tmp_path):
     mine = site_file(tmp_path, 2)
     count = cache.prepare(mine)
     first = cache.training_data(mine)
-    assert len(first.source.labels) == count
-    written = (mine.cache / "x.npy").stat().st_mtime_ns
-    assert torch.equal(cache.training_data(mine).source.x, first.source.x)
-    assert (mine.cache / "x.npy").stat().st_mtime_ns == written
-    assert cache.held_back(mine, "train") is None
+    assert len(first) == count
+    written = (mine.cache / "train_x.npy").stat().st_mtime_ns
+    assert torch.equal(cache.training_data(mine).x, first.x)
+    assert (mine.cache / "train_x.npy").stat().st_mtime_ns == written
     whole = load_data(Config(data=dict(DATA), risk={}, algorithm={}, run={})).validation
-    each = [cache.held_back(site_file(tmp_path, number), "validation") for number in range(4)]
-    assert sum(len(part) for part in each) == len(whole.y), "parts of one data set share what is held back"
+    each = [cache.examples(site_file(tmp_path, number), "validation") for number in range(4)]
+    assert sum(len(part) for part in each) == len(whole), "parts of one data set share what is held back"
     assert torch.equal(each[2].x, whole.x[2::4])
     (mine.cache / "data.json").write_text("{")
-    assert torch.equal(cache.training_data(mine).source.x, first.source.x)
-    assert (mine.cache / "x.npy").stat().st_mtime_ns > written, "a damaged cache is written anew"
+    assert torch.equal(cache.training_data(mine).x, first.x)
+    assert (mine.cache / "train_x.npy").stat().st_mtime_ns > written, "a damaged cache is written anew"
     with pytest.raises(UserError, match="part is 7, but the data have 4 client"):
         cache.training_data(replace(mine, settings=replace(mine.settings, part=7)))
 
@@ -66,9 +65,7 @@ def test_sites_and_server_draw_their_data_by_one_seed(tmp_path):
     folders.init(["a", "b", "c", "d"], tmp_path / "federation", config=experiment)
     mine = read_site(tmp_path / "federation" / "sites" / "b" / "site.toml")
     part = load_data(experiment).train.parts[1]
-    assert torch.equal(
-        cache.training_data(mine).source.x, load_data(experiment).train.source.x[torch.from_numpy(part)]
-    )
+    assert torch.equal(cache.training_data(mine).x, load_data(experiment).train.x[torch.from_numpy(part)])
 
 
 def test_other_files_are_prepared_anew_and_missing_ones_are_not(tmp_path):
@@ -81,9 +78,9 @@ def test_other_files_are_prepared_anew_and_missing_ones_are_not(tmp_path):
     write(10)
     mine = SiteFile(SiteSettings(name="a"), {"name": "npz", "path": str(file)}, tmp_path / "a")
     assert count(mine) == 10
-    assert cache.held_back(mine, "validation") is None
+    assert cache.examples(mine, "validation") is None
     write(12)
-    assert len(cache.training_data(mine).source.labels) == 10, "not in the middle of a run"
+    assert len(cache.training_data(mine)) == 10, "not in the middle of a run"
     before = cache.identity(mine)
     assert count(mine) == 12, "but when the site starts or says hello"
     assert cache.identity(mine) != before

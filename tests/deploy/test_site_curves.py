@@ -20,14 +20,12 @@ from fedxl.config.experiment import build_problem
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
-from fedxl.deploy.server.curves import ONE, read_curve
-from fedxl.deploy.server.examiner import SiteExaminer
+from fedxl.deploy.server.examiner import SiteExaminer, read_curve
 from fedxl.deploy.site import curve, requests
-from fedxl.deploy.site.curve import GRIDS, SPENT
+from fedxl.deploy.site.curve import BINS, SPENT
 from fedxl.errors import RefusedError
-from fedxl.evaluation import binned
-from fedxl.evaluation.binned import pooled
-from fedxl.evaluation.grid import Grid
+from fedxl.evaluation import histogram
+from fedxl.evaluation.histogram import Bins, pooled
 from fedxl.risks import contrastive
 from fedxl.risks.scores import outputs_behind
 from fedxl.training.settings import Hooks
@@ -36,6 +34,7 @@ from tests.deploy.test_site_evaluation import Judging
 
 pytestmark = pytest.mark.usefixtures("impatient")
 OTHER_RUN = "f" * 16
+ONE = ("",)  # the name of the only label
 ROOT = Path(__file__).parents[2]
 
 
@@ -86,37 +85,43 @@ def test_counts_of_all_sites_give_the_metrics_of_the_data_in_one_place_within_th
     assert tight < rows["validation"]["validation_bounds"]["auroc"], "bins of the test data follow the validation's"
     for _, answer in carrier.answered:
         assert set(answer.tensors) == {"positives", "negatives"}, "no score leaves"
-        assert all(tensor.dtype == torch.int64 and len(tensor) == 512 for tensor in answer.tensors.values())
+        assert all(tensor.dtype == torch.int64 and tensor.shape == (1, 512) for tensor in answer.tensors.values())
     assert found.test_scores is None
 
 
 def test_the_run_keeps_the_curves_of_the_chosen_model(honest):
     found, _, folder, expected = honest
-    kept = binned.load(folder / "server" / "run" / "curves.npz")
+    kept = histogram.load(folder / "server" / "run" / "curves.npz")
     for split in ("validation", "test"):
-        assert list(kept[split]) == list(found.curves[split]) == list(SITES)
-        together, exact = pooled(kept[split].values()), expected.scored[split]
+        assert list(kept[split]) == list(found.histograms[split]) == [""]
+        assert list(kept[split][""]) == list(found.histograms[split][""]) == list(SITES)
+        together, (scores, labels) = pooled(kept[split][""].values()), expected.scores[split].flat
         assert together.auroc().value == found.metrics[split]["auroc"]
         point = together.at_specificity(0.8)
-        above = exact.scores >= point.threshold
-        assert point.sensitivity == pytest.approx(above[exact.labels == 1].mean(), abs=1e-12)
+        above = scores >= point.threshold
+        assert point.sensitivity == pytest.approx(above[labels == 1].mean(), abs=1e-12)
     assert not (folder / "server" / "run" / "scores.npz").exists()
+
+
+def kept_bins(folder: Path) -> list[Bins]:
+    """What the server's folder says of the validation data's bins."""
+    content = json.loads((folder / "server" / "run" / "bins.json").read_text())
+    return [Bins.from_json(each) for each in content["validation"]]
 
 
 def test_bins_follow_from_pooled_scores_or_else_fit_any(honest, tmp_path):
     """The pool before the first evaluation: with a sigmoid link, its scores are those of a sigmoid's outputs."""
-    grid = Grid.from_json(json.loads((honest[2] / "server" / "run" / "grids.json").read_text())["validation"])
+    [bins] = kept_bins(honest[2])
     problem, state = config("fedxl2", rounds=2, eval_every=1), honest[3].server
     algorithm = build_problem(problem, (1, 8, 8), DataFacts(0.5, 0.5), torch.device("cpu")).algorithm
     scores = torch.cat([side.entry.score for side in state.pool])
     outputs = outputs_behind(algorithm.risk.link, scores)
     torch.testing.assert_close(torch.sigmoid(outputs), scores, rtol=1e-9, atol=1e-12)
     centre, width = float(outputs.median()), float(outputs.quantile(0.75) - outputs.quantile(0.25))
-    assert grid.centre == pytest.approx(centre, abs=0.01)
-    assert grid.scale == pytest.approx(width / 8, rel=1e-6)
+    assert bins.centre == pytest.approx(centre, abs=0.01)
+    assert bins.scale == pytest.approx(width / 8, rel=1e-6)
     judged(tmp_path, experiment=config("local_sgd", rounds=2))
-    plain = json.loads((tmp_path / "server" / "run" / "grids.json").read_text())["validation"]
-    assert Grid.from_json(plain) == Grid()
+    assert kept_bins(tmp_path) == [Bins()]
 
 
 def test_a_curve_goes_through_records_as_it_is(honest):
@@ -134,7 +139,9 @@ def test_scores_are_counted_by_the_server_where_others_disclose_curves(tmp_path,
     alike = honest[0]
     assert {name for name, answer in carrier.answered if "scores" in answer.tensors} == {"b", "d"}
     assert mixed.metrics["test"] == alike.metrics["test"]
-    np.testing.assert_array_equal(mixed.curves["test"]["b"].positives, alike.curves["test"]["b"].positives)
+    np.testing.assert_array_equal(
+        mixed.histograms["test"][""]["b"].positives, alike.histograms["test"][""]["b"].positives
+    )
     by_site = mixed.history[-1]["validation_by_site"]
     assert "risk" in by_site["b"]
     assert "risk" not in by_site["a"]
@@ -201,10 +208,10 @@ def test_the_same_question_gets_other_noise_each_time_and_costs_each_time(tmp_pa
 
 def test_with_noise_no_refusal_depends_on_examples(tmp_path, request_to_a):
     """Few examples, scores outside of the bins and scores that are none: without noise each is refused."""
-    outside = json.dumps(Grid(64, centre=1e6).to_json())
+    outside = told(Bins(64, centre=1e6))
     broken = {name: tensor * math.nan for name, tensor in request_to_a.tensors.items()}
     noisy = {"evaluate": "curve", "epsilon": 1.0, "epsilon_total": 9.0}
-    cases = [({"fewest": 1000}, request_to_a), ({}, changed(request_to_a, grid=outside))]
+    cases = [({"fewest": 1000}, request_to_a), ({}, changed(request_to_a, bins=outside))]
     for number, (allowed, request) in enumerate(cases):
         with pytest.raises(UserError, match=r"too few for a curve|outside of the bins"):
             requests.evaluate(site_file(tmp_path / f"{number}", 0, evaluate="curve", **allowed), request)
@@ -227,25 +234,36 @@ def changed(request: Envelope, **facts: Any) -> Envelope:
     return request._replace(facts={**request.facts, **facts})
 
 
+def told(*bins: Bins | dict[str, Any]) -> str:
+    """As a request describes them."""
+    return json.dumps([one.to_json() if isinstance(one, Bins) else one for one in bins])
+
+
+def asked(request: Envelope) -> list[Bins]:
+    return [Bins.from_json(each) for each in json.loads(request.facts["bins"])]
+
+
 HOSTILE = {
-    "a billion bins": (json.dumps({**Grid().to_json(), "bins": 10**9}), "bins must lie between"),
-    "more than the site allows": (json.dumps(Grid(513).to_json()), "at most 512 bins, not 513"),
-    "edges of its own": (json.dumps({"edges": [3, 1, 2]}), "bins are described by"),
-    "no number": (json.dumps({**Grid().to_json(), "centre": math.nan}), "finite"),
-    "a bin for one example": (json.dumps(Grid(512, 0.1, 1e-9, 1e-6).to_json()), "outside of the bins"),
+    "a billion bins": (told({**Bins().to_json(), "bins": 10**9}), "bins must lie between"),
+    "more than the site allows": (told(Bins(513)), "at most 512 bins, not 513"),
+    "edges of its own": (told({"edges": [3, 1, 2]}), "bins are described by"),
+    "no number": (told({**Bins().to_json(), "centre": math.nan}), "finite"),
+    "a bin for one example": (told(Bins(512, 0.1, 1e-9, 1e-6)), "outside of the bins"),
     "nothing": (None, "cannot read the request's bins"),
     "no JSON": ("{", "cannot read the request's bins"),
     "too deep": ("[" * 10**6, "cannot read the request's bins"),
-    "a list": ("[512]", "bins are described by"),
+    "a number": ("[512]", "bins are described by"),
+    "no list": (json.dumps(Bins().to_json()), r"the bins of 1 label\(s\)"),
+    "those of more labels": (told(Bins(), Bins()), r"the bins of 1 label\(s\)"),
 }
 
 
 @pytest.mark.parametrize("kind", list(HOSTILE))
 def test_bins_that_would_show_examples_are_refused(tmp_path, request_to_a, kind):
-    grid, why = HOSTILE[kind]
+    bins, why = HOSTILE[kind]
     mine = site_file(tmp_path, 0, evaluate="curve")
     with pytest.raises(UserError, match=why):
-        requests.evaluate(mine, changed(request_to_a, grid=grid))
+        requests.evaluate(mine, changed(request_to_a, bins=bins))
 
 
 def test_bins_that_moved_a_little_are_refused_for_as_long_as_the_run_lasts(tmp_path, request_to_a):
@@ -253,15 +271,15 @@ def test_bins_that_moved_a_little_are_refused_for_as_long_as_the_run_lasts(tmp_p
     mine = site_file(tmp_path, 0, evaluate="curve")
     first = requests.evaluate(mine, request_to_a)
     split = request_to_a.facts["split"]
-    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
-    for moved in (replace(grid, centre=grid.centre + 1e-6), replace(grid, bins=grid.bins - 1)):
+    [bins] = asked(request_to_a)
+    for moved in (replace(bins, centre=bins.centre + 1e-6), replace(bins, bins=bins.bins - 1)):
         with pytest.raises(UserError, match=f"this run counts {split} scores in other bins"):
-            requests.evaluate(mine, changed(request_to_a, grid=json.dumps(moved.to_json())))
+            requests.evaluate(mine, changed(request_to_a, bins=told(moved)))
     again = requests.evaluate(mine, request_to_a)
     assert torch.equal(again.tensors["positives"], first.tensors["positives"]), "the same question, the same answer"
-    assert (mine.state / str(request_to_a.facts["run"]) / GRIDS).stat().st_mode & 0o077 == 0
-    other = changed(request_to_a, split="validation", grid=json.dumps(Grid(16).to_json()))
-    assert len(requests.evaluate(mine, other).tensors["positives"]) == 16, "other examples, other bins"
+    assert (mine.state / str(request_to_a.facts["run"]) / BINS).stat().st_mode & 0o077 == 0
+    other = changed(request_to_a, split="validation", bins=told(Bins(16)))
+    assert requests.evaluate(mine, other).tensors["positives"].shape == (1, 16), "other examples, other bins"
 
 
 def test_curves_are_counted_as_evaluations(tmp_path, request_to_a):
@@ -284,7 +302,7 @@ def with_counts(change: Any, **facts: Any) -> Any:
 
 
 def put(value: int) -> Any:
-    return lambda counts: torch.cat((torch.tensor([value]), counts[1:]))
+    return lambda counts: torch.cat((torch.tensor([[value]]), counts[:, 1:]), 1)
 
 
 LIES = {
@@ -293,7 +311,7 @@ LIES = {
     "an overflow": (with_counts(lambda c: torch.full_like(c, 2**62)), "positives"),
     "below all": (with_counts(put(-(2**63)), epsilon=1.0, spent=1.0), f"it counts {-(2**63)} positives"),
     "too much noise": (with_counts(put(-1000), epsilon=1.0, spent=1.0), "it counts -1000 positives"),
-    "fewer bins": (with_counts(lambda c: c[1:]), r"positives is int64 \[511\] instead of int64 \[512\]"),
+    "fewer bins": (with_counts(lambda c: c[:, 1:]), r"positives is int64 \[1, 511\] instead of int64 \[1, 512\]"),
     "fractions": (with_counts(lambda c: c.double()), "float64"),
     "a table": (with_counts(lambda c: c[None]), "instead of"),
     "no word on noise": (lambda a: Envelope({**a.facts, "epsilon": None}, a.tensors), "what epsilon its curve has"),
@@ -310,10 +328,10 @@ LIES = {
 def test_lies_are_refused(honest, request_to_a, kind):
     spoil, why = LIES[kind]
     [*_, (_, reply)] = honest[1].answered
-    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
-    assert read_curve(reply, grid, (), 500).binned[ONE].noise == 0
+    bins = asked(request_to_a)
+    assert read_curve(reply, bins, ONE, 500).histograms[""].noise == 0
     with pytest.raises(ValueError, match=why):
-        read_curve(spoil(reply), grid, (), 500)
+        read_curve(spoil(reply), bins, ONE, 500)
 
 
 @pytest.mark.parametrize(
@@ -328,25 +346,25 @@ def test_who_lies_is_left_out_and_the_others_are_believed(tmp_path, lie, why):
 def test_noise_is_no_way_to_count_for_more_than_was_approved(honest, request_to_a):
     claim = with_counts(lambda counts: counts + 10**6, epsilon=1.0, spent=1.0)
     [*_, (_, reply)] = honest[1].answered
-    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
-    assert 400 < sum(read_curve(claim(reply), grid, (), 500).binned[ONE].totals()) <= 500
+    bins = asked(request_to_a)
+    assert 400 < sum(read_curve(claim(reply), bins, ONE, 500).histograms[""].totals()) <= 500
 
 
 def test_noise_is_no_way_to_take_away_what_others_count(honest, request_to_a):
     claim = with_counts(lambda counts: counts - 60, epsilon=1.0, spent=1.0)
     [*_, (_, reply)] = honest[1].answered
-    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
-    found = read_curve(claim(reply), grid, (), None).binned[ONE]
+    bins = asked(request_to_a)
+    found = read_curve(claim(reply), bins, ONE, None).histograms[""]
     assert found.positives.min() >= 0
     assert found.totals()[0] == 0
 
 
 def test_counts_are_not_taken_for_vectors(honest, request_to_a):
-    examiner = SiteExaminer(None, SimpleNamespace(risk=SimpleNamespace(score_shape=(16,))), "-risk", None, None)
+    examiner = SiteExaminer(None, SimpleNamespace(risk=contrastive(dim=16)), "-risk", None, None)
     [*_, (name, reply)] = honest[1].answered
-    grid = Grid.from_json(json.loads(request_to_a.facts["grid"]))
+    bins = asked(request_to_a)
     with pytest.raises(RefusedError, match="the risk pairs vectors"):
-        examiner._read(name, "test", grid, reply)
+        examiner._read(name, "test", bins, reply)
 
 
 def test_the_example_in_the_documentation_runs(honest, tmp_path, monkeypatch, capsys):

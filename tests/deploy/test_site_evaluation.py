@@ -14,7 +14,6 @@ from fedxl.config.experiment import load_data
 from fedxl.deploy.protocol.envelope import Envelope, Failure
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.deploy.site import cache, requests
-from fedxl.training.evaluate import better_at_common_sites
 from fedxl.training.settings import Hooks
 from tests.deploy.federated import SITES, InProcess, config, deployed, simulated, site_file
 
@@ -116,7 +115,7 @@ def test_scores_leave_in_an_order_that_tells_nothing(tmp_path):
     for _, answer in carrier.answered:
         scores = answer.tensors["scores"]
         assert bool((scores.diff() >= 0).all())
-        assert answer.tensors["labels"].dtype == torch.uint8
+        assert answer.tensors["y"].dtype == torch.int8
 
 
 @pytest.mark.parametrize("shape", [(40,), (40, 3)])
@@ -124,12 +123,12 @@ def test_not_even_ties_tell_which_example_is_which(shape):
     """A model of the server's making may score many examples alike: then only how many there are may leave."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 2, shape, generator=generator).double()
-    labels = torch.randint(0, 2, shape[:1], generator=generator)
+    y = torch.randint(0, 2, (40, 1), generator=generator)
     shuffled = torch.randperm(40, generator=generator)
-    one, other = requests._in_no_order(scores, labels), requests._in_no_order(scores[shuffled], labels[shuffled])
+    one, other = requests._in_no_order(scores, y), requests._in_no_order(scores[shuffled], y[shuffled])
     assert torch.equal(one.scores, other.scores)
-    assert torch.equal(one.labels, other.labels)
-    assert int(one.labels.sum()) == int(labels.sum())
+    assert torch.equal(one.y, other.y)
+    assert int(one.y.sum()) == int(y.sum())
 
 
 def test_the_whole_curve_does_not_leave_as_metrics(tmp_path):
@@ -175,22 +174,14 @@ def test_rounds_that_different_sites_have_judged_are_compared_where_they_can_be(
     assert found.history[0]["validation_from"] == "metrics of c"
     assert found.history[1]["validation_from"] == "metrics of a, b, c, d"
     assert found.best_round == 1, "at that site no later round was better"
-    values = [{"auroc": value, "positives": 2, "negatives": 3} for value in (0.5, 0.6, 0.9)]
-    early, late = (
-        {"validation_by_site": {"a": values[0], "b": values[2]}},
-        {"validation_by_site": {"a": values[1], "b": "away"}},
-    )
-    assert better_at_common_sites(late, early, "auroc")
-    assert not better_at_common_sites(early, late, "auroc")
-    assert not better_at_common_sites({"validation_by_site": {"b": values[2]}}, late, "auroc"), "nothing in common"
 
 
 LIES = {
     "another site": (lambda a: Envelope({**a.facts, "site": "b"}, a.tensors), "replies to another request"),
     "NaN": (lambda a: a._replace(tensors={**a.tensors, "scores": a.tensors["scores"] * math.nan}), "NaN or infinity"),
-    "labels": (lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"] + 1}), "one label each"),
+    "labels": (lambda a: a._replace(tensors={**a.tensors, "y": a.tensors["y"] + 1}), "one label each"),
     "fewer labels": (
-        lambda a: a._replace(tensors={**a.tensors, "labels": a.tensors["labels"][1:]}),
+        lambda a: a._replace(tensors={**a.tensors, "y": a.tensors["y"][1:]}),
         "one label each",
     ),
     "more": (lambda a: a._replace(tensors={**a.tensors, "x": torch.zeros(1)}), "which is unexpected"),
@@ -255,7 +246,7 @@ ALLOWED = json.dumps({"model": {"name": "mlp"}, "risk": {"name": "pauc"}, "algor
 
 def test_a_site_without_held_back_data_says_so(tmp_path, monkeypatch):
     mine = site_file(tmp_path, 0, evaluate="scores")
-    monkeypatch.setattr(cache, "held_back", lambda *args: None)
+    monkeypatch.setattr(cache, "examples", lambda *args: None)
     facts = {"version": requests.__version__, "run": "0123456789abcdef", "config": ALLOWED, "split": "test"}
     assert requests.evaluate(mine, Envelope(facts, {})).facts["why"] == "it has no test data"
 

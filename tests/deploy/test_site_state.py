@@ -11,7 +11,7 @@ import torch
 from fedxl import UserError
 from fedxl.deploy.site import cache, requests
 from fedxl.deploy.storage import locked
-from fedxl.training.checkpoint import load_checkpoint, save_checkpoint
+from fedxl.training.run_writer import load_checkpoint, save_checkpoint
 from tests.deploy.federated import site_file
 from tests.deploy.test_sites import train_request
 
@@ -48,7 +48,12 @@ def test_what_a_site_keeps_is_for_its_user_alone(tmp_path):
     finally:
         os.umask(old)
     found = {path.relative_to(mine.folder): path for path in (mine.folder / "deep").rglob("*")}
-    assert {path.name for path in found.values()} >= {".lock", "round-00000001.safetensors", "x.npy", "data.json"}
+    assert {path.name for path in found.values()} >= {
+        ".lock",
+        "round-00000001.safetensors",
+        "train_x.npy",
+        "data.json",
+    }
     for name, path in {Path("deep"): mine.folder / "deep", **found}.items():
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), name
 
@@ -59,9 +64,9 @@ def test_a_cache_that_was_left_open_is_closed(tmp_path):
     cache.prepare(mine)
     for other in (False, True):
         mine.cache.chmod(0o755)
-        (mine.cache / "x.npy").chmod(0o644)
+        (mine.cache / "train_x.npy").chmod(0o644)
         if other:
             (mine.cache / "notes.txt").write_text("ours")
         cache.refresh(mine)
-        assert (mine.cache / "x.npy").stat().st_mode & 0o777 == 0o600
+        assert (mine.cache / "train_x.npy").stat().st_mode & 0o777 == 0o600
         assert mine.cache.stat().st_mode & 0o777 == (0o755 if other else 0o700)

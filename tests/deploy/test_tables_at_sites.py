@@ -13,8 +13,9 @@ import torch
 
 from fedxl import UserError
 from fedxl.config.experiment import Config, load_data
-from fedxl.data.preparation import Number, Preparation
-from fedxl.data.summary import Summary
+from fedxl.data.tables.prepare import Number, Preparation
+from fedxl.data.tables.summary import Summary
+from fedxl.data.tables.table import read_new
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import ServerSettings, SiteFile
 from fedxl.deploy.server.directory import Directory
@@ -96,9 +97,9 @@ def test_several_label_columns_are_trained_on_alike_at_sites_and_in_the_simulato
         cache.training_data(other, found.preparation)
     kept = tmp_path / "server" / "run" / "preparation.json"
     own = SiteFile(other.settings, {**sites.sites[100].data, "preparation": str(kept)}, tmp_path / "p")
-    assert cache.label_names(own) == ["mass", "nodule"]
+    assert cache.facts(own)["labels"] == ["mass", "nodule"]
     usual = cache.training_data(sites.sites[100], found.preparation)
-    assert torch.equal(cache.training_data(own).source.x, usual.source.x), "made by its own copy of the preparation"
+    assert torch.equal(cache.training_data(own).x, usual.x), "made by its own copy of the preparation"
     turned = replace(told, data={}, risk={**told.risk, "labels": ["nodule", "mass"]})
     with pytest.raises(UserError, match="name the labels as the table does"):
         deployed(tmp_path / "again", turned, sites, evaluate="sites")
@@ -136,9 +137,9 @@ def test_a_servers_own_table_is_scaled_as_the_sites_are(tmp_path, paths):
     own = {**TABLE, "group": "", "path": str(tmp_path / "held.csv"), "split": "split", "drop": ["patient"]}
     found = deployed(tmp_path, replace(experiment(paths), data=own), carrier(tmp_path, paths))
     made = Preparation.from_json(json.loads((tmp_path / "server" / "run" / "preparation.json").read_text()))
-    rows = made.read(tmp_path / "held.csv")
+    rows = read_new(made, tmp_path / "held.csv")
     scores = found.model(rows.x[40:].double()).flatten()
-    assert np.allclose(found.scored["test"].scores, scores.detach().numpy(), atol=1e-9)
+    assert np.allclose(found.scores["test"].flat[0], scores.detach().numpy(), atol=1e-9)
 
 
 def test_a_site_that_allows_no_summary_sends_none(tmp_path, paths):
@@ -221,9 +222,9 @@ def test_a_site_keeps_the_examples_of_one_preparation(tmp_path, paths):
     made = load_data(experiment(paths)).preparation
     assert made is not None
     other = replace(made, columns=(replace(made.columns[0], mean=0.0), *made.columns[1:]))
-    first = cache.training_data(site, made).source
-    second = cache.training_data(site, other).source
-    assert len(list(site.cache.glob("x-*"))) == 1
+    first = cache.training_data(site, made)
+    second = cache.training_data(site, other)
+    assert len(list(site.cache.glob("train_x-*"))) == 1
     changed = (first.fetch(torch.arange(3)) != second.fetch(torch.arange(3))).any(0)
     assert changed.tolist() == [True, *[False] * (made.width - 1)]
     with pytest.raises(UserError, match="sent no preparation"):

@@ -24,7 +24,7 @@ ELSEWHERE = {
     r"fedxl deploy local .*": DEPLOYED,
 }
 BLOCKS_ELSEWHERE = {
-    "docs/deployment.md: binned.load(": DEPLOYED,
+    "docs/deployment.md: histogram.load(": DEPLOYED,
     "docs/design.md: def init(self, weights)": CONTRACT,
     "docs/guides/data.md: fedxl deploy init federation": DEPLOYED,
 }

@@ -20,10 +20,10 @@ pytest.importorskip("PIL", reason="needs fedxl[images]")
 
 from fedxl import tree
 from fedxl.cli.processes import free_port
-from fedxl.data.preparation import Preparation
+from fedxl.data.tables.prepare import Preparation
 from fedxl.deploy.provision.settings import read_server
 from fedxl.deploy.supervise import children
-from fedxl.training.checkpoint import load_latest
+from fedxl.training.run_writer import load_latest
 from tests.deploy.federated import secrets_of, simulated
 from tests.docs.pages import ROOT, Block, blocks
 
@@ -76,7 +76,7 @@ def test_the_images_of_three_hospitals_at_real_sites(tmp_path, monkeypatch, caps
     (place / "images.toml").write_text(config.replace("rounds = 10", "rounds = 4"))
     text = the_block("docs/guides/data.md", "fedxl deploy init federation").text
     shown = shell(place, "python make_hospitals.py\n" + text.replace(" --config", f" --port {free_port()} --config"))
-    assert shown.count("nothing here would make training wrong") == len(HOSPITALS), "each site checks its own"
+    assert shown.count("No problems found") == len(HOSPITALS), "each site checks its own"
     parties = [place / "federation" / party / "flower" for party in ("server", *(f"sites/{n}" for n in HOSPITALS))]
     assert not children.processes_of(parties), "nobody is left"
     assert_equals_simulator(place)
@@ -90,5 +90,5 @@ def test_the_images_of_three_hospitals_at_real_sites(tmp_path, monkeypatch, caps
     card = (place / "model" / "README.md").read_text()
     assert all(f"| {hospital} |" in card for hospital in HOSPITALS)
     monkeypatch.chdir(place)
-    exec(the_block("docs/deployment.md", "binned.load(").text.replace("hospitals/", "federation/"), {})
+    exec(the_block("docs/deployment.md", "histogram.load(").text.replace("hospitals/", "federation/"), {})
     assert capsys.readouterr().out.startswith("validation Bounded(value=0.")

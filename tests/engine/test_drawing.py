@@ -10,7 +10,8 @@ import torch
 
 from fedxl import sampling
 from fedxl.algorithms.protocol import Reading
-from fedxl.data.federation import Federation, from_arrays
+from fedxl.data.examples import Examples
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.drawing import NO_SECRETS, Drawing, Schedule, Secrets
 from fedxl.risks.pairing import PoolWeights
 from fedxl.sampling import Purpose
@@ -23,7 +24,7 @@ OWN = ("examples", "rows", "fresh", "fresh_rows")
 LAGS = ("lag1", "lag2")
 
 
-def drawn(federation: Federation, client: int, secrets: Secrets = NO_SECRETS, first_number: int = 0):
+def drawn(federation: Examples, client: int, secrets: Secrets = NO_SECRETS, first_number: int = 0):
     return Drawing(federation, READING, SCHEDULE, (), first_number, secrets).draw(client, 2, 1, POOL)
 
 
@@ -44,14 +45,16 @@ def test_a_secret_changes_the_draws_that_it_is_for(ragged, secrets, client, chan
 
 def test_a_secret_is_a_clients_wherever_it_runs(ragged):
     """A site is client 0 of its own simulator, and has its number in the federation all the same."""
-    alone = Federation(ragged.source, [ragged.parts[3]])
+    alone = ragged.share_out([ragged.parts[3]])
     one, other = drawn(ragged, 3, Secrets({3: MINE})), drawn(alone, 0, Secrets({3: MINE}), first_number=3)
+    rows = ragged.parts[3]  # where the site's own rows are among those of all
+    other = other._replace(examples=rows[other.examples], fresh=rows[other.fresh])
     assert all(map(np.array_equal, one, other))
 
 
 def test_private_epochs_are_permutations_as_all_others_are(ragged):
     held = len(Drawing(ragged, READING, SCHEDULE).held[3].first)
-    rows = sampling.epochs(MINE, Purpose.FIRST, 3, 0, 8 * held, held).reshape(8, held)
+    rows = sampling.Stream(MINE, 3).epochs(Purpose.FIRST, 0, 8 * held, held).reshape(8, held)
     np.testing.assert_array_equal(np.sort(rows, 1), np.tile(np.arange(held), (8, 1)))
 
 
@@ -68,9 +71,9 @@ def test_streams_of_a_secret_are_its_hashes_and_those_of_other_seeds_what_they_w
 def test_weights_do_not_change_how_classes_are_mixed():
     """A method that reads all examples sees positives as often as before, whatever they weigh."""
     data = from_arrays(make_clients([(6, 18), (10, 10)]))
-    heavy = torch.where(data.source.labels > 0, 9.0, 1.0)
-    weighted = replace(data, source=replace(data.source, weights=heavy))
+    heavy = torch.where(data.y[:, 0] > 0, 9.0, 1.0)
+    weighted = replace(data, weight=heavy)
     reading = Reading("all", "none", 24, 0)
     for each in (data, weighted):
         drawn = Drawing(each, reading, Schedule(4, 24, 0, seed=1)).draw(0, 0, 0, None)
-        assert float(data.source.labels[drawn.examples].float().mean()) == 0.25
+        assert float(data.y[drawn.examples, 0].float().mean()) == 0.25

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedxl import UserError, fit, sampling, tree
 from fedxl.algorithms import ALGORITHMS, FeDXL2, build
-from fedxl.data.federation import from_arrays
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import choose, vectorised
 from fedxl.models import TwoViews, cnn, mlp, scorer, weights_of
 from fedxl.risks import RISKS, auroc, average_precision, contrastive, partial_auc, two_way_partial_auc

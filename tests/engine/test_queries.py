@@ -12,8 +12,8 @@ from fedxl import UserError, tree
 from fedxl.algorithms import FeDXL2, LocalSGD, build
 from fedxl.algorithms.pool import S1, S2, Pool
 from fedxl.algorithms.step import ClientEstimates
-from fedxl.data.federation import Federation
-from fedxl.data.letor import from_queries
+from fedxl.data.examples import Examples
+from fedxl.data.inputs import from_queries
 from fedxl.engine.drawing import host_weights
 from fedxl.engine.executors import loop, vectorised
 from fedxl.models import weights_of
@@ -31,9 +31,9 @@ def linear() -> nn.Module:
     return model
 
 
-def holders(federation: Federation) -> np.ndarray:
+def holders(federation: Examples) -> np.ndarray:
     """The client of each example."""
-    found = np.empty(len(federation.source.labels), np.int64)
+    found = np.empty(len(federation), np.int64)
     for client, part in enumerate(federation.parts):
         found[part] = client
     return found
@@ -72,7 +72,7 @@ def test_executors_agree(name, risk, weighting, executors):
 def test_steps_read_items_of_their_queries_and_passive_scores_of_the_same():
     federation, steps = scattered(), 4
     engine = engine_for(FeDXL2(ndcg(queries=2)), linear(), federation, loop, steps, 4, 6)
-    source, holder = federation.source, holders(federation)
+    y, group, holder = federation.y[:, 0].numpy(), federation.group.numpy(), holders(federation)
     weights = np.array([0.0, 0.5, 0.5, 1.0]), np.array([0.0, 1.0, 1.0])  # the first entry of a pool is a placeholder
     pool = PoolWeights(*weights, groups=(np.array([-1, 10, 10, 10]), np.array([-1, 11, 10])))
     times = np.zeros(4, int)
@@ -83,12 +83,12 @@ def test_steps_read_items_of_their_queries_and_passive_scores_of_the_same():
             assert all(map(np.array_equal, draws, again)), "a pure function of the seed and where it is"
             assert (holder[draws.examples] == client).all()
             first, second = (side.reshape(steps, 2, -1) for side in np.split(draws.examples, [4], axis=1))
-            query = source.queries.numpy()[first[:, :, :1]]
-            assert (source.queries.numpy()[first] == query).all()
-            assert (source.queries.numpy()[second] == query).all()
+            query = group[first[:, :, :1]]
+            assert (group[first] == query).all()
+            assert (group[second] == query).all()
             assert not (query == 12).any(), "nothing can be learned from it"
             rows = draws.rows.reshape(steps, 2, -1)
-            stands_in = source.labels.numpy()[first] == 0
+            stands_in = y[first] == 0
             held = engine.drawing.held[client].first
             assert (stands_in == (rows == len(held))).all()
             assert (held[rows[~stands_in]] == first[~stands_in]).all()
@@ -114,7 +114,7 @@ def test_what_stands_in_for_a_query_that_the_pool_lacks_meets_nobody():
                 draws = engine.drawing.draw(client, round, 0, pool)
                 lags = torch.from_numpy(draws.lag1), torch.from_numpy(draws.lag2)
                 passive = algorithm.passive(server, *lags)
-                read = federation.source.queries[torch.from_numpy(draws.examples)]  # [K, B1 + B2]
+                read = federation.group[torch.from_numpy(draws.examples)]  # [K, B1 + B2]
                 for own, met in ((read[:, :4], passive.a.target.query), (read[:, 4:], passive.b.target.query)):
                     stands_in = met != own
                     met_here = (met.unsqueeze(-1) == read.unsqueeze(-2)).any(-1)
@@ -130,14 +130,14 @@ def test_the_averaged_step_is_the_gradient_on_average(risk):
     federation, rounds = scattered(), 150
     algorithm = build("fedxl2", risk, lr=1.0, beta=1.0, gamma=1e-12, one_class="train", level="free")
     engine = engine_for(algorithm, linear(), federation, vectorised, 1, 2, 4, weighting="samples")
-    source, items = federation.source, engine.items
+    y, items = federation.y[:, 0], engine.items
     model = linear()
-    h = model(source.x).squeeze(-1)
-    (exact,) = torch.autograd.grad(risk.value(h, source.labels, source.queries), model.weight)
+    h = model(federation.x).squeeze(-1)
+    (exact,) = torch.autograd.grad(risk.value(h, y, federation.group), model.weight)
     h = h.detach()
     first = Entry(h, Relevant(items.query, items.weight, items.size, items.part1))
     second = Entry(h, Item(items.query, items.part2))
-    u, relevant = risk.inner(first, second), source.labels > 0
+    u, relevant = risk.inner(first, second), y > 0
     known = (torch.ones_like(h), torch.zeros_like(items.query), torch.from_numpy(holders(federation)).double())
     pool = Pool(tree.map(lambda leaf: leaf[relevant], S1(first, u, *known)), S2(second, *known))
     start = algorithm.init(weights_of(linear()))
@@ -200,7 +200,7 @@ def test_what_does_not_go_together_is_one_line():
     for attempt, told in (
         (lambda: fedxl.fit(linear(), plain, FeDXL2(ndcg())), "ranks items within queries, and the data name none"),
         (lambda: fedxl.fit(linear(), ranked, FeDXL2(auroc())), "use a risk of queries"),
-        (lambda: fedxl.fit(linear(), ranked, FeDXL2(ndcg()), validation=(x, grades > 0)), "validation must name"),
+        (lambda: fedxl.fit(linear(), ranked, FeDXL2(ndcg()), validation=(x, grades > 0)), "data name none"),
         (lambda: fedxl.fit(linear(), ranked, LocalSGD(ndcg())), "does not rank items within queries"),
         (lambda: fedxl.fit(linear(), ranked, FeDXL2(ndcg()), batch_size=6), "multiples of queries = 4"),
         (lambda: LocalSGD(loss="absolute"), "must be one of 'cross_entropy', 'squared'"),

@@ -19,7 +19,7 @@ from torch import nn
 
 from fedxl import algorithms, sampling, tree
 from fedxl.algorithms.server_rules import begin
-from fedxl.data.federation import from_arrays
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import loop, vectorised
 from fedxl.engine.ranks.ranked import Ranked, costs, longest_first, operations
 from fedxl.engine.ranks.team import NAMES, Team, Watch, place_of, seat
@@ -93,7 +93,7 @@ def played(simulator: Simulator, case: Case, engine: Any) -> dict[str, torch.Ten
         return draws
 
     simulator.drawing.draw = recorded  # type: ignore[method-assign]
-    algorithm, clients = simulator.algorithm, len(simulator.federation.parts)
+    algorithm, clients = simulator.algorithm, len(simulator.data.parts)
     server = begin(algorithm, weights_of(network(case)))
     for r in range(algorithm.first_round, ROUNDS):
         members = sampling.cohort(1, r, clients, case.settings.get("cohort", 0), simulator.chances)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.scores import Scores
 
 
 def made(positives: int, negatives: int, seed: int = 0, shift: float = 1.2, tied: bool = False):
@@ -15,10 +15,11 @@ def made(positives: int, negatives: int, seed: int = 0, shift: float = 1.2, tied
     return (np.round(scores, 1) if tied else scores), labels
 
 
-def scored(positives: int, negatives: int, seed: int = 0, shift: float = 1.2, sites: int = 3) -> Scored:
+def scored(positives: int, negatives: int, seed: int = 0, shift: float = 1.2, sites: int = 3) -> Scores:
     scores, labels = made(positives, negatives, seed, shift)
     rows = tuple(f"r{number}" for number in range(len(labels)))
-    return Scored(scores, labels, np.arange(len(labels)) % sites, tuple("abcdef"[:sites]), rows)
+    site = np.arange(len(labels)) % sites
+    return Scores.of(scores, labels, site=site, sites=tuple("abcdef"[:sites]), row=rows)
 
 
 def written_out(models, labels):

@@ -122,12 +122,11 @@ def test_a_damaged_calibration_is_refused(content, message):
         from_json(content)
 
 
-@pytest.mark.parametrize(("equal", "strategy"), [("widths", "uniform"), ("counts", "quantile")])
-def test_the_reliability_curve_is_scikit_learns(equal, strategy):
+def test_the_reliability_curve_is_scikit_learns():
     scores, labels = made(60, 140)
     probabilities = Platt.fit(scores, labels)(scores)
-    observed, predicted = calibration_curve(labels, probabilities, n_bins=7, strategy=strategy)
-    found = reliability(probabilities, labels, bins=7, equal=equal)
+    observed, predicted = calibration_curve(labels, probabilities, n_bins=7, strategy="quantile")
+    found = reliability(probabilities, labels, bins=7)
     np.testing.assert_allclose(found.observed, observed)
     np.testing.assert_allclose(found.predicted, predicted)
     assert found.counts.sum() == 200
@@ -156,7 +155,6 @@ def test_the_brier_score_is_scikit_learns():
         (lambda: brier([2.0, 0.5], [0, 1]), r"must lie in \[0, 1\]"),
         (lambda: brier([], []), "no examples"),
         (lambda: reliability([0.5, 0.6], [0, 1], bins=1), "bins must be 2 to 1000"),
-        (lambda: reliability([0.5, 0.6], [0, 1], equal="area"), "unknown kind of bins"),
     ],
 )
 def test_mistakes_are_one_line(call, message):

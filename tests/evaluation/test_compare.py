@@ -11,11 +11,19 @@ from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from fedxl.errors import UserError
-from fedxl.evaluation.compare import MOST_GROUPS, delong_difference, differences, metric_difference, paired
+from fedxl.evaluation.compare import (
+    MOST_GROUPS,
+    delong_difference,
+    differences,
+    metric_difference,
+    over_seeds,
+    paired,
+    seed_intervals,
+)
 from fedxl.evaluation.delong import covariance, placements
-from fedxl.evaluation.intervals import delong
+from fedxl.evaluation.intervals import delong, intervals
 from fedxl.evaluation.resampling import GENERATOR, jackknife
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.scores import Scores
 from tests.evaluation.sets import made, scored, written_out
 
 
@@ -26,14 +34,29 @@ def two(positives=12, negatives=20, tied=False):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_delongs_test_is_that_of_the_paper(tied):
+def test_p_is_one_less_the_level_whose_interval_ends_at_no_difference(tied):
+    """And near that of the paper: chi-square with one degree."""
     first, second, labels = two(tied=tied)
     areas, spread = written_out([first, second], labels)
     contrast = np.array([1.0, -1.0])
     z = contrast @ areas / math.sqrt(contrast @ spread @ contrast)
     found = delong_difference(first, second, labels)
     assert found.value == pytest.approx(contrast @ areas, rel=1e-12)
-    assert found.p == pytest.approx(stats.chi2.sf(z**2, 1), rel=1e-9), "the paper's chi-square with one degree"
+    edge = delong_difference(first, second, labels, level=1 - found.p)
+    assert min(abs(edge.low), abs(edge.high)) == pytest.approx(0, abs=1e-9)
+    assert found.p == pytest.approx(stats.chi2.sf(z**2, 1), abs=0.03)
+
+
+def test_p_of_an_auroc_difference_is_below_5_percent_exactly_if_the_interval_leaves_out_0():
+    """Of 300 simulated pairs with 34 positives and 66 negatives."""
+    labels, rng, outside = np.repeat([1, 0], [34, 66]), np.random.default_rng(0), 0
+    for _ in range(300):
+        shared, own = rng.normal(size=100), rng.normal(size=(2, 100))
+        first, second = (math.sqrt(0.5) * (shared + own[k]) + shift * labels for k, shift in enumerate((1.5, 1.1)))
+        found = delong_difference(first, second, labels)
+        assert (found.p < 0.05) == (found.low > 0 or found.high < 0), found
+        outside += found.p < 0.05
+    assert 30 < outside < 270, "both verdicts are met"
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -98,10 +121,13 @@ def test_a_hand_computed_example():
     """Placements of the first: 1, 1/2 and 1, 1/2; of the second: 1/2, 1/2 and 1, 0."""
     labels = [1, 1, 0, 0]
     first, second = [4, 2, 1, 3], [2, 2, 1, 3]
-    # V10 differ by (1/2, 0): variance 1/8; V01 differ by (0, 1/2): variance 1/8; each over two examples.
-    found = delong_difference(first, second, labels)
+    # V10 differ by (1/2, 0): variance 1/8; V01 differ by (0, 1/2): variance 1/8; each over two examples. Without what
+    # the models share, it would be that of the first, 1/16 + 1/16, and that of the second, 0 + 1/4: a third is left.
+    found, one, other = delong_difference(first, second, labels), delong(first, labels), delong(second, labels)
     assert found.value == 0.25
-    assert found.p == pytest.approx(2 * stats.norm.sf(0.25 / math.sqrt(1 / 8 / 2 + 1 / 8 / 2)), rel=1e-12)
+    down = math.hypot(one.value - one.low, other.high - other.value) / math.sqrt(3)
+    up = math.hypot(one.high - one.value, other.value - other.low) / math.sqrt(3)
+    assert (found.low, found.high) == pytest.approx((0.25 - down, 0.25 + up), rel=1e-12)
 
 
 def test_the_order_of_the_models_turns_the_sign():
@@ -232,24 +258,24 @@ def test_runs_on_the_same_examples_are_paired_by_rows_and_sites():
     second = dataclasses.replace(first, scores=other.scores)
     shuffled = second.take(np.random.default_rng(0).permutation(len(second)))
     for pair in (paired(first, second), paired(first, shuffled)):
-        np.testing.assert_array_equal(pair.first, first.scores)
-        np.testing.assert_array_equal(pair.second, second.scores)
-        np.testing.assert_array_equal(pair.labels, first.labels)
-    renamed = dataclasses.replace(second, names=("c", "a", "b"), sites=(second.sites + 1) % 3)
-    np.testing.assert_array_equal(paired(first, renamed).second, second.scores)  # sites have names, not numbers
+        np.testing.assert_array_equal(pair[0].scores, first.scores)
+        np.testing.assert_array_equal(pair[1].scores, second.scores)
+        np.testing.assert_array_equal(pair[1].y, first.y)
+    renamed = dataclasses.replace(second, sites=("c", "a", "b"), site=(second.site + 1) % 3)
+    np.testing.assert_array_equal(paired(first, renamed)[1].scores, second.scores)  # sites have names, not numbers
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         (lambda s: s.take(np.arange(29)), "one has 30 examples, the other 29"),
-        (lambda s: dataclasses.replace(s, rows=(*s.rows[:-1], "new")), "row 'r29' is in one of them only"),
-        (lambda s: dataclasses.replace(s, rows=("r1", *s.rows[1:])), "row 'r0' is in one of them only"),
-        (lambda s: dataclasses.replace(s, rows=("r3", *s.rows[1:])), "a row appears twice"),
-        (lambda s: dataclasses.replace(s, labels=1 - s.labels), "labels differ"),
-        (lambda s: dataclasses.replace(s, rows=(), labels=s.labels[::-1]), "labels differ"),
-        (lambda s: dataclasses.replace(s, rows=(), sites=(s.sites + 1) % 3), "sites differ"),
-        (lambda s: dataclasses.replace(s, names=("a", "b", "x")), "is in one of them only"),
+        (lambda s: dataclasses.replace(s, row=(*s.row[:-1], "new")), "row 'r29' is in one of them only"),
+        (lambda s: dataclasses.replace(s, row=("r1", *s.row[1:])), "row 'r0' is in one of them only"),
+        (lambda s: dataclasses.replace(s, row=("r3", *s.row[1:])), "a row appears twice"),
+        (lambda s: dataclasses.replace(s, y=1 - s.y), "labels differ"),
+        (lambda s: dataclasses.replace(s, row=(), y=s.y[::-1]), "labels differ"),
+        (lambda s: dataclasses.replace(s, row=(), site=(s.site + 1) % 3), "sites differ"),
+        (lambda s: dataclasses.replace(s, sites=("a", "b", "x")), "is in one of them only"),
     ],
 )
 def test_runs_on_other_examples_are_refused_in_one_line(change, why):
@@ -260,8 +286,8 @@ def test_runs_on_other_examples_are_refused_in_one_line(change, why):
 
 
 def test_a_row_that_appears_twice_is_noticed_in_either_run():
-    first = dataclasses.replace(scored(10, 20), labels=np.repeat([1, 0], [10, 20]))  # so that labels do not tell
-    twice = dataclasses.replace(first, rows=("r3", *first.rows[1:]))
+    first = dataclasses.replace(scored(10, 20), y=np.repeat([1, 0], [10, 20])[:, None])  # so that labels do not tell
+    twice = dataclasses.replace(first, row=("r3", *first.row[1:]))
     for one, two in ((first, twice), (twice, first)):
         with pytest.raises(UserError, match="a row appears twice"):
             paired(one, two)
@@ -269,13 +295,13 @@ def test_a_row_that_appears_twice_is_noticed_in_either_run():
 
 def test_rows_are_enough_where_one_run_does_not_know_sites():
     first = scored(10, 20)
-    without = Scored(first.scores[::-1], first.labels[::-1], rows=first.rows[::-1])
-    np.testing.assert_array_equal(paired(first, without).second, first.scores)
+    without = Scores(first.scores[::-1], first.y[::-1], row=first.row[::-1])
+    np.testing.assert_array_equal(paired(first, without)[1].scores, first.scores)
 
 
 def test_all_differences_of_two_runs():
     first = scored(40, 60, shift=2.0)
-    second = dataclasses.replace(first, scores=first.scores + 2 * np.random.default_rng(0).normal(size=100))
+    second = dataclasses.replace(first, scores=first.scores + 2 * np.random.default_rng(0).normal(size=(100, 1)))
     found = differences(first, second, fpr=0.2)
     assert list(found) == ["auroc", "pauc@0.2", "ap"]
     for difference in found.values():
@@ -290,3 +316,123 @@ def test_models_that_differ_within_a_class_alone_have_no_interval():
     assert found.value == 0
     assert np.isnan([found.low, found.high, found.p]).all()
     assert found.how == "not defined: both models rank positives against negatives alike"
+
+
+# Several seeds
+
+
+def seeds(count, several=False):
+    """Runs on the same examples that differ by noise of their own."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random((60, 3 if several else 1)) < 0.4).astype(np.int64)
+    shared, names = rng.normal(size=labels.shape) + 1.2 * labels, ("a", "b", "c") if several else ("",)
+    return [Scores(shared + 0.5 * rng.normal(size=labels.shape), labels, names) for _ in range(count)]
+
+
+def without_each(metric, runs):
+    """The squared standard error of the mean over runs, by leaving one example out after another, and its freedom."""
+    labels, parts, free = runs[0].flat[1], [], []
+    for side in (1, 0):
+        rest = [np.delete(np.arange(len(labels)), row) for row in np.flatnonzero(labels == side)]
+        left = [np.mean([metric(labels[some], run.flat[0][some]) for run in runs]) for some in rest]
+        parts.append((len(left) - 1) * np.var(left))
+        free.append(len(left) - 1)
+    return sum(parts), sum(parts) ** 2 / sum(part**2 / of for part, of in zip(parts, free, strict=True))
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", ["auroc", *METRICS])
+def test_seeds_that_agree_leave_the_variance_of_the_examples(name, several):
+    one, other = seeds(2, several)
+    alone, difference = over_seeds(name, [one], [], True), over_seeds(name, [one], [other], True)
+    assert alone[1] > 0
+    assert over_seeds(name, [one] * 4, [], True) == pytest.approx(alone, rel=1e-9)
+    assert over_seeds(name, [one] * 4, [other] * 4, True) == pytest.approx(difference, rel=1e-9)
+    if not several:
+        metric = METRICS.get(name, roc_auc_score)
+        variance, free = without_each(metric, [one])
+        assert alone == pytest.approx((metric(one.y, one.scores), math.sqrt(variance), free), rel=1e-8)
+
+
+def test_where_examples_make_no_difference_the_variance_is_that_of_the_seeds():
+    """Of rankings that are perfect, upside down, and of equal scores: AUROC is 1, 0 or 1/2, whatever the examples."""
+    labels = np.repeat([1, 0], [6, 14])
+    runs = [Scores.of(sign * labels, labels) for sign in (1, 1, 0, -1)]
+    values = [1, 1, 0.5, 0]
+    error = math.sqrt(np.var(values, ddof=1) / 4)
+    assert over_seeds("auroc", runs, [], True) == pytest.approx((np.mean(values), error, 3), rel=1e-12)
+    apart = over_seeds("auroc", runs, [runs[2]] * 4, True)
+    assert apart == pytest.approx((np.mean(values) - 0.5, error, 3), rel=1e-12)
+    assert over_seeds("auroc", [runs[0]] * 3, [], True)[:2] == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["auroc", *METRICS])
+def test_on_the_same_examples_the_variances_of_examples_and_of_seeds_are_added(name):
+    runs, metric = seeds(3), METRICS.get(name, roc_auc_score)
+    values = [metric(run.y, run.scores) for run in runs]
+    examples, free = without_each(metric, runs)
+    drawn = np.var(values, ddof=1) / 3
+    total = examples + drawn
+    wanted = np.mean(values), math.sqrt(total), total**2 / (examples**2 / free + drawn**2 / 2)
+    assert over_seeds(name, runs, [], True) == pytest.approx(wanted, rel=1e-8)
+    reach = stats.t.ppf(0.95, wanted[2]) * wanted[1]
+    found = seed_intervals([name], runs, True, 0.9)[name]
+    assert found[:3] == pytest.approx((wanted[0], wanted[0] - reach, min(1, wanted[0] + reach)), rel=1e-8)
+    assert found.how == "3 seeds and jackknife, Student's t"
+
+
+@pytest.mark.parametrize("noise", [0.0, 3.0])
+def test_on_examples_of_their_own_runs_vary_by_both_and_no_less_than_by_examples(noise):
+    rng, runs = np.random.default_rng(1), []
+    for run in seeds(1) * 3:
+        chosen = np.arange(60) if noise == 0 else rng.permutation(60)[:50]
+        moved = dataclasses.replace(run, scores=run.scores + noise * rng.normal() * run.y)
+        runs.append(moved.take(chosen))
+    values = [roc_auc_score(run.y, run.scores) for run in runs]
+    between = np.var(values, ddof=1) / 3
+    each = np.array([without_each(roc_auc_score, [run]) for run in runs])
+    within, free = each[:, 0].mean() / 3, each[:, 1].sum()
+    training = max(0, between - within)
+    assert (training > 0) == (noise > 0), "either is met"
+    freedom = (within + training) ** 2 / (within**2 / free + training**2 / 2)
+    wanted = np.mean(values), math.sqrt(max(between, within)), freedom
+    assert over_seeds("auroc", runs, [], False) == pytest.approx(wanted, rel=1e-8)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_one_run_has_the_intervals_of_its_examples(several):
+    (run,) = seeds(1, several)
+    wanted = ["auroc", "pauc@0.3", "ap"]
+    assert seed_intervals(wanted, [run], True) == intervals(wanted, run)
+
+
+def test_seeds_that_all_rank_perfectly_are_not_certain():
+    labels = np.repeat([1, 0], [6, 14])
+    found = seed_intervals(["auroc"], [Scores.of(labels, labels)] * 3, True)["auroc"]
+    assert found.value == 1
+    assert np.isnan([found.low, found.high]).all()
+    assert found.how == "not defined: nothing varies"
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_seeds_do_not_hide_that_a_class_has_one_example(same):
+    rng, labels = np.random.default_rng(0), np.repeat([1, 0], [1, 20])
+    runs = [Scores.of(rng.normal(size=21) + labels, labels) for _ in range(3)]
+    assert math.isnan(seed_intervals(["auroc"], runs, same)["auroc"].low)
+    found = differences(runs, runs[::-1], same=same)["auroc"]
+    assert np.isnan([found.low, found.high, found.p]).all()
+
+
+def test_differences_of_seeds_are_of_pairs_on_the_same_examples():
+    firsts, seconds = seeds(6)[:3], seeds(6)[3:]
+    found = differences(firsts, seconds)
+    assert list(found) == ["auroc", "pauc@0.3", "ap"]
+    for name, each in found.items():
+        value, error, free = over_seeds(name, firsts, seconds, True)
+        assert each[:3] == pytest.approx((value, *stats.t.interval(0.95, free, value, error)), rel=1e-9)
+        assert each.p == pytest.approx(2 * stats.t.sf(abs(value) / error, free), rel=1e-9)
+    turned = differences(seconds, firsts)
+    for name, each in found.items():
+        assert turned[name][:4] == pytest.approx((-each.value, -each.high, -each.low, each.p), rel=1e-9)
+    with pytest.raises(UserError, match="not scored on the same examples"):
+        differences(firsts, [*seconds[:2], dataclasses.replace(seconds[2], y=1 - seconds[2].y)])

@@ -8,46 +8,48 @@ import numpy as np
 import pytest
 
 from fedxl.errors import UserError
-from fedxl.evaluation.binned import count
 from fedxl.evaluation.calibration import Platt
-from fedxl.evaluation.decision import Decision, Wish, decide, deciding, why_undecided
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.decision import Decision, DecisionOptions, Decisions, decide, why_undecided
+from fedxl.evaluation.histogram import by_label, count
+from fedxl.evaluation.scores import Scores
 
 
-def validation(count: int = 400, seed: int = 0) -> Scored:
+def validation(count: int = 400, seed: int = 0) -> Scores:
     rng = np.random.default_rng(seed)
     labels = (rng.random(count) < 0.3).astype(np.int64)
-    return Scored(np.round(rng.normal(size=count) + 1.5 * labels, 2), labels)  # rounded: there are ties
+    return Scores.of(np.round(rng.normal(size=count) + 1.5 * labels, 2), labels)  # rounded: there are ties
 
 
-@pytest.mark.parametrize(("wish", "side"), [(Wish(), 0), (Wish(specificity=0.7), 0), (Wish(sensitivity=0.95), 1)])
-def test_the_threshold_reaches_what_was_asked_and_no_better_one_does(wish, side):
+def decided(found: Scores, options: DecisionOptions = DecisionOptions()) -> Decision:  # noqa: B008
+    """The decision of one label."""
+    return decide([""], {"": found}, options).decided[""]
+
+
+@pytest.mark.parametrize(
+    ("options", "side"),
+    [(DecisionOptions(), 0), (DecisionOptions(specificity=0.7), 0), (DecisionOptions(sensitivity=0.95), 1)],
+)
+def test_the_threshold_reaches_what_was_asked_and_no_better_one_does(options, side):
     found = validation()
-    decision = decide({"validation": found}, wish)
-    called = decision.classes(found.scores)
-    wanted = wish.sensitivity or wish.specificity or 0.9
+    decision, (scores, labels) = decided(found, options), found.flat
+    called = decision.classes(scores)
+    wanted = options.sensitivity or options.specificity or 0.9
 
     def reached(threshold: float) -> float:
-        return float(np.mean((found.scores >= threshold)[found.labels == side] == side))
+        return float(np.mean((scores >= threshold)[labels == side] == side))
 
-    assert np.mean(called[found.labels == side] == side) == reached(decision.threshold) >= wanted
-    others = np.unique(found.scores)
+    assert np.mean(called[labels == side] == side) == reached(decision.threshold) >= wanted
+    others = np.unique(scores)
     # The next threshold that calls more examples rightly on the other side misses what was asked for.
     better = others[others > decision.threshold] if side else others[others < decision.threshold]
     assert reached(better.min() + 1e-9 if side else better.max()) < wanted
     assert decision.measured["examples"] == 400
-    assert decision.rule == wish.rule
-
-
-def test_test_scores_choose_nothing():
-    first = decide({"validation": validation(), "test": validation(seed=1)})
-    second = decide({"validation": validation(), "test": validation(seed=2)})
-    assert first.to_json() == second.to_json()
+    assert decision.rule == options.rule
 
 
 @pytest.mark.parametrize("calibration", ["platt", "isotonic"])
 def test_a_decision_comes_back_from_json_as_it_was(calibration):
-    decision = decide({"validation": validation()}, Wish(calibration))
+    decision = decided(validation(), DecisionOptions(calibration))
     again = Decision.from_json(json.loads(json.dumps(decision.to_json())))
     scores = np.linspace(-5, 5, 101)
     np.testing.assert_array_equal(again.probabilities(scores), decision.probabilities(scores))
@@ -56,12 +58,54 @@ def test_a_decision_comes_back_from_json_as_it_was(calibration):
 
 
 def test_without_both_classes_there_is_no_decision():
-    one = Scored(np.array([0.1, 0.2]), np.array([0, 0]))
-    assert why_undecided({"test": validation()}) == "the run kept no validation scores"
-    assert "of one class" in why_undecided({"validation": one})
-    assert not why_undecided({"validation": validation()})
-    with pytest.raises(UserError, match="cannot choose a calibration and a threshold"):
-        decide({"validation": one})
+    one = Scores.of([0.1, 0.2], [0, 0])
+    assert why_undecided(None) == "it is known of no validation example"
+    assert "of one class" in why_undecided(one, 1)
+    assert not why_undecided(validation(), 1)
+    found = decide([""], {"": one})
+    assert found.decided == {}
+    assert found.why_none == "its 2 validation scores are of one class"
+    for labels in ([""], ["a", "b"]):
+        assert decide(labels, {}).why_none == "the run kept no validation scores"
+
+
+def several() -> Scores:
+    """Labels with enough validation data, with too few positives, and with none."""
+    known = validation()
+    scores = np.repeat(known.scores, 3, 1)
+    y = np.stack([known.y[:, 0], np.arange(400) < 4, np.full(400, -1)], 1)
+    return Scores(scores, y.astype(np.int64), ("enough", "few", "none"))
+
+
+def test_each_label_has_its_own_decision_or_a_reason():
+    labels = ["enough", "few", "none"]
+    found = decide(labels, several().by_label())
+    assert list(found.labels) == labels
+    assert found.decided["enough"].to_json() == decided(validation()).to_json()
+    assert found.undecided == {
+        "few": "4 of its 400 validation examples are positive, and 5 are the fewest",
+        "none": "it is known of no validation example",
+    }
+    scores = several().scores
+    probabilities, classes = found.probabilities(scores), found.classes(scores)
+    np.testing.assert_array_equal(probabilities[:, 0], decided(validation()).probabilities(scores[:, 0]))
+    assert np.isnan(probabilities[:, 1:]).all()
+    np.testing.assert_array_equal(classes[:, 0], decided(validation()).classes(scores[:, 0]))
+    assert (classes[:, 1:] == -1).all()
+    again = Decisions.from_json(json.loads(json.dumps(found.to_json())), labels)
+    assert again.to_json() == found.to_json()
+    assert again.undecided == found.undecided
+    assert decide(["few"] * 2, several().by_label()).why_none.startswith("no label has enough: few: 4 of its 400")
+    for wrong in (None, {}, {"enough": {}}, {**found.to_json(), "more": {"undecided": ""}}):
+        with pytest.raises(UserError, match="one for each label: 'enough', 'few', 'none'"):
+            Decisions.from_json(wrong, labels)
+
+
+def test_another_threshold_is_for_one_label():
+    found = decide([""], {"": validation()}).with_threshold(0.25).decided[""]
+    assert (found.threshold, found.rule, found.measured) == (0.25, "threshold 0.25", {})
+    with pytest.raises(UserError, match="for one label"):
+        decide(["enough", "few"], several().by_label()).with_threshold(0.25)
 
 
 def test_counts_in_bins_stand_for_scores_that_nobody_told():
@@ -69,14 +113,15 @@ def test_counts_in_bins_stand_for_scores_that_nobody_told():
     found = validation(4000)
     edges = np.linspace(-5, 6, 1101)  # every score is in a bin of its own
     half = {"a": found.take(np.arange(0, 2000)), "b": found.take(np.arange(2000, 4000))}
-    curves = {"validation": {site: count(edges + 0.005, one.scores, one.labels) for site, one in half.items()}}
-    exact, binned = decide({"validation": found}), decide(deciding({}, curves))
+    curves = {"validation": {"": {site: count(edges + 0.005, *one.flat) for site, one in half.items()}}}
+    exact, binned = decided(found), decided(by_label({}, curves)["validation"][""])
     assert binned.threshold == pytest.approx(exact.threshold, abs=0.011)
     assert binned.measured["sensitivity"] == exact.measured["sensitivity"]
     scores = np.linspace(-3, 4, 50)
     np.testing.assert_allclose(binned.probabilities(scores), exact.probabilities(scores), atol=0.002)
-    assert deciding({"validation": found}, curves)["validation"] is found
-    assert why_undecided(deciding({}, {})) == "the run kept no validation scores"
+    (first,) = by_label({"validation": found}, curves)["validation"].values()
+    np.testing.assert_array_equal(first.scores, found.scores)
+    assert by_label({}, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -88,9 +133,9 @@ def test_counts_in_bins_stand_for_scores_that_nobody_told():
         ({"specificity": 0.9, "sensitivity": 0.9}, "not by both"),
     ],
 )
-def test_wishes_are_checked(options, said):
+def test_options_are_checked(options, said):
     with pytest.raises(UserError, match=said):
-        Wish(**options)
+        DecisionOptions(**options)
 
 
 GOOD = {"calibration": Platt(1.0, 0.0).to_json(), "threshold": 0.5, "rule": "specificity 0.9"}

@@ -17,8 +17,9 @@ from fedxl import UserError
 from fedxl.cli.main import app
 from fedxl.config import experiment as configs
 from fedxl.config.experiment import Config
-from fedxl.data.federation import Split, Splits, from_arrays
-from fedxl.evaluation import scored
+from fedxl.data.examples import Splits
+from fedxl.data.inputs import from_arrays
+from fedxl.evaluation import scores
 from fedxl.experiments.tune import outcome
 from fedxl.experiments.tune.outcome import best_so_far
 from fedxl.experiments.tune.plan import FIRST_SEED, Choice, Plan, Range, TuneSettings, plan
@@ -26,7 +27,7 @@ from fedxl.experiments.tune.search import Search, best_of, promoted, propose
 from fedxl.experiments.tune.trials import Outcome, Trial, TrialStore
 from fedxl.training.evaluate import HeldBack
 from fedxl.training.health import COLLAPSED, Watch
-from fedxl.training.run_files import checkpointed
+from fedxl.training.run_folder import checkpointed
 from fedxl.training.settings import Hooks
 from tests.conftest import make_clients, until
 
@@ -35,7 +36,7 @@ QUIET = Hooks(say=lambda line: None)
 
 def data(test_seed: int = 3) -> Splits:
     """Small enough for many runs, hard enough that settings matter."""
-    held = [Split(*make_clients([(25, 30)], seed=seed)[0]) for seed in (9, test_seed)]
+    held = [from_arrays(make_clients([(25, 30)], seed=seed)) for seed in (9, test_seed)]
     return Splits(from_arrays(make_clients([(8, 8)] * 3)), *held)
 
 
@@ -110,7 +111,7 @@ def test_test_data_are_never_looked_at(tmp_path, monkeypatch):
     found = Search(a_plan(trials=2), tmp_path)()
     assert set(looked) == {"validation"}
     run = TrialStore(tmp_path).run(found["fedxl2"][0], 0)
-    assert set(scored.load(run / "scores.npz")) == {"validation"}
+    assert set(scores.load(run / "scores.npz")) == {"validation"}
     monkeypatch.undo()
     configs.execute(config(rounds=1), hooks=QUIET)  # while a run on its own does
 
@@ -176,7 +177,7 @@ def test_trials_that_diverge_are_failures_not_crashes(tmp_path):
 def test_a_trial_ends_where_its_scores_collapse(tmp_path, monkeypatch):
     """At the first evaluation that finds it, whichever that is: here the second of those with a large lr."""
 
-    def watch(self, server, round, h, labels):
+    def watch(self, server, round, outputs):
         return {COLLAPSED: True} if round >= 2 and self.algorithm.lr > 0.5 else {}
 
     monkeypatch.setattr(Watch, "__call__", watch)
@@ -227,7 +228,7 @@ def test_a_trial_is_repeated_as_the_message_says(tmp_path):
     before = results(todo, tmp_path)
     best = best_of(Search(todo, tmp_path)()["fedxl2"])
     store = TrialStore(tmp_path)
-    (tmp_path / "trials" / f"{store.stem('fedxl2', best.number)}.json").unlink()
+    store.path(best).unlink()
     with pytest.raises(UserError, match="further than the record of its trial; remove it to repeat the trial"):
         Search(todo, tmp_path)()
     shutil.rmtree(store.run(best, 0))
@@ -246,8 +247,8 @@ def test_optuna_learns_from_the_trials_before():
     def distances(sampler: str) -> list[float]:
         done: list[Trial] = []
         for number in range(40):
-            settings = propose(sampler, space, 0, "fedxl2", number, done)
-            assert settings == propose(sampler, space, 0, "fedxl2", number, done), "the same again after a kill"
+            settings = propose(sampler, space, 0, number, done)
+            assert settings == propose(sampler, space, 0, number, done), "the same again after a kill"
             each = trial(number, value(settings))
             each.settings = settings
             done.append(each)

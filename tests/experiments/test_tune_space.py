@@ -30,7 +30,7 @@ CONFIG = Config(data={"name": "digits"}, risk={"name": "pauc"}, algorithm={"name
 
 
 def drawn(space, count: int = 2000) -> list:
-    return [draw({"algorithm.x": space}, 0, "fedxl2", number)["algorithm.x"] for number in range(count)]
+    return [draw({"algorithm.x": space}, 0, number)["algorithm.x"] for number in range(count)]
 
 
 def test_draws_follow_their_distributions():
@@ -46,12 +46,18 @@ def test_draws_follow_their_distributions():
 
 def test_settings_of_one_trial_are_independent_and_those_of_trials_differ():
     space = {"algorithm.lr": Range(0.0, 1.0), "algorithm.beta": Range(0.0, 1.0)}
-    pairs = np.array([list(draw(space, 0, "fedxl2", number).values()) for number in range(1000)])
+    pairs = np.array([list(draw(space, 0, number).values()) for number in range(1000)])
     assert abs(np.corrcoef(pairs.T)[0, 1]) < 0.1
     assert len({tuple(pair) for pair in pairs}) == 1000
-    assert draw(space, 0, "fedxl2", 3) == draw(dict(reversed(space.items())), 0, "fedxl2", 3)
-    assert draw(space, 0, "fedxl2", 3) != draw(space, 1, "fedxl2", 3)
-    assert draw(space, 0, "fedxl2", 3) != draw(space, 0, "local_pair", 3)
+    assert draw(space, 0, 3) == draw(dict(reversed(space.items())), 0, 3)
+    assert draw(space, 0, 3) != draw(space, 1, 3)
+
+
+def test_algorithms_that_search_the_same_setting_try_the_same_values_of_it():
+    lr = {"algorithm.lr": Range(0.0, 1.0)}
+    more = {"algorithm.beta": Range(0.0, 1.0), **lr, "risk.lam": Range(0.1, 1.0)}
+    for number in range(5):
+        assert draw(lr, 0, number)["algorithm.lr"] == draw(more, 0, number)["algorithm.lr"]
 
 
 @pytest.mark.parametrize(

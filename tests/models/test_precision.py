@@ -8,7 +8,7 @@ from torch import nn
 
 from fedxl import UserError, partial_auc
 from fedxl.models import mlp, scorer, weights_of
-from fedxl.models.precision import PRECISIONS, products
+from fedxl.models.functional import PRECISIONS, products
 from tests.conftest import make_clients
 from tests.running import fit_named
 

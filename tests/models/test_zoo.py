@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from fedxl import UserError, auroc, tree
 from fedxl.models import MODELS, Weights, densenet121, resnet18, resnet20, scorer, simple_cnn, weights_of
-from fedxl.models.densenet import DenseLayer, Halve
 from fedxl.models.layers import ScoreNorm
+from fedxl.models.networks import DenseLayer, Halve
 from tests.conftest import make_clients
 from tests.running import fit_named
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from fedxl.config.experiment import Config, execute
-from fedxl.data.digits import digits
-from fedxl.data.federation import Split
+from fedxl.data.examples import Examples
+from fedxl.data.sets.digits import digits
 from fedxl.training.settings import Hooks
 
 QUIET = Hooks(say=lambda line: None)
@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def held_back() -> Split:
+def held_back() -> Examples:
     """The test data of that run."""
     test = digits(clients=4).test
     assert test is not None
@@ -42,7 +42,7 @@ def held_back() -> Split:
 
 
 @pytest.fixture
-def npz(tmp_path: Path, held_back: Split) -> Path:
+def npz(tmp_path: Path, held_back: Examples) -> Path:
     path = tmp_path / "new.npz"
     np.savez(path, x=held_back.x.numpy())
     return path

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from fedxl.data.digits import digits
+from fedxl.data.sets.digits import digits
 from fedxl.prediction import predictor
 from fedxl.prediction.export import export
 from tests.deploy.federated import SITES, config, deployed
@@ -30,7 +30,7 @@ def test_a_servers_run_predicts_and_is_exported(tmp_path):
 def test_where_sites_disclose_curves_these_decide(tmp_path):
     """No score leaves a site, and predictions have probabilities and classes all the same."""
     result, _ = judged(tmp_path)
-    assert not result.scored
+    assert not result.scores
     x = digits(clients=4, one_class=1, seed=3).test.x
     (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
     found, expected = predictor.load(folder).predict(x), result.predict(x)

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 import fedxl
 from fedxl import UserError
 from fedxl.config import experiment
-from fedxl.data.digits import digits
-from fedxl.evaluation import scored
+from fedxl.data.sets.digits import digits
+from fedxl.evaluation import scores
 from fedxl.evaluation.intervals import delong
 from fedxl.prediction import predictor
 from fedxl.prediction.card import text
@@ -43,15 +43,15 @@ def test_the_description_is_complete(run, exported):
     for name, digest in about["files"].items():
         assert hashlib.sha256((exported / name).read_bytes()).hexdigest() == digest
     assert not (exported / "scores.npz").exists(), "scores and labels of examples stay with the run"
-    test = scored.load(run / "scores.npz")["test"]
-    assert about["judgement"]["pooled"]["metrics"]["auroc"]["low"] == delong(test.scores, test.labels).low
+    test = scores.load(run / "scores.npz")["test"]
+    assert about["assessment"]["pooled"]["labels"][""]["metrics"]["auroc"]["low"] == delong(*test.flat).low
     assert str(run) not in (exported / "model.json").read_text()
 
 
 def test_the_card_says_what_the_run_was(run, exported):
     card = (exported / "README.md").read_text()
-    test = scored.load(run / "scores.npz")["test"]
-    found = delong(test.scores, test.labels)
+    test = scores.load(run / "scores.npz")["test"]
+    found = delong(*test.flat)
     assert f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})" in card
     about = json.loads((run / "run.json").read_text())
     for member in about["members"]:
@@ -68,8 +68,7 @@ def test_the_card_says_what_the_run_was(run, exported):
 
 def test_the_operating_point_is_chosen_at_export(run, exported, npz, tmp_path):
     wished = export(run, tmp_path / "model", onnx=False, calibration="isotonic", sensitivity=0.8)
-    assert wished.decision is not None
-    assert wished.decision.rule == "sensitivity 0.8"
+    assert wished.decisions.decided[""].rule == "sensitivity 0.8"
     card = (tmp_path / "model" / "README.md").read_text()
     assert "isotonic regression" in card
     assert "on test data" in card
@@ -180,7 +179,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "huge json": (write("model.json", b" " * (2**24 + 1)), "more than 16,777,216 bytes"),
     "a list": (write("model.json", b"[]"), "must hold a JSON object"),
     "a pipe": (piped, "is not a file"),
-    "another format": (changed(format=2), "has the format 2"),
+    "another format": (changed(format=1), "has the format 1"),
     "no format": (changed(format=None), "has the format None"),
     "a text as shape": (changed(shape="8"), "shape"),
     "a huge shape": (changed(shape=[10**6, 10**6, 10**6]), "weights; at most|must be|needs images|not 1000000"),
@@ -196,7 +195,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "deep network": (changed(model={"name": "mlp", "hidden": [1] * 10**5}), "at most 1,000 hidden layers"),
     "code": (changed(model={"name": "os:system"}), "code outside of fedxl, which would run here"),
     "preparation": (changed(preparation={"form": 1}), "cannot read the preparation"),
-    "decision": (changed(decision={"threshold": 1}), "a decision must have"),
+    "decision": (changed(decisions={"": {"threshold": 1}}), "a decision must have"),
+    "no decisions": (changed(decisions=None), "decisions must have one for each label: ''"),
+    "another label": (
+        changed(decisions={"a": {"undecided": "so"}}),
+        "decisions must have one for each",
+    ),
     "files": (changed(files={"../../.ssh/id_rsa": "0" * 64}), r"files names '\.\./\.\./\.ssh/id_rsa'"),
     "digest": (changed(files={"model.safetensors": 5}), "must be 64 hex digits"),
     "no files": (changed(files=None), "files"),

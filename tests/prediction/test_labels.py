@@ -17,10 +17,10 @@ import fedxl
 from fedxl import UserError
 from fedxl.cli.main import app
 from fedxl.config.experiment import Config, execute
-from fedxl.evaluation import scored
-from fedxl.evaluation.decision import Wish, decide, decide_labels
+from fedxl.data.tables.table import read_new
+from fedxl.evaluation.decision import decide
 from fedxl.evaluation.intervals import delong
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.scores import Scores, load
 from fedxl.prediction import predictor
 from fedxl.prediction.export import export
 from tests.prediction.conftest import QUIET, patients
@@ -60,9 +60,9 @@ def folder(tmp_path_factory) -> Path:
 
 def too_few(folder: Path) -> str:
     """Why the third label has no decision."""
-    rare = scored.load_labels(folder / "run" / "label_scores.npz")["validation"].label(2)
-    assert 0 < rare.labels.sum() < 5
-    return f"{rare.labels.sum()} of its {len(rare)} validation examples are positive, and 5 are the fewest"
+    rare = load(folder / "run" / "scores.npz")["validation"].by_label()["rare"]
+    assert 0 < rare.positives < 5
+    return f"{rare.positives} of its {len(rare)} validation examples are positive, and 5 are the fewest"
 
 
 def test_rows_get_the_scores_that_the_run_gave_them(folder, tmp_path):
@@ -73,10 +73,10 @@ def test_rows_get_the_scores_that_the_run_gave_them(folder, tmp_path):
     assert f"scores only, without probabilities and classes: rare: {too_few(folder)}" in said
     scores = np.array([[float(row[name]) for name in NEW] for row in rows])
     data, place = findings(200, 0), {row["row"]: at for at, row in enumerate(rows)}
-    made = predictor.load(folder / "run").preparation.read(folder / "patients.csv")
+    made = read_new(predictor.load(folder / "run").preparation, folder / "patients.csv")
     network = predictor.load(folder / "run").score
     np.testing.assert_allclose(scores, network(made.x).double().numpy(), atol=1e-6)
-    kept = scored.load_labels(folder / "run" / "label_scores.npz")["test"]
+    kept = load(folder / "run" / "scores.npz")["test"]
     assert len(kept.scores) > 20
     assert max(np.abs(scores - row).max(1).min() for row in kept.scores) < 1e-5, "each is a row's"
     for number, name in enumerate(LABELS):
@@ -98,14 +98,14 @@ def test_an_export_gives_the_same_scores(folder, tmp_path):
     card = (tmp_path / "model" / "README.md").read_text()
     assert card.startswith("# Model card: sick, old, rare")
     assert "a score for each of 3 labels" in card
-    kept = scored.load_labels(folder / "run" / "label_scores.npz")["test"].label(0)
-    auroc = delong(kept.scores, kept.labels)
-    counts = f"{len(kept)} | {kept.labels.sum()}"
+    kept = load(folder / "run" / "scores.npz")["test"].by_label()["sick"]
+    auroc = delong(*kept.flat)
+    counts = f"{len(kept)} | {kept.positives}"
     assert f"| sick | {counts} | {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}) |" in card
     assert f"No probability and no class for rare: {too_few(folder)}" in card
     about = json.loads((tmp_path / "model" / "model.json").read_text())
     for names in (["sick"], ["sick", "sick"], ["sick", 1], "so"):
-        (tmp_path / "model" / "model.json").write_text(json.dumps({**about, "label_names": names}))
+        (tmp_path / "model" / "model.json").write_text(json.dumps({**about, "labels": names}))
         with pytest.raises(UserError, match=r"labels must name each score|two labels have the same name"):
             predictor.load(tmp_path / "model")
 
@@ -138,25 +138,25 @@ def test_a_result_and_its_folder_predict_arrays(tmp_path, labels):
 def test_each_label_has_its_own_calibration_and_threshold(folder, tmp_path, calibration, rule):
     """Probabilities against scikit-learn's, classes against what the threshold must reach on the validation data."""
     wish = {"calibration": calibration, rule: 0.8}
-    held = scored.load_labels(folder / "run" / "label_scores.npz")["validation"]
+    held = load(folder / "run" / "scores.npz")["validation"]
     found = predictor.load(folder / "run", **wish).predict(folder / "patients.csv")
     export(folder / "run", tmp_path / "model", onnx=False, **wish)
     again = predictor.load(tmp_path / "model").predict(folder / "patients.csv")
     np.testing.assert_array_equal(again.probabilities, found.probabilities)
     np.testing.assert_array_equal(again.classes, found.classes)
     for number, name in enumerate(DECIDED):
-        one, scores = held.label(number), found.scores[:, number]
-        expected = fitted(calibration, one.scores, one.labels, scores)
+        (own, labels), scores = held.by_label()[name].flat, found.scores[:, number]
+        expected = fitted(calibration, own, labels, scores)
         np.testing.assert_allclose(found.probabilities[:, number], expected, atol=1e-4)
-        threshold = predictor.load(folder / "run", **wish).decision.decided[name].threshold
+        threshold = predictor.load(folder / "run", **wish).decisions.decided[name].threshold
         np.testing.assert_array_equal(found.classes[:, number], scores >= threshold)
-        side = one.labels == (rule == "sensitivity")
-        right = ((one.scores >= threshold) == one.labels)[side].mean()
-        others = np.unique(one.scores)
+        side = labels == (rule == "sensitivity")
+        right = ((own >= threshold) == labels)[side].mean()
+        others = np.unique(own)
         beyond = (
             others[others > threshold].min() + 1e-9 if rule == "sensitivity" else others[others < threshold].max()
         )
-        assert ((one.scores >= beyond) == one.labels)[side].mean() < 0.8 <= right
+        assert ((own >= beyond) == labels)[side].mean() < 0.8 <= right
     assert np.isnan(found.probabilities[:, 2]).all()
     assert (found.classes[:, 2] == -1).all()
     assert list(found.undecided) == ["rare"]
@@ -208,11 +208,11 @@ def test_decisions_follow_the_columns_whatever_the_order_of_the_validation_score
     """Of a label that all sites withhold nothing is known, and counts may name labels in any order."""
     rng = np.random.default_rng(0)
     y = np.arange(60) % 2
-    known = {name: Scored(rng.normal(size=60) + shift + 2 * y, y) for name, shift in (("c", 5.0), ("a", 0.0))}
-    found, why = decide_labels(("a", "b", "c"), known, Wish())
-    assert (list(found.labels), why) == (["a", "b", "c"], "")
+    known = {name: Scores.of(rng.normal(size=60) + shift + 2 * y, y) for name, shift in (("c", 5.0), ("a", 0.0))}
+    found = decide(("a", "b", "c"), known)
+    assert (list(found.labels), found.why_none) == (["a", "b", "c"], "")
     assert found.undecided == {"b": "it is known of no validation example"}
-    each = decide({"validation": known["a"]}), decide({"validation": known["c"]})
+    each = [decide([""], {"": known[name]}).decided[""] for name in ("a", "c")]
     np.testing.assert_array_equal(
         found.probabilities(np.full((1, 3), 2.0))[0, [0, 2]], [one.probabilities(2.0) for one in each]
     )
@@ -222,19 +222,19 @@ def test_decisions_follow_the_columns_whatever_the_order_of_the_validation_score
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda d: d["labels"].pop("rare"), "must have one for each of sick, old, rare"),
-        (lambda d: d["labels"].update(more={}), "must have one for each"),
-        (lambda d: d["labels"]["rare"].update(undecided=7), "must be a text"),
-        (lambda d: d["labels"]["sick"].update(threshold=None), "must be a finite number"),
-        (lambda d: d["labels"].update(sick=[]), "must have calibration, threshold and rule"),
-        (lambda d: d.update(labels=[1, 2, 3]), "must have one for each"),
+        (lambda d: d.pop("rare"), "must have one for each label: 'sick', 'old', 'rare'"),
+        (lambda d: d.update(more={}), "must have one for each"),
+        (lambda d: d["rare"].update(undecided=7), "must be a text"),
+        (lambda d: d["sick"].update(threshold=None), "must be a finite number"),
+        (lambda d: d.update(sick=[]), "must have calibration, threshold and rule"),
+        (lambda d: d.clear(), "must have one for each"),
     ],
 )
 def test_decisions_of_others_are_checked(folder, tmp_path, change, why):
     export(folder / "run", tmp_path / "model", onnx=False)
     path = tmp_path / "model" / "model.json"
     about = json.loads(path.read_text())
-    change(about["decision"])
+    change(about["decisions"])
     path.write_text(json.dumps(about))
     with pytest.raises(UserError, match=why):
         predictor.load(tmp_path / "model")

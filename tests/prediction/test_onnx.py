@@ -16,7 +16,7 @@ from fedxl import UserError
 from fedxl.models import MODELS, TwoViews
 from fedxl.prediction import onnx_file
 from fedxl.prediction.onnx_file import AGREES, scorer, to_onnx
-from fedxl.training.members import Form
+from fedxl.training.run_folder import Form
 from tests.models.test_zoo import stirred
 
 SMALL = {

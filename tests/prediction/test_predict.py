@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 import fedxl
 from fedxl import UserError
 from fedxl.cli.main import app
-from fedxl.data.digits import digits
-from fedxl.evaluation import scored
+from fedxl.data.sets.digits import digits
+from fedxl.evaluation.scores import load
 from fedxl.prediction import predictor, table
-from fedxl.training.predict import Prediction
+from fedxl.training.result import Prediction
 from tests.prediction.conftest import QUIET, own_network
 
 FACTORY = "tests.prediction.conftest:own_network"
@@ -40,18 +40,18 @@ def read(path: Path) -> list[dict[str, str]]:
 
 def test_predictions_are_those_of_the_run(run, npz, tmp_path):
     said = command("predict", run, npz, "-o", tmp_path / "scores.csv")
-    rows, kept = read(tmp_path / "scores.csv"), scored.load(run / "scores.npz")
+    rows, kept = read(tmp_path / "scores.csv"), load(run / "scores.npz")
     assert list(rows[0]) == ["row", "score", "probability", "class"]
     assert [row["row"] for row in rows] == [str(number) for number in range(len(rows))]
     scores = np.array([float(row["score"]) for row in rows])
-    np.testing.assert_allclose(scores, kept["test"].scores, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(scores, kept["test"].scores[:, 0], rtol=1e-6, atol=1e-7)
     # The threshold, by brute force on the validation scores: the least that calls 90 % of the negatives negative.
-    negatives = np.sort(kept["validation"].scores[kept["validation"].labels == 0])
+    negatives = np.sort(kept["validation"].scores[kept["validation"].y == 0])
     least = negatives[int(np.ceil(0.9 * len(negatives))) - 1]
     assert [row["class"] for row in rows] == [str(int(score > least)) for score in scores]
     probabilities = np.array([float(row["probability"]) for row in rows])
     assert (np.argsort(probabilities, kind="stable") == np.argsort(scores, kind="stable")).all()
-    assert abs(probabilities.mean() - kept["validation"].labels.mean()) < 0.1
+    assert abs(probabilities.mean() - kept["validation"].y.mean()) < 0.1
     assert "specificity 0.9 on validation data" in said
 
 
@@ -133,11 +133,30 @@ def test_a_threshold_may_be_given(run, npz, tmp_path):
         assert row["class"] == str(int(float(row["score"]) >= 0.123))
 
 
+def test_a_config_that_was_changed_since_the_training_changes_no_prediction(run, held_back, tmp_path):
+    expected = predictor.load(run).predict(held_back.x).scores
+    folder = shutil.copytree(run, tmp_path / "run")
+    text = (folder / "config.toml").read_text()
+    assert "channels = 4" in text
+    (folder / "config.toml").write_text(text.replace("channels = 4", "channels = 7"))
+    np.testing.assert_array_equal(predictor.load(folder).predict(held_back.x).scores, expected)
+
+
 def test_more_examples_than_a_block_holds(run, held_back, monkeypatch):
     found = predictor.load(run)
     expected = found.predict(held_back.x).scores
-    monkeypatch.setattr("fedxl.training.predict.BLOCK", 37)
+    monkeypatch.setattr("fedxl.training.result.BLOCK", 37)
     np.testing.assert_allclose(found.predict(held_back.x).scores, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_row_that_holds_a_line_break_stays_one_row(tmp_path):
+    """A carriage return alone is not quoted by the csv module, and begins a row in a spreadsheet."""
+    rows, numbers = ["a\r=HYPERLINK(A1)", "b\n=1", "c\r\n@x"], np.arange(3.0)
+    changed = table.write(tmp_path / "s.csv", rows, Prediction(numbers, None, None))
+    assert changed == 3
+    assert (tmp_path / "s.csv").read_bytes().splitlines() == [
+        b"row,score", b"a =HYPERLINK(A1),0.0", b"b =1,1.0", b"c @x,2.0",
+    ]  # fmt: skip
 
 
 def test_what_a_spreadsheet_would_run_is_made_harmless_and_counted(tmp_path):

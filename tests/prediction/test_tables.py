@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from fedxl import UserError
-from fedxl.evaluation import scored
 from fedxl.evaluation.intervals import delong
+from fedxl.evaluation.scores import load
 from fedxl.prediction import predictor
 from tests.prediction.conftest import patients, write
 from tests.prediction.test_predict import command, read
@@ -22,15 +22,17 @@ def test_the_rows_of_the_table_get_the_scores_that_the_run_gave_them(trained, tm
     said = command("predict", trained / "run", trained / "patients.csv", "-o", tmp_path / "scores.csv")
     found = {row["row"]: float(row["score"]) for row in read(tmp_path / "scores.csv")}
     assert len(found) == 300
-    kept = scored.load(trained / "run" / "scores.npz")
+    kept = load(trained / "run" / "scores.npz")
     for split in ("validation", "test"):
-        assert len(kept[split].rows) > 20
-        mine = [found[row] for row in kept[split].rows]
-        np.testing.assert_allclose(mine, kept[split].scores, rtol=1e-5, atol=1e-6)
+        assert len(kept[split].row) > 20
+        mine = [found[row] for row in kept[split].row]
+        np.testing.assert_allclose(mine, kept[split].scores[:, 0], rtol=1e-5, atol=1e-6)
     sick = np.array([row["outcome"] == "sick" for row in patients(300, 0)], np.int64)
     auroc = delong(list(found.values()), sick)
     assert f"has labels: auroc {auroc.value:.4f} ({auroc.low:.4f} to {auroc.high:.4f})" in said
     assert "class 1 (outcome = sick)" in said
+    held_back = sum(len(kept[split]) for split in ("validation", "test"))
+    assert f"{300 - held_back} of 300 rows are among the training data" in said
 
 
 def test_a_data_frame_is_prepared_as_a_file_is(trained, tmp_path):

@@ -6,19 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedxl.evaluation.scored import LabelScores, Scored
-from fedxl.reporting.runs import Run
-from fedxl.training.members import Member
+from fedxl.evaluation.scores import Scores
+from fedxl.training.run_folder import Member, Run
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}\x1b[2J"
 
 
-def scored(seed: int, gain: float, count: int = 240, names: tuple[str, ...] = ("north", "south", "east")) -> Scored:
+def scored(seed: int, gain: float, count: int = 240, names: tuple[str, ...] = ("north", "south", "east")) -> Scores:
     """The same labels and sites for the same seed; scores whose positives are higher by `gain`."""
     rng = np.random.default_rng(seed)
     labels = (rng.random(count) < 0.3).astype(np.int64)
-    sites = rng.integers(0, len(names), count)
-    return Scored(rng.normal(0, 1, count) + gain * labels, labels, sites, names)
+    site = rng.integers(0, len(names), count)
+    return Scores.of(rng.normal(0, 1, count) + gain * labels, labels, site=site, sites=names)
 
 
 def run(name: str, algorithm: str, seed: int, gain: float, evil: str = "") -> Run:
@@ -44,17 +43,18 @@ def run(name: str, algorithm: str, seed: int, gain: float, evil: str = "") -> Ru
         "data.name": "digits" + evil, "risk.name": evil or "pauc", "algorithm.name": algorithm + evil,
         "algorithm.lr" + evil: 0.1, "run.seed": seed, "run.rounds": 20, "run.note": "x" + evil,
     }  # fmt: skip
+    splits = {"validation": scored(100 + seed, gain, names=names), "test": scored(seed, gain, names=names)}
     return Run(
         name=name + evil,
         settings=settings,
         rows=rows,
         done={"round": 20, "best_round": 18, "seconds": 20.0, "test": metric},
-        scored={"validation": scored(100 + seed, gain, names=names), "test": scored(seed, gain, names=names)},
         members=[Member(each, 20, 60) for each in names],
         environment={"python": "3.11", "torch" + evil: "2" + evil},
         begun="2026-01-01T00:00:00+00:00" + evil,
         chosen_by="pauc@0.3" if not evil else "own" + evil,
         config=f'[risk]\nname = "pauc"\n# {evil}\n',
+        in_memory=(splits, {}),
     )
 
 
@@ -66,7 +66,7 @@ def runs(evil: str = "") -> list[Run]:
     ]
 
 
-def label_scores(seed: int, names: tuple[str, ...], count: int = 300) -> LabelScores:
+def label_scores(seed: int, names: tuple[str, ...], count: int = 300) -> Scores:
     """Labels that go together; a tenth is not known, the last but one is rare, and the last has one class."""
     rng = np.random.default_rng(seed)
     common = rng.normal(size=(count, 1))
@@ -75,7 +75,7 @@ def label_scores(seed: int, names: tuple[str, ...], count: int = 300) -> LabelSc
     labels[:, -2], labels[:, -1] = np.arange(count) % 100 == 7, 0
     scores = latent + rng.normal(size=latent.shape)
     labels[rng.random(labels.shape) < 0.1] = -1
-    return LabelScores(scores, labels, names, rng.integers(0, 3, count), ("north", "south", "east"))
+    return Scores(scores, labels, names, rng.integers(0, 3, count), ("north", "south", "east"))
 
 
 def labelled(count: int = 6, evil: str = "") -> Run:
@@ -84,10 +84,5 @@ def labelled(count: int = 6, evil: str = "") -> Run:
     of = run("labels", "fedxl2", 0, 2.0, evil)
     each = {split: label_scores(seed, names) for seed, split in enumerate(("validation", "test"))}
     settings = {**of.settings, "risk.labels": list(names)}
-    sited = {split: replace(found, site_names=("north" + evil, "south", "east")) for split, found in each.items()}
-    return replace(of, settings=settings, scored={}, by_label=sited)
-
-
-def bare(of: Run, **changes: object) -> Run:
-    """The same run without what an old or unfinished one lacks."""
-    return replace(of, **changes)  # type: ignore[arg-type]
+    sited = {split: replace(found, sites=("north" + evil, "south", "east")) for split, found in each.items()}
+    return replace(of, settings=settings, about={"labels": list(names)}, in_memory=(sited, {}))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_recall_curve, roc_curve
 
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.scores import Scores
 from fedxl.reporting import plots
 from fedxl.reporting.charts import chart as charts
 from fedxl.reporting.charts import pictures, scale
@@ -22,10 +22,10 @@ UNIT = (0.0, 1.0)
 EVIL = "<script>alert(1)</script>\"'&\x00\x1b[2J"
 
 
-def some(seed: int, count: int = 300) -> Scored:
+def some(seed: int, count: int = 300) -> Scores:
     rng = np.random.default_rng(seed)
     labels = (rng.random(count) < 0.3).astype(np.int64)
-    return Scored(np.round(rng.normal(labels, 1.0), 1), labels)  # with ties
+    return Scores.of(np.round(rng.normal(labels, 1.0), 1), labels)  # with ties
 
 
 def curve_of(svg: str, number: int) -> np.ndarray:
@@ -37,7 +37,7 @@ def curve_of(svg: str, number: int) -> np.ndarray:
 def test_a_roc_curve_is_drawn_where_scikit_learn_says_it_is():
     scored = some(0)
     found = curve_of(pictures.roc({Key("a", 0, "A"): pictures.roc_curve([scored])}, 0.3), 1)
-    fpr, tpr, _ = roc_curve(scored.labels, scored.scores, drop_intermediate=False)
+    fpr, tpr, _ = roc_curve(scored.y, scored.scores, drop_intermediate=False)
     # Points closer than half a unit are left out; where one is drawn, it lies on the curve.
     assert len(found) > 20
     distance = np.abs(found[:, None] - np.stack([fpr, tpr], 1)[None]).sum(2)
@@ -48,7 +48,7 @@ def test_a_roc_curve_is_drawn_where_scikit_learn_says_it_is():
 def test_precision_and_recall_are_those_of_scikit_learn():
     scored = some(1)
     recall, precision = pictures.precision_recall_curve([scored])
-    expected_precision, expected_recall, _ = precision_recall_curve(scored.labels, scored.scores)
+    expected_precision, expected_recall, _ = precision_recall_curve(scored.y, scored.scores)
     assert recall[1:] == pytest.approx(expected_recall[:-1][::-1])
     assert precision[1:] == pytest.approx(expected_precision[:-1][::-1])
     found = curve_of(pictures.precision_recall({Key("a", 0, "A"): (recall, precision)}, 0.3), 1)

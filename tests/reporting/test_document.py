@@ -12,15 +12,16 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 import fedxl
 from fedxl.errors import UserError
-from fedxl.evaluation import binned
-from fedxl.evaluation.binned import Binned, count
-from fedxl.evaluation.label_means import means
+from fedxl.evaluation import histogram
+from fedxl.evaluation.assess import assess
+from fedxl.evaluation.compare import differences, seed_intervals
+from fedxl.evaluation.histogram import Histogram, count
+from fedxl.evaluation.intervals import delong, means
 from fedxl.evaluation.operating import at_specificity
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.scores import Scores
 from fedxl.reporting import document
-from fedxl.reporting.groups import differing, grouped, same_examples
-from fedxl.reporting.runs import Run, read_run, run_dirs
-from fedxl.training.run_files import is_run
+from fedxl.reporting.runs import differing, grouped, same_examples
+from fedxl.training.run_folder import Run, is_run, read_run, run_dirs
 from tests.cli.test_errors import CONFIG, command
 from tests.reporting import sample
 
@@ -55,12 +56,12 @@ def written(runs: list[Run], reference: str = "") -> Reader:
 def test_it_says_what_scikit_learn_computes():
     runs = sample.runs()
     text = written(runs).text
-    test = runs[0].scored["test"]
-    assert f"{roc_auc_score(test.labels, test.scores):.3f}" in text
-    assert f"{average_precision_score(test.labels, test.scores):.3f}" in text
+    test = [run.scores["test"] for run in runs]
+    for metric in (roc_auc_score, average_precision_score):
+        assert f"{np.mean([metric(one.y, one.scores) for one in test[:2]]):.3f}" in text, "the mean over seeds"
     for site in range(3):
-        inside = test.sites == site
-        assert f"{roc_auc_score(test.labels[inside], test.scores[inside]):.3f}" in text
+        inside = test[0].site == site
+        assert f"{roc_auc_score(test[0].y[inside], test[0].scores[inside]):.3f}" in text
     assert "Validation data prefer A (fedxl2)" in text
     assert "it is ahead of B (local_sgd)" in text
 
@@ -68,12 +69,13 @@ def test_it_says_what_scikit_learn_computes():
 def test_several_labels_as_scikit_learn_has_them():
     run = sample.labelled()
     text = written([run]).text
-    test, held = run.by_label["test"], run.by_label["validation"]
+    test, held = run.scores["test"], run.scores["validation"]
     each = []
     for number in range(5):  # the last has one class
-        one, validation = test.label(number), held.label(number)
+        name = test.labels[number]
+        (scores, labels), validation = test.by_label()[name].flat, held.by_label()[name]
         values = [
-            metric(one.labels, one.scores, **more)
+            metric(labels, scores, **more)
             for metric, more in (
                 (roc_auc_score, {}),
                 (roc_auc_score, {"max_fpr": 0.3}),
@@ -81,19 +83,19 @@ def test_several_labels_as_scikit_learn_has_them():
             )
         ]
         assert all(f"{value:.3f}" in text for value in values)
-        assert f"{len(one)}{one.labels.sum()}" in text, "n and positives, side by side in the table"
+        assert f"{len(labels)}{labels.sum()}" in text, "n and positives, side by side in the table"
         each.append(values)
         if number < 4:
-            threshold = at_specificity(validation.scores, validation.labels, 0.9).threshold
+            threshold = at_specificity(*validation.flat, 0.9).threshold
             for side in (0, 1):
-                called = one.scores[one.labels == side] >= threshold
+                called = scores[labels == side] >= threshold
                 assert f"{(called == side).mean():.3f}" in text
     mean = means(["auroc", "pauc@0.3", "ap"], test)
     for value, found in zip(np.mean(each, 0), mean.values(), strict=True):
         assert found.value == pytest.approx(value)
         assert f"{value:.3f}[{found.low:.3f}, {found.high:.3f}]" in text
     for name, part in test.by_site().items():
-        aurocs = [roc_auc_score(o.labels, o.scores) for o in part.by_label().values() if len(set(o.labels)) > 1]
+        aurocs = [roc_auc_score(one.y, one.scores) for one in part.by_label().values() if one.both_classes]
         assert f"{name}{len(part.scores)}{np.mean(aurocs):.3f}" in text
     assert "finding 4 has no calibration and no threshold: 3 of its" in text
     (section,) = [one for one in document.build([run]).sections if one.id == "calibration"]
@@ -107,17 +109,21 @@ def test_several_labels_as_scikit_learn_has_them():
 def test_runs_of_several_labels_are_told_apart_from_others():
     """Beside another run with several labels, beside one with one label, and where sites told metrics alone."""
     run = sample.labelled()
-    both = written([run, replace(run, name="again", settings={**run.settings, "algorithm.lr": 0.2})]).text
-    assert both.count(f"[{means(['auroc'], run.by_label['test'])['auroc'].low:.3f}, ") >= 1
-    assert "B is not compared in pairs: it has several labels, and this is for one" in both
+    better = {split: replace(found, scores=found.scores + 0.5 * found.y) for split, found in run.scores.items()}
+    settings = {**run.settings, "algorithm.lr": 0.2}
+    both = written([run, replace(run, name="again", settings=settings, in_memory=(better, {}))], "labels").text
+    assert both.count(f"[{means(['auroc'], run.scores['test'])['auroc'].low:.3f}, ") >= 1
+    for found in differences(better["test"], run.scores["test"]).values():
+        assert f"+{found.value:.3f}[{found.low:.3f}, {found.high:.3f}], p" in both, "means over labels, in pairs"
+    assert "it is behind B (again)" in both
     mixed = written([sample.runs()[0], run], "fedxl2-0").text
     assert "B has no curves: it has several labels, and this is for one" in mixed
     told = {"north": {"auroc": 0.7, "positives": 9, "negatives": 30}}
-    bare = replace(run, by_label={}, done={**run.done, "test_by_site": told})
+    bare = replace(run, in_memory=({}, {}), done={**run.done, "test_by_site": told})
     text = written([bare]).text
     assert "training: positives and negatives" in text
     assert "north20 and 609 and 30" in text
-    assert "of several labels across 3 sites" in text
+    assert "of 6 labels across 3 sites" in text
 
 
 def test_names_of_others_stay_text():
@@ -171,9 +177,12 @@ def test_runs_that_differ_by_seed_stand_together():
         ("B", "local_sgd", 2),
     ]
     assert focus is groups[0]
-    assert groups[1].shown.seed == focus.shown.seed, "so that both judged the same examples"
-    values = [run.values["auroc"] for run in groups[0].runs]
-    assert f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}" in written(sample.runs()).text
+    assert groups[1].shown.seed == focus.shown.seed, "so that both were measured on the same examples"
+    values = [run.values["pauc@0.3"] for run in groups[0].runs]
+    both = [run.scores["test"] for run in groups[0].runs]
+    text, found = written(sample.runs()).text, seed_intervals(["pauc@0.3"], both, False)["pauc@0.3"]
+    assert f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}[{found.low:.3f}, {found.high:.3f}]" in text
+    assert f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}] over 2 seeds on test data" in text
     unlike, shared = differing(groups)
     assert list(unlike) == ["algorithm.name"]
     assert shared["run.rounds"] == 20
@@ -195,12 +204,12 @@ def test_pairs_are_formed_on_the_same_examples_only():
     first, _, other, unlike = sample.runs()
     assert same_examples(first, other)
     assert not same_examples(first, unlike), "another seed drew other data"
-    shuffled = {split: found.take(np.arange(len(found))[::-1]) for split, found in other.scored.items()}
-    assert not same_examples(first, replace(other, scored=shuffled))
+    shuffled = {split: found.take(np.arange(len(found))[::-1]) for split, found in other.scores.items()}
+    assert not same_examples(first, replace(other, in_memory=(shuffled, {})))
     digest = {"task.validation": "abc"}
     assert not same_examples(replace(first, settings={**first.settings, **digest}), other)
     text = written([first, unlike]).text
-    assert "B is not compared in pairs: it was not judged on the same examples" in text
+    assert "B is not compared in pairs: it was not measured on the same examples" in text
 
 
 def test_a_centralised_run_is_no_winner_among_federated_ones():
@@ -225,7 +234,7 @@ def test_an_unknown_reference_names_each_run_once():
 
 
 def bare(run: Run) -> Run:
-    return replace(run, scored={}, members=(), environment={}, begun="", chosen_by="auroc", config="")
+    return replace(run, in_memory=({}, {}), members=(), environment={}, begun="", chosen_by="auroc", config="")
 
 
 @pytest.mark.parametrize(
@@ -262,23 +271,23 @@ def disclosed(path, run: Run, edges: np.ndarray) -> None:
     rows = [*run.rows, run.done]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sites = {
-        split: {name: count(edges, part.scores, part.labels) for name, part in found.by_site().items()}
-        for split, found in run.scored.items()
+        split: {"": {name: count(edges, *part.flat) for name, part in found.by_site().items()}}
+        for split, found in run.scores.items()
     }
-    binned.save(path / "curves.npz", sites)
+    histogram.save(path / "curves.npz", sites)
 
 
 def test_sites_that_disclose_curves(tmp_path):
     exact = sample.runs()[0]
     disclosed(tmp_path / "run", exact, np.linspace(-4, 6, 101))
     run = read_run(tmp_path / "run")
-    test = exact.scored["test"]
-    found = document._judge(run, 0.3)
-    bound = run.counts["test"].auroc()
-    assert found.pooled.metrics["auroc"].value == pytest.approx(bound.value)
-    assert abs(bound.value - roc_auc_score(test.labels, test.scores)) <= bound.bound
+    test = exact.scores["test"]
+    found = assess(run.scores, run.histograms)
+    bound = run.counts["test"][""].auroc()
+    assert found.pooled.one.metrics["auroc"].value == pytest.approx(bound.value)
+    assert abs(bound.value - roc_auc_score(test.y, test.scores)) <= bound.bound
     assert list(found.sites) == ["north", "south", "east"]
-    assert (found.pooled.positives, found.pooled.negatives) == (test.labels.sum(), (1 - test.labels).sum())
+    assert (found.pooled.one.positives, found.pooled.one.negatives) == (test.positives, test.negatives)
     text = written([run]).text
     assert f"sites disclosed counts in 102 bins, not scores; metrics may be off, AUROC by {bound.bound:.1g}" in text
     assert "The band holds every curve that the sites' counts in bins allow" in text
@@ -287,16 +296,16 @@ def test_sites_that_disclose_curves(tmp_path):
 
 def test_counts_that_no_site_has_disclosed_are_one_line(tmp_path):
     disclosed(tmp_path / "run", sample.runs()[0], np.array([0.0]))
-    huge = Binned(np.array([0.0]), np.array([10**12, 1]), np.array([5, 5]))
-    binned.save(tmp_path / "run" / "curves.npz", {"test": {"a": huge}})
+    huge = Histogram(np.array([0.0]), np.array([10**12, 1]), np.array([5, 5]))
+    histogram.save(tmp_path / "run" / "curves.npz", {"test": {"": {"a": huge}}})
     with pytest.raises(UserError, match=r"counts of 1e\+12 examples are too many"):
-        read_run(tmp_path / "run")
+        document.build([read_run(tmp_path / "run")])
 
 
 def test_scores_of_one_class_or_not_finite_are_no_curve():
     run = sample.runs()[0]
-    for scores in (Scored(np.zeros(5), np.ones(5, np.int64)), Scored(np.full(4, np.nan), np.array([0, 1, 0, 1]))):
-        assert "its data do not hold both classes" in written([replace(run, scored={"test": scores})]).text
+    for scores in (Scores.of(np.zeros(5), np.ones(5)), Scores.of(np.full(4, np.nan), [0, 1, 0, 1])):
+        assert "its data do not hold both classes" in written([replace(run, in_memory=({"test": scores}, {}))]).text
 
 
 def test_more_runs_than_styles_are_in_the_table_only():
@@ -327,7 +336,7 @@ def test_a_run_from_its_folder_says_what_the_run_in_memory_says(tmp_path):
     assert [member.name for member in run.members] == ["client 0", "client 1", "client 2"]
     traffic = run.rows[0]["traffic"]
     assert (traffic["down"], traffic["up"], traffic["clients"]) == (*result.traffic, 3)
-    assert run.scored["test"].scores == pytest.approx(result.scored["test"].scores)
+    assert run.scores["test"].scores == pytest.approx(result.scores["test"].scores)
     text = written([run]).text
     assert "A has no config.toml: it was started from Python" in text
     assert '"algorithm.lr": 0.1' in text
@@ -340,7 +349,9 @@ def test_a_run_from_its_folder_says_what_the_run_in_memory_says(tmp_path):
 )
 def test_a_run_json_that_no_run_has_written_is_one_line(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(UserError, match=r"cannot read .*run\.json"):
+    with pytest.raises(
+        UserError, match=r"run\.json (is not a JSON file|must hold a JSON object)|cannot read .*run\.json"
+    ):
         read_run(tmp_path)
 
 
@@ -359,11 +370,9 @@ def test_the_command_writes_the_report(trained, monkeypatch, capsys):
     assert "fedxl train run.toml" in found.text
     assert all(line in found.text for line in (trained / "run" / "config.toml").read_text().splitlines())
     code, out, _ = command(monkeypatch, capsys, "report", "run")
-    scored = read_run(trained / "run").scored["test"]
+    scored = read_run(trained / "run").scores["test"]
     value = json.loads((trained / "run" / "metrics.jsonl").read_text().splitlines()[-1])["test"]["auroc"]
-    from fedxl.evaluation.intervals import delong
-
-    interval = delong(scored.scores, scored.labels)
+    interval = delong(*scored.flat)
     assert f"{value:.4f} [{interval.low:.3f}, {interval.high:.3f}]" in out
     for arguments, expected in (
         (("--html", "."), "is a folder; --html must name a file"),

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from fedxl.cli.main import app
 from fedxl.cli.report import GONE, follow
 from fedxl.errors import UserError
-from fedxl.reporting import report, watch
+from fedxl.reporting import runs, watch
 from fedxl.reporting.watch import curve, panel
-from fedxl.training.run_files import being_written
-from fedxl.training.rundir import RunDir
+from fedxl.training.run_folder import being_written
+from fedxl.training.run_writer import RunWriter
 from tests.conftest import seen_at_a_terminal
 
 ROWS = [
@@ -53,13 +53,13 @@ def test_a_run_that_goes_on(tmp_path):
     folder = a_run(tmp_path / "a", patience=4)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "round-00000018.safetensors").write_bytes(b"")
-    with RunDir(folder, resume=True):
+    with RunWriter(folder, resume=True):
         before = files(folder)
         view = watch.look(folder)
         assert files(folder) == before, "it only looks"
     assert (view.round, view.rounds, view.best, view.waited) == (18, 40, (10, 0.9), 1)
     # 10 rounds in 20 seconds, and 22 are left.
-    assert watch.pace(view) == "2.0 s a round, about 44 s left"
+    assert watch.pace(view) == "2.0 s per round, about 44 s left"
     if view.alive is not None:
         assert view.alive
     assert "1 of 4 evaluations without a better one" in watch.standing(view)
@@ -158,11 +158,11 @@ def test_a_finished_run_is_printed_once(tmp_path):
     done = CliRunner().invoke(app, ["watch", str(folder)])
     assert done.exit_code == 0
     assert done.stdout == (
-        "round 20, stopped early, validation pauc@0.3 0.8000, best 0.9000 in round 10, 2.0 s a round, "
+        "round 20, stopped early, validation pauc@0.3 0.8000, best 0.9000 in round 10, 2.0 s per round, "
         "best round 10, test: auroc 0.7500  pauc@0.3 0.6500\n"
     )
     (folder / "config.toml").write_text('[algorithm]\nname = "fedxl2"\n')
-    assert report.table([folder])[1][0][3] == "finished (stopped early)"
+    assert runs.table([folder])[1][0][3] == "finished (stopped early)"
 
 
 def test_lines_in_a_pipe_until_the_run_ends(tmp_path, capsys):
@@ -174,7 +174,7 @@ def test_lines_in_a_pipe_until_the_run_ends(tmp_path, capsys):
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(next(halves))
 
-    with RunDir(folder, resume=True):
+    with RunWriter(folder, resume=True):
         follow(folder, False, pause)
     lines = capsys.readouterr().out.splitlines()
     starts = ("round 5 of 40, running", "round 10 of 40, running", "round 15 of 40, running", "round 20, finished")

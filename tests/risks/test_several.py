@@ -22,7 +22,7 @@ from fedxl.risks import (
     several,
 )
 from fedxl.risks import two_way_partial_auc as tpauc
-from fedxl.risks.pairing import Examples
+from fedxl.risks.pairing import Minibatch
 from fedxl.risks.saturation import saturated_outputs
 
 N, L = 24, 3
@@ -56,7 +56,7 @@ def all_couples(risk: XRisk, y: Tensor) -> Tensor:
 
 def entries(risk: XRisk, h: Tensor, y: Tensor, rows: Tensor) -> tuple[Entry, Entry]:
     """These couples, and all examples."""
-    of = Examples(h, torch.cat((y[rows // L], y)).double(), rows, ())
+    of = Minibatch(h, torch.cat((y[rows // L], y)).double(), rows, ())
     return risk.pairing.entries(risk.link(torch.cat((h[rows // L], h))), of)
 
 

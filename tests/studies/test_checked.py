@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedxl import FeDXL2, UserError, partial_auc, tree
-from fedxl.data.federation import from_arrays
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import vectorised
 from fedxl.models import weights_of
 from studies.checked import Checked
@@ -33,11 +33,11 @@ class Lying:
 
 def rounds(network, change=None, count: int = 3, cohort=range(4), influence: float = 20):
     """The server's state after these rounds, and the engine, if updates are checked."""
-    federation, algorithm = from_arrays(make_clients(SIZES)), FeDXL2(partial_auc(lam=1.0), lr=0.2)
-    inner = engine_for(algorithm, network(), federation, vectorised, 3, 4, 4)
+    data, algorithm = from_arrays(make_clients(SIZES)), FeDXL2(partial_auc(lam=1.0), lr=0.2)
+    inner = engine_for(algorithm, network(), data, vectorised, 3, 4, 4)
     engine = Lying(inner, change) if change else inner
     if influence:
-        engine = Checked(engine, problem_of(algorithm, network(), federation, **RUN), inner.shares, influence)
+        engine = Checked(engine, problem_of(algorithm, network(), data, **RUN), inner.shares, influence)
     server = algorithm.init(weights_of(network()))
     for r in range(count):
         server = play(algorithm, engine, server, r, np.array(cohort))
@@ -74,8 +74,8 @@ def test_what_a_server_would_refuse_is_left_out(network, lie):
     assert reason in dropped["reason"]
     assert engine.remarks() == {}, "each is told once"
 
-    federation, algorithm = from_arrays(make_clients(SIZES)), FeDXL2(partial_auc(lam=1.0), lr=0.2)
-    alone = engine_for(algorithm, network(), federation, vectorised, 3, 4, 4)
+    data, algorithm = from_arrays(make_clients(SIZES)), FeDXL2(partial_auc(lam=1.0), lr=0.2)
+    alone = engine_for(algorithm, network(), data, vectorised, 3, 4, 4)
     expected = play(algorithm, alone, algorithm.init(weights_of(network())), 0, np.arange(4))
     expected = play(algorithm, alone, expected, 1, np.arange(3))
     for found, other in zip(tree.leaves(server), tree.leaves(expected), strict=True):

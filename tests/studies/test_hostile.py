@@ -11,7 +11,7 @@ import torch
 
 from fedxl import tree
 from fedxl.algorithms.checks import inner_range
-from fedxl.data.federation import from_arrays
+from fedxl.data.inputs import from_arrays
 from fedxl.models import weights_of
 from fedxl.risks import partial_auc
 from fedxl.training.rounds import play_round
@@ -70,10 +70,10 @@ def test_what_attacks_send(a_round):
 
 
 def test_flipped_labels_are_those_of_the_hostile_clients():
-    federation = from_arrays([(torch.zeros(3, 2), torch.tensor([0, 0, 1])) for _ in range(3)])
-    flipped = with_flipped_labels(federation, [2])
-    assert flipped.source.labels.tolist() == [0, 0, 1, 0, 0, 1, 1, 1, 0]
-    assert federation.source.labels.tolist() == [0, 0, 1] * 3
+    data = from_arrays([(torch.zeros(3, 2), torch.tensor([0, 0, 1])) for _ in range(3)])
+    flipped = with_flipped_labels(data, [2])
+    assert flipped.y[:, 0].tolist() == [0, 0, 1, 0, 0, 1, 1, 1, 0]
+    assert data.y[:, 0].tolist() == [0, 0, 1] * 3
 
 
 def test_liars_of_a_smaller_count_are_among_those_of_a_larger_one():

@@ -155,7 +155,7 @@ def test_the_papers_results_are_copied_right():
         (["--seeds", "0"], "seeds must be at least 1"),
         (["--model", "stem"], "'stem' must read key=value, as in --model score_norm=true"),
         (["--budget", "quick", "--model", "stem=7x7"], "unknown setting 'model.stem'"),
-        (["--data", "cifar10", "--root", "/nowhere"], "there is no cifar-10-batches-py in /nowhere"),
+        (["--data", "cifar10", "--root", "/nowhere"], "there is no cifar-10-batches-bin in /nowhere"),
         (["--only", "fedxk"], "unknown method 'fedxk'"),
     ],
 )

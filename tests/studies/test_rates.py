@@ -41,7 +41,7 @@ def test_draws_are_with_replacement():
     bed = linear(AUROC, 1)
     reading, schedule = rates.fedxl1(0.1).reading(8, 8), Schedule(8, 8, 8)
     kinds = (reading, reading._replace(pairing=WithReplacement()))
-    epochs, independent = (Drawing(bed.federation, kind, schedule) for kind in kinds)
+    epochs, independent = (Drawing(bed.data, kind, schedule) for kind in kinds)
     assert len(np.unique(epochs.draw(0, 1, 0, None).rows)) == 64
     assert 32 < len(np.unique(independent.draw(0, 1, 0, None).rows)) < 50
     counts = np.bincount(np.concatenate([independent.draw(0, r, r, None).rows.ravel() for r in range(400)]))
@@ -50,8 +50,8 @@ def test_draws_are_with_replacement():
 
 def test_clients_that_differ_hold_everything_once_between_them():
     bed = linear(AUROC, 5, differ=True)
-    assert np.array_equal(np.sort(np.concatenate(bed.federation.parts)), np.arange(128))
-    last = [float(bed.x[torch.as_tensor(part), -1].mean()) for part in bed.federation.parts]
+    assert np.array_equal(np.sort(np.concatenate(bed.data.parts)), np.arange(128))
+    last = [float(bed.x[torch.as_tensor(part), -1].mean()) for part in bed.data.parts]
     assert last == sorted(last)
     assert last[-1] - last[0] > 1
 

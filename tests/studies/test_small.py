@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedxl.data.medmnist import CHEST
+from fedxl.data.sets.published import CHEST
 from studies import coverage, demo, labels, ranking
 from studies.harness import group, read
 from tests.studies.running import command

@@ -43,10 +43,11 @@ def expected(out: Path) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
     for line in (out / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
-        for split in ("validation", "test"):
+        for split in ("validation", "test", "choice"):
             for name, value in row.get(split, {}).items():
-                key = f"{split}/{name.replace('@', '_at_')}"
-                found.setdefault(key, []).append((row["round"], value))
+                if not isinstance(value, str):  # the metric that the choice is by
+                    key = f"{split}/{name.replace('@', '_at_')}"
+                    found.setdefault(key, []).append((row["round"], value))
     return found
 
 

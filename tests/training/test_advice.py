@@ -11,7 +11,7 @@ import torch
 
 import fedxl
 from fedxl.algorithms import ALGORITHMS
-from fedxl.data.federation import Holding
+from fedxl.data.examples import Holding
 from fedxl.models import MODELS
 from fedxl.options import accepted
 from fedxl.risks import auroc, average_precision, partial_auc

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedxl import UserError, partial_auc, tree
 from fedxl.deploy.site import cache, requests
-from fedxl.training.checkpoint import load_checkpoint, load_latest, save_checkpoint
 from fedxl.training.result import Result
+from fedxl.training.run_writer import load_checkpoint, load_latest, save_checkpoint
 from fedxl.training.settings import Hooks
 from tests.conftest import make_clients
 from tests.deploy.federated import site_file
@@ -157,16 +157,16 @@ def test_whatever_access_fails_a_site_answers_the_same_later(tmp_path, full):
 
 @pytest.mark.parametrize("full", [False, True], ids=["input/output errors", "a full disk"])
 def test_whatever_access_fails_a_site_has_its_data_later(tmp_path, full):
-    expected = cache.training_data(site_file(tmp_path / "whole", 0)).source
+    expected = cache.training_data(site_file(tmp_path / "whole", 0))
     fired: list[str] = []
     while True:
         mine = site_file(tmp_path / str(len(fired)), 0)
         mine.folder.mkdir(parents=True)
         with failing(Disk(mine.cache, at=len(fired), full=full)) as disk:
             one_line(lambda mine=mine: cache.prepare(mine))
-        found = cache.training_data(mine).source
+        found = cache.training_data(mine)
         assert torch.equal(found.x, expected.x)
-        assert torch.equal(found.labels, expected.labels)
+        assert torch.equal(found.y, expected.y)
         if not disk.fired:
             break
         fired.append(disk.fired)

@@ -15,9 +15,9 @@ import fedxl
 from fedxl.algorithms import ALGORITHMS, Algorithm
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.config.experiment import Config, build_algorithm, build_problem
-from fedxl.data.federation import Split
+from fedxl.data.examples import Examples
 from fedxl.errors import UserError
-from fedxl.evaluation import scored
+from fedxl.evaluation import scores
 from fedxl.training.settings import Settings
 from tests.conftest import RAGGED, make_clients
 
@@ -102,9 +102,9 @@ def test_names_of_clients_reach_the_run_folder(tmp_path):
         {"name": "north", "positives": 6, "negatives": 6},
         {"name": "south", "positives": 5, "negatives": 5},
     ]
-    kept = scored.load(tmp_path / "scores.npz")
+    kept = scores.load(tmp_path / "scores.npz")
     assert {name: len(part) for name, part in kept["validation"].by_site().items()} == {"north": 12, "south": 10}
-    assert kept["test"].by_site().keys() == result.scored["test"].by_site().keys() == {"south"}
+    assert kept["test"].by_site().keys() == result.scores["test"].by_site().keys() == {"south"}
 
 
 def test_texts_for_labels_train_as_their_numbers_do():
@@ -233,7 +233,7 @@ def test_a_mistake_in_what_is_handed_to_fit_is_one_line(build, told):
 
 def test_sites_of_held_back_data_are_clients():
     (x, y), *_ = make_clients([(6, 6)])
-    held = Split(x, y, np.arange(12))
+    held = Examples(x, y[:, None], site=np.arange(12))
     with pytest.raises(UserError, match="validation: sites must number the client of each example, from 0 to 0"):
         fedxl.fit(nn.Linear(5, 1), [(x, y)], fedxl.FeDXL2(fedxl.auroc()), validation=held, **SIZES)
 

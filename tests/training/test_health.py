@@ -85,7 +85,7 @@ def test_cross_entropy_does_not_depend_on_the_link_of_the_reported_risk():
     said: list[str] = []
 
     def collapsed(algorithm: Any, h: torch.Tensor) -> bool:
-        return Watch(algorithm, said.append)(None, 1, h, VALIDATION[1]) == {"collapsed": True}
+        return Watch(algorithm, said.append)(None, 1, (h, VALIDATION[1])) == {"collapsed": True}
 
     low = -12 + torch.linspace(0, 1, len(VALIDATION[1])).double()
     assert not collapsed(LocalSGD(partial_auc(), lr=0.1), low)

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from fedxl import FeDXL2, auroc, fit, partial_auc, several
 from fedxl.config.experiment import Config, build_algorithm, build_model
 from fedxl.errors import UserError
-from fedxl.evaluation import scored
+from fedxl.evaluation import scores
 from fedxl.models import TwoViews
 from fedxl.reporting.document import build
-from fedxl.reporting.runs import read_run
-from fedxl.training.run_files import LABEL_SCORES
+from fedxl.training.run_folder import SCORES, read_run
 from tests.conftest import Clients
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "labels.md"
@@ -49,8 +48,8 @@ def test_classes_each_against_the_rest(tmp_path):
     row = result.history[-1]
     each = [row["validation_by_label"][name]["auroc"] for name in "xyz"]
     assert row["validation"]["auroc"] == pytest.approx(sum(each) / 3)
-    kept = scored.load_labels(tmp_path / "run" / LABEL_SCORES)["test"]
-    assert kept.names == ("x", "y", "z")
+    kept = scores.load(tmp_path / "run" / SCORES)["test"]
+    assert kept.labels == ("x", "y", "z")
     assert kept.scores.shape == (60, 3)
     assert [line.name for line in result.label_table()] == ["x", "y", "z", "mean"]
     np.testing.assert_allclose(result.predict(data[4][0]).scores, kept.scores, atol=1e-6)

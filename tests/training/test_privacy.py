@@ -17,14 +17,13 @@ from fedxl import UserError, auroc, fit, partial_auc
 from fedxl.algorithms import FeDXL2, build
 from fedxl.algorithms.pool import thin
 from fedxl.algorithms.private import ByExample
-from fedxl.data.federation import from_arrays
+from fedxl.data.inputs import from_arrays
 from fedxl.data.participation import Plan
 from fedxl.engine.drawing import Drawing, Schedule
 from fedxl.prediction.export import export
-from fedxl.reporting import document, report
-from fedxl.reporting.runs import read_run
-from fedxl.training.members import Member
+from fedxl.reporting import document, runs
 from fedxl.training.privacy import Ledger, Releases, epsilon, most_squared, most_uploaded
+from fedxl.training.run_folder import Member, read_run
 from fedxl.training.settings import Hooks, Settings
 from tests.conftest import RAGGED, make_clients
 
@@ -184,7 +183,7 @@ def test_a_run_says_and_records_what_it_spends(tmp_path):
 def test_reports_and_model_cards_say_what_was_spent(tmp_path):
     train(tmp_path / "private", lambda line: None, test=make_clients([(8, 9)], seed=3)[0])
     spent = json.loads((tmp_path / "private" / "run.json").read_text())["privacy"]["epsilon"]
-    columns, rows = report.table([tmp_path / "private"])
+    columns, rows = runs.table([tmp_path / "private"])
     assert dict(zip(columns, rows[0], strict=True))["epsilon"] == f"{spent:.3g} at delta 1e-05"
     told = document.build([read_run(tmp_path / "private")]).answer
     assert any(f"differential privacy: epsilon {spent:.3g} at delta 1e-05" in line for line in told)

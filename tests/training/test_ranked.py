@@ -15,15 +15,15 @@ from torch import nn
 from fedxl.algorithms import FeDXL2, Level
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.config.experiment import Config, execute, execute_on
-from fedxl.data.source import TensorSource
+from fedxl.data.examples import Examples
 from fedxl.engine.ranks.team import Team
 from fedxl.errors import UserError
 from fedxl.models import weights_of
 from fedxl.risks import auroc, listwise, several
-from fedxl.training.checkpoint import load_latest
 from fedxl.training.evaluate import HeldBack
 from fedxl.training.problem import assemble
 from fedxl.training.ranked import SplitUp
+from fedxl.training.run_writer import load_latest
 from fedxl.training.settings import Hooks, Settings
 from tests.ranks import on_ranks
 
@@ -132,16 +132,17 @@ def test_an_evaluation_that_is_split_finds_what_a_whole_one_does(risk):
     """With metrics by label, and of items within their queries."""
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(24, 5, generator=rng)
-    labels = torch.randint(2, (24, 3) if risk.labels else (24,), generator=rng).float()
-    labels[:2] = torch.tensor([[0.0], [1.0]]) if risk.labels else torch.tensor([0.0, 1.0])
+    y = torch.randint(2, (24, 3 if risk.labels else 1), generator=rng)
+    y[:2] = torch.tensor([[0], [1]])
     queries = torch.arange(24) // 6 if risk.pairing.ranked else None
-    source = TensorSource(x, labels, queries=queries)
+    data = Examples(x, y, group=queries)
     model = nn.Linear(5, 3 if risk.labels else 1)
     problem = assemble(model, FeDXL2(risk, level=Level("free")), Settings(batch1=4, batch2=4), DataFacts())
-    whole = HeldBack(problem.evaluator, {"validation": source})
+    whole = HeldBack(problem.evaluator, {"validation": data})
     weights = weights_of(problem.model)
-    found, expected = (each.examine(weights, "validation") for each in (SplitUp(whole, Alone()), whole))
+    found, expected = (each.examine(weights, "validation") for each in (SplitUp(**vars(whole), team=Alone()), whole))
     assert found.metrics == expected.metrics
     assert found.remarks == expected.remarks
     assert ("validation_by_label" in found.remarks) == bool(risk.labels)
-    assert (found.by_label is not None) == bool(risk.labels)
+    assert (found.scores.labels != ("",)) == bool(risk.labels)
+    assert (found.scores.scores == expected.scores.scores).all()

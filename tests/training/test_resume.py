@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from fedxl import ALGORITHMS, UserError, auroc, partial_auc, tree
-from fedxl.data.source import fingerprint
-from fedxl.training.checkpoint import STATES, load_latest, save_checkpoint
+from fedxl.data.examples import Examples
+from fedxl.training.run_writer import STATES, load_latest, save_checkpoint
 from fedxl.training.settings import Hooks
 from tests.conftest import RAGGED, Clients, make_clients, until
 from tests.running import fit_named
@@ -180,7 +180,6 @@ def test_other_settings_are_refused(tmp_path):
     [
         (nn.Linear(5, 1).double(), None, None, "task.model"),
         (None, make_clients([(5, 5), (6, 6)]), None, "task.clients"),
-        (None, make_clients(RAGGED, seed=1), None, "task.data"),
         (None, None, partial_auc(lam=0.3), "task.risk"),
         (
             None,
@@ -189,7 +188,7 @@ def test_other_settings_are_refused(tmp_path):
             r"task.risk_name was 'partial_auc\(\)' and is now 'partial_auc\(margin=2.0\)'",
         ),
     ],
-    ids=["another model", "other clients", "other data", "another risk", "another margin"],
+    ids=["another model", "other clients", "another risk", "another margin"],
 )
 def test_another_task_is_refused(tmp_path, model_, clients, risk, named):
     run(tmp_path, rounds=3)
@@ -268,27 +267,15 @@ def test_data_that_are_mapped_from_a_file_are_never_held_whole(tmp_path, monkeyp
     assert max(sizes) <= 1000
 
 
-class Own:
-    """A source of one's own, which fetches."""
-
-    codes = 1
-
-    def __init__(self, x: torch.Tensor, labels: torch.Tensor) -> None:
-        self.x, self.labels = x, labels
-
-    def fetch(self, indices: torch.Tensor, codes: torch.Tensor | None = None) -> torch.Tensor:
-        return self.x[indices]
-
-    def to(self, device: torch.device) -> Own:
-        return self
-
-
-def test_every_example_of_a_source_of_ones_own_counts():
-    x, y = torch.randn(3000, 2), torch.zeros(3000, dtype=torch.int64)
-    other = x.clone()
-    other[2999, 1] += 1
-    assert fingerprint(Own(x, y)) == fingerprint(Own(x.clone(), y))
-    assert fingerprint(Own(x, y)) != fingerprint(Own(other, y))
+def test_every_example_counts():
+    x, y = torch.randn(3000, 2), torch.zeros(3000, 1, dtype=torch.int64)
+    changed, flipped = x.clone(), y.clone()
+    changed[2999, 1] += 1
+    flipped[2999] = 1
+    whole = Examples(x, y).fingerprint()
+    assert Examples(x.clone(), y.clone()).fingerprint() == whole
+    assert Examples(changed, y).fingerprint() != whole
+    assert Examples(x, flipped).fingerprint() != whole
 
 
 STRANGE = {

@@ -49,23 +49,17 @@ class TrainRequest(NamedTuple):
     passive: Any  # what this site reads of the score pool
 
 
-class PassivePart(NamedTuple):
-    """The part of a `TrainRequest` that differs from site to site, besides the share."""
-
-    passive: Any
-
-
 class ScoreReply(NamedTuple):
     """The tensors of a reply to `evaluate`, if the site discloses its scores."""
 
     scores: Tensor  # [n, *d], sorted, so that the order identifies no example
-    labels: Tensor  # [n], bytes
+    y: Tensor  # [n, L] bytes: 0, 1 or -1
 
 
 class CurveReply(NamedTuple):
     """The tensors of a reply to `evaluate`, if the site discloses a curve."""
 
-    positives: Tensor  # [bins], from the lowest bin up; with noise, any whole numbers; of several labels [L, bins]
+    positives: Tensor  # [L, bins], from the lowest bin up; with noise, any whole numbers
     negatives: Tensor  # as positives
 
 

@@ -66,30 +66,27 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
 
 def authority() -> tuple[Key, x509.Certificate]:
     """A new certificate authority, for one federation."""
-    key = new_key()
-    name = _name("fedxl federation")
-    builder = _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
+    key, name = new_key(), _name("fedxl federation")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True).add_extension(usage, critical=True)
-    return key, _with_key_ids(builder, key.public_key(), key.public_key()).sign(key, hashes.SHA384())
+    rights = (x509.BasicConstraints(True, 0), usage)
+    return key, _certificate(name, key.public_key(), key, name, AUTHORITY_DAYS, rights)
 
 
 def server_certificate(
     key: ec.EllipticCurvePublicKey, issuer_key: Key, issuer: x509.Certificate, hosts: Sequence[str], days: int = DAYS
 ) -> x509.Certificate:
     """A certificate for a server that sites reach by these names or addresses."""
-    builder = _certificate(_name(hosts[0]), issuer.subject, key, days)
-    builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-    builder = _with_key_ids(builder, key, issuer_key.public_key())
-    return _for_one_purpose(builder, ExtendedKeyUsageOID.SERVER_AUTH).sign(issuer_key, hashes.SHA384())
+    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    rights = _only_for(ExtendedKeyUsageOID.SERVER_AUTH)
+    return _certificate(_name(hosts[0]), key, issuer_key, issuer.subject, days, rights, names)
 
 
 def site_certificate(
     name: str, key: ec.EllipticCurvePublicKey, issuer_key: Key, issuer: x509.Certificate, days: int = DAYS
 ) -> x509.Certificate:
     """A certificate for a site: valid for a TLS client, never for a server."""
-    builder = _with_key_ids(_certificate(_name(name), issuer.subject, key, days), key, issuer_key.public_key())
-    return _for_one_purpose(builder, ExtendedKeyUsageOID.CLIENT_AUTH).sign(issuer_key, hashes.SHA384())
+    rights = _only_for(ExtendedKeyUsageOID.CLIENT_AUTH)
+    return _certificate(_name(name), key, issuer_key, issuer.subject, days, rights)
 
 
 def signing_request(name: str, key: Key) -> bytes:
@@ -178,36 +175,28 @@ def check_host(host: str, port: int) -> None:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
+    subject: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    issuer_key: Key,
+    issuer: x509.Name,
+    days: int,
+    rights: Sequence[x509.ExtensionType],
+    *more: x509.ExtensionType,
+) -> x509.Certificate:
+    """A certificate with the identifiers of both keys, which strict verification requires."""
     now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=days))
-    )
+    builder = x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(minutes=5)).not_valid_after(now + timedelta(days=days))
+    own = x509.SubjectKeyIdentifier.from_public_key(public)
+    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    for extension in (own, authority, *more, *rights):
+        builder = builder.add_extension(extension, critical=extension in rights)
+    return builder.sign(issuer_key, hashes.SHA384())
 
 
-def _with_key_ids(
-    builder: x509.CertificateBuilder, key: ec.EllipticCurvePublicKey, issuer: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
-    """Add the identifiers of both keys, which strict verification requires."""
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False).add_extension(
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False
-    )
-
-
-def _for_one_purpose(builder: x509.CertificateBuilder, purpose: x509.ObjectIdentifier) -> x509.CertificateBuilder:
+def _only_for(purpose: x509.ObjectIdentifier) -> tuple[x509.ExtensionType, ...]:
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
-    return (
-        builder.add_extension(x509.BasicConstraints(False, None), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
-    )
+    return x509.BasicConstraints(False, None), usage, x509.ExtendedKeyUsage([purpose])
 
 
 def _usable(key: object) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,18 +30,22 @@ class Members:
 
     def __init__(self, server: Path) -> None:
         self.folder = server / FOLDER
-        self._seen: tuple[tuple[str, int, int], ...] | None = None
+        self._seen: dict[Path, tuple[int, int]] | None = None
         self.approved: dict[str, Member] = {}
         self.by_key: dict[bytes, str] = {}  # the site that owns each public key
         self.problems: list[str] = []  # files that could not be read
 
     def refresh(self) -> bool:
         """Reload the files if any has changed. Returns whether one had."""
-        found = tuple((path.name, stat.st_mtime_ns, stat.st_size) for path, stat in _files(self.folder))
+        found: dict[Path, tuple[int, int]] = {}
+        for path in sorted(self.folder.glob("*.json")):
+            with suppress(FileNotFoundError):  # revoked at this moment
+                stat = path.stat()
+                found[path] = (stat.st_mtime_ns, stat.st_size)
         if found == self._seen:
             return False
         self.approved, self.problems = {}, []
-        for path, _ in _files(self.folder):
+        for path in found:
             try:
                 self.approved[path.stem] = _read(path)
             except FileNotFoundError:  # revoked at this moment
@@ -60,7 +63,6 @@ class Members:
 
 def add(server: Path, name: str, certificate: x509.Certificate, examples: int) -> None:
     """Add a certificate to a site's entry. It replaces those of the same key; others stay valid until they expire."""
-    require(examples > 0, f"examples must be positive, got {examples}")
     path = _path(server, name)
     key = keys.public_key(certificate)
     before = [each for each in (_read(path).certificates if path.exists() else ()) if keys.public_key(each) != key]
@@ -80,14 +82,6 @@ def remove(server: Path, name: str) -> None:
 def _path(server: Path, name: str) -> Path:
     keys.require_site_name(name)
     return server / FOLDER / f"{name}.json"
-
-
-def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    for path in sorted(folder.glob("*.json")):
-        try:
-            yield path, path.stat()
-        except FileNotFoundError:  # revoked at this moment
-            continue
 
 
 def _read(path: Path) -> Member:

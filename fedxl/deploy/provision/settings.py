@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedxl.config.file import FILES, SECTIONS, Config, Table, read_tables
+from fedxl import toml
+from fedxl.config.file import FILES, SECTIONS, Config, Table
 from fedxl.errors import require, unknown
-from fedxl.evaluation.grid import Grid
+from fedxl.evaluation.histogram import Bins
 from fedxl.evaluation.noise import exactly, written
 from fedxl.options import call
 from fedxl.wire_precisions import PRECISIONS
@@ -36,7 +37,7 @@ class ServerSettings:
     megabytes: float = 1000.0  # of the largest reply that it accepts
     secure: bool = False  # add weights and G of all sites under masks, so that the server sees only their sum
     private_draws: bool = False  # which pooled scores each site reads: from a seed that only the server knows
-    influence: float = 20.0  # times the usual size that an update may have (see algorithms/influence.py); 0: no limit
+    influence: float = 20.0  # times the usual size that an update may have (see algorithms/checks.py); 0: no limit
 
     def __post_init__(self) -> None:
         require(len(self.sites) > 0, "sites must name at least one site")
@@ -47,7 +48,7 @@ class ServerSettings:
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         require(self.patience >= 1, f"patience must be at least 1, got {self.patience}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
-        Grid(self.bins)  # which checks their number
+        Bins(self.bins)  # which checks their number
         valid = self.influence == 0 or self.influence > 1
         require(valid, f"influence must be more than 1, or 0 for no limit, got {self.influence}")
         if self.wire not in PRECISIONS:
@@ -101,7 +102,7 @@ class SiteSettings:
         require(0 < self.own_part < 1, f"own_part must lie between 0 and 1, got {self.own_part}")
         if self.evaluate not in DISCLOSURES:
             raise unknown("evaluate", self.evaluate, DISCLOSURES)
-        Grid(self.bins)  # which checks their number
+        Bins(self.bins)  # which checks their number
         if self.epsilon:
             most = self.epsilon_total
             enough = math.isfinite(most) and exactly(self.epsilon) <= written(most)
@@ -151,7 +152,7 @@ def files_below(folder: Path, data: Table) -> Table:
 
 def read_server(path: Path) -> ServerFile:
     """An experiment whose clients are sites. Its [data], if any, are the server's own, for validation and test."""
-    tables = read_tables(path, (*SECTIONS, "server"))
+    tables = toml.read(path, (*SECTIONS, "server"))
     for name in ("server", "risk", "algorithm"):
         require(name in tables, f"{path} needs a section [{name}]")
     settings = call(ServerSettings, tables.pop("server"), "server")
@@ -159,7 +160,7 @@ def read_server(path: Path) -> ServerFile:
 
 
 def read_site(path: Path) -> SiteFile:
-    tables = read_tables(path, ("site", "data"))
+    tables = toml.read(path, ("site", "data"))
     for name in ("site", "data"):
         require(name in tables, f"{path} needs a section [{name}]")
     folder = path.resolve().parent  # in which the site's processes run, wherever this file is read

@@ -31,7 +31,7 @@ from fedxl.deploy.provision import keys
 from fedxl.deploy.secure import crypto
 from fedxl.deploy.secure.crypto import RINGS, Ring
 from fedxl.deploy.secure.messages import Advert
-from fedxl.errors import RefusedError, UserError, require
+from fedxl.errors import RefusedError, UserError, refuse, require
 
 FEWEST = 2  # a sum of one site's codes is no secret
 SCHEME = ec.ECDSA(SHA384())
@@ -43,10 +43,10 @@ def threshold(members: int) -> int:
     return max(FEWEST, -(-2 * members // 3))
 
 
-def purpose(kind: str, context: str, one: int, other: int) -> str:
-    """What a shared secret is for: it differs by kind of use, run, round, session and pair of sites."""
-    low, high = sorted((one, other))
-    return f"fedxl {kind} {context} {low} {high}"
+def shared(kind: str, private: bytes, public: bytes, context: str, *pair: int) -> bytes:
+    """The secret of a pair of sites: it differs by kind of use, run, round, session and pair."""
+    low, high = sorted(pair)
+    return crypto.agree(private, public, f"fedxl {kind} {context} {low} {high}")
 
 
 def signed_text(context: str, name: str, number: int, advert: Advert) -> bytes:
@@ -76,10 +76,8 @@ class MemberState:
     held: dict[str, tuple[str, str]] = field(default_factory=dict)  # by number: shares of its seed and its mask key
 
     def require(self, stage: str, session: str) -> None:
-        if session != self.session:
-            raise RefusedError("this site knows nothing of that secure sum; it may have begun another since")
-        if stage != self.stage:
-            raise RefusedError(f"a site does each step of a secure sum once: the last one was {self.stage}")
+        refuse(session != self.session, "this site knows nothing of that secure sum; it may have begun another since")
+        refuse(stage != self.stage, f"a site does each step of a secure sum once: the last one was {self.stage}")
 
     def adverts(self) -> dict[int, Advert]:
         return {int(number): Advert.from_plain(found) for number, found in self.members.items()}
@@ -95,11 +93,10 @@ def begin(session: str, context: str, number: int) -> tuple[MemberState, Advert]
 def share(state: MemberState, members: Mapping[int, Advert]) -> tuple[MemberState, dict[int, bytes]]:
     """Its two secrets in shares, sealed for each member. The caller has verified the members' signatures."""
     mine = members.get(state.number)
-    own = (crypto.public_of(bytes.fromhex(state.seal_key)), crypto.public_of(bytes.fromhex(state.mask_key)))
-    if mine is None or (mine.seal, mine.mask) != own:
+    seal_key, mask_key = bytes.fromhex(state.seal_key), bytes.fromhex(state.mask_key)
+    if mine is None or (mine.seal, mine.mask) != (crypto.public_of(seal_key), crypto.public_of(mask_key)):
         raise RefusedError("this site's own keys are not among those of the secure sum")
-    if len(members) < FEWEST:
-        raise RefusedError("a sum of one site's update would not be secret")
+    refuse(len(members) < FEWEST, "a sum of one site's update would not be secret")
     if len({key for advert in members.values() for key in (advert.seal, advert.mask)}) < 2 * len(members):
         raise RefusedError("two sites of a secure sum have the same key")
     places, needed = [number + 1 for number in members], threshold(len(members))
@@ -109,7 +106,8 @@ def share(state: MemberState, members: Mapping[int, Advert]) -> tuple[MemberStat
         if number != state.number:
             text = b"".join(shares[number + 1].to_bytes(crypto.SHARE) for shares in both)
             about = f"{state.context} {state.number} to {number}"
-            sealed[number] = crypto.seal(_seal_key(state, advert, number), text, about)
+            key = shared("seal", seal_key, advert.seal, state.context, state.number, number)
+            sealed[number] = crypto.seal(key, text, about)
     kept = {str(state.number): (hex(both[0][state.number + 1]), hex(both[1][state.number + 1]))}
     known = {str(number): advert.to_plain() for number, advert in members.items()}
     return replace(state, stage="shares", members=known, held=kept), sealed
@@ -125,18 +123,17 @@ def mask(
     adverts, held = state.adverts(), dict(state.held)
     if state.number in inbox or not inbox.keys() <= adverts.keys():
         raise RefusedError("a sealed share comes from a site that is not in this sum")
-    if weights.keys() != inbox.keys() | {state.number}:
-        raise RefusedError("the weights in this sum are not those of its sites")
+    refuse(weights.keys() != inbox.keys() | {state.number}, "the weights in this sum are not those of its sites")
     if len(inbox) + 1 < threshold(len(adverts)):
         raise RefusedError(f"only {len(inbox) + 1} of {len(adverts)} sites are left in the secure sum")
-    masked = codes.copy()
+    seal_key, mask_key, masked = bytes.fromhex(state.seal_key), bytes.fromhex(state.mask_key), codes.copy()
     crypto.add_mask(masked, bytes.fromhex(state.seed))
     for number, sealed in inbox.items():
         about = f"{state.context} {number} to {state.number}"
-        text = crypto.unseal(_seal_key(state, adverts[number], number), sealed, about)
+        key = shared("seal", seal_key, adverts[number].seal, state.context, state.number, number)
+        text = crypto.unseal(key, sealed, about)
         held[str(number)] = (text[: crypto.SHARE].hex(), text[crypto.SHARE :].hex())
-        context = f"{state.context} {told}"
-        seed = pair_seed(bytes.fromhex(state.mask_key), adverts[number], context, state.number, number)
+        seed = shared("mask", mask_key, adverts[number].mask, f"{state.context} {told}", state.number, number)
         crypto.add_mask(masked, seed, 1 if state.number < number else -1)
     known = {str(number): weight for number, weight in weights.items()}
     return replace(state, stage="mask", seal_key="", mask_key="", seed="", held=held, weights=known), masked
@@ -158,20 +155,9 @@ def own_part(state: MemberState, members: Sequence[int]) -> float:
     return state.weights[str(state.number)] / sum(state.weights[str(number)] for number in members)
 
 
-def pair_seed(private: bytes, other: Advert, context: str, number: int, other_number: int) -> bytes:
-    """The seed of the mask that two sites share."""
-    return crypto.agree(private, other.mask, purpose("mask", context, number, other_number))
-
-
 def as_ring(codes: NDArray[np.int64], bits: int) -> Ring:
     """Codes modulo 2^bits."""
     return codes.astype(RINGS[64]).astype(RINGS[bits])
-
-
-def _seal_key(state: MemberState, other: Advert, number: int) -> bytes:
-    """The key of what this site and another one seal for each other."""
-    about = purpose("seal", state.context, state.number, number)
-    return crypto.agree(bytes.fromhex(state.seal_key), other.seal, about)
 
 
 def sign(folder: Path, context: str, number: int, advert: Advert) -> Advert:

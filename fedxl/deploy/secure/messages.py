@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fedxl import tree
 from fedxl.deploy.protocol.envelope import whole
 from fedxl.deploy.secure import crypto
-from fedxl.errors import RefusedError
+from fedxl.errors import RefusedError, refuse
 from fedxl.risks.pairing import Share
 from fedxl.tree import add_tensor
 
@@ -37,23 +37,20 @@ class Advert(NamedTuple):
 
     @classmethod
     def from_plain(cls, found: Any) -> Advert:
-        if not isinstance(found, dict) or found.keys() != set(cls._fields):
-            raise RefusedError("its keys cannot be read")
+        refuse(not isinstance(found, dict) or found.keys() != set(cls._fields), "its keys cannot be read")
         seal, mask, commitment = (_bytes(found[name], crypto.KEY) for name in ("seal", "mask", "commitment"))
         return cls(seal, mask, commitment, _text(found["certificate"]), _bytes(found["signature"]))
 
 
 def session_of(text: Any) -> str:
-    if not SESSION.fullmatch(str(text)):
-        raise RefusedError("the session of a secure sum is malformed")
+    refuse(not SESSION.fullmatch(str(text)), "the session of a secure sum is malformed")
     return str(text)
 
 
 def by_number(text: Any) -> dict[int, Any]:
     """A table whose keys are sites' numbers."""
     found = parsed(text)
-    if not isinstance(found, dict):
-        raise RefusedError("a part of the secure sum is not a table")
+    refuse(not isinstance(found, dict), "a part of the secure sum is not a table")
     if len(found) > MOST_SITES or not all(re.fullmatch(r"0|[1-9][0-9]{0,8}", key) for key in found):
         raise RefusedError("a list of sites cannot be read")
     return {int(key): value for key, value in found.items()}
@@ -62,11 +59,9 @@ def by_number(text: Any) -> dict[int, Any]:
 def numbers(text: Any) -> list[int]:
     """Numbers of sites, ascending."""
     found = parsed(text)
-    if not isinstance(found, list) or len(found) > MOST_SITES:
-        raise RefusedError("a list of sites cannot be read")
+    refuse(not isinstance(found, list) or len(found) > MOST_SITES, "a list of sites cannot be read")
     each = [whole(number, "site") for number in found]
-    if each != sorted(set(each)) or (each and each[0] < 0):
-        raise RefusedError("a list of sites is not in order")
+    refuse(each != sorted(set(each)) or (each and each[0] < 0), "a list of sites is not in order")
     return each
 
 
@@ -76,8 +71,7 @@ def sealed_shares(text: Any) -> dict[int, bytes]:
 
 def open_shares(text: Any) -> dict[int, int]:
     found = {number: int.from_bytes(_bytes(value, crypto.SHARE)) for number, value in by_number(text).items()}
-    if any(share >= crypto.PRIME for share in found.values()):
-        raise RefusedError("a share is out of range")
+    refuse(any(share >= crypto.PRIME for share in found.values()), "a share is out of range")
     return found
 
 
@@ -125,9 +119,8 @@ def parsed(text: Any) -> Any:
 
 
 def _text(found: Any) -> str:
-    if not isinstance(found, str) or len(found) > MOST_TEXT:
-        raise RefusedError("a text of the secure sum cannot be read")
-    return found
+    refuse(not isinstance(found, str) or len(found) > MOST_TEXT, "a text of the secure sum cannot be read")
+    return str(found)
 
 
 def _bytes(found: Any, length: int = 0) -> bytes:
@@ -135,6 +128,5 @@ def _bytes(found: Any, length: int = 0) -> bytes:
         value = bytes.fromhex(_text(found))
     except ValueError:
         raise RefusedError("a key or a share is not in hexadecimal") from None
-    if length and len(value) != length:
-        raise RefusedError(f"a key or a share has {len(value)} bytes instead of {length}")
+    refuse(length and len(value) != length, f"a key or a share has {len(value)} bytes instead of {length}")
     return value

@@ -25,6 +25,7 @@ from fedxl.deploy.server.serve import serve
 from fedxl.deploy.supervise import status
 from fedxl.errors import UserError, first_line
 from fedxl.reporting.text import in_words
+from fedxl.training.run_folder import sites_heard_of
 from fedxl.training.settings import Hooks, Progress
 
 POLL = 0.2
@@ -64,7 +65,8 @@ def main(folder: Path, say: Say) -> None:
 
     def show(progress: Progress) -> None:
         fresh = progress.record if progress.record and progress.record["round"] == progress.round else {}
-        say(f"round {progress.round} of {progress.rounds}  {in_words(fresh.get('validation') or {})}".rstrip())
+        told = in_words(fresh.get("validation") or {}) + sites_heard_of(fresh, "validation")
+        say(f"round {progress.round} of {progress.rounds}  {told}".rstrip())
 
     torch.set_num_threads(1)
     os.chdir(folder)  # then the socket's path is relative: an absolute one may exceed the system's limit

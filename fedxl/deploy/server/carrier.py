@@ -15,8 +15,6 @@ REFUSED = 1000  # our own error code: we refused the reply
 
 
 class GridCarrier:
-    """Flower's grid as a carrier of requests and replies."""
-
     def __init__(self, grid: Grid, megabytes: float) -> None:
         self.grid, self.megabytes = grid, megabytes
 

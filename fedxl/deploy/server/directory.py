@@ -12,16 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedxl import __version__
-from fedxl.data.federation import Holding
-from fedxl.data.preparation import Preparation, fit
-from fedxl.data.summary import Summary, merge, require_one_label
+from fedxl.data.examples import Holding
+from fedxl.data.tables.prepare import Preparation, fit
+from fedxl.data.tables.summary import Summary, merge, require_one_label
 from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
 from fedxl.deploy.provision.settings import ServerSettings
-from fedxl.errors import first_line, printable, require
+from fedxl.errors import RefusedError, first_line, printable, refuse, require
 from fedxl.risks.pairing import Side
 from fedxl.risks.several import MOST_LABELS
 from fedxl.sampling import Indices
-from fedxl.wire import RefusedError
 
 GRACE = 60.0  # seconds that a round waits for missing sites once others are connected
 RETRY = 30.0  # seconds after a refused hello until the next one
@@ -122,29 +121,27 @@ class Directory:
         name = printable(facts["site"])
         if self.keys is not None and self.keys.get(node) != name:
             raise RefusedError(f"it claims to be '{name}', but its key belongs to '{self.keys.get(node)}'")
-        if name not in self.settings.sites:
-            raise RefusedError(f"'{name}' is not among the sites {', '.join(self.settings.sites)}")
+        refuse(name not in self.settings.sites, f"'{name}' is not among the sites {', '.join(self.settings.sites)}")
         if facts["version"] != __version__:
             raise RefusedError(f"{name} runs fedxl {printable(facts['version'])}, the server {__version__}")
         shape = tuple(whole(n, "length") for n in facts["shape"])
-        counts = whole(facts["positives"], "positives"), whole(facts["negatives"], "negatives")
+        positives, negatives = (whole(facts[side], side) for side in ("positives", "negatives"))
         both = whole(facts.get("both", 0), "both")
-        found = SiteFacts(*counts, shape, str(facts.get("summary", "")), str(facts.get("labels", "")), both)
-        if "queries" in facts:
-            found = found._replace(relevant=relevant_queries(facts["queries"], found.positives))
-        if min(found[:2]) < both or both < 0 or found.count("all") < 1:
-            raise RefusedError(f"{name} reports {found.positives} positives and {found.negatives} negatives")
-        self.require_within_limit(name, found.count("all"))
-        if found.summary:
-            Summary.from_json(found.summary, found.count("all"))
-        if told := str(facts.get("images", "")):
-            found = found._replace(images=told)
-            image = Preparation.from_text(told).image
+        relevant = relevant_queries(facts["queries"], positives) if "queries" in facts else None
+        summary, labels, images = (str(facts.get(what, "")) for what in ("summary", "labels", "images"))
+        found = SiteFacts(positives, negatives, shape, summary, labels, both, relevant, images)
+        examples = found.count("all")
+        if not 0 <= both <= min(positives, negatives) or examples < 1:
+            raise RefusedError(f"{name} reports {positives} positives and {negatives} negatives")
+        self.require_within_limit(name, examples)
+        if summary:
+            Summary.from_json(summary, examples)
+        if images:
+            image = Preparation.from_text(images).image
             if image is None:
                 raise RefusedError("what it tells of its images is of a table's columns")
-            if image.shape != shape:
-                raise RefusedError(f"{name} says that its images become examples of another shape than {shape}")
-        if found.labels:
+            refuse(image.shape != shape, f"{name} says that its images become examples of another shape than {shape}")
+        if labels:
             found.by_label("all")
         elif both:
             raise RefusedError(f"{name} reports {both} examples of both classes, and one label")
@@ -178,8 +175,7 @@ class Directory:
     def require_within_limit(self, name: str, examples: float) -> None:
         """A site's weight follows from its number of examples, so it may not claim more than were approved."""
         limit = self.limits.get(name, examples)
-        if examples > limit:
-            raise RefusedError(f"{name} reports {examples:.15g} examples; it is approved for at most {limit}")
+        refuse(examples > limit, f"{name} reports {examples:.15g} examples; it is approved for at most {limit}")
 
 
 def read_label_counts(text: str, examples: int) -> npt.NDArray[np.int64]:

@@ -13,16 +13,16 @@ from fedxl import tree, wire
 from fedxl.algorithms.checks import Influence, Sizes, check_server, check_update
 from fedxl.algorithms.protocol import ClientUpdate, Phase, ServerState
 from fedxl.algorithms.server_rules import next_state
-from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, PassivePart, RunHeader, TrainRequest, exchange
+from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, RunHeader, TrainRequest, exchange
 from fedxl.deploy.server.directory import Directory
 from fedxl.engine.drawing import draw_lags, host_weights
 from fedxl.errors import DivergedError, RefusedError, UserError, printable
-from fedxl.evaluation.grid import Spread
+from fedxl.evaluation.histogram import Spread
 from fedxl.risks.pairing import PoolWeights, Share
 from fedxl.risks.scores import outputs_behind
 from fedxl.sampling import Indices
-from fedxl.training.participants import participants
 from fedxl.training.problem import Problem
+from fedxl.training.simulation import participants
 
 
 class UpdateStack:
@@ -57,16 +57,8 @@ class Replies(NamedTuple):
     diverged: int  # how many sites say that they have
 
 
-class SiteHistory(NamedTuple):
-    """What the server knows of its sites besides their facts; part of a checkpoint."""
-
-    base: dict[str, Tensor]  # the last round of each site that was taken, -1: none
-    visits: dict[str, Tensor]  # how many of its rounds were taken
-    usual: dict[str, Tensor]  # how large updates were in the last rounds, by name
-
-
 @dataclass
-class GridEngine:
+class SiteEngine:
     """Runs rounds at sites. Valid replies that arrive in time are aggregated; private states stay at the sites."""
 
     sums: ClassVar[bool] = False
@@ -82,7 +74,8 @@ class GridEngine:
         counted, self.plan = participants(self.problem, each, sites)
         self.chances = self.plan.chances
         self.shares: Share = tree.map(lambda leaf: leaf.to(self.problem.dtype), counted)
-        self.base, self.visits = dict.fromkeys(sites, -1), dict.fromkeys(sites, 0)
+        self.base = dict.fromkeys(sites, -1)  # the last round of each site that was taken, -1: none
+        self.visits = dict.fromkeys(sites, 0)  # how many of its rounds were taken
         self.influence = Influence(self.settings.influence)
         self.dropped: list[dict[str, Any]] = []
         self.pooled: Spread | None = None  # where pooled scores lie; None: there are none
@@ -170,16 +163,9 @@ class GridEngine:
     def _request(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
         """The same tensors for everyone, held once, except for its share and its scores."""
         name = self.settings.sites[number]
-        facts = {
-            **self.head.facts,
-            "wire": self.settings.wire,
-            "round": round,
-            "number": number,
-            "base": self.base[name],
-            "visits": self.visits[name],
-        }
-        share = tree.pack(self._share(number), "share")
-        return Envelope(facts, {**state, **share})
+        facts = {**self.head.facts, "wire": self.settings.wire, "round": round, "number": number}
+        facts |= {"base": self.base[name], "visits": self.visits[name]}
+        return Envelope(facts, {**state, **tree.pack(self._share(number), "share")})
 
     def _passive(
         self, phase: Phase, server: ServerState, round: int, number: int, pool: PoolWeights | None
@@ -188,8 +174,7 @@ class GridEngine:
         if pool is None:
             return {}
         lags = draw_lags(self.problem.schedule, self.reading, number, round, pool, self.secret)
-        passive = phase.passive(server, *map(torch.from_numpy, lags))
-        return wire.flatten(PassivePart(passive))
+        return tree.pack(phase.passive(server, *map(torch.from_numpy, lags)), "passive")
 
     def _checked(self, phase: Phase, server: ServerState, round: int, number: int, reply: Envelope | Failure) -> Any:
         """The update in a reply, if it is of the right form and of this site in this round."""
@@ -199,11 +184,10 @@ class GridEngine:
             raise RefusedError("it replies to another request")
         if note := reply.facts.get("note"):
             self.say(f"round {round}, {self.settings.sites[number]}: {printable(note)}")
-        share = self._share(number)
-        like = phase.update_like(server, self.problem.assignment(share))
+        like = phase.update_like(server, self.problem.assignment(self._share(number)))
         update = self._restored(phase, server, number, like, reply)
         if self.settings.wire == wire.HALF:
-            params = wire.plus(server.weights.params, update.weights.params)
+            params = tree.map(torch.add, server.weights.params, update.weights.params)
             update = update._replace(weights=update.weights._replace(params=params))
         return update
 
@@ -235,15 +219,15 @@ class GridEngine:
         return {"dropped": dropped} if dropped else {}
 
     @property
-    def population(self) -> SiteHistory:
+    def population(self) -> dict[str, dict[str, Tensor]]:
+        """What the server knows of its sites besides their facts, and how large updates were in the last rounds."""
         base, visits = ({name: torch.tensor(n) for name, n in table.items()} for table in (self.base, self.visits))
-        return SiteHistory(base, visits, self.influence.as_tensors())
+        return {"base": base, "visits": visits, "usual": self.influence.as_tensors()}
 
     def restore(self, server: ServerState, tensors: dict[str, Tensor]) -> None:
         self._look_at_pool(server)
-        base, visits, _ = tree.unpack(self.population._replace(usual={}), tensors)
-        self.base = {name: int(number) for name, number in base.items()}
-        self.visits = {name: int(number) for name, number in visits.items()}
+        found = tree.unpack({**self.population, "usual": {}}, tensors)
+        self.base, self.visits = ({n: int(count) for n, count in found[part].items()} for part in ("base", "visits"))
         prefix = "usual."
         usual = {name.removeprefix(prefix): leaf for name, leaf in tensors.items() if name.startswith(prefix)}
         self.influence.restore(usual)

@@ -26,10 +26,10 @@ from fedxl.algorithms.server_rules import fixed_point_bits
 from fedxl.deploy.protocol.envelope import Envelope, Failure, exchange
 from fedxl.deploy.secure import crypto
 from fedxl.deploy.secure.crypto import RINGS, SIGNED, Ring
-from fedxl.deploy.secure.member import FEWEST, commitment, pair_seed, threshold
+from fedxl.deploy.secure.member import FEWEST, commitment, shared, threshold
 from fedxl.deploy.secure.messages import Advert, hexed, open_shares, parsed, sealed_shares, share_numbers, told
-from fedxl.deploy.server.engine import GridEngine, Replies
-from fedxl.errors import RefusedError, first_line, printable, require
+from fedxl.deploy.server.engine import Replies, SiteEngine
+from fedxl.errors import RefusedError, first_line, printable, refuse, require
 from fedxl.files import read_json, write_json
 
 PROMPT = 120.0  # seconds that a site has for a step without training, at most
@@ -55,8 +55,7 @@ class Collector:
         return threshold(len(self.adverts))
 
     def take_shares(self, sender: int, sealed: dict[int, bytes]) -> None:
-        if sealed.keys() != self.adverts.keys() - {sender}:
-            raise RefusedError("it did not send a share to every other site")
+        refuse(sealed.keys() != self.adverts.keys() - {sender}, "it did not send a share to every other site")
         self.sealed[sender] = sealed
 
     def inbox(self, receiver: int) -> dict[int, bytes]:
@@ -69,8 +68,7 @@ class Collector:
         self.masked[sender] = vector.view(RINGS[self.bits])
 
     def take_answer(self, sender: int, shares: dict[int, int]) -> None:
-        if shares.keys() != self.sealed.keys():
-            raise RefusedError("it did not send a share of every site's secret")
+        refuse(shares.keys() != self.sealed.keys(), "it did not send a share of every site's secret")
         self.answers[sender] = shares
 
     def unmasked(self) -> NDArray[np.int64]:
@@ -87,7 +85,7 @@ class Collector:
             if crypto.public_of(key) != self.adverts[gone].mask:
                 raise RefusedError(f"the shares of site {gone}'s mask key do not fit together")
             for number in self.masked:
-                seed = pair_seed(key, self.adverts[number], f"{self.context} {self.told}", gone, number)
+                seed = shared("mask", key, self.adverts[number].mask, f"{self.context} {self.told}", gone, number)
                 crypto.add_mask(total, seed, -1 if number < gone else 1)
         found: NDArray[np.int64] = total.view(SIGNED[self.bits]).astype(np.int64)
         return found
@@ -96,12 +94,11 @@ class Collector:
         """A seed or a mask key, from as many shares as it takes."""
         some = sorted(self.answers)[: self.needed]
         found = crypto.combine({number + 1: self.answers[number][whose] for number in some})
-        if found >= 2 ** (8 * crypto.KEY):
-            raise RefusedError(f"the shares of site {whose}'s secret do not fit together")
+        refuse(found >= 2 ** (8 * crypto.KEY), f"the shares of site {whose}'s secret do not fit together")
         return found.to_bytes(crypto.KEY)
 
 
-class SecureEngine(GridEngine):
+class SecureEngine(SiteEngine):
     """An engine that holds sites' weights and G under masks only, until they are a sum."""
 
     sums: ClassVar[bool] = True  # its updates hold the mean that the sum stands for
@@ -158,8 +155,9 @@ class SecureEngine(GridEngine):
             return numbers
         self.session = secrets.token_hex(16)
         self.sum = Collector(f"{self.head.run} {round} {self.session}", self.form.bits)
+        self.nodes = members
         try:
-            self._exchange_shares(self.sum, round, members)
+            self._exchange_shares(self.sum, round)
         except RefusedError as error:
             self.say(f"round {round}: no secure sum: {printable(error)}")
             return {}
@@ -181,12 +179,6 @@ class SecureEngine(GridEngine):
         algorithm: Any = self.problem.algorithm
         return float(algorithm.counts(self._share(number)))
 
-    def _try(self, round: int, members: Iterable[int]) -> None:
-        """Note whose sum is asked for, before it is: after a crash sites answer for the same ones only."""
-        self.tried = (round, frozenset(members))
-        if self.folder is not None:
-            write_json(self.folder / TRIED, {"round": round, "sites": sorted(self.tried[1])})
-
     def remember_in(self, folder: Path) -> None:
         """Where this run is kept; what was asked for before the server was stopped."""
         self.folder = folder
@@ -194,8 +186,8 @@ class SecureEngine(GridEngine):
             found = read_json(folder / TRIED)
             self.tried = (int(found["round"]), frozenset(map(int, found["sites"])))
 
-    def _exchange_shares(self, found: Collector, round: int, members: Mapping[int, int]) -> None:
-        """Collect the keys of these sites, then the shares of its secrets that each seals for the others."""
+    def _exchange_shares(self, found: Collector, round: int) -> None:
+        """Collect the keys of all sites, then the shares of its secrets that each seals for the others."""
 
         def take_keys(number: int, reply: Envelope) -> None:
             found.adverts[number] = Advert.from_plain(parsed(reply.facts.get("keys")))
@@ -203,11 +195,10 @@ class SecureEngine(GridEngine):
         def take_shares(number: int, reply: Envelope) -> None:
             found.take_shares(number, sealed_shares(reply.facts.get("sealed")))
 
-        requests = {number: {"round": round, "number": number} for number in members}
-        self._step(round, "keys", members, requests, take_keys)
+        self._step(round, "keys", {number: {"round": round, "number": number} for number in self.nodes}, take_keys)
         self._require_left(found.adverts, FEWEST, "keys")
         adverts = json.dumps({str(number): advert.to_plain() for number, advert in sorted(found.adverts.items())})
-        self._step(round, "shares", members, {number: {"members": adverts} for number in found.adverts}, take_shares)
+        self._step(round, "shares", {number: {"members": adverts} for number in found.adverts}, take_shares)
         self._require_left(found.sealed, found.needed, "shares")
 
     def _unmasked(self, found: Collector, round: int, accepted: Iterable[int]) -> Tensor:
@@ -215,37 +206,34 @@ class SecureEngine(GridEngine):
         found.masked = {number: found.masked[number] for number in sorted(accepted) if number in found.masked}
         self._require_left(found.masked, found.needed, "their updates")
         survivors = json.dumps(sorted(found.masked))
-        self._try(round, found.masked)
+        # Noted before it is asked for: after a crash sites answer for the same ones only.
+        self.tried = (round, frozenset(found.masked))
+        if self.folder is not None:
+            write_json(self.folder / TRIED, {"round": round, "sites": sorted(found.masked)})
 
         def take(number: int, reply: Envelope) -> None:
             found.take_answer(number, open_shares(reply.facts.get("shares")))
 
-        self._step(round, "unmask", self.nodes, {number: {"survivors": survivors} for number in found.masked}, take)
+        self._step(round, "unmask", {number: {"survivors": survivors} for number in found.masked}, take)
         self._require_left(found.answers, found.needed, "the shares of the masks")
         total = torch.from_numpy(found.unmasked())
         self.form.check_sum(total, len(found.masked))
         return total
 
     def _step(
-        self,
-        round: int,
-        name: str,
-        nodes: Mapping[int, int],
-        requests: Mapping[int, Mapping[str, Any]],
-        take: Callable[[int, Envelope], None],
+        self, round: int, name: str, requests: Mapping[int, Mapping[str, Any]], take: Callable[[int, Envelope], None]
     ) -> None:
         """One exchange of a sum with these sites, by number. Who fails is left out, with the reason."""
         head = {**self.head.facts, "secure": name, "session": self.session}
-        envelopes = {nodes[number]: Envelope({**head, **facts}, {}) for number, facts in requests.items()}
-        numbers = {nodes[number]: number for number in requests}
+        envelopes = {self.nodes[number]: Envelope({**head, **facts}, {}) for number, facts in requests.items()}
+        numbers = {self.nodes[number]: number for number in requests}
         seconds = min(PROMPT, self.settings.deadline)
         for node, reply in exchange(self.directory.carrier, envelopes, "secure", seconds):
             number = numbers[node]
             try:
                 if isinstance(reply, Failure):
                     raise RefusedError(reply.reason)
-                if reply.facts.get("session") != self.session:
-                    raise RefusedError("it replies to another request")
+                refuse(reply.facts.get("session") != self.session, "it replies to another request")
                 take(number, reply)
             except RefusedError as error:
                 reason = f"secure sum, {name}: {printable(first_line(error))}"
@@ -255,8 +243,7 @@ class SecureEngine(GridEngine):
                     self._drop(round, number, reason)
 
     def _require_left(self, found: Mapping[int, Any], needed: int, what: str) -> None:
-        if len(found) < needed:
-            raise RefusedError(f"{len(found)} sites have sent {what}, and {needed} must")
+        refuse(len(found) < needed, f"{len(found)} sites have sent {what}, and {needed} must")
 
     def _request(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
         request = super()._request(state, round, number)
@@ -271,15 +258,13 @@ class SecureEngine(GridEngine):
         """The parts that are seen. In place of the others stands what moves nothing, so that it has no size."""
         tensors = dict(reply.tensors)
         if self.sum is not None and number in self.sum.sealed:
-            if MASKED not in tensors:
-                raise RefusedError("it lacks its masked update")
+            refuse(MASKED not in tensors, "it lacks its masked update")
             self.sum.take_masked(number, tensors.pop(MASKED).numpy(), len(self.total))
         seen = like._replace(**dict.fromkeys(self.hidden, ()))
         update = wire.restore(seen, tensors, may_be_nan=self.problem.algorithm.may_be_nan)
         still = self.problem.algorithm.parts(server)
         if phase.averaged:
-            zero = {name: tree.map(torch.zeros_like, part) for name, part in still.items()}
-            still = {name: part if name == "weights" else zero[name] for name, part in still.items()}
+            still = {n: part if n == "weights" else tree.map(torch.zeros_like, part) for n, part in still.items()}
         return update._replace(**still)
 
     def _merged(self, server: ServerState, updates: ClientUpdate) -> ClientUpdate:

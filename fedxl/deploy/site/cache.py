@@ -1,4 +1,7 @@
-"""A site's data as memory-mapped arrays on its disk: opening them takes no time, whatever their size."""
+"""A site's data as memory-mapped arrays on its disk: opening them takes no time, whatever their size.
+
+A table is there unscaled, and as examples once a server has sent the preparation of all sites.
+"""
 
 from __future__ import annotations
 
@@ -6,96 +9,111 @@ import glob
 import hashlib
 import json
 import os
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedxl import __version__
-from fedxl.config.experiment import load_data, load_unfitted
-from fedxl.data.federation import Federation
-from fedxl.data.preparation import Preparation
-from fedxl.data.source import Augment, TensorSource
+from fedxl.config.experiment import Config, Table, check_data, load_data, load_unfitted, with_files
+from fedxl.data import NAMED
+from fedxl.data.check import Findings
+from fedxl.data.examples import NOTHING, Augment, Examples, Holding, Splits
+from fedxl.data.splits import SPLITS
+from fedxl.data.tables.prepare import Preparation
+from fedxl.data.tables.rawtable import RawTable, recoding
+from fedxl.data.tables.summary import predicted
 from fedxl.deploy import Say
-from fedxl.deploy.provision.settings import SiteFile, read_site
-from fedxl.deploy.site import tables
-from fedxl.deploy.site.own_part import SPLITS, own_config, own_data, own_held_back, own_rows, own_site
-from fedxl.errors import UserError, require
-from fedxl.files import read_bytes
+from fedxl.deploy.provision.settings import SiteFile, files_below, read_site
+from fedxl.deploy.storage import writing_to
+from fedxl.errors import UserError, printable, require
+from fedxl.files import open_private, private_folder, read_bytes, write_atomically
 from fedxl.progress import progress
+from fedxl.sampling import Indices
 
-EACH = ("x", "y", "queries")  # what there is of training data and of each split
-MORE = ("means", "weights", "queries")  # what there may be of training data
-FILES = {
-    tables.FACTS,
-    *(f"{name}.npy" for name in (*EACH, "means", "weights", *(f"{s}_{k}" for s in SPLITS for k in EACH))),
-}
+COLUMNS = ("x", "y", "weight", "group", "shift")  # of `Examples`, as far as there are any
+FACTS = "data.json"  # the cache's own description of itself, written last: without it a cache is incomplete
+FORM = 3  # of the cache; a new number means other files
+# Unscaled columns, and the examples that a preparation made of them, under its digest.
+OF_TABLE = re.compile(rf"({'|'.join(SPLITS)})_(raw|x-[0-9a-f]{{16}})\.npy")
+FILES = {FACTS, *(f"{split}_{column}.npy" for split in SPLITS for column in COLUMNS)}
+ROWS = 1024
+MOST_NAMED = 10  # sites of a table in an error
+
+
+class Rows(NamedTuple):
+    """An array to be written piece by piece."""
+
+    shape: tuple[int, ...]
+    pieces: Iterable[np.ndarray]
 
 
 def refresh(site: SiteFile) -> None:
     """Prepare the data if there is no cache, or if the data's files have changed since."""
     _make_private(site.cache)
-    facts = _facts(site)
+    known = _facts(site)
     # Missing files do not count as changed: a site may keep nothing but the cache.
-    if facts is None or any(facts["stamps"].get(name) != stamp for name, stamp in _stamps(site).items()):
+    if known is None or any(known["stamps"].get(name) != stamp for name, stamp in _stamps(site).items()):
         prepare(site)
+
+
+def facts(site: SiteFile) -> dict[str, Any]:
+    """The description of the cache. Prepares the data first if there is none for these settings.
+
+    summary: what may be told of a table's columns, "" if the data need no common preparation. images: how files of
+    images become examples, "" if the data are something else. labels: the columns of several labels, if they have
+    names.
+    """
+    known = _facts(site)
+    if known is None:
+        prepare(site)
+        known = _facts(site)
+        assert known is not None
+    return known
 
 
 def identity(site: SiteFile) -> str:
     """A hash that changes when the data change."""
-    facts = _ready(site)
-    return hashlib.sha256(json.dumps([facts["key"], facts["stamps"]]).encode()).hexdigest()
+    known = facts(site)
+    return hashlib.sha256(json.dumps([known["key"], known["stamps"]]).encode()).hexdigest()
 
 
-def training_data(site: SiteFile, made: Preparation | None = None) -> Federation:
-    """The site's training data as a federation of one client. made: how the columns of its table are scaled."""
-    facts = _ready(site)
-    x, y = _examples(site, facts, "", made), _mapped(site.cache / "y.npy")
-    augment = Augment(**{**facts["augment"], "site_means": tuple(facts["augment"]["site_means"])})
-    more = {name: _mapped(site.cache / f"{name}.npy") for name in MORE if facts[name]}
-    return Federation(TensorSource(x, y, augment, **more), [np.arange(len(y))])
+def training_data(site: SiteFile, made: Preparation | None = None) -> Examples:
+    """The site's training data. made: how the columns of its table are scaled."""
+    found = examples(site, "train", made)
+    assert found is not None
+    augment = facts(site)["augment"]
+    # After the columns: site means are in `shift` already.
+    return replace(found, augment=Augment(**{**augment, "site_means": tuple(augment["site_means"])}), bank=None)
 
 
-def held_back(site: SiteFile, split: str, made: Preparation | None = None) -> TensorSource | None:
-    """The site's validation or test data, if it has any."""
-    facts = _ready(site)
-    if split not in facts["splits"]:
+def examples(site: SiteFile, split: str, made: Preparation | None = None) -> Examples | None:
+    """A split as it is in the cache, or made of a table by a preparation; None if there is none."""
+    known = facts(site)
+    if split not in known["columns"]:
         return None
-    x, y = _examples(site, facts, f"{split}_", made), _mapped(site.cache / f"{split}_y.npy")
-    return TensorSource(x, y, queries=_queries(site, facts, f"{split}_"))
+    found: dict[str, Any] = {n: _mapped(site.cache / f"{split}_{n}.npy") for n in known["columns"][split]}
+    if known["table"] is not None:
+        if made is None:
+            raise UserError("this site has a table, and the server sent no preparation of its columns")
+        # What follows compares it with this site's own names, and says where they differ.
+        told = "this site tells nothing of its table, so that no preparation can be made for it"
+        require(site.settings.summary, told)
+        found["x"] = _mapped(_made_of_table(site.cache, known["table"], split, made))
+    return Examples(**found)
 
 
-def labels(site: SiteFile) -> Tensor:
-    """Of the training data."""
-    _ready(site)
-    return _mapped(site.cache / "y.npy")
-
-
-def queries(site: SiteFile) -> Tensor | None:
-    """Of the training data: the query of each example; None: they have none."""
-    return _queries(site, _ready(site), "")
-
-
-def summary(site: SiteFile) -> str:
-    """What may be told of the columns of its table, as JSON; "" if its data need no common preparation."""
-    table = _ready(site)["table"]
-    return "" if table is None else str(table["summary"])
-
-
-def images(site: SiteFile) -> str:
-    """How its files of images become examples, as JSON; "" if its data are something else."""
-    return str(_ready(site).get("images", ""))
-
-
-def label_names(site: SiteFile) -> list[str]:
-    """The columns of its several labels, in their order; none if nothing names them here, as in arrays."""
-    return list(_ready(site).get("labels", []))
+def holding(site: SiteFile) -> Holding:
+    """What its training data hold, in numbers."""
+    found = {name: _mapped(site.cache / f"train_{name}.npy") for name in facts(site)["columns"]["train"]}
+    return Examples(found["y"], found["y"], group=found.get("group")).holdings()[0]  # only labels are counted
 
 
 def main(folder: Path, say: Say) -> None:
@@ -103,76 +121,146 @@ def main(folder: Path, say: Say) -> None:
     site = read_site(folder / "site.toml")
     refresh(site)
     # Not by `say`: the supervisor, who reads this line, says it.
-    print(f"site {site.settings.name}: {len(labels(site))} examples ready", flush=True)
+    print(f"site {site.settings.name}: {holding(site).count('all')} examples ready", flush=True)
 
 
 def prepare(site: SiteFile) -> int:
     """Write the cache; the number of training examples."""
-    config = own_config(site)
-    raw = load_unfitted(config)
-    if raw is not None:
-        return tables.write(site.cache, raw, own_site(site, raw.order.names), _about(site), site.settings.name)
-    splits = load_data(config)
-    own, source = own_rows(site, splits), splits.train.source
-    require(isinstance(source, TensorSource), "only data held in memory can be prepared")
+    raw = load_unfitted(own_config(site))
+    arrays, about = _of_examples(site) if raw is None else _of_table(site, raw)
+    columns = {split: [name for name in found if name != "raw"] for split, found in arrays.items()}
+    described = {"key": key(site), "stamps": _stamps(site), "columns": columns, **about}
+    total = sum(rows.shape[0] for found in arrays.values() for rows in found.values())
+    with writing_to(site.cache, "free some space and prepare again"):
+        private_folder(site.cache)
+        (site.cache / FACTS).unlink(missing_ok=True)
+        _remove_examples(site.cache)
+        with progress(f"preparing {site.settings.name}", total) as done:
+            for split, found in arrays.items():
+                for name, rows in found.items():
+                    _write(site.cache / f"{split}_{name}.npy", rows, done)
+        write_atomically(site.cache / FACTS, json.dumps(described).encode(), private=True)
+    return arrays["train"]["y"].shape[0]
+
+
+def _of_examples(site: SiteFile) -> tuple[dict[str, dict[str, Rows]], dict[str, Any]]:
+    """The arrays of the cache by split and column, and what it says of them."""
+    splits = load_data(own_config(site))
     chosen = site.data.get("name") != "letor" or "standardise" in site.data or len(splits.train.parts) > 1
     told = "features would be scaled by this site's files alone, and those of other sites by theirs"
     require(chosen, f"{told}; say standardise = false in [data] to leave them as they are, or true")
-    assert isinstance(source, TensorSource)
-    more = {name: getattr(source, name) for name in MORE}
-    arrays = {"x": (source.x, own), "y": (source.labels, own)}
-    arrays |= {name: (tensor, own) for name, tensor in more.items() if tensor is not None}
-    held = own_held_back(site, splits)
-    for name, (split, rows) in held.items():
-        arrays |= {f"{name}_x": (split.x, rows), f"{name}_y": (split.y, rows)}
-        if split.queries is not None:
-            arrays[f"{name}_queries"] = (split.queries, rows)
-    facts = {
-        **_about(site),
-        **{name: tensor is not None for name, tensor in more.items()},
-        "augment": asdict(source.augment),
-        "splits": list(held),
-        "table": None,
-        "labels": list(splits.preparation.labels) if splits.preparation else [],
-        "images": splits.preparation.to_text() if splits.preparation and splits.preparation.image else "",
+    own, made = _own_splits(site, splits), splits.preparation
+    arrays = {
+        split: {name: _whole(found) for name in COLUMNS if (found := getattr(part, name)) is not None}
+        for split, part in {"train": own.train, **own.held_back}.items()
     }
-    total = sum(len(rows) for _, rows in arrays.values())
-    with tables.writing(site.cache, facts), progress(f"preparing {site.settings.name}", total) as done:
-        for name, (tensor, rows) in arrays.items():
-            chunks = (tensor[chunk].numpy() for chunk in rows.split(tables.ROWS))
-            tables.write_array(site.cache / f"{name}.npy", (len(rows), *tensor.shape[1:]), chunks, done)
-    return len(own)
+    told_of = {"labels": list(made.labels) if made else [], "images": made.to_text() if made and made.image else ""}
+    return arrays, {"augment": asdict(own.train.augment), "table": None, "summary": "", **told_of}
 
 
-def _about(site: SiteFile) -> dict[str, Any]:
-    return {"key": key(site), "stamps": _stamps(site)}
+def _of_table(site: SiteFile, raw: RawTable) -> tuple[dict[str, dict[str, Rows]], dict[str, Any]]:
+    """As `_of_examples`: a site's rows, unscaled, and what may be told of them."""
+    number = _own_site(site, raw.order.names)
+    known = {"y": raw.y, "group": raw.queries, "weight": raw.weights}
+    arrays: dict[str, dict[str, Rows]] = {}
+    for place, split in enumerate(SPLITS):
+        rows = raw.order.rows[raw.order.part(number, place)]
+        if len(rows):
+            of_split = {"raw": Rows((len(rows), len(raw.columns)), raw.blocks(number, place))}
+            for name, column in known.items():
+                if column is not None and (name != "weight" or split == "train"):
+                    of_split[name] = _chosen(column, rows)
+            arrays[split] = of_split
+    require("train" in arrays, f"no row of site '{printable(site.settings.name)}' is trained on; give it some")
+    table = {"columns": raw.columns, "texts": raw.texts, "label": predicted(raw.about)}
+    told = {"summary": raw.summary(number).to_json(), "labels": [], "images": ""}
+    return arrays, {"augment": asdict(NOTHING), "table": table, **told}
 
 
-def _examples(site: SiteFile, facts: Mapping[str, Any], prefix: str, made: Preparation | None) -> Tensor:
-    """Examples as they are in the cache, or those of a table, made by a preparation."""
-    if facts["table"] is None:
-        return _mapped(site.cache / f"{prefix}x.npy")
-    require(made is not None, "this site has a table, and the server sent no preparation of its columns")
-    # What follows compares it with this site's own names, and says where they differ.
-    require(site.settings.summary, "this site tells nothing of its table, so that no preparation can be made for it")
-    assert made is not None
-    return _mapped(tables.examples(site.cache, facts["table"], prefix, made))
+def _whole(found: Tensor) -> Rows:
+    return Rows(tuple(found.shape), (chunk.numpy() for chunk in found.split(ROWS)))
 
 
-def _queries(site: SiteFile, facts: Mapping[str, Any], prefix: str) -> Tensor | None:
-    return _mapped(site.cache / f"{prefix}queries.npy") if facts["queries"] else None
+def _chosen(column: np.ndarray, rows: np.ndarray) -> Rows:
+    """These rows of a column of a table."""
+    kind = np.int64 if column.dtype.kind == "i" else column.dtype  # in fewer bytes while the table is read
+    pieces = (column[rows[start : start + ROWS]].astype(kind) for start in range(0, len(rows), ROWS))
+    return Rows((len(rows), *column.shape[1:]), pieces)
+
+
+def _own_data(site: SiteFile) -> Table:
+    """[data], with the files that its data set looks for by itself."""
+    return files_below(site.folder, with_files(site.data))
+
+
+def own_config(site: SiteFile) -> Config:
+    """The data that a site's file names."""
+    given = _own_data(site)
+    if given.get("name") in NAMED:
+        given.setdefault("called", site.settings.name)  # its draws are those that it would make among all sites
+    return Config(data=given, risk={}, algorithm={}, run={})
+
+
+def check_site(site: SiteFile) -> Findings:
+    """What is found in the data that this site would train and evaluate on. Nothing leaves the site."""
+    findings, _ = check_data(own_config(site), lambda splits: _own_splits(site, splits))
+    return findings
+
+
+def _own_splits(site: SiteFile, splits: Splits) -> Splits:
+    """The site's share of the data that its file names: its own rows; of splits without sites an even share."""
+    named = splits.preparation is not None
+    names = splits.names if named else [""] * len(splits.train.parts)
+    own = _own_part(site, names)
+    held: dict[str, Any] = dict.fromkeys(("validation", "test"))
+    for name, found in splits.held_back.items():
+        sited = named and found.site is not None
+        rows = np.flatnonzero(found.site == own) if sited else _even_share(found, site.settings.part, len(names))
+        held[name] = _only(site, found.take(rows)) if len(rows) else None
+    return splits._replace(train=_only(site, splits.train.take(splits.train.parts[own])), **held)
+
+
+def _only(site: SiteFile, found: Examples) -> Examples:
+    return replace(found, site=np.zeros(len(found), np.int64), sites=(site.settings.name,))
+
+
+def _own_part(site: SiteFile, names: Sequence[str]) -> int:
+    """Which client of its data a site is: the one with its name, or the one with the number that it says."""
+    part, count = site.settings.part, len(names)
+    if site.settings.name in names:
+        return list(names).index(site.settings.name)
+    require(part < count, f"part is {part}, but the data have {count} client(s), 0 to {count - 1}")
+    return part
+
+
+def _own_site(site: SiteFile, names: Sequence[str]) -> int:
+    """Which site of a table this is: the one with its name, or the only one. A number might be another's."""
+    own = site.settings.name
+    listed = ", ".join(printable(name, 40) for name in names[:MOST_NAMED])
+    listed += ", ..." if len(names) > MOST_NAMED else ""
+    told = f"this site is called '{own}', and its table holds the sites {listed}; name it like one of them"
+    require(own in names or len(names) == 1, told)
+    return list(names).index(own) if own in names else 0
+
+
+def _even_share(found: Examples, part: int, parts: int) -> Indices:
+    """Every so many-th example; of items of queries, every so many-th query as a whole."""
+    if found.group is None:
+        return np.arange(part, len(found), parts)
+    number = np.unique(found.group.numpy(), return_inverse=True)[1]
+    return np.flatnonzero(number % parts == part)
 
 
 def key(site: SiteFile) -> str:
     """A hash of everything that the cache depends on, except for the data's files."""
-    text = json.dumps([__version__, site.data, site.settings.part], sort_keys=True)
+    text = json.dumps([__version__, FORM, site.data, site.settings.part], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _stamps(site: SiteFile) -> dict[str, list[list[Any]]]:
     """Names, sizes and times of all files that the site's settings name, to notice changes."""
     found: dict[str, list[list[Any]]] = {}
-    for value in (one for each in own_data(site).values() for one in (each if isinstance(each, list) else [each])):
+    for value in (one for each in _own_data(site).values() for one in (each if isinstance(each, list) else [each])):
         if not isinstance(value, str) or not value:
             continue
         named = [value] if os.path.exists(value) else sorted(glob.glob(value, recursive=True))
@@ -191,34 +279,68 @@ def _content(folder: Path, cache: Path) -> list[Path]:
     return sorted(path for path in {*folder.iterdir(), *below} if path.resolve() != cache.resolve())
 
 
-def _ready(site: SiteFile) -> dict[str, Any]:
-    """The description of the cache. Prepares the data first if there is none for these settings."""
-    facts = _facts(site)
-    if facts is None:
-        prepare(site)
-        facts = _facts(site)
-        assert facts is not None
-    return facts
-
-
 def _facts(site: SiteFile) -> dict[str, Any] | None:
     """The description of the cache, or None if there is none for these settings. An unreadable disk is an error."""
     try:
-        facts = json.loads(read_bytes(site.cache / tables.FACTS))
+        known = json.loads(read_bytes(site.cache / FACTS))
     except UserError:
         raise
     except (FileNotFoundError, ValueError, RecursionError):
         return None
-    return facts if isinstance(facts, dict) and facts.get("key") == key(site) else None
+    return known if isinstance(known, dict) and known.get("key") == key(site) else None
 
 
 def _make_private(folder: Path) -> None:
     """Allow only this user to read the data. A folder that also holds other files keeps its permissions."""
     found = {path: path.name.removeprefix(".") for path in (folder.iterdir() if folder.is_dir() else ())}
-    ours = [path for path, name in found.items() if name in FILES or tables.FILE.fullmatch(name)]
+    ours = [path for path, name in found.items() if name in FILES or OF_TABLE.fullmatch(name)]
     for path in [*ours, *([folder] if ours and len(ours) == len(found) else [])]:
         with suppress(OSError):  # another user owns it, or another process is replacing it
             path.chmod(path.stat().st_mode & 0o700)
+
+
+def _made_of_table(cache: Path, table: Mapping[str, Any], split: str, made: Preparation) -> Path:
+    """The file of a split's examples as a preparation makes them, written if there is none. Others are removed."""
+    label = predicted(made.to_json())
+    require(made.image is None, "this site has a table of numbers and categories, not of images")
+    told = "the server's preparation is for the label {}, this site's is {}"
+    require(label == table["label"], told.format(printable(label), printable(table["label"])))
+    digest = hashlib.sha256(json.dumps(made.to_json()).encode()).hexdigest()[:16]
+    target = cache / f"{split}_x-{digest}.npy"
+    if not target.is_file():
+        raw = np.load(cache / f"{split}_raw.npy", mmap_mode="r")
+        recode = recoding(made, table["columns"], table["texts"])
+        pieces = (made.apply(recode(raw[start : start + ROWS])) for start in range(0, len(raw), ROWS))
+        with writing_to(cache, "free some space"):
+            _remove_examples(cache, but=digest)
+            _write(target, Rows((len(raw), made.width), pieces))
+    return target
+
+
+def _remove_examples(cache: Path, but: str = "") -> None:
+    """What earlier preparations made: a server could fill the disk with them. Who has them mapped keeps them."""
+    for path in cache.iterdir():
+        found = OF_TABLE.fullmatch(path.name)
+        if found and found[2] not in ("raw", f"x-{but}"):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _write(path: Path, rows: Rows, done: Callable[[int], None] = lambda count: None) -> None:
+    """Write rows as an .npy file for this user alone. Rename it when complete: another process may have it mapped."""
+    # Not by mapping: on a full disk, a write raises an error, and a mapping would kill the process.
+    partial = path.with_name(f".{path.name}")
+    with open_private(partial) as file:
+        for number, piece in enumerate(rows.pieces):
+            if not number:
+                kind = np.lib.format.dtype_to_descr(piece.dtype)
+                header = {"descr": kind, "fortran_order": False, "shape": rows.shape}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(piece.tobytes())
+            done(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def _mapped(path: Path) -> Tensor:

@@ -1,7 +1,7 @@
 """A site's curve: how many of its scores lie in each bin, within what site.toml allows, with noise if it says so.
 
 A server could learn single scores from counts in bins of its choice, or in bins moved a little. So bins follow from
-four numbers (`evaluation/grid.py`), most scores must lie within them, and the first request of a run fixes them.
+four numbers (`evaluation/histogram.py`), most scores must lie within them, and the first request of a run fixes them.
 Against a server that moves scores by other weights there is noise; what was spent is on this site's disk.
 """
 
@@ -15,71 +15,62 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedxl.deploy.protocol.envelope import CurveReply
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.storage import locked, recall, remember
 from fedxl.errors import UserError, require
-from fedxl.evaluation.binned import Binned, count
-from fedxl.evaluation.grid import Bins, Grid, bins_from_json, bins_to_json
+from fedxl.evaluation.histogram import Bins, Histogram, count
 from fedxl.evaluation.noise import LEAST_EPSILON, exactly, noise, written
+from fedxl.evaluation.scores import Scores
 from fedxl.risks import XRisk
 
-GRIDS = "grids.json"  # of a run, by split
+BINS = "bins.json"  # of a run, by split
 SPENT = "epsilon.json"  # of all runs
 
 
 class Grant(NamedTuple):
     """What this site is about to disclose: counts in these bins, with noise of this epsilon (0: none)."""
 
-    bins: Bins
-    epsilon: Fraction  # of all that leaves; of several labels, of all together
+    bins: list[Bins]  # of each label
+    epsilon: Fraction  # of all that leaves: of all labels together
     spent: Fraction  # with this one, over all runs
 
 
 def granted(site: SiteFile, facts: Mapping[str, Any], risk: XRisk) -> Grant:
     """The curve that a request asks for, if it may have one. Its epsilon is spent now, whatever happens next."""
     require(risk.single_score, "a curve needs one score an example, and the risk pairs vectors")
-    bins, most = _bins(facts.get("grid"), risk.labels), site.settings.bins
-    asked = bins.bins if isinstance(bins, Grid) else bins[0].bins
-    require(asked <= most, f"this site counts its scores in at most {most} bins, not {asked}")
-    if site.settings.epsilon and risk.labels:
-        each_label(exactly(site.settings.epsilon), risk.labels)
+    labels = risk.labels or 1
+    bins, most = _bins(facts.get("bins"), labels), site.settings.bins
+    require(bins[0].bins <= most, f"this site counts its scores in at most {most} bins, not {bins[0].bins}")
+    if site.settings.epsilon:
+        each_label(exactly(site.settings.epsilon), labels)
     _fix(site.state / str(facts["run"]), str(facts["split"]), bins)
     return Grant(bins, *_spend(site))
 
 
-def disclosed(site: SiteFile, grant: Grant, scores: Tensor, labels: Tensor) -> tuple[dict[str, Any], CurveReply]:
-    """The facts and the counts of a reply. Of several labels, it says why some are withheld, whose counts are 0."""
-    several = isinstance(grant.bins, tuple)
-    grids = grant.bins if isinstance(grant.bins, tuple) else (grant.bins,)
-    h = scores.double().numpy().reshape(len(scores), len(grids))
-    y = (labels if several else (labels > 0)[:, None]).long().numpy()  # -1: not known
-    found = [
-        count(grid.edges(), h[y[:, label] >= 0, label], y[y[:, label] >= 0, label])
-        for label, grid in enumerate(grids)
-    ]
+def disclosed(site: SiteFile, grant: Grant, scores: Scores) -> tuple[dict[str, Any], CurveReply]:
+    """The facts and the counts of a reply. It says why counts of some labels are withheld: then they are 0."""
+    parts = [one.flat for one in scores.by_label().values()]
+    found = [count(bins.edges(), *part) for bins, part in zip(grant.bins, parts, strict=True)]
     counts = np.stack([[one.positives for one in found], [one.negatives for one in found]])  # [2, L, bins]
     withheld: dict[str, str] = {}
     if grant.epsilon:
         # Nothing is refused or withheld: that would depend on single examples.
-        counts = counts + noise(each_label(grant.epsilon, len(grids)), counts.size).reshape(counts.shape)
+        counts = counts + noise(each_label(grant.epsilon, len(found)), counts.size).reshape(counts.shape)
     else:
-        require(bool(np.isfinite(h).all()), "the scores of this model are not finite")
+        require(bool(np.isfinite(scores.scores).all()), "the scores of this model are not finite")
         for label, one in enumerate(found):
             try:
                 _require_harmless(site, one)
             except UserError as why:
-                if not several:
-                    raise
                 withheld[str(label)] = str(why)
                 counts[:, label] = 0
     told = next(iter(withheld.values()), "")
-    require(len(withheld) < len(grids), f"this site discloses the counts of no label: of the first one, {told}")
-    facts = {"epsilon": float(grant.epsilon), "spent": float(grant.spent)}
-    reply = CurveReply(*map(torch.from_numpy, (counts if several else counts[:, 0]).copy()))
-    return {**facts, "withheld": json.dumps(withheld)} if several else facts, reply
+    several = f"this site discloses the counts of no label: of the first one, {told}"
+    require(len(withheld) < len(found), several if len(found) > 1 else told)
+    facts = {"epsilon": float(grant.epsilon), "spent": float(grant.spent), "withheld": json.dumps(withheld)}
+    return facts, CurveReply(*map(torch.from_numpy, counts.copy()))
 
 
 def each_label(epsilon: Fraction, labels: int) -> Fraction:
@@ -90,23 +81,27 @@ def each_label(epsilon: Fraction, labels: int) -> Fraction:
     return share
 
 
-def _bins(text: Any, labels: int) -> Bins:
+def _bins(text: Any, labels: int) -> list[Bins]:
     try:
         content = json.loads(text)
     except (ValueError, TypeError, RecursionError):
         raise UserError("cannot read the request's bins") from None
-    return bins_from_json(content, labels)
+    right = isinstance(content, list) and len(content) == labels
+    require(right, f"the request must describe the bins of {labels} label(s)")
+    found = [Bins.from_json(each) for each in content]
+    require(len({each.bins for each in found}) == 1, "the request must ask for as many bins of each label")
+    return found
 
 
-def _fix(folder: Path, split: str, bins: Bins) -> None:
+def _fix(folder: Path, split: str, bins: list[Bins]) -> None:
     """The first request of a run decides: counts in two sets of bins, subtracted, would show single scores."""
+    described = [each.to_json() for each in bins]
     with locked(folder):
-        known = recall(folder / GRIDS)
+        known = recall(folder / BINS)
         if split not in known:
-            remember(folder / GRIDS, known | {split: bins_to_json(bins)})
+            remember(folder / BINS, known | {split: described})
             return
-        same = known[split] == bins_to_json(bins)
-        require(same, f"this run counts {split} scores in other bins; they stay as they are")
+        require(known[split] == described, f"this run counts {split} scores in other bins; they stay as they are")
 
 
 def _spend(site: SiteFile) -> tuple[Fraction, Fraction]:
@@ -127,7 +122,7 @@ def _spend(site: SiteFile) -> tuple[Fraction, Fraction]:
     return epsilon, spent
 
 
-def _require_harmless(site: SiteFile, found: Binned) -> None:
+def _require_harmless(site: SiteFile, found: Histogram) -> None:
     """Refuse counts of few examples, and bins that look closely at some scores and leave out the others."""
     for name, counts in (("positives", found.positives), ("negatives", found.negatives)):
         number, least = int(counts.sum()), site.settings.fewest

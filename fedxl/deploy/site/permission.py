@@ -73,11 +73,9 @@ def _require_listed(kind: str, name: str, allowed: Sequence[str], nothing: str) 
 
 def require_order(site: SiteFile, algorithm: Algorithm) -> None:
     """Refuse a run whose uploads would show the order of the site's draws. Not every algorithm uploads scores."""
-    order = algorithm.order
-    told = (
-        f"this site uploads scores in no order but the sorted one (sorted_scores), and the run has order = '{order}'"
-    )
-    require(not site.settings.sorted_scores or order == SORTED, f'{told}; set order = "sorted" in [algorithm]')
+    told = "this site uploads scores in no order but the sorted one (sorted_scores), and the run has order = "
+    allowed = not site.settings.sorted_scores or algorithm.order == SORTED
+    require(allowed, f"{told}'{algorithm.order}'; set order = \"sorted\" in [algorithm]")
 
 
 def _metrics(run: Mapping[str, Any]) -> list[str]:

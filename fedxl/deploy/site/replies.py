@@ -13,7 +13,7 @@ from fedxl.deploy.protocol.records import KINDS, from_records, to_records
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import requests, secure
 from fedxl.deploy.storage import turn
-from fedxl.errors import RefusedError, UserError, for_others, printable
+from fedxl.errors import RefusedError, UserError, for_others, printable, refuse
 
 HANDLERS: Mapping[str, Callable[[SiteFile, Envelope], Envelope]] = {
     MessageType.QUERY: lambda site, request: requests.hello(site),
@@ -32,8 +32,7 @@ def reply(message: Message, read: Callable[[], SiteFile]) -> Message:
         with turn():
             request = from_records(message.content, site.settings.megabytes)
             kind = message.metadata.message_type
-            if kind not in HANDLERS:
-                raise RefusedError("sites do not handle requests of this kind")
+            refuse(kind not in HANDLERS, "sites do not handle requests of this kind")
             envelope = HANDLERS[kind](site, request)
     except (UserError, RefusedError) as error:
         log.error("refused: %s", printable(error))

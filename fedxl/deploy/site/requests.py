@@ -14,24 +14,21 @@ from fedxl import __version__, tree, wire
 from fedxl.algorithms.checks import check_update
 from fedxl.algorithms.protocol import DataFacts, Phase, Reading
 from fedxl.config.experiment import Config, build_problem
-from fedxl.data.federation import Federation
-from fedxl.data.letor import count_relevant
-from fedxl.data.preparation import Preparation
-from fedxl.data.source import TensorSource
+from fedxl.data.examples import Examples
+from fedxl.data.tables.prepare import Preparation
 from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import cache, curve, permission, secure
-from fedxl.deploy.storage import locked, private_seed
-from fedxl.engine.drawing import NO_SECRETS, Secrets
+from fedxl.deploy.storage import locked, private_seed, writing_to
+from fedxl.engine.drawing import Secrets
 from fedxl.engine.executors import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, OwnersError, RefusedError, UserError, printable, require
 from fedxl.models import weights_of
 from fedxl.risks.pairing import Share
-from fedxl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedxl.training.participants import check_label_names
-from fedxl.training.problem import Problem, check_queries, require_own_lists, suited
+from fedxl.training.problem import Problem, check_label_names, check_queries, match_types, require_own_lists
 from fedxl.training.rounds import passive_like
+from fedxl.training.run_writer import Checkpoint, load_checkpoint, save_checkpoint
 from fedxl.training.settings import pick_device
 
 SPLITS = ("validation", "test")
@@ -41,30 +38,22 @@ MOST_LIMITS = 6  # false positive rates at which a site discloses its partial AU
 def hello(site: SiteFile) -> Envelope:
     """Who this is, and how much it holds. Other data than were prepared are prepared now, and never during a run."""
     cache.refresh(site)
-    labels, summary = cache.labels(site), cache.summary(site)
+    known = cache.facts(site)
+    held, summary = cache.holding(site), known["summary"]
     # What a table's examples look like follows from all sites' tables together.
-    shape = () if summary else cache.training_data(site).example_shape
+    shape = () if summary else cache.training_data(site).shape
     allowed = site.settings.summary or not summary
     told = "its table is scaled as all sites' tables are, which needs a summary of its columns"
     require(allowed, f"{told}; its site.toml must say summary = true in [site], or name a preparation in [data]")
-    facts = {
-        "site": site.settings.name,
-        "version": __version__,
-        "positives": int((labels > 0).sum()),
-        "negatives": int((labels <= 0).sum()),
-        "shape": list(shape),
-        "summary": summary,
-    }
-    if site.settings.summary and (images := cache.images(site)):
-        facts["images"] = images
-    if labels.ndim == 2:
-        federation = Federation(TensorSource(labels, labels), [np.arange(len(labels))])  # only labels are counted
-        held = federation.holdings()[0]
-        facts |= {"positives": held.positives, "negatives": held.negatives, "both": held.both}
+    counts = {"positives": held.positives, "negatives": held.negatives, "shape": list(shape)}
+    facts: dict[str, Any] = {"site": site.settings.name, "version": __version__, "summary": summary, **counts}
+    if site.settings.summary and known["images"]:
+        facts["images"] = known["images"]
+    if held.label_counts.shape[1] > 1:
+        facts["both"] = held.both
         facts["labels"] = json.dumps(dict(zip(("positive", "negative"), held.label_counts.tolist(), strict=True)))
-    queries = cache.queries(site)
-    if queries is not None:
-        facts["queries"] = count_relevant(labels, queries)
+    if held.ranked:
+        facts["queries"] = len(held.queries(relevant=True))
     return Envelope(facts, {})
 
 
@@ -75,19 +64,19 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     experiment, precision = permission.permitted(site, str(facts["config"])), str(facts["wire"])
     hidden = secure.require_allowed(site, request, precision)
     permission.count(site, "train")
-    federation = cache.training_data(site, _preparation(request))
-    problem = _problem(site, experiment, request, federation)
+    mine = cache.training_data(site, _preparation(request))
+    problem = _problem(site, experiment, request, mine)
     permission.require_order(site, problem.algorithm)
-    check_queries(problem, federation.source, {})
+    check_queries(problem, {"train": mine})
     require_own_lists(problem)
-    federation = Federation(suited(problem, federation.source), federation.parts)
+    mine = match_types(problem, mine)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
     received = tree.to(_received(problem, phase, request), problem.device)
-    _require_own_share(received.share, federation, problem.reading)
+    _require_own_share(received.share, mine, problem.reading)
     data, private = cache.identity(site), problem.algorithm.private
     secrets = _secrets(site, str(facts["run"]), number, private)
-    engine = _engine(problem, federation, number, received.share, secrets)
+    engine = _engine(problem, mine, number, received.share, secrets)
     with locked(site.state / str(facts["run"])) as folder:
         if private:
             stated = round <= problem.settings.rounds
@@ -104,11 +93,12 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
         _require_convergence(phase, received, update, problem)
         _remember(folder, engine, round, base, data)
         if hidden:
-            tensors = secure.disclosed(site, folder, request, problem.algorithm, phase, received.server, update)
+            tensors = secure.disclosed(site, request, problem.algorithm, phase, received.server, update)
             return Envelope({"site": site.settings.name, "round": round, "note": note}, tensors)
     if precision == wire.HALF:
-        # Of parameters alone: they take small steps. Statistics jump, and are better rounded themselves.
-        params = wire.minus(update.weights.params, received.server.weights.params)
+        # Rounded to bfloat16 a change loses almost nothing, a weight all changes below 0.4 %. Of parameters alone:
+        # they take small steps. Statistics jump, and are better rounded themselves.
+        params = tree.map(torch.sub, update.weights.params, received.server.weights.params)
         update = update._replace(weights=update.weights._replace(params=params))
     return Envelope({"site": site.settings.name, "round": round, "note": note}, wire.flatten(update, precision))
 
@@ -124,45 +114,45 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     experiment = permission.permitted(site, str(request.facts["config"]))
     permission.count(site, "evaluate")
     made = _preparation(request)
-    held = cache.held_back(site, split, made)
+    held = cache.examples(site, split, made)
     if held is None:
         return Envelope({**header, "kind": "nothing", "why": f"it has no {split} data"}, {})
     problem = _problem(site, experiment, request, cache.training_data(site, made))
     weights = wire.restore(tree.to(weights_of(problem.model), "cpu"), request.tensors)
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
     permission.require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
-    check_queries(problem, held, {})
+    check_queries(problem, {split: held})
     told = "this site discloses scores, and scores without their queries give no metric of queries"
     useful = kind != "scores" or not problem.risk.pairing.ranked
     require(useful, f'{told}; its site.toml may say evaluate = "metrics"')
-    judge, device = problem.evaluator, problem.device
+    evaluator, device = problem.evaluator, problem.device
     grant = curve.granted(site, request.facts, problem.risk) if kind == "curve" else None
-    scores = judge.scores(tree.to(weights, device), suited(problem, held).to(device)).cpu()
+    h = evaluator.outputs(tree.to(weights, device), match_types(problem, held).to(device)).cpu()
     if grant is not None:
-        facts, counts = curve.disclosed(site, grant, scores, held.labels)
+        facts, counts = curve.disclosed(site, grant, evaluator.scores_of(h, held))
         return Envelope({**header, "kind": kind, **facts}, wire.flatten(counts))
     if kind == "scores":
-        return Envelope({**header, "kind": kind}, wire.flatten(_in_no_order(scores, held.labels)))
+        return Envelope({**header, "kind": kind}, wire.flatten(_in_no_order(h, held.y)))
     # Enough limits are the whole curve, and with it every rank.
-    limits = len({metric.limit for metric in judge.metrics} - {None})
+    limits = len({metric.limit for metric in evaluator.metrics} - {None})
     require(limits <= MOST_LIMITS, f"metrics at {limits} false positive rates are more than this site discloses")
-    values = judge.metrics_of(scores, held.labels, held.queries)
-    counted = {} if held.queries is None else {"queries": count_relevant(held.labels, held.queries)}
+    values, own = evaluator.findings(h, held).metrics, held.holdings()[0]
+    counted = {"queries": len(own.queries(relevant=True))} if own.ranked else {}
     return Envelope({**header, "kind": kind, "metrics": json.dumps(values), **counted}, {})
 
 
-def _in_no_order(scores: Tensor, labels: Tensor) -> ScoreReply:
+def _in_no_order(h: Tensor, y: Tensor) -> ScoreReply:
     """Sorted by all there is, so that what leaves is a set: nothing tells which example is which."""
-    keys = [*reversed(tree.columns_of(scores)), *reversed(tree.columns_of(labels))]
+    keys = [*reversed(tree.columns_of(h)), *reversed(tree.columns_of(y))]
     rows = tree.sorting_order(keys)
-    return ScoreReply(scores[rows], labels[rows].to(torch.uint8 if labels.ndim == 1 else torch.int8))
+    return ScoreReply(h[rows], y[rows].to(torch.int8))
 
 
-def _require_own_share(share: Share, federation: Federation, reading: Reading) -> None:
+def _require_own_share(share: Share, mine: Examples, reading: Reading) -> None:
     """A server that says a site holds a class that it lacks would have others' stand-ins scored and trained on."""
     counts = torch.maximum(share.factors.reshape(2, -1).amax(1), share.mass)
     for name, side, counted in zip(("S1", "S2"), (reading.first, reading.second), counts, strict=True):
-        held = len(federation.side(side)[0]) if side != "none" else 0
+        held = len(mine.side(side)[0]) if side != "none" else 0
         right = held > 0 or not bool(counted > 0)
         require(right, f"the request counts examples of {name}, of which this site has none")
 
@@ -173,8 +163,7 @@ def _numbers(request: Envelope) -> tuple[int, int, int, int]:
     found = [whole(request.facts.get(name), name) for name in names]
     if any(not least <= value < 2**31 for value, least in zip(found, names.values(), strict=True)):
         raise RefusedError(f"its {', '.join(names)} are out of range: {found}")
-    round, number, base, visits = found
-    return round, number, base, visits
+    return found[0], found[1], found[2], found[3]
 
 
 def _preparation(request: Envelope) -> Preparation | None:
@@ -183,17 +172,17 @@ def _preparation(request: Envelope) -> Preparation | None:
     return Preparation.from_text(text) if text else None
 
 
-def _problem(site: SiteFile, experiment: Config, request: Envelope, federation: Federation) -> Problem:
+def _problem(site: SiteFile, experiment: Config, request: Envelope, mine: Examples) -> Problem:
     """What this site's share of the run is made of. Of all sites' data together the server tells what it must."""
     try:
         facts = DataFacts(**{name: float(value) for name, value in json.loads(request.facts["facts_of_all"]).items()})
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         raise RefusedError("what it says of all sites' data cannot be read") from None
     device = pick_device(site.settings.device)
-    problem = build_problem(experiment, federation.example_shape, facts, device)
+    problem = build_problem(experiment, mine.shape, facts, device)
     require(not problem.algorithm.centralized, "this algorithm wants all data in one place")
     try:
-        check_label_names(problem.label_names, cache.label_names(site))
+        check_label_names(problem.label_names, cache.facts(site)["labels"])
     except UserError as error:  # names of labels leave only if the site's settings allow it
         quiet = "this site's labels have other names, or another order; its own log says which"
         raise error if site.settings.summary else OwnersError(str(error), quiet) from None
@@ -214,18 +203,16 @@ def _received(problem: Problem, phase: Phase, request: Envelope) -> TrainRequest
 def _secrets(site: SiteFile, run: str, number: int, private: bool) -> Secrets:
     """Seeds that the server does not know: of draws if the site wants it, of noise always, lest it be subtracted."""
     draws = site.settings.private_draws
-    if not (draws or private):
-        return NO_SECRETS
-    own = {number: private_seed(site.state, run)}
+    own = {number: private_seed(site.state, run)} if draws or private else {}
     return Secrets(own if draws else {}, noise=own if private else {})
 
 
-def _engine(problem: Problem, federation: Federation, number: int, share: Share, secrets: Secrets) -> Simulator:
+def _engine(problem: Problem, mine: Examples, number: int, share: Share, secrets: Secrets) -> Simulator:
     """The simulator, with this site as its only client: it draws and does what it would among all the others."""
     return Simulator(
         algorithm=problem.algorithm,
         score=problem.score,
-        federation=federation,
+        data=mine,
         executor=executor("loop"),
         schedule=problem.schedule,
         shares=tree.map(lambda leaf: leaf[None], share),
@@ -271,11 +258,9 @@ def _visits(state: Checkpoint) -> int | None:
 
 def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str) -> None:
     """Keep the state after this round, and the one before it: the server may ask for the round again."""
-    try:
+    with writing_to(folder):
         info = {"base": base, "data": data}
         save_checkpoint(folder, round, tree.pack(engine.population), info, keep=base, private=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; earlier states are intact") from None
 
 
 def _require_convergence(phase: Phase, received: TrainRequest, update: Any, problem: Problem) -> None:

@@ -21,7 +21,7 @@ from fedxl.deploy.secure.crypto import SHARE, SIGNED
 from fedxl.deploy.secure.member import MemberState
 from fedxl.deploy.site.permission import require_acceptable
 from fedxl.deploy.storage import locked, recall, remember
-from fedxl.errors import DivergedError, RefusedError, require
+from fedxl.errors import DivergedError, RefusedError, refuse, require
 
 FILE = "secure.json"
 KEPT = 3  # rounds of which a site remembers whose updates it has let be added; a server goes back by one at most
@@ -33,8 +33,7 @@ def step(site: SiteFile, request: Envelope) -> Envelope:
     require_acceptable(request)
     facts = request.facts
     name, session = str(facts.get("secure")), messages.session_of(facts.get("session"))
-    if name not in STEPS:
-        raise RefusedError("there is no such step of a secure sum")
+    refuse(name not in STEPS, "there is no such step of a secure sum")
     with locked(site.state / str(facts["run"])) as folder:
         answer = STEPS[name](site, folder, session, facts)
     return Envelope({"site": site.settings.name, "session": session, **answer}, {})
@@ -103,30 +102,23 @@ def require_allowed(site: SiteFile, request: Envelope, precision: str) -> bool:
 
 
 def disclosed(
-    site: SiteFile,
-    folder: Path,
-    request: Envelope,
-    algorithm: Algorithm,
-    phase: Phase,
-    server: ServerState,
-    update: Any,
+    site: SiteFile, request: Envelope, algorithm: Algorithm, phase: Phase, server: ServerState, update: Any
 ) -> dict[str, torch.Tensor]:
     """An update as it leaves: without the parts that are summed, and these, if they count, as codes under masks."""
     names, bits = algorithm.averaged, fixed_point_bits(algorithm)
     require(bool(names) and bool(bits), "a secure sum needs fixed_point = 32 or 64 in [algorithm]")
     visible = wire.flatten(update._replace(**dict.fromkeys(names, ())))
-    session = str(request.facts["session"])
+    facts = request.facts
+    session, folder = str(facts["session"]), site.state / str(facts["run"])
     if not session:
         return visible
-    if not phase.averaged:
-        raise RefusedError("there is nothing to add in this round")
+    refuse(not phase.averaged, "there is nothing to add in this round")
     state = _begun(folder, "shares", messages.session_of(session))
     try:
         mine = codes(bits, algorithm, server, tree.map(lambda leaf: leaf[None], update))
     except DivergedError as error:
         raise DivergedError(f"{DIVERGED}{error}") from None
     ring = member.as_ring(flat(mine).cpu().numpy(), bits)
-    facts = request.facts
     weights = messages.sum_weights(facts.get("weights"))
     if weights.get(state.number) != float(algorithm.counts(update.share)):
         raise RefusedError("the weight of this site in the sum is not its share")

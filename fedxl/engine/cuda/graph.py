@@ -17,11 +17,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedxl import tree
-from fedxl.engine.cuda.capture import Capture, cuda_graph, searching
-from fedxl.engine.cuda.lanes import Layout, divisor, plan
+from fedxl.engine.cuda.lanes import Capture, Layout, cuda_graph, divisor, plan, searching
 from fedxl.engine.cuda.trace import TraceError, explained, fuse, refused_compiler
-from fedxl.engine.executors import loop, seeded
-from fedxl.engine.group import ClientRound, Feed, Group
+from fedxl.engine.executors import ClientRound, Feed, Group, loop, seeded
 
 # Operations in one capture: beyond, more steps in it save nothing and take long to capture. Of a step that is not
 # compiled each is a call of Python's then.
@@ -129,6 +127,9 @@ class CapturedStep:
         self.server = {i: leaves[i].clone() for i in read}
         fixed = [self.server.get(i, leaf) for i, leaf in enumerate(leaves)]
         inputs = [self.plan.traced.inputs([*tree.leaves(lane), *fixed]) for lane in self.plan.lanes]
+        operations = len(self.plan.traced.module.graph.nodes) * len(self.plan.lanes)
+        longest = LONGEST if how.compiled else LONGEST_PLAIN
+        self.repeats = divisor(self.steps // self.plan.at_a_time, longest // operations)
         self.replay = self._captured(how, inputs)
         together = "as one vectorised program" if self.plan.shared else "with a stream each"
         what = "compiled" if how.compiled else "not compiled"
@@ -136,27 +137,21 @@ class CapturedStep:
         self.description = f"{len(group.clients)} clients {together}, {what}, {launch} steps a launch"
 
     def _captured(self, how: GraphExecutor, inputs: list[list[Tensor]]) -> Callable[[], None]:
-        module = self.plan.traced.module
-        if not how.compiled:
-            with explained():
-                return self._capture(how, module, inputs, LONGEST_PLAIN)
-        how.say("executor: compiling the step, up to a few minutes for a deep network ...")
-        try:
-            with explained():
-                return self._capture(how, fuse(module, inputs[0]), inputs, LONGEST)
-        except TraceError as error:
-            raise CompilerError(str(error)) from error
-
-    def _capture(
-        self, how: GraphExecutor, step: Callable[..., Any], inputs: list[list[Tensor]], longest: int
-    ) -> Callable[[], None]:
-        operations = len(self.plan.traced.module.graph.nodes) * len(self.plan.lanes)
-        self.repeats = divisor(self.steps // self.plan.at_a_time, longest // operations)
+        step: Callable[..., Any] = self.plan.traced.module
 
         def lane(mine: list[Tensor]) -> Callable[[], None]:
             return lambda: step(*mine) and None
 
-        return how.capture([lane(mine) for mine in inputs], self.repeats, self.plan.large)
+        lanes = [lane(mine) for mine in inputs]
+        if not how.compiled:
+            return how.capture(lanes, self.repeats, self.plan.large)
+        how.say("executor: compiling the step, up to a few minutes for a deep network ...")
+        try:
+            with explained():
+                step = fuse(self.plan.traced.module, inputs[0])
+                return how.capture(lanes, self.repeats, self.plan.large)
+        except TraceError as error:
+            raise CompilerError(str(error)) from error
 
     def fits(self, algorithm: ClientRound, server: Any, works: Any, feed: Feed) -> bool:
         """Whether this round's tensors are of the sizes that were captured."""

@@ -1,9 +1,13 @@
-"""Clients side by side: the fixed memory in which they step, and whether each has its own lane or all share one."""
+"""Clients side by side: the fixed memory in which they step, and whether each has its own lane or all share one.
+
+They are captured once as a CUDA graph and replayed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,8 +18,18 @@ from fedxl import tree
 from fedxl.algorithms.protocol import Batch
 from fedxl.engine.cuda.products import as_products
 from fedxl.engine.cuda.trace import Census, Traced, TraceError, explained, outline, trace
-from fedxl.engine.group import ClientRound, Feed, Group
+from fedxl.engine.executors import ClientRound, Feed, Group
 
+Play = Callable[[], None]  # reads and writes fixed memory, returns nothing
+
+# Fewer leave the card idle between small kernels; large kernels rather share the cache with few others
+# (docs/performance.md).
+STREAMS, STREAMS_OF_LARGE = 16, 4
+# Of a convolution, to be timed. The library names the likeliest first; all hundred take minutes to build.
+MOST_ALGORITHMS = 10
+# (lanes, repeats, large): one call of the result runs every lane so many times; lanes know nothing of each other.
+# large: whether the kernels of one lane nearly fill the device.
+Capture = Callable[[Sequence[Play], int, bool], Play]
 Layout = Literal["auto", "streams", "vectorised"]
 
 # So many operations may be compiled together. Where several steps fit in, a step's last kernel does the next one's
@@ -29,6 +43,44 @@ SHARED_WINDOWS, SHARED_WINDOWS_NOT_COMPILED = 2**25, 0
 LARGE_WINDOWS = 2**23
 SMALLEST_MAPS = 4  # pixels
 ALIGNMENT = 512  # bytes: where compiled kernels and the allocator like a tensor to begin
+
+
+def cuda_graph(lanes: Sequence[Play], repeats: int, large: bool) -> Play:
+    """A CUDA graph, the lanes side by side. A lane's repeats follow each other without waiting for other lanes."""
+    number = min(STREAMS_OF_LARGE if large else STREAMS, len(lanes))
+    origin, streams = torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(number)]
+    on = [streams[i % len(streams)] for i in range(len(lanes))]
+    # A warm-up on the stream of the capture: libraries choose their algorithms and workspaces now, not then.
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    for _ in range(2):
+        for lane, stream in zip(lanes, on, strict=True):
+            with torch.cuda.stream(stream):
+                lane()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=origin):
+        for stream in streams:
+            stream.wait_stream(origin)
+        for lane, stream in zip(lanes, on, strict=True):
+            with torch.cuda.stream(stream):
+                for _ in range(repeats):
+                    lane()
+        for stream in streams:
+            origin.wait_stream(stream)
+    return graph.replay
+
+
+@contextmanager
+def searching() -> Iterator[None]:
+    """Let the library time its convolutions and take the fastest, unless results must be the same bits each time."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = not torch.are_deterministic_algorithms_enabled(), MOST_ALGORITHMS
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 class Lane(NamedTuple):
@@ -96,21 +148,15 @@ class Plan(NamedTuple):
 
 
 def plan(
-    algorithm: ClientRound,
-    server: Any,
-    works: Any,
-    group: Group,
-    layout: Layout,
-    compiled: bool,
+    algorithm: ClientRound, server: Any, works: Any, group: Group, layout: Layout, compiled: bool,
     say: Callable[[str], None],
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Lanes for the clients of a group, and the trace of what happens in each."""
     stepper = Stepper(algorithm.step, group.batch, 0, group.steps)
     k = group.feed.y.new_zeros((len(group.clients), 1), dtype=torch.int64)
     with Census() as census:
         slots = stepper.slots(*tree.map(lambda leaf: leaf[0].contiguous(), (k, works, group.feed)), server)
-    slots = tree.map(lambda leaf: leaf.expand(len(group.clients), *leaf.shape), slots)
-    reason = ""
+    slots, reason = tree.map(lambda leaf: leaf.expand(len(group.clients), *leaf.shape), slots), ""
     most = SHARED_WINDOWS if compiled else SHARED_WINDOWS_NOT_COMPILED
     if layout == "vectorised" or (layout == "auto" and census.windows <= most):
         lane = Lane(k[0], *tree.map(lambda leaf: _rows(leaf, alignment=1), (works, group.feed, slots)))

@@ -8,6 +8,7 @@ traffic, so this pays where feature maps are small.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,18 +27,27 @@ def as_products(module: fx.GraphModule, clients: int, pixels: float = math.inf) 
     The windows that the forward product reads are kept for the backward one. Maps of more pixels are left alone.
     """
     kept: dict[Any, fx.Node] = {}
+
+    def windows_of(before: fx.Node, x: Any, weight: Any, stride: Any, padding: Any) -> fx.Node:
+        kernel = _image(weight.meta["val"])
+        key = (_origin(x), kernel, *stride, *padding)
+        if key not in kept:
+            with module.graph.inserting_before(before):
+                kept[key] = module.graph.call_function(windows, (x, kernel, tuple(stride), tuple(padding), clients))
+        return kept[key]
+
     for node in list(module.graph.nodes):
         if node.target is aten.convolution.default and _plain(node.args[1], node.args[5:9], clients):
             if math.prod(_image(node.meta["val"])) > pixels:
                 continue
             x, weight, bias, stride, padding = node.args[:5]
-            seen = _windows_of(module, node, kept, x, weight, stride, padding, clients)
+            seen = windows_of(node, x, weight, stride, padding)
             node.target, node.args = convolution, (seen, weight, bias, _image(node.meta["val"]))
         elif node.target is aten.convolution_backward.default and _plain(node.args[2], node.args[6:10], clients):
             gradient, x, weight, _, stride, padding = node.args[:6]
             if math.prod(_image(gradient.meta["val"])) > pixels:
                 continue
-            seen = _windows_of(module, node, kept, x, weight, stride, padding, clients)
+            seen = windows_of(node, x, weight, stride, padding)
             size, wanted = _image(x.meta["val"]), node.args[10]
             node.target, node.args = convolution_backward, (gradient, seen, weight, size, stride, padding, wanted)
     module.graph.eliminate_dead_code()
@@ -48,24 +58,6 @@ def _plain(weight: fx.Node, geometry: tuple[Any, ...], clients: int) -> bool:
     dilation, transposed, _, groups = geometry
     flat = weight.meta["val"].ndim == 4
     return flat and list(dilation) == [1, 1] and not transposed and groups == clients
-
-
-def _windows_of(
-    module: fx.GraphModule,
-    before: fx.Node,
-    kept: dict[Any, fx.Node],
-    x: fx.Node,
-    weight: fx.Node,
-    stride: list[int],
-    padding: list[int],
-    groups: int,
-) -> fx.Node:
-    kernel = _image(weight.meta["val"])
-    key = (_origin(x), kernel, *stride, *padding)
-    if key not in kept:
-        with module.graph.inserting_before(before):
-            kept[key] = module.graph.call_function(windows, (x, kernel, tuple(stride), tuple(padding), groups))
-    return kept[key]
 
 
 def _origin(node: fx.Node) -> tuple[Any, ...]:
@@ -109,13 +101,7 @@ def _images(rows: Tensor, size: Pair) -> Tensor:
 
 
 def convolution_backward(
-    gradient: Tensor,
-    seen: Tensor,
-    weight: Tensor,
-    size: Pair,
-    stride: Pair,
-    padding: Pair,
-    wanted: tuple[bool, bool, bool],
+    gradient: Tensor, seen: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """`aten.convolution_backward` for the same: gradients by x, weight and bias, where wanted."""
     groups, kernel, by_x, by_weight = len(seen), _image(weight), None, None

@@ -18,18 +18,14 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedxl import tree
-from fedxl.engine.cuda.numbers import SETTING, lift_numbers
-from fedxl.engine.cuda.tidy import tidy
+from fedxl.engine.cuda.tidy import SETTING, lift_numbers, tidy
 from fedxl.errors import first_line
-from fedxl.models.precision import switched
+from fedxl.models.functional import switched
 
 aten = torch.ops.aten
 BATCH_NORMS = [
-    aten.native_batch_norm,
-    aten._native_batch_norm_legit,
-    aten.cudnn_batch_norm,
-    aten.native_batch_norm_backward,
-    aten.cudnn_batch_norm_backward,
+    *(aten.native_batch_norm, aten._native_batch_norm_legit, aten.cudnn_batch_norm),
+    *(aten.native_batch_norm_backward, aten.cudnn_batch_norm_backward),
 ]
 
 # Before, Inductor may fuse the reading of u with writing it in place: an example that stands twice in a batch reads
@@ -174,10 +170,12 @@ def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
 
 def refused_compiler() -> str:
     """Why this torch must not compile the step; empty if it may."""
-    if VERSION >= COMPILES_FROM:
-        return ""
     wanted = ".".join(map(str, COMPILES_FROM))
-    return f"torch {torch.__version__} may compile it wrongly, from {wanted} on it does not"
+    return (
+        ""
+        if VERSION >= COMPILES_FROM
+        else f"torch {torch.__version__} may compile it wrongly, from {wanted} on it does not"
+    )
 
 
 def fuse(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Flat:

@@ -1,7 +1,13 @@
-"""The engine of several processes: each runs its share of every cohort, with any executor."""
+"""The engine of several processes: each runs its share of every cohort, with any executor.
+
+An algorithm's `aggregate` gets updates stacked, one row per client. Of networks each rank holds the rows of its own
+clients. A weighted sum over clients (`torch.tensordot`) adds up each rank's part and then the parts. Whatever else is
+done to a leaf gathers its rows first. So every rank runs the algorithm's own `aggregate` and gets the same state.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -12,11 +18,134 @@ from torch import Tensor, nn
 
 from fedxl import tree
 from fedxl.algorithms.protocol import Assignment, ClientUpdate, ServerState
-from fedxl.engine.ranks.spread import Network, Rows, as_bytes
 from fedxl.engine.ranks.team import Team
 from fedxl.engine.simulator import ClientStates, Simulator
 from fedxl.sampling import Floats, Indices
 from fedxl.wire import parts
+
+# What is known of a leaf without its rows.
+PROPERTIES = ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")
+ABOUT = {getattr(Tensor, name).__get__ for name in PROPERTIES} | {
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.element_size, Tensor.__len__),
+    *(Tensor.is_floating_point, Tensor.is_complex, torch.is_floating_point, torch.numel),
+}
+
+
+class Rows:
+    """Which rank has which rows of a cohort's updates."""
+
+    def __init__(self, team: Team, orders: Sequence[Sequence[int]]) -> None:
+        """orders: by rank, which rows of the cohort it has, in the order in which it has them."""
+        self.team, self.counts = team, [len(order) for order in orders]
+        self.count = sum(self.counts)
+        self.mine = torch.tensor(list(orders[team.rank]), dtype=torch.int64)
+        # Where each row of the cohort lies once the rows of all ranks stand one after another.
+        self.order = torch.argsort(torch.tensor([row for order in orders for row in order]))
+
+    def gathered(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """The leaves with all rows, in the order of the cohort, by one message."""
+        if not leaves:
+            return []
+        own = torch.cat([as_bytes(leaf) for leaf in leaves])
+        sizes = [row_bytes(leaf) for leaf in leaves]
+        parts = self.team.gather(own, [many * sum(sizes) for many in self.counts])
+        columns = [part.split([many * size for size in sizes]) for part, many in zip(parts, self.counts, strict=True)]
+        whole = []
+        for leaf, *pieces in zip(leaves, *columns, strict=True):
+            stacked = torch.cat([piece.clone() for piece in pieces]).view(leaf.dtype)
+            whole.append(stacked.view(self.count, *leaf.shape[1:])[self.order.to(leaf.device)])
+        return whole
+
+
+class Network:
+    """The rows of one network's tensors at this rank."""
+
+    def __init__(self, rows: Rows, leaves: Mapping[str, Tensor]) -> None:
+        self.rows, self.leaves = rows, dict(leaves)
+        self._weights: Tensor | None = None
+        self._sums: dict[str, Tensor] = {}
+
+    def spread(self) -> dict[str, Tensor]:
+        return {name: Spread(self, name) for name in self.leaves}
+
+    def summed(self, name: str, weights: Tensor) -> Tensor:
+        """The weighted sum of a leaf over all clients. The first call adds up the whole network, in one message."""
+        if self._weights is None or not torch.equal(self._weights, weights):
+            # In double precision the result hardly depends on which rank had which client.
+            own = weights[self.rows.mine.to(weights.device)].double()
+            parts = {key: torch.tensordot(own, leaf.double(), 1) for key, leaf in self.leaves.items()}
+            total = self.rows.team.total(torch.cat([part.flatten() for part in parts.values()]))
+            pieces = total.split([part.numel() for part in parts.values()])
+            self._sums = {key: piece.view(parts[key].shape) for key, piece in zip(parts, pieces, strict=True)}
+            self._weights = weights.clone()
+        return self._sums[name].to(self.leaves[name].dtype)
+
+
+class Spread(Tensor):
+    """A leaf of stacked updates, of which this rank holds the rows of its own clients."""
+
+    network: Network
+    name_: str
+    whole_: Tensor | None
+
+    @staticmethod
+    def __new__(cls, network: Network, name: str) -> Spread:
+        own = network.leaves[name]
+        shape = (network.rows.count, *own.shape[1:])
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=own.dtype, device=own.device)
+
+    def __init__(self, network: Network, name: str) -> None:
+        self.network, self.name_, self.whole_ = network, name, None
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Spread({self.name_}, {self.network.rows.counts})"  # without its numbers, which would be gathered
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func in ABOUT:
+            return super().__torch_function__(func, types, args, options)  # type: ignore[no-untyped-call]
+        if func is Tensor.data_ptr:
+            return id(args[0])  # the rows lie in several places; this tells one leaf from another
+        if func is torch.tensordot and _weighs(*args, **options):
+            return args[1].network.summed(args[1].name_, args[0])
+        return func(*_whole(args), **_whole(options))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return func(*_whole(args), **_whole(kwargs or {}))
+
+    def whole(self) -> Tensor:
+        if self.whole_ is None:
+            (self.whole_,) = self.network.rows.gathered([self.network.leaves[self.name_]])
+        return self.whole_
+
+
+def _weighs(first: Any, second: Any, dims: Any = 2, out: Any = None) -> bool:
+    """Whether a product is that of weights [C] and rows [C, ...]."""
+    plain = type(first) is not Spread and isinstance(first, Tensor) and first.ndim == 1
+    return plain and type(second) is Spread and dims == 1 and out is None
+
+
+def _whole(value: Any) -> Any:
+    """Arguments with whole tensors in place of spread ones."""
+    if type(value) is Spread:
+        return value.whole()
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    return type(value)(_whole(item) for item in value) if type(value) in (list, tuple) else value
+
+
+def as_bytes(leaf: Tensor) -> Tensor:
+    # A copy: an expanded leaf with one number counts as contiguous and yet cannot be seen as bytes.
+    return leaf.detach().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def row_bytes(leaf: Tensor) -> int:
+    return math.prod(leaf.shape[1:]) * leaf.element_size()
+
 
 # Nanoseconds on a CPU core, measured with `benchmarks/ranks.py`. Only their ratios matter, and they are the same at
 # all ranks and in every run: a placement by clocks would not be repeated to the bit.
@@ -48,10 +177,14 @@ class Ranked:
         self.simulator.store.count(int(c) for c, rank in zip(cohort, places, strict=True) if rank != self.team.rank)
         orders = [self._ordered(cohort, places, rank) for rank in range(self.team.size)]
         mine = orders[self.team.rank]
+        simulator = self.simulator
         if mine:
-            update = self.simulator.run_round(server, round, cohort[mine], whole=len(cohort))
-        else:
-            update = self._nothing(server, round)
+            update = simulator.run_round(server, round, cohort[mine], whole=len(cohort))
+        else:  # no rows, but the types and shapes of the others'
+            share = tree.map(lambda leaf: leaf[0], simulator.shares)
+            work = Assignment(share, simulator.schedule.local_steps, simulator.reading)
+            like = simulator.algorithm.phase(round).update_like(server, work)
+            update = tree.map(lambda leaf: leaf.new_empty(0, *leaf.shape), like)
         return _together(Rows(self.team, orders), update)
 
     def remarks(self) -> dict[str, Any]:
@@ -60,7 +193,7 @@ class Ranked:
     @property
     def population(self) -> ClientStates:
         """All clients' states at rank 0, which writes them down; at other ranks their own."""
-        rounds, states = self.simulator.store.packed
+        rounds, states = self.simulator.population
         own = _joined([_bytes(state).cpu() for state in states.values()])
         names: list[list[str]] = self.team.heard(list(states))
         likes = [{name: self._like(int(name)) for name in each} for each in names] if self.team.leads else []
@@ -78,13 +211,13 @@ class Ranked:
         """Take the states back from a checkpoint, of whatever number of ranks, and keep this rank's."""
         store = self.simulator.store
         self.simulator.restore(server, tensors)
-        known = np.array(sorted(store.known), np.int64)
+        known = np.array(sorted(store.states), np.int64)
         places = longest_first([self.costs[client] for client in known], self.team.size)
         self.homes = {int(client): rank for client, rank in zip(known, places, strict=True)}
         self._like = lambda client: self.simulator.initial(server, client)
         for client, rank in self.homes.items():
             if rank != self.team.rank:
-                store.take(client)
+                del store.states[client]
 
     def _places(self, cohort: Indices) -> list[int]:
         homes = {i: self.homes[int(c)] for i, c in enumerate(cohort) if int(c) in self.homes}
@@ -104,26 +237,17 @@ class Ranked:
             out = [[c for c in moving if self.homes[c] == team.rank and new[c] == rank] for rank in range(team.size)]
             come = [[c for c in moving if new[c] == team.rank and self.homes[c] == rank] for rank in range(team.size)]
             likes = [[self._like(client) for client in each] for each in come]
-            sent = [_joined([_bytes(store.take(client)) for client in each]) for each in out]
+            sent = [_joined([_bytes(store.states.pop(client)) for client in each]) for each in out]
             received = team.exchange(sent, [sum(map(_size, each)) for each in likes])
             for flat, clients, each in zip(received, come, likes, strict=True):
-                store.bring(dict(zip(clients, _states(flat, each), strict=True)))
+                store.states.update(zip(clients, _states(flat, each), strict=True))
         else:  # states without any number are the same everywhere
-            here = [client for client in moving if new[client] == team.rank]
-            store.bring({client: self._like(client) for client in here})
             for client in moving:
+                if new[client] == team.rank:
+                    store.states[client] = self._like(client)
                 if self.homes[client] == team.rank:
-                    store.take(client)
+                    del store.states[client]
         self.homes |= new
-
-    def _nothing(self, server: ServerState, round: int) -> ClientUpdate:
-        """The updates of a rank without clients: no rows, but the types and shapes of the others'."""
-        simulator = self.simulator
-        share = tree.map(lambda leaf: leaf[0], simulator.shares)
-        phase, steps = simulator.algorithm.phase(round), simulator.schedule.local_steps
-        like = phase.update_like(server, Assignment(share, steps, simulator.reading))
-        none: ClientUpdate = tree.map(lambda leaf: leaf.new_empty(0, *leaf.shape), like)
-        return none
 
 
 def _together(rows: Rows, update: ClientUpdate) -> ClientUpdate:
@@ -191,11 +315,9 @@ def longest_first(cost: Sequence[float], ranks: int, homes: Mapping[int, int] | 
     >>> longest_first([1, 1, 1, 3], 2)
     [1, 1, 1, 0]
     """
-    loads, homes = [0.0] * ranks, homes or {}
-    places = [0] * len(cost)
+    loads, homes, places = [0.0] * ranks, homes or {}, [0] * len(cost)
     for i in sorted(range(len(cost)), key=lambda i: (-cost[i], i)):
-        least = min(loads)
-        home = homes.get(i, -1)
+        least, home = min(loads), homes.get(i, -1)
         rank = home if home >= 0 and loads[home] <= least * (1 + 1e-12) else loads.index(least)
         places[i] = rank
         loads[rank] += cost[i]

@@ -86,7 +86,6 @@ class Spent:
 
     bytes: int = 0  # that it sent to others
     seconds: float = 0.0  # waiting for slower ranks included
-    calls: int = 0
 
 
 class Watch:
@@ -250,7 +249,6 @@ class Team:
             raise LostRankError(self._reason(RuntimeError("closed")))
         self.spent.bytes += sent
         self.spent.seconds += time.monotonic() - began
-        self.spent.calls += 1
 
     def _give_up(self) -> None:
         """Make the collective that this rank waits in return."""

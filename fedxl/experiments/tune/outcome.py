@@ -60,8 +60,7 @@ def _value(plan: Plan, trial: Trial) -> str:
 def save(plan: Plan, found: Found, folder: Path, say: Callable[[str], None]) -> list[str]:
     """tune.md, results.json, best.toml, one config for each algorithm and tune.png: the names of what was written."""
     names = ["best.toml", "tune.md", "results.json"]
-    best = {name: best_of(trials) for name, trials in found.items()}
-    ended = {name: trial for name, trial in best.items() if trial is not None}
+    ended = {name: trial for name, trials in found.items() if (trial := best_of(trials)) is not None}
     require(bool(ended), "every trial has diverged or collapsed; search smaller learning rates")
     write_json(folder / "results.json", _as_json(plan, found, ended))
     write_atomically(folder / "tune.md", _as_markdown(plan, found).encode())
@@ -71,7 +70,7 @@ def save(plan: Plan, found: Found, folder: Path, say: Callable[[str], None]) -> 
     winner = max(ended.values(), key=lambda trial: trial.value)
     write_atomically(folder / "best.toml", _as_toml(plan, winner, len(found[winner.algorithm])).encode())
     try:
-        picture(plan, found, folder / "tune.png")
+        picture(plan, found, winner, folder / "tune.png")
         names.append("tune.png")
     except UserError as error:
         say(f"no picture: {error}")
@@ -127,22 +126,20 @@ def best_so_far(trials: Sequence[Trial], metric: str) -> list[float]:
     return [natural(value, metric) if math.isfinite(value) else math.nan for value in best]
 
 
-def picture(plan: Plan, found: Found, path: Path) -> None:
+def picture(plan: Plan, found: Found, winner: Trial, path: Path) -> None:
     plt = require_matplotlib()
     settings = list(dict.fromkeys(name for space in plan.spaces.values() for name in space))
     count = 1 + len(settings)
     across = min(ACROSS, count)
     down = math.ceil(count / across)
     figure, axes = plt.subplots(down, across, figsize=(4.2 * across, 3.4 * down), layout="constrained", squeeze=False)
-    panels = list(axes.flat)
-    metric = plan.metric.removeprefix("-")
+    panels, metric = list(axes.flat), plan.metric.removeprefix("-")
     styles = {name: (*STYLES[i % len(STYLES)], MARKS[i % len(MARKS)]) for i, name in enumerate(found)}
     for name, trials in found.items():
         colour, style, mark = styles[name]
         numbers = range(1, len(trials) + 1)
-        values = best_so_far(trials, plan.metric)
-        line = {"color": colour, "ls": style, "marker": mark, "markevery": [-1], "ms": 6}
-        panels[0].step(numbers, values, where="post", lw=1.8, label=name, **line)
+        line = {"color": colour, "ls": style, "lw": 1.8, "marker": mark, "markevery": [-1], "ms": 6}
+        panels[0].step(numbers, best_so_far(trials, plan.metric), where="post", label=name, **line)
     panels[0].set(xlabel="trials", ylabel=f"best {metric} so far", title="Validation data")
     panels[0].xaxis.get_major_locator().set_params(integer=True)
     panels[0].legend(frameon=False, fontsize=8)
@@ -154,18 +151,13 @@ def picture(plan: Plan, found: Found, path: Path) -> None:
                 _against(axis, plan, setting, trials, styles[name], limits)
         _scale(axis, [space[setting] for space in plan.spaces.values() if setting in space])
         axis.set(xlabel=setting, ylabel=metric, ylim=(low - room, high + room))
-    for axis in panels[count:]:
-        axis.set_visible(False)
-    for axis in panels[:count]:
+    for number, axis in enumerate(panels):
         axis.grid(alpha=0.25)
+        axis.set_visible(number < count)
     longest = plan.rungs[-1].rounds
     small = f"; small marks: fewer than {longest} rounds" if len(plan.rungs) > 1 else ""
     told = f"{plan.settings.trials} trials for each algorithm (x: diverged or collapsed{small})"
-    best = [trial for trials in found.values() if (trial := best_of(trials)) is not None]
-    message = "Every trial failed"
-    if best:
-        winner = max(best, key=lambda trial: trial.value)
-        message = f"Best: {shown(winner.value, plan.metric)} by {winner.algorithm} with {in_words(winner.settings)}"
+    message = f"Best: {shown(winner.value, plan.metric)} by {winner.algorithm} with {in_words(winner.settings)}"
     figure.suptitle(f"{message}\n{told}", fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -175,8 +167,6 @@ def _limits(plan: Plan, found: Found) -> tuple[float, float]:
     """The range of metrics shown: the worst of the trials may be far away from all others, so a tenth is left out."""
     finite = [trial.value for trials in found.values() for trial in trials if math.isfinite(trial.value)]
     values = sorted(natural(value, plan.metric) for value in finite)
-    if not values:
-        return 0.0, 1.0
     cut = len(values) // 10
     worst_first = plan.metric.startswith("-")
     low, high = (values[0], values[-1 - cut]) if worst_first else (values[cut], values[-1])

@@ -83,15 +83,9 @@ class Plan:
         tune.pop("algorithms")
         if self.settings.sampler != "halving":
             tune.pop("trials")
-        return {
-            "config": self.config.tables(),
-            "tune": tune,
-            "space": {
-                name: {setting: each.as_json() for setting, each in space.items()}
-                for name, space in self.spaces.items()
-            },
-            "metric": self.metric,
-        }
+        spaces = self.spaces.items()
+        space = {name: {setting: each.as_json() for setting, each in found.items()} for name, found in spaces}
+        return {"config": self.config.tables(), "tune": tune, "space": space, "metric": self.metric}
 
     def configure(self, algorithm: str, chosen: dict[str, Any], run: Table | None = None) -> Config:
         """The config with another algorithm and the settings that a trial has chosen."""
@@ -111,13 +105,11 @@ def plan(config: Config, tune: TuneSettings, space: Table) -> Plan:
         registry.find("algorithm", name, ALGORITHMS)
     found = spaces(config, algorithms, space)
     run = call(Settings, config.run, "run")
-    risk = build_algorithm(_with(config, algorithms[0])).risk
-    metric = run.selects_by(risk)
+    first = Config(**{**config.tables(), "algorithm": _algorithm(config, algorithms[0])})
+    metric = run.selects_by(build_algorithm(first).risk)
     searched = sorted({setting for each in found.values() for setting in each if setting.startswith("risk.")})
-    comparable = metrics.key(metric) != "risk" or not searched
-    require(
-        comparable, f"trials cannot be compared by their risk, which {', '.join(searched)} changes; set run.select"
-    )
+    why = f"trials cannot be compared by their risk, which {', '.join(searched)} changes; set run.select"
+    require(metrics.key(metric) != "risk" or not searched, why)
     return Plan(config, tune, algorithms, found, metric)
 
 
@@ -148,15 +140,9 @@ def ladder(trials: int, rounds: int, eta: int, eval_every: int, shortest: int = 
         below = eval_every * math.ceil(rounds / eta**power / eval_every)
         if count < 1 or not shortest <= below < found[0].rounds:
             break
-        found = [
-            Rung(trials, below),
-            *(Rung(max(1, trials // eta ** (i + 1)), r.rounds) for i, r in enumerate(found)),
-        ]
+        longer = [Rung(max(1, trials // eta ** (i + 1)), rung.rounds) for i, rung in enumerate(found)]
+        found = [Rung(trials, below), *longer]
     return found
-
-
-def _with(config: Config, algorithm: str) -> Config:
-    return Config(**{**config.tables(), "algorithm": _algorithm(config, algorithm)})
 
 
 def _algorithm(config: Config, name: str) -> Table:
@@ -194,8 +180,7 @@ class Range:
         return min(max(float(f"{value:.4g}"), float(self.low)), float(self.high))
 
     def as_json(self) -> Table:
-        kind = "whole" if self.whole else "log" if self.log else "uniform"
-        return {kind: [self.low, self.high]}
+        return {"whole" if self.whole else "log" if self.log else "uniform": [self.low, self.high]}
 
 
 @dataclass(frozen=True)
@@ -215,18 +200,19 @@ Distribution = Range | Choice
 Space = dict[str, Distribution]  # by dotted names: "algorithm.lr"
 
 
-def draw(space: Mapping[str, Distribution], seed: int, algorithm: str, number: int) -> dict[str, Any]:
-    """The settings of a trial. They depend on nothing but these arguments, so that a search can be resumed."""
-    stream = np.random.default_rng([seed, zlib.crc32(algorithm.encode()), number])
-    shares = dict(zip(sorted(space), stream.random(len(space)), strict=True))
-    return {name: distribution.at(float(shares[name])) for name, distribution in space.items()}
+def draw(space: Mapping[str, Distribution], seed: int, number: int) -> dict[str, Any]:
+    """The settings of a trial. They depend on nothing but these arguments, so that a search can be resumed.
+
+    Each setting has a stream of its own: algorithms that search the same one try the same values of it.
+    """
+    streams = {name: np.random.default_rng([seed, zlib.crc32(name.encode()), number]) for name in space}
+    return {name: distribution.at(float(streams[name].random())) for name, distribution in space.items()}
 
 
 def parse(value: Any, where: str) -> Distribution:
     """A distribution as TOML says it: a list of values, or {log = [0.01, 1.0]}, uniform or whole."""
-    form = (
-        f"'{where}' must be a list of values, or {{log = [0.01, 1.0]}}, {{uniform = [0.0, 1.0]}}, {{whole = [1, 64]}}"
-    )
+    forms = "{log = [0.01, 1.0]}, {uniform = [0.0, 1.0]}, {whole = [1, 64]}"
+    form = f"'{where}' must be a list of values, or {forms}"
     if isinstance(value, list):
         require(1 <= len(value) <= MOST, f"'{where}' must list between 1 and {MOST} values")
         return Choice(tuple(value))
@@ -237,9 +223,8 @@ def parse(value: Any, where: str) -> Distribution:
     low, high = ends
     require(low < high, f"'{where}' must have its smaller end first, got {ends}")
     require(kind != "log" or low > 0, f"'{where}' must lie above 0 to be searched in the logarithm, got {ends}")
-    require(
-        kind != "whole" or all(isinstance(end, int) for end in ends), f"'{where}' must have whole ends, got {ends}"
-    )
+    whole = all(isinstance(end, int) for end in ends)
+    require(kind != "whole" or whole, f"'{where}' must have whole ends, got {ends}")
     return Range(low, high, log=kind == "log", whole=kind == "whole")
 
 

@@ -66,18 +66,17 @@ class Search:
     def _climb(self) -> Found:
         found: Found = {name: [] for name in self.plan.algorithms}
         rungs = self.plan.rungs
+        numbers = range(1, rungs[0].trials + 1)
         if self.plan.settings.sampler == "optuna":
             # A proposal looks at the trials before it: as many at once as there are processes.
-            for first in range(1, rungs[0].trials + 1, self.jobs):
-                numbers = range(first, min(first + self.jobs, rungs[0].trials + 1))
-                fresh = [self._trial(name, number, found[name]) for number in numbers for name in found]
+            for first in range(0, len(numbers), self.jobs):
+                now = numbers[first : first + self.jobs]
+                fresh = [self._trial(name, number, found[name]) for number in now for name in found]
                 self._advance(fresh, rungs[0], 0)
                 for trial in fresh:
                     found[trial.algorithm].append(trial)
             return found
-        for number in range(1, rungs[0].trials + 1):
-            for name in found:
-                found[name].append(self._trial(name, number, []))
+        found = {name: [self._trial(name, number, []) for number in numbers] for name in found}
         base = 0
         for rung in rungs:
             chosen = [trial for trials in found.values() for trial in promoted(trials, rung.trials, base)]
@@ -90,7 +89,7 @@ class Search:
         trial = self.store.load(algorithm, number)
         if trial is None:
             tune, space = self.plan.settings, self.plan.spaces[algorithm]
-            settings = propose(tune.sampler, space, tune.seed, algorithm, number, before)
+            settings = propose(tune.sampler, space, tune.seed, number, before)
             trial = Trial(algorithm, number, settings)
             self.store.save(trial)
         return trial
@@ -164,14 +163,9 @@ def _together(runs: Sequence[RunOutcome], rounds: int) -> Outcome:
     """The outcome of a trial from its seeds; one that fails makes it fail."""
     failed = next((run.failed for run in runs if run.failed), "")
     values = tuple(run.value for run in runs if not run.failed)
-    return Outcome(
-        rounds=rounds,
-        value=None if failed else sum(values) / len(values),
-        values=values,
-        spent=sum(run.rounds for run in runs),
-        seconds=sum(run.seconds for run in runs),
-        failed=failed,
-    )
+    value = None if failed else sum(values) / len(values)
+    spent, seconds = sum(run.rounds for run in runs), sum(run.seconds for run in runs)
+    return Outcome(rounds=rounds, value=value, values=values, spent=spent, seconds=seconds, failed=failed)
 
 
 def shown(value: float, metric: str) -> str:
@@ -194,15 +188,15 @@ def number_text(value: object) -> str:
 
 
 def propose(
-    sampler: str, space: Mapping[str, Distribution], seed: int, algorithm: str, number: int, before: Sequence[Trial]
+    sampler: str, space: Mapping[str, Distribution], seed: int, number: int, before: Sequence[Trial]
 ) -> dict[str, Any]:
     """The settings of a trial. before: the finished ones of this algorithm, which random draws do not look at."""
     if sampler != "optuna":
-        return draw(space, seed, algorithm, number)
+        return draw(space, seed, number)
     # TPE (Bergstra et al. 2011). The study is built anew from the trials, so that a search can be resumed.
     optuna = require_optuna()
     known = {name: _distribution(optuna, each) for name, each in space.items()}
-    own = zlib.crc32(f"{seed} {algorithm} {number}".encode())
+    own = zlib.crc32(f"{seed} {number}".encode())
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=own))
     for trial in before:
         given = {name: (each, trial.settings[name]) for name, each in space.items()}
@@ -212,10 +206,8 @@ def propose(
         ending = {"value": trial.value} if math.isfinite(trial.value) else pruned
         study.add_trial(optuna.trial.create_trial(params=params, distributions=known, **ending))
     asked = study.ask(known).params
-    return {
-        name: each.rounded(asked[name]) if isinstance(each, Range) else each.values[asked[name]]
-        for name, each in space.items()
-    }
+    found = ((name, each, asked[name]) for name, each in space.items())
+    return {name: each.rounded(v) if isinstance(each, Range) else each.values[v] for name, each, v in found}
 
 
 def _distribution(optuna: Any, given: Distribution) -> Any:

@@ -15,7 +15,7 @@ from fedxl.errors import DivergedError, UserError, require
 from fedxl.files import read_bytes, write_json
 from fedxl.metrics import value_of
 from fedxl.options import call
-from fedxl.training.run_files import COLLAPSED, checkpointed
+from fedxl.training.run_folder import COLLAPSED, checkpointed
 from fedxl.training.settings import Hooks, Progress
 from fedxl.training.trainer import train
 
@@ -66,15 +66,11 @@ class TrialStore:
 
     folder: Path
 
-    def stem(self, algorithm: str, number: int) -> str:
-        return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', algorithm)}-{number:04d}"
-
-    def run(self, trial: Trial, seed: int) -> Path:
-        return self.folder / "runs" / f"{self.stem(trial.algorithm, trial.number)}-seed-{seed}"
+    def run(self, trial: Trial, seed: int | str) -> Path:
+        return self.folder / "runs" / f"{self.path(trial).stem}-seed-{seed}"
 
     def load(self, algorithm: str, number: int) -> Trial | None:
-        path = self._path(algorithm, number)
-        runs = self.folder / "runs" / f"{self.stem(algorithm, number)}-seed-*"
+        path = self.path(trial := Trial(algorithm, number, {}))
         try:
             content = json.loads(read_bytes(path))
             outcomes = [call(Outcome, each, "trial") for each in content["outcomes"]]
@@ -84,16 +80,17 @@ class TrialStore:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            how = f"remove it and {runs} to repeat the trial"
+            how = f"remove it and {self.run(trial, '*')} to repeat the trial"
             raise UserError(f"cannot read {path}: {error}; {how}") from None
 
     def save(self, trial: Trial) -> None:
-        path = self._path(trial.algorithm, trial.number)
+        path = self.path(trial)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asdict(trial))
 
-    def _path(self, algorithm: str, number: int) -> Path:
-        return self.folder / "trials" / f"{self.stem(algorithm, number)}.json"
+    def path(self, trial: Trial) -> Path:
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", trial.algorithm)
+        return self.folder / "trials" / f"{name}-{trial.number:04d}.json"
 
 
 class TrialRun(NamedTuple):

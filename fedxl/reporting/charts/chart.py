@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fedxl.evaluation.scores import Floats
 from fedxl.reporting.charts.scale import Axis, Svg, element, number
 
-Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 400, 300  # of the plotting area with its axes; the legend comes below
 LEFT, RIGHT, TOP, BOTTOM = 48, 12, 12, 42
 ROW = 18  # height of a line of the legend

@@ -12,33 +12,27 @@ import numpy.typing as npt
 from fedxl import metrics
 from fedxl.evaluation.calibration import Reliability
 from fedxl.evaluation.intervals import Interval
-from fedxl.evaluation.scored import Scored
+from fedxl.evaluation.scores import Floats, Scores
 from fedxl.reporting.charts.chart import Chart, Key
 from fedxl.reporting.charts.scale import Axis, Svg, around, element, ticks_in, unit
 
-Floats = npt.NDArray[np.float64]
 Curve = tuple[Floats, Floats]
 BINS = np.linspace(0, 1, 21)
 GRID = np.linspace(0, 1, 501)
 SMALL = 200  # sides of one of many pictures, so that its letters are as large as those of the others
 
 
-def both_classes(scored: Scored) -> bool:
-    """Whether there is a curve at all."""
-    return 0 < int(scored.labels.sum()) < len(scored) and bool(np.isfinite(scored.scores).all())
-
-
-def roc_curve(scored: Sequence[Scored]) -> Curve:
+def roc_curve(runs: Sequence[Scores]) -> Curve:
     """False and true positive rates: of one run exactly, of several the mean on a grid."""
-    found = [metrics.roc(each.scores, each.labels) for each in scored]
+    found = [metrics.roc(*each.flat) for each in runs]
     return _mean(found, lambda curve: np.asarray(np.interp(GRID, *curve)))
 
 
-def precision_recall_curve(scored: Sequence[Scored]) -> Curve:
+def precision_recall_curve(runs: Sequence[Scores]) -> Curve:
     """Recall and precision, the mean over runs; a step that falls where a false positive comes first."""
     found = []
-    for each in scored:
-        false, true = metrics.counts(each.scores, each.labels)
+    for each in runs:
+        false, true = metrics.counts(*each.flat)
         precision = true[1:] / (true[1:] + false[1:])
         # The precision of the first threshold holds from recall 0 on: no examples have no precision.
         found.append((np.append(0.0, true[1:] / true[-1]), np.append(precision[:1], precision)))
@@ -117,9 +111,8 @@ def _with_marks(chart: Chart, marks: Sequence[Mark]) -> Svg:
 def reliability(curves: Mapping[Key, Reliability], small: str = "") -> Svg:
     """How often predictions come true, with intervals. small: the name of one of many."""
     words = f"Observed share of positives against the predicted probability: {_names(curves)}."
-    title, x = (
-        (f"Calibration of {_names(curves)}", "predicted") if small else ("Calibration", "predicted probability")
-    )
+    title = f"Calibration of {_names(curves)}" if small else "Calibration"
+    x = "predicted" if small else "predicted probability"
     chart = _square(small or "calibration", title, words, x, "observed share", bool(small))
     chart.line([0, 1], [0, 1], Key("perfect"), legend=False)
     for key, bins in curves.items():

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedxl.errors import printable
-
-Floats = npt.NDArray[np.float64]
+from fedxl.evaluation.scores import Floats
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,3 @@ def number(value: float) -> str:
     assert math.isfinite(value), "a picture has no place for it"
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text in ("-0", "") else text
-
-
-SIZE = 200  # of the picture's sides, so that its letters are as large as those of other pictures

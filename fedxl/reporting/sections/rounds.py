@@ -10,42 +10,40 @@ import numpy as np
 from fedxl.reporting.charts import pictures
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.pictures import Curve, History
-from fedxl.reporting.groups import Group
 from fedxl.reporting.page import Cell, Figure, Row, Section, Table, columns, in_bytes, metric_name
-from fedxl.reporting.runs import Run
-from fedxl.training.run_files import LARGEST
+from fedxl.reporting.runs import Group, is_centralized
+from fedxl.reporting.study import Study
+from fedxl.training.run_folder import LARGEST, Run
 
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-def section(groups: Sequence[Group], keys: Mapping[str, Key], metric: str) -> Section:
-    histories = {keys[group.letter]: found for group in groups if (found := history(group.runs, metric)) is not None}
+def section(it: Study) -> Section:
+    metric = it.focus.shown.metric
+    name, groups = metric_name(metric), it.drawn
+    histories = {group.key: found for group in groups if (found := history(group.runs, metric)) is not None}
     missing = [
-        f"{group.letter} has no evaluation with {metric_name(metric)} on validation data"
+        f"{group.letter} has no evaluation with {name} on validation data"
         for group in groups
-        if keys[group.letter] not in histories
+        if group.key not in histories
     ]
-    figures = []
+    figures, tables = [], []
     if histories:
         several = any(len(group.runs) > 1 for group in groups)
         spread = " Bands are one standard deviation over seeds." if several else ""
-        caption = (
-            f"{metric_name(metric)} on validation data after each evaluation; markers: the chosen rounds.{spread}"
-        )
-        picture = pictures.convergence(metric_name(metric), histories)
-        figures.append(Figure("Validation metric by round", picture, caption))
-    costs = [(group, cost(group.shown)) for group in groups]
-    missing += [
-        f"{group.letter} moves its data to one place and sends no model by rounds"
-        if group.shown.centralized
-        else f"{group.letter} did not record its traffic"
-        for group, found in costs
-        if found is None
-    ]
-    known = [(group, found) for group, found in costs if found is not None]
+        caption = f"{name} on validation data after each evaluation; markers: the chosen rounds.{spread}"
+        figures.append(Figure("Validation metric by round", pictures.convergence(name, histories), caption))
+    known = []
+    for group in groups:
+        if (traffic := cost(group.shown)) is not None:
+            known.append((group, traffic))
+        elif is_centralized(group.shown.algorithm):
+            missing.append(f"{group.letter} moves its data to one place and sends no model by rounds")
+        else:
+            missing.append(f"{group.letter} did not record its traffic")
     if known:
-        figures.append(_bytes_by_round(known, keys))
-    tables = [_costs(known, keys)] if known else []
+        figures.append(_bytes_by_round(known))
+        tables.append(_costs(known))
     return Section("convergence", "Convergence and communication", figures=figures, tables=tables, missing=missing)
 
 
@@ -82,32 +80,32 @@ class Cost(NamedTuple):
 def cost(run: Run) -> Cost | None:
     """What a run recorded of its traffic; None if it did not, or if all data are in one place."""
     recorded: Any = next((row["traffic"] for row in reversed(run.rows) if "traffic" in row), None)
-    if not isinstance(recorded, dict) or run.centralized:
+    if not isinstance(recorded, dict) or is_centralized(run.algorithm):
         return None
     values = [recorded.get(name) for name in Cost._fields]
     right = all(isinstance(value, int) and 0 <= value <= LARGEST for value in values)
     return Cost(*values) if right else None  # type: ignore[arg-type]
 
 
-def _bytes_by_round(known: Sequence[tuple[Group, Cost]], keys: Mapping[str, Key]) -> Figure:
+def _bytes_by_round(known: Sequence[tuple[Group, Cost]]) -> Figure:
     top = max(found.per_round * group.shown.last_round for group, found in known)
     size, unit = next(((size, unit) for size, unit in UNITS if top >= size), (1.0, "bytes"))
     totals: dict[Key, Curve] = {}
     for group, found in known:
         rounds = np.array([0.0, *(float(row["round"]) for row in group.shown.rows)])
-        totals[keys[group.letter]] = rounds, rounds * found.per_round / size
+        totals[group.key] = rounds, rounds * found.per_round / size
     caption = "What all clients of a round receive and send, summed up. The warm-up round is not counted."
     return Figure("Bytes by round", pictures.bytes_by_round(unit, totals), caption)
 
 
-def _costs(known: Sequence[tuple[Group, Cost]], keys: Mapping[str, Key]) -> Table:
+def _costs(known: Sequence[tuple[Group, Cost]]) -> Table:
     rows = []
     for group, found in known:
         run = group.shown
         chosen = in_bytes(found.per_round * run.best_round) if run.best_round is not None else "–"
         total = in_bytes(found.per_round * run.last_round)
         texts = [group.label, in_bytes(found.down), in_bytes(found.up), str(found.clients), chosen, total]
-        rows.append(Row([Cell(text) for text in texts], group.letter, keys[group.letter].css))
-    per = "received a client and round", "sent a client and round", "clients a round"
+        rows.append(Row([Cell(text) for text in texts], group.key))
+    per = "received per client and round", "sent per client and round", "clients per round"
     heads = columns("run", *per, "until chosen", "in all")
     return Table("Tensors as they are sent, without headers and encryption.", heads, rows)

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from fedxl.reporting.groups import Group, differing
 from fedxl.reporting.page import Block, Cell, Row, Section, Table, columns, shown
+from fedxl.reporting.runs import Group, differing
 
 LONGEST = 20_000  # characters of a config that are shown
 MOST = 400  # settings that are listed

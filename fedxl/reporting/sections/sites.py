@@ -3,95 +3,110 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedxl.evaluation.assess import Assessment
 from fedxl.evaluation.intervals import Interval
-from fedxl.evaluation.judgement import Judgement
 from fedxl.reporting.charts import pictures
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.scale import Axis, ticks_in
-from fedxl.reporting.groups import Group
 from fedxl.reporting.page import (
     Cell,
     Column,
     Row,
     Section,
     Table,
-    between,
     columns,
     figure_of,
     interval_cell,
+    interval_text,
     listed,
     metric_name,
     shown,
 )
-from fedxl.reporting.runs import Run
+from fedxl.reporting.study import Study
+from fedxl.training.run_folder import Run
 
 MOST = 300  # rows; a page of thousands of sites helps nobody
-TITLE = "Sites"
+MOST_COLUMNS = 20  # labels in the table of sites
+MEAN = "mean of the labels"
 SEVERAL = " Metrics are means over labels. Training rows count as positive or negative if any of their labels is."
 Members = Mapping[str, tuple[int, int]]
 
 
-def section(focus: Group, key: Key, judged: Judgement | None, names: Sequence[str]) -> Section:
+def section(it: Study) -> Section:
     """From scores where there are any; else from what sites told themselves, else the training data alone."""
-    run = focus.shown
+    run, found = it.focus.shown, it.found
     trained: Members = {member.name: (member.positives, member.negatives) for member in run.members}
-    if judged is not None and judged.sites:
-        table, left = _from_scores(focus, key, judged, trained, names)
+    if found is not None and found.sites:
+        table, left = _labels_at_sites(it, found) if found.several else _from_scores(it, found, trained)
+        if empty := [shown(name, 40) for name in trained if name not in found.sites]:
+            left.insert(0, f"no {found.split} data from {listed(empty)}")
+        left += _cut(len(found.sites))
     elif told := _told(run):
-        table, left = _from_told(focus, told, trained, names)
+        table, left = _from_told(it, told, trained)
     elif trained:
-        rows = [Row([Cell(shown(name, 60)), _counts(found, run)]) for name, found in list(trained.items())[:MOST]]
-        caption = "Who took part." + (SEVERAL if run.several else "")
+        rows = [Row([Cell(shown(name, 60)), _counts(held, run)]) for name, held in list(trained.items())[:MOST]]
+        caption = "Who took part." + (SEVERAL if run.labels else "")
         table = Table(caption, columns("site", f"training: {_counted(run)}"), rows)
         unknown = "their held-back examples do not say which site they are from"
-        left = [*_cut(len(trained)), f"no metrics by site: {unknown if judged else 'there are no scores by site'}"]
+        left = [*_cut(len(trained)), f"no metrics by site: {unknown if found else 'there are no scores by site'}"]
     else:
-        return Section("sites", TITLE, missing=["the run did not record who took part"])
-    return Section("sites", TITLE, tables=[table], missing=left)
+        return Section("sites", "Sites", missing=["the run did not record who took part"])
+    return Section("sites", "Sites", tables=[table], missing=left)
 
 
-def _from_scores(
-    focus: Group, key: Key, judged: Judgement, trained: Members, names: Sequence[str]
-) -> tuple[Table, list[str]]:
-    run, pooled = focus.shown, judged.pooled
-    names = [name for name in names if name in pooled.metrics]
-    first = names[0]
-    axis = shared_axis([pooled.metrics[first], *(site.metrics[first] for site in judged.sites.values())])
+def _from_scores(it: Study, found: Assessment, trained: Members) -> tuple[Table, list[str]]:
+    run, pooled = it.focus.shown, found.pooled.one
+    names = [name for name in it.names if name in pooled.metrics]
     everyone = (sum(each[0] for each in trained.values()), sum(each[1] for each in trained.values()))
-    parts = [("all sites", everyone if trained else None, pooled)]
-    parts += [(shown(name, 60), trained.get(name), site) for name, site in list(judged.sites.items())[:MOST]]
-    rows = []
-    for number, (name, held, site) in enumerate(parts):
-        picture = dot(site.metrics[first], first, axis, pooled.metrics[first].value, key)
-        cells = [Cell(name), _counts(held, run), _counts((site.positives, site.negatives), run), picture]
-        rows.append(Row([*cells, *(interval_cell(site.metrics[each]) for each in names)], focus=number == 0))
-    heads = columns("site", "training: positives of n", f"{judged.split}: positives of n")
-    heads += [dot_column(first, axis), *(Column(metric_name(name)) for name in names)]
+    sites = [("all sites", everyone if trained else None, pooled)]
+    sites += [(shown(name, 60), trained.get(name), site.one) for name, site in list(found.sites.items())[:MOST]]
+    parts = [
+        ([Cell(name), _counts(held, run), _counts((site.positives, site.negatives), run)], site.metrics)
+        for name, held, site in sites
+    ]
     caption = (
-        f"{focus.letter} ({shown(focus.label, 60)}) at each site, {judged.split} data, with 95 % intervals; the "
-        "vertical line is the pooled value. Intervals of sites with few positives are wide."
+        f"{it.focus.title} at each site, {found.split} data, with 95 % intervals; the vertical line is the pooled "
+        "value. Intervals of sites with few positives are wide."
     )
-    empty = [shown(name, 40) for name in trained if name not in judged.sites]
-    notes = [f"no {judged.split} data from {listed(empty)}"] if empty else []
-    one_class = [name for name, site in judged.sites.items() if not math.isfinite(site.metrics[first].value)]
-    if one_class:
-        unknown = listed([shown(name, 40) for name in one_class])
-        notes.append(f"one class only in the {judged.split} data of {unknown}: no metric there")
-    return Table(caption, heads, rows), notes + _cut(len(judged.sites))
+    heads = columns("site", "training: positives of n", f"{found.split}: positives of n")
+    one_class = [n for n, site in found.sites.items() if not math.isfinite(site.one.metrics[names[0]].value)]
+    unknown = listed([shown(name, 40) for name in one_class])
+    notes = [f"one class only in the {found.split} data of {unknown}: no metric there"] if one_class else []
+    return metric_table(caption, heads, parts, names, it.key), notes
+
+
+def _labels_at_sites(it: Study, found: Assessment) -> tuple[Table, list[str]]:
+    """AUROC of several labels."""
+    labels = list(found.pooled.labels)[:MOST_COLUMNS]
+    total = sum(site.examples for site in found.sites.values())
+    parts = [("all sites", total, found.pooled)]
+    parts += [(shown(name, 60), site.examples, site) for name, site in list(found.sites.items())[:MOST]]
+    rows = []
+    for name, count, site in parts:
+        own = {label: part.metrics["auroc"] for label, part in site.labels.items()}
+        each = [site.mean["auroc"], *(own.get(label) for label in labels)]
+        rows.append(Row([Cell(name), Cell(f"{count:,}"), *map(interval_cell, each)], focus=site is found.pooled))
+    caption = (
+        f"AUROC of {it.focus.title} at each site, {found.split} data, with 95 % intervals: the mean over the labels "
+        "that have both classes there, and each label."
+    )
+    more = len(found.pooled.labels) - MOST_COLUMNS
+    notes = [f"{more} more labels are not in this table"] if more > 0 else []
+    return Table(caption, columns("site", f"{found.split}: n", MEAN, *(shown(n, 40) for n in labels)), rows), notes
 
 
 def _counts(found: tuple[int, int] | None, run: Run) -> Cell:
     """Positives of all; of several labels a row may be both positive and negative, and there is no sum."""
     if found is None:
         return Cell("–")
-    return Cell(f"{found[0]:,} and {found[1]:,}" if run.several else f"{found[0]:,} of {sum(found):,}")
+    return Cell(f"{found[0]:,} and {found[1]:,}" if run.labels else f"{found[0]:,} of {sum(found):,}")
 
 
 def _counted(run: Run) -> str:
-    return "positives and negatives" if run.several else "positives of n"
+    return "positives and negatives" if run.labels else "positives of n"
 
 
 def _told(run: Run) -> Mapping[str, Any]:
@@ -102,43 +117,47 @@ def _told(run: Run) -> Mapping[str, Any]:
     return {}
 
 
-def _from_told(
-    focus: Group, told: Mapping[str, Any], trained: Members, names: Sequence[str]
-) -> tuple[Table, list[str]]:
-    run, rows, notes = focus.shown, [], []
+def _from_told(it: Study, told: Mapping[str, Any], trained: Members) -> tuple[Table, list[str]]:
+    run, rows, notes = it.focus.shown, [], []
     for name, found in list(told.items())[:MOST]:
         if isinstance(found, str):
             notes.append(f"{shown(name, 60)}: {shown(found)}")
             continue
         counts = [found.get(each) for each in ("positives", "negatives")]
         held = _counts(None if None in counts else (int(counts[0]), int(counts[1])), run)
-        values = [Cell(figure_of(found.get(each))) for each in names]
+        values = [Cell(figure_of(found.get(each))) for each in it.names]
         rows.append(Row([Cell(shown(name, 60)), _counts(trained.get(name), run), held, *values]))
     counted = _counted(run)
-    heads = columns("site", f"training: {counted}", f"judged on: {counted}", *map(metric_name, names))
-    about = f"{focus.letter} ({shown(focus.label, 60)})"
-    caption = f"What sites disclosed of {about}: metrics without scores have no intervals."
-    return Table(caption + (SEVERAL if run.several else ""), heads, rows), notes + _cut(len(told))
+    heads = columns("site", f"training: {counted}", f"measured on: {counted}", *map(metric_name, it.names))
+    caption = f"What sites disclosed of {it.focus.title}: metrics without scores have no intervals."
+    return Table(caption + (SEVERAL if run.labels else ""), heads, rows), notes + _cut(len(told))
 
 
 def _cut(count: int) -> list[str]:
     return [f"{count - MOST} more sites are not listed"] if count > MOST else []
 
 
-def shared_axis(intervals: Iterable[Interval]) -> Axis:
-    """What all intervals share: from the lowest end, but not below chance, to 1."""
-    lows = [value for found in intervals for value in (found.value, found.low) if math.isfinite(value)]
+def metric_table(
+    caption: str,
+    heads: Sequence[Column],
+    parts: Sequence[tuple[Sequence[Cell], Mapping[str, Interval]]],
+    names: Sequence[str],
+    key: Key,
+) -> Table:
+    """Metrics with intervals, the first also as a picture whose vertical line is at the first row's value.
+
+    The pictures share their axis: from the lowest end, but not below chance, to 1.
+    """
+    first = names[0]
+    every = [metrics[first] for _, metrics in parts]
+    lows = [value for found in every for value in (found.value, found.low) if math.isfinite(value)]
     low = math.floor(min([0.9, *(max(value, 0.0) for value in lows)]) * 10) / 10
-    return Axis("", low, 1.0, (low, 1.0) if low > 0 else ticks_in(0.0, 1.0, 1))
-
-
-def dot_column(name: str, axis: Axis) -> Column:
-    return Column(f"{metric_name(name)}, {axis.texts()[0]} to {axis.texts()[-1]}", numeric=False)
-
-
-def dot(found: Interval, name: str, axis: Axis, line: float, key: Key) -> Cell:
-    """A metric with its interval as a picture; `line`: where the vertical line is."""
-    if not math.isfinite(found.value):
-        return Cell("")
-    title = f"{metric_name(name)} {figure_of(found.value)} {between(found.low, found.high)}"
-    return Cell(svg=pictures.dot_and_interval(found, axis, line, key, title))
+    axis = Axis("", low, 1.0, (low, 1.0) if low > 0 else ticks_in(0.0, 1.0, 1))
+    rows = []
+    for number, ((cells, metrics), found) in enumerate(zip(parts, every, strict=True)):
+        title, line = f"{metric_name(first)} {interval_text(found)}", every[0].value
+        known = math.isfinite(found.value)
+        picture = Cell(svg=pictures.dot_and_interval(found, axis, line, key, title) if known else None)
+        rows.append(Row([*cells, picture, *(interval_cell(metrics[name]) for name in names)], focus=number == 0))
+    dots = Column(f"{metric_name(first)}, {axis.texts()[0]} to {axis.texts()[-1]}", numeric=False)
+    return Table(caption, [*heads, dots, *(Column(metric_name(name)) for name in names)], rows)

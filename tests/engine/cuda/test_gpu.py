@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from fedxl import ALGORITHMS, auroc, build, partial_auc, sampling, tree
-from fedxl.data.federation import Federation
-from fedxl.data.source import Augment, TensorSource
+from fedxl.data.examples import Augment, Examples
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.executors import EXECUTORS, loop
 from fedxl.models import cnn, simple_cnn, weights_of
@@ -59,11 +58,11 @@ def test_cuda_and_cpu_agree(name, executor, network, tmp_path):
     assert results[0].best_round == results[1].best_round
 
 
-def images(clients: int = 4, each: int = 30) -> Federation:
+def images(clients: int = 4, each: int = 30) -> Examples:
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 256, (clients * each, 3, 12, 12), np.uint8))
     y = torch.from_numpy((np.arange(len(x)) % 3 == 0).astype(np.int64))
-    federation = Federation(TensorSource(x, y), list(np.arange(len(x)).reshape(clients, each)))
+    federation = Examples(x, y[:, None], site=np.repeat(np.arange(clients), each))
     return federation.augmented(Augment(crop=2, flip=True, noise=0.1, site_means=(0.1, 0.0, -0.1, 0.2)))
 
 

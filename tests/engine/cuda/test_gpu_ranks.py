@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from fedxl.cli.processes import free_port
 from fedxl.config import experiment as configs
-from fedxl.training.run_files import checkpointed
+from fedxl.training.run_folder import checkpointed
 from fedxl.training.settings import Hooks
 from tests.conftest import PATIENCE, until
 

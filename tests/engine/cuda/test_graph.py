@@ -12,19 +12,17 @@ from torch import nn
 
 from fedxl import auroc, partial_auc, sampling, tree
 from fedxl.algorithms import LocalSGD, build
-from fedxl.data.federation import from_arrays
+from fedxl.data.inputs import from_arrays
 from fedxl.engine.cuda import lanes
-from fedxl.engine.cuda.capture import Play, again
 from fedxl.engine.cuda.graph import GraphExecutor
-from fedxl.engine.cuda.lanes import divisor
+from fedxl.engine.cuda.lanes import Play, divisor
 from fedxl.engine.drawing import Drawing
-from fedxl.engine.executors import loop
-from fedxl.engine.group import Group
+from fedxl.engine.executors import Group, loop
 from fedxl.models import cnn, mlp, resnet18, weights_of
 from tests.conftest import EXECUTORS, RAGGED, make_clients, replaying
 from tests.engine.cuda.traces import compiles
 from tests.engine.test_executors import Branches, assert_agree
-from tests.running import engine_for, fit_named, play
+from tests.running import again, engine_for, fit_named, play
 
 
 class Run:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fedxl.engine import executors
-from fedxl.engine.cuda.capture import again
 from fedxl.engine.executors import loop
 from tests.engine.cuda.test_graph import Run
 from tests.engine.test_executors import assert_agree
+from tests.running import again
 
 PACKAGE = Path(executors.__file__).parents[1]
 OURS = PACKAGE / "engine" / "cuda"

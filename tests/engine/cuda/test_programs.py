@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from fedxl.engine.cuda.capture import again
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.cuda.trace import fuse, trace
 from fedxl.engine.executors import loop
-from fedxl.models.precision import PRECISIONS, products
+from fedxl.models.functional import PRECISIONS, products
 from tests.conftest import RAGGED, make_clients
 from tests.engine.cuda.test_graph import Run
 from tests.engine.cuda.traces import compiles
 from tests.engine.test_executors import assert_agree
+from tests.running import again
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from torch.func import vmap
 
 from fedxl.engine.cuda import lanes
 from fedxl.engine.cuda import trace as tracing
-from fedxl.engine.cuda.capture import again
 from fedxl.engine.cuda.graph import GraphExecutor
 from fedxl.engine.cuda.trace import VERSION, fuse, trace
 from fedxl.engine.executors import loop
@@ -25,6 +24,7 @@ from tests.engine.cuda.test_gpu import network_of, trained
 from tests.engine.cuda.test_graph import HeavyBall, Run
 from tests.engine.cuda.traces import compiles
 from tests.engine.test_executors import assert_agree
+from tests.running import again
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

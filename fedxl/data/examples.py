@@ -1,0 +1,346 @@
+"""`Examples`: the record that every source of data ends in, and what training reads."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedxl.algorithms.protocol import DataFacts
+from fedxl.errors import require
+from fedxl.options import require_types
+from fedxl.risks.pairing import Holder, Side, belongs
+from fedxl.risks.ranking import HIGHEST_GRADE
+from fedxl.sampling import Indices, Purpose, generator
+from fedxl.tree import add_tensor
+
+if TYPE_CHECKING:
+    from fedxl.data.tables.prepare import Preparation
+
+# Noise is read from a bank that is drawn once, at an offset that the code gives: the same bits on every device and in
+# every executor, at the cost of a gather. Two reads for a 32 x 32 colour image overlap in about one of 170 pairs.
+BANK = 2**20
+MOST_CROP = 2**16  # so that a 64-bit integer can hold every code
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random crop, flip and noise, each off by default.
+
+    >>> Augment(crop=4, flip=True).codes
+    162
+    """
+
+    crop: int = 0  # pad with so many black pixels on each side, then crop at a random place
+    flip: bool = False  # horizontally, with probability 1/2
+    noise: float = 0.0  # standard deviation of Gaussian noise, added to pixels in [0, 1]
+    site_means: tuple[float, ...] = ()  # the mean of that noise at each client; empty: 0 everywhere
+
+    def __post_init__(self) -> None:
+        require_types(Augment, vars(self))
+        require(self.crop >= 0, f"crop must not be negative, got {self.crop}")
+        require(self.crop <= MOST_CROP, f"crop must be at most {MOST_CROP} pixels, got {self.crop}")
+        require(self.noise >= 0, f"noise must not be negative, got {self.noise}")
+        require(all(map(math.isfinite, self.site_means)), f"site_means must be finite, got {self.site_means}")
+
+    @property
+    def codes(self) -> int:
+        """The number of codes; 1: nothing is random."""
+        return (2 * self.crop + 1) ** 2 * (2 if self.flip else 1) * (BANK if self.noise else 1)
+
+    def bank(self) -> Tensor:
+        """Standard normal numbers, or none if there is no noise."""
+        size = BANK if self.noise else 0
+        return torch.from_numpy(generator(0, Purpose.NOISE).standard_normal(size, "f4"))
+
+    def read(self, images: Tensor, indices: Tensor, codes: Tensor, bank: Tensor) -> Tensor:
+        """The images [n, C, H, W] at `indices`, [*indices.shape, C, H, W] in [0, 1], augmented by their codes."""
+        channels, height, width = images.shape[1:]
+        side = 2 * self.crop + 1
+
+        def arange(size: int) -> Tensor:
+            return torch.arange(size, device=images.device)
+
+        codes = codes[..., None, None, None]
+        down, codes = codes % side - self.crop, codes // side
+        right, codes = codes % side - self.crop, codes // side
+        columns = arange(width)
+        if self.flip:
+            columns, codes = torch.where(codes % 2 > 0, width - 1 - columns, columns), codes // 2
+        y, x = arange(height)[:, None] + down, columns + right
+        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
+        pixels = scaled(images[indices[..., None, None, None], arange(channels)[:, None, None], y, x])
+        pixels = torch.where(inside, pixels, torch.zeros_like(pixels))
+        if not self.noise:
+            return pixels
+        place = arange(channels * height * width).view(channels, height, width)
+        return pixels + self.noise * bank[(codes + place) % BANK].to(pixels.dtype)
+
+
+NOTHING = Augment()
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Bytes as floats in [0, 1]; other types unchanged."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+UNKNOWN = -1  # a label that is not known
+Weighting = Literal["clients", "samples"]
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Examples in memory, one row each. Images of bytes stay bytes, and become floats in [0, 1] when fetched."""
+
+    x: Tensor  # [n, ...]
+    y: Tensor  # [n, L] 0 or 1, -1: not known; one label is L = 1; with groups grades of relevance
+    site: Indices | None = None  # [n] who holds each example, as an index; None: not known
+    sites: tuple[str, ...] = ()  # their names; empty: they have numbers alone
+    weight: Tensor | None = None  # [n] how often each is read in training, relative to others of its class and site
+    group: Tensor | None = None  # [n] the query of each item
+    row: Sequence[str] = ()  # [n] what identifies each where it is from; empty: not known
+    augment: Augment = NOTHING
+    shift: Tensor | None = None  # [n] added to each in training, if sites differ
+    bank: Tensor | None = None  # the augmentation's noise
+    order: Indices | None = None  # [n] all rows, client after client, as each has its own; None: as they stand here
+
+    def __post_init__(self) -> None:
+        right = self.y.ndim == 2 and len(self.x) == len(self.y)
+        shapes = f"{list(self.x.shape)} and {list(self.y.shape)}"
+        require(right, f"examples and labels must be [n, ...] and [n, labels], not {shapes}; one label is y[:, None]")
+        some = self.codes > 1
+        told = f"crop, flip and noise are for images [channels, height, width], not for {list(self.x.shape[1:])}"
+        require(self.x.ndim == 4 or not some, told)
+        plain = self.x.dtype == torch.uint8 or self.x.is_floating_point()
+        bytes_or_floats = "cannot be augmented; give images as bytes (uint8) or floats"
+        require(plain or (not some and self.shift is None), f"examples of {self.x.dtype} {bytes_or_floats}")
+        if some and self.bank is None:
+            object.__setattr__(self, "bank", self.augment.bank())
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def labels(self) -> int:
+        """How many labels each example has."""
+        return self.y.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return tuple(self.x.shape[1:])
+
+    def require_valid(self, where: str, unknown: bool = False) -> None:
+        """Raises UserError if there are no examples, or some that are not finite, or labels that there are not.
+
+        unknown: whether one label may be unknown of some examples, as one of several may.
+        """
+        self.require_usable(where)
+        least, most = (UNKNOWN if unknown or self.labels > 1 else 0), (HIGHEST_GRADE if self.group is not None else 1)
+        right = bool(((self.y >= least) & (self.y <= most)).all())
+        require(right, f"{where}: labels must lie between {least} and {most}")
+
+    def require_usable(self, where: str) -> None:
+        """Raises UserError if there are no examples, or some that are not finite."""
+        require(len(self) > 0, f"{where} has no examples; leave it out or give it some")
+        if self.x.is_floating_point():
+            bad = int((~torch.isfinite(self.x.flatten(1))).any(1).sum())
+            require(bad == 0, f"{where}: {bad} of {len(self)} examples hold NaN or infinity; drop or impute them")
+
+    # What training reads.
+
+    @property
+    def codes(self) -> int:
+        """How many codes augmentation has: one is drawn each time training reads an example. 1: nothing is random."""
+        return self.augment.codes
+
+    def fetch(self, indices: Tensor, codes: Tensor | None = None) -> Tensor:
+        """The examples at indices of any shape, [*indices.shape, ...]: unchanged, or augmented by their codes."""
+        if codes is None:
+            return self._plain(indices)
+        x = self._plain(indices) if self.bank is None else self.augment.read(self.x, indices, codes, self.bank)
+        if self.shift is None:
+            return x
+        return x + self.shift[indices].to(x.dtype)[(..., *[None] * (x.ndim - indices.ndim))]
+
+    def _plain(self, indices: Tensor) -> Tensor:
+        x = self.x[indices]
+        pixels = self.x.ndim >= 3  # byte features are not pixels
+        return scaled(x) if pixels else x.float() if x.dtype == torch.uint8 else x
+
+    def to(self, device: torch.device) -> Examples:
+        tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+
+    # Who holds which.
+
+    @cached_property
+    def parts(self) -> list[Indices]:
+        """Each client's examples, in their order. Without sites, one client holds all."""
+        site = np.zeros(len(self), np.int64) if self.site is None else self.site
+        count = len(self.sites) or int(site.max(initial=-1)) + 1
+        order = np.argsort(site, kind="stable") if self.order is None else self.order
+        parts = np.split(order, np.searchsorted(site[order], np.arange(1, count)))
+        require(bool(parts) and len(self) > 0, "a federation needs at least one client")
+        for client, part in enumerate(parts):
+            require(len(part) > 0, f"client {client} has no examples; leave it out or give it some")
+        return parts
+
+    def take(self, rows: Indices) -> Examples:
+        """These rows, in this order."""
+        if len(rows) == len(self) and bool((rows == np.arange(len(self))).all()):
+            return self  # nothing is copied
+        at = torch.as_tensor(rows)
+        each = ("x", "y", "weight", "group", "shift")
+        tensors = {name: value[at] for name in each if (value := getattr(self, name)) is not None}
+        row = [self.row[number] for number in at.tolist()] if len(self.row) else ()
+        site = None if self.site is None else self.site[at.numpy()]
+        return replace(self, **tensors, site=site, row=row, order=None)
+
+    def share_out(self, parts: Sequence[Indices], sites: Sequence[str] = ()) -> Examples:
+        """These parts as those of the clients. If a row is in several parts or in none, this is a copy."""
+        for client, part in enumerate(parts):
+            require(len(part) > 0, f"client {client} has no examples; leave it out or give it some")
+        order, site = np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        if len(order) != len(self) or len(np.unique(order)) != len(self):
+            return replace(self.take(order), site=site, sites=tuple(sites))
+        owner = np.empty_like(site)
+        owner[order] = site
+        return replace(self, site=owner, sites=tuple(sites), order=order)  # nothing is copied
+
+    def pooled(self) -> Examples:
+        """The same data in one place: what a centralised method trains on."""
+        return self.share_out([np.concatenate(self.parts)])
+
+    def augmented(self, augment: Augment) -> Examples:
+        """The same data, augmented in training."""
+        means, count = augment.site_means, len(self.parts)
+        require(len(means) in (0, count), f"site_means has {len(means)} entries for {count} clients")
+        site = np.zeros(len(self), np.int64) if self.site is None else self.site
+        shift = torch.tensor(means)[torch.from_numpy(site)] if means else None
+        return replace(self, augment=augment, shift=shift, bank=None)
+
+    def side(self, side: Side) -> list[Indices]:
+        """Each client's examples of one side, for any of their labels."""
+        member = np.asarray(self._members(side).any(1))
+        return [part[member[part]] for part in self.parts]
+
+    def _members(self, side: Side) -> npt.NDArray[np.bool_]:
+        """[n, L] which labels put their example into a side; one that is not known does not."""
+        y = self.y.cpu()
+        found: npt.NDArray[np.bool_] = (belongs(y, side) & (y >= 0)).numpy()
+        return found
+
+    def holdings(self) -> list[Holding]:
+        """What each client holds, in numbers."""
+        positive, negative = self._members("positive"), self._members("negative")
+        group = None if self.group is None else self.group.cpu().numpy()
+        found = []
+        for part in self.parts:
+            one, other = positive[part], negative[part]
+            some, none = one.any(1), other.any(1)
+            by_label = np.stack([one.sum(0), other.sum(0)])
+            held = Holding(int(some.sum()), int(none.sum()), int((some & none).sum()), by_label)
+            if group is not None:
+                held = held._replace(lists=(np.unique(group[part]), np.unique(group[part[some]])))
+            found.append(held)
+        return found
+
+    def fingerprint(self) -> str:
+        """A hash of all numbers, without fetching: bytes take a quarter of the memory of floats."""
+        digest = hashlib.sha256()
+        for name in ("y", "x", "shift", "weight", "group"):
+            if (tensor := getattr(self, name)) is not None:
+                add_tensor(digest, name, tensor)
+        return digest.hexdigest()
+
+
+class Holding(NamedTuple):
+    """What one client holds, in numbers. With several labels an example may count as positive and as negative."""
+
+    positives: int
+    negatives: int
+    both: int = 0  # examples that count as both, of which there are none with one label
+    label_counts: npt.NDArray[np.int64] = np.zeros((2, 0), np.int64)  # positives and negatives by label, [2, L]
+    lists: tuple[Indices, Indices] = (np.zeros(0, np.int64),) * 2  # its queries, and those with a relevant item
+
+    def count(self, side: Side) -> int:
+        total = self.positives + self.negatives - self.both
+        return {"positive": self.positives, "negative": self.negatives, "all": total}.get(side, 0)
+
+    def by_label(self, side: Side) -> npt.NDArray[np.int64]:
+        positives, negatives = self.label_counts
+        found: npt.NDArray[np.int64] = {"positive": positives, "negative": negatives}.get(side, positives + negatives)
+        return found
+
+    @property
+    def ranked(self) -> bool:
+        """Whether its examples are items of queries."""
+        return len(self.lists[0]) > 0
+
+    def queries(self, relevant: bool) -> Indices:
+        return self.lists[relevant]
+
+
+def facts_about(holders: Sequence[Holder], weighting: Weighting) -> DataFacts:
+    """What an algorithm may know of these clients' data together."""
+    positives, sizes = ([float(one.count(side)) for one in holders] for side in ("positive", "all"))
+    shares = [many / size for many, size in zip(positives, sizes, strict=True)]
+    share = sum(positives) / sum(sizes) if weighting == "samples" else float(np.mean(shares))
+    both = any(one.count("positive") and one.count("negative") for one in holders)
+    return DataFacts(share, float(both))
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Names for clients that have none."""
+    return tuple(f"client {number}" for number in range(count))
+
+
+class Splits(NamedTuple):
+    """What a run trains and evaluates on: one record per split, with the same sites."""
+
+    train: Examples
+    validation: Examples | None = None
+    test: Examples | None = None
+    preparation: Preparation | None = None  # how examples were made of files, which a run keeps with its model
+    columns: Sequence[str] = ()  # of the clients' data frames, in order
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the clients, also of those that have numbers alone."""
+        return self.train.sites or numbered(len(self.train.parts))
+
+    @property
+    def held_back(self) -> dict[str, Examples]:
+        """Validation and test data, as far as there are any."""
+        both = {"validation": self.validation, "test": self.test}
+        return {name: found for name, found in both.items() if found is not None}
+
+
+Digests = npt.NDArray[np.bytes_]  # [n] of 16 bytes
+
+
+def digests(blocks: Iterable[Tensor]) -> Digests:
+    """A digest of each example's numbers and their type, in which zero has one sign."""
+    found = []
+    for block in blocks:
+        values = block.flatten(1)
+        values = values.float() if values.dtype == torch.bfloat16 else values
+        array = np.ascontiguousarray(values + 0 if values.is_floating_point() else values)
+        found += [hashlib.blake2b(row, digest_size=16, person=array.dtype.str.encode()).digest() for row in array]
+    return np.array(found, "S16")
+
+
+def floats_as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Examples in the precision of a run; integers (tokens) keep their type."""
+    return x.to(dtype) if x.is_floating_point() else x

@@ -1,0 +1,190 @@
+"""The columns of a table that say what each row is: label, site, split, group and id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedxl.data.examples import UNKNOWN
+from fedxl.data.images import Image
+from fedxl.data.splits import SPLITS, WORDS, Codes, Whole, check_shares, in_order
+from fedxl.data.tables.read import LONGEST, File
+from fedxl.data.targets import Label, as_number, canonical, quoted, text_grades, two_values
+from fedxl.errors import UserError, printable, require
+from fedxl.sampling import Floats, Indices
+
+HEAVIEST = 1e12  # of weights: far beyond any use, and sums of them are still exact enough
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Settings of tables."""
+
+    positive: Label | None = None  # the label's value that is positive; not needed for 0 and 1, or true and false
+    site: str = ""  # the column that names the site; "": one site for each file, called as the file or its folder
+    called: str = ""  # the site's name, if there is one file and no such column; "": as the file
+    split: str = ""  # the column that says train, validation or test; "": they are drawn
+    group: str = ""  # the column of patients or the like: a group is never in two splits that are drawn
+    query: str = ""  # the column that names the query of an item; then labels are grades, and queries stay whole
+    id: str = ""  # the column that identifies a row in predictions; "": its number, from 1
+    columns: tuple[str, ...] = ()  # to learn from; empty: all that have no other meaning
+    drop: tuple[str, ...] = ()  # columns to leave out
+    categorical: tuple[str, ...] = ()  # columns of numbers that are codes: categories, not amounts
+    rare: int = 5  # what a site has fewer times is not told of it: its categories count as "other"
+    image: str = ""  # the column of image paths, relative to the table's folder; then other columns are not used
+    size: int = 64  # images become squares of so many pixels a side
+    channels: int = 1  # 1: grey, 3: colour
+    cache: str = ""  # where prepared images are kept; "": in the table's folder
+    validation: float = 0.2  # the share of rows to draw
+    test: float = 0.2
+    delimiter: str = ""  # between columns of a CSV file; "": a comma, or a tab in .tsv files
+    weight: str = ""  # the column that says how often a row is read in training, relative to its class at its site
+    preparation: str = ""  # a preparation.json to use instead of fitting one
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_shares(self.validation, self.test, self.seed)
+        require(1 <= self.rare <= 10**6, f"rare must lie between 1 and 1,000,000, got {self.rare}")
+        Image(self.size, self.channels)
+        require(not (self.query and self.weight), "with query, rows are read by query; leave weight out")
+        alone = not (self.query and (self.group or self.positive is not None))
+        require(alone, "with query, a query is a group and labels are grades; leave group and positive out")
+        told = "with image, other columns are not learned from; leave columns out"
+        require(not (self.image and self.columns), told)
+
+
+class Keys(NamedTuple):
+    """What the rows of some files are, in their order."""
+
+    y: Codes  # [n, L] 0 or 1, -1: not known; with queries, grades
+    positive: str
+    negative: str
+    sites: Whole  # an index into `names`
+    names: list[str]
+    splits: Codes | None  # if a column says so
+    groups: Whole | None  # numbered in the order of their first rows; queries, if there are any
+    counts: list[int]  # rows of each file
+    texts: Mapping[str, Any]  # arrow's, of the columns for ids, images and queries
+    weights: Floats | None  # how often each row is read, if a column says so
+
+
+def role_names(label: str | tuple[str, ...], options: TableOptions) -> list[str]:
+    """The columns that say what a row is."""
+    roles = (options.site, options.split, options.group, options.id, options.image, options.weight, options.query)
+    return [name for name in (*((label,) if isinstance(label, str) else label), *roles) if name]
+
+
+def keys_of(
+    files: Sequence[File],
+    counts: list[int],
+    texts: Mapping[str, Any],
+    label: str | tuple[str, ...],
+    options: TableOptions,
+    file_sites: Sequence[str],
+) -> Keys:
+    """counts: rows of each file; texts: by column, arrow's texts of all rows.
+
+    file_sites: the site of each file, which counts if no column names it.
+    """
+    for file, count in zip(files, counts, strict=True):
+        require(count > 0, f"{file.path} holds no rows, only the names of its columns")
+    where = str(files[0].path) if len(files) == 1 else f"{files[0].path} (and {len(files) - 1} more)"
+
+    def coded(name: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Whole, list[str]]:
+        return encode(texts[name], f"{where}: column '{printable(name)}'", wanted, tidy)
+
+    labels = (label,) if isinstance(label, str) else label
+    columns = [coded(name, "a label" if isinstance(label, str) else "") for name in labels]
+    y, value = _labels(columns, options, f"{where}: column{'s' * (len(labels) > 1)} {quoted(labels)}")
+    one, other = ("", "") if options.query else value
+    if options.site:
+        sites, names = coded(options.site, "a site")
+    else:
+        sites, names = np.repeat(np.arange(len(files), dtype=np.int32), counts), list(file_sites)
+    sites, names = in_order(sites, names)
+    splits = None
+    if options.split:
+        codes, words = coded(options.split, "a split")
+        for word in words:
+            told = f"{where}: column '{printable(options.split)}' holds '{printable(word, 40)}'"
+            require(word.lower() in WORDS, f"{told}; a split is {', '.join(SPLITS)}")
+        splits = np.array([WORDS[word.lower()] for word in words], np.int8)[codes]
+    group, wanted = (options.query, "a query") if options.query else (options.group, "a group")
+    return Keys(
+        y=y,
+        positive=one,
+        negative=other,
+        sites=sites,
+        names=names,
+        splits=splits,
+        groups=coded(group, wanted, str)[0] if group else None,
+        counts=counts,
+        texts={name: texts[name] for name in (options.id, options.image, options.query) if name},
+        weights=_weights(texts[options.weight], where, options.weight) if options.weight else None,
+    )
+
+
+def _labels(
+    columns: Sequence[tuple[Whole, list[str]]], options: TableOptions, where: str
+) -> tuple[Codes, Mapping[str, int]]:
+    """Labels [n, L], and the number that each text stands for, the same in all columns. Empty cells are unknown."""
+    found = list(dict.fromkeys(word for _, words in columns for word in words))
+    told = "leave a label's cell empty if it is not known, or set positive = 1 if -1 is negative"
+    clear = options.positive is not None or bool(options.query) or len(columns) == 1 or "-1" not in found
+    require(clear, f"{where} hold '-1'; {told}")
+    value = text_grades(found, where) if options.query else two_values(found, options.positive, where)
+    each = [np.array([*(value[word] for word in words), UNKNOWN], np.int8)[codes] for codes, words in columns]
+    return np.stack(each, 1), value
+
+
+def encode(column: Any, where: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Whole, list[str]]:
+    """Texts as indices of the different ones, in the order of their first rows.
+
+    wanted: what each row needs; "": rows may be empty, and get the number of different texts. tidy: `str` for groups,
+    of which there may be as many as rows: their names are not looked at.
+    """
+    if wanted and column.null_count:
+        first = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        told = f"{where} is empty in {column.null_count:,} of {len(column):,} rows (the first is row {first + 1:,})"
+        raise UserError(f"{told}; each row needs {wanted}")
+    encoded = column.combine_chunks().dictionary_encode()
+    codes: Whole = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
+    if tidy is str:
+        return codes, []
+    require(len(encoded.dictionary) <= max(1000, len(column) // 2), f"{where} differs in nearly every row")
+    index: dict[str, int] = {}
+    places = np.empty(len(encoded.dictionary) + 1, np.int32)
+    for at, text in enumerate(encoded.dictionary.to_pylist()):
+        word = tidy(text)
+        long = f"{where} holds a text of {len(word):,} characters; at most {LONGEST} are right"
+        require(len(word) <= LONGEST, long)
+        places[at] = index.setdefault(word, len(index))
+    places[-1] = len(index)
+    return places[codes], list(index)
+
+
+def _weights(column: Any, where: str, name: str) -> Floats:
+    """Positive numbers. Raises UserError for the first that is none."""
+    values = np.array([as_number(text) for text in column.to_pylist()], np.float64)
+    wrong = np.flatnonzero(~((values > 0) & (values <= HEAVIEST)))
+    if len(wrong):
+        shown = printable(str(column[int(wrong[0])].as_py()), 40)
+        told = f"{where}: column '{printable(name)}' holds '{shown}' in row {wrong[0] + 1:,}"
+        raise UserError(f"{told}; a weight is a number above 0, and rows that must not count are left out")
+    return values
+
+
+def row_numbers(ends: Indices, names: Sequence[str], rows: Whole) -> list[str]:
+    """Rows' numbers in their files, from 1, as texts. ends: the number of rows up to the end of each file.
+
+    >>> row_numbers(np.array([3, 5]), ["a", "b"], np.array([0, 4], np.int32))
+    ['a:1', 'b:2']
+    """
+    files = np.searchsorted(ends, rows, side="right")
+    numbers = (rows - np.concatenate([[0], ends])[files] + 1).tolist()
+    if len(names) == 1:
+        return list(map(str, numbers))
+    return [f"{names[file]}:{number}" for file, number in zip(files.tolist(), numbers, strict=True)]
