@@ -331,7 +331,10 @@ def _commands(command: click.Command, path: str) -> Iterator[str]:
     if isinstance(command, click.Group):
         if path != "fedxl":
             yield f"## {path}\n\n{about}"
-        for name, inner in command.commands.items():
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)  # which loads it
+            assert inner is not None
             yield from _commands(inner, f"{path} {name}")
         return
     yield f"### {path}\n\n{about}"
