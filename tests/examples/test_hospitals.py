@@ -24,6 +24,7 @@ pytest.importorskip("flwr", reason="needs fedxl[flower]")
 from fedxl.cli.main import app
 from fedxl.cli.processes import free_port
 from fedxl.data.tables.prepare import Preparation
+from fedxl.data.tables.table import read_new
 from fedxl.deploy.supervise import children
 from fedxl.evaluation import histogram, scores
 
@@ -128,7 +129,8 @@ def test_deployed_to_three_sites(folder):
     run = folder / "federation" / "server" / "run"
     prepared = [json.loads((place / "preparation.json").read_text()) for place in (run, folder / "simulated")]
     deployed, simulated = map(Preparation.from_json, prepared)
-    x, y = (one.read(folder / "hospitals" / "north" / "patients.csv").x.numpy() for one in (deployed, simulated))
+    north = folder / "hospitals" / "north" / "patients.csv"
+    x, y = (read_new(one, north).x.numpy() for one in (deployed, simulated))
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     exact = json.loads((folder / "simulated" / "metrics.jsonl").read_text().splitlines()[-1])["test"]["auroc"]
