@@ -1,7 +1,7 @@
 """A pool of worker processes. Each piece of work goes to a worker that has done the same kind before, if possible.
 
-A process keeps what it has compiled (`engine/cuda/trace.py`) and what its libraries have found out about their kernels, so
-a second run of the same program costs it seconds, where a new process would start from scratch.
+A process keeps what it has compiled (`engine/cuda/trace.py`) and what its libraries have found out about their
+kernels, so a second run of the same program costs it seconds, where a new process would start from scratch.
 """
 
 from __future__ import annotations
