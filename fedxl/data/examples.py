@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.errors import require
+from fedxl.evaluation.scores import UNKNOWN as UNKNOWN
 from fedxl.options import require_types
 from fedxl.risks.pairing import Holder, Side, belongs
 from fedxl.risks.ranking import HIGHEST_GRADE
@@ -94,7 +95,6 @@ def scaled(x: Tensor) -> Tensor:
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
-UNKNOWN = -1  # a label that is not known
 Weighting = Literal["clients", "samples"]
 
 
@@ -339,6 +339,11 @@ def digests(blocks: Iterable[Tensor]) -> Digests:
         array = np.ascontiguousarray(values + 0 if values.is_floating_point() else values)
         found += [hashlib.blake2b(row, digest_size=16, person=array.dtype.str.encode()).digest() for row in array]
     return np.array(found, "S16")
+
+
+def are_known(mine: Digests, known: Digests) -> npt.NDArray[np.bool_]:
+    """Which of the first are among the others, which are sorted: so that these are not sorted for every block."""
+    return np.asarray(np.append(known, b"")[np.searchsorted(known, mine)] == mine)
 
 
 def floats_as(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ No bootstrap of few positives among many negatives covers as it should: its draw
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -113,6 +114,7 @@ def _low(
     return float(brentq(lacks, 0.0, share * (1 - 1e-12), xtol=1e-12))
 
 
+@cache
 def _ratios(limit: float, *, mirrored: bool) -> tuple[Floats, Floats]:
     """The binormal model's shares t, ascending, and r10 and r01 of each."""
     mu = np.linspace(-5, 8, 131)[:, None]

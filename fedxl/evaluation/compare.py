@@ -140,10 +140,14 @@ def _gap(first: Statistic, second: Statistic) -> Statistic:
 def _student(value: float, error: float, free: float, how: str, level: float, most: float = 1.0) -> Difference:
     """Student's interval and p. most: how far two values can lie apart."""
     if not error > TINY:
-        return Difference(value, math.nan, math.nan, math.nan, "not defined: no example makes a difference", level)
+        return Difference(value, math.nan, math.nan, math.nan, _why_no_error(error), level)
     reach = float(stdtrit(free, (1 + level) / 2)) * error
     p = float(2 * stdtr(free, -abs(value) / error))
     return Difference(value, max(-most, value - reach), min(most, value + reach), p, how, level)
+
+
+def _why_no_error(error: float) -> str:
+    return f"not defined: {'a class has one example' if math.isnan(error) else 'no example makes a difference'}"
 
 
 # Runs: any number of labels, any number of seeds.
@@ -189,7 +193,7 @@ def seed_intervals(
         reach = float(stdtrit(free, (1 + level) / 2)) * error if error > TINY else math.nan
         found[name] = Interval(value, max(0.0, value - reach), min(1.0, value + reach), level, how)
         if math.isnan(reach):
-            found[name] = found[name]._replace(low=math.nan, high=math.nan, how="not defined: nothing varies")
+            found[name] = found[name]._replace(low=math.nan, high=math.nan, how=_why_no_error(error))
     return found
 
 

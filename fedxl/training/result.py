@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedxl.algorithms.protocol import ServerState
-from fedxl.data.examples import UNKNOWN, Digests, Examples, digests
+from fedxl.data.examples import UNKNOWN, Digests, Examples, are_known, digests
 from fedxl.data.inputs import features, is_frame, read
 from fedxl.data.tables.prepare import Preparation
 from fedxl.data.tables.table import prepared, read_new
@@ -102,7 +102,7 @@ def predict(
         for indices in torch.arange(len(data)).split(BLOCK):
             x = data.fetch(indices).to(getattr(torch, form.dtype))
             found[indices.numpy()] = _scored(score, x, form.score_shape)
-            known += 0 if trained_on is None else int(np.isin(digests([x]), trained_on).sum())
+            known += 0 if trained_on is None else int(are_known(digests([x]), trained_on).sum())
             advance(len(indices))
     bad = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))
     require(not len(bad), f"{len(bad)} examples have no finite score, the first of them is number {bad[:1]}")

@@ -411,7 +411,7 @@ def test_seeds_that_all_rank_perfectly_are_not_certain():
     found = seed_intervals(["auroc"], [Scores.of(labels, labels)] * 3, True)["auroc"]
     assert found.value == 1
     assert np.isnan([found.low, found.high]).all()
-    assert found.how == "not defined: nothing varies"
+    assert found.how == "not defined: no example makes a difference"
 
 
 @pytest.mark.parametrize("same", [True, False])
