@@ -16,8 +16,8 @@ from fedxl import toml
 from fedxl.cli.output import interruptible, out, say, show
 from fedxl.deploy.provision.settings import files_below
 from fedxl.errors import UserError, require
-from fedxl.reporting.text import in_words
-from fedxl.training.run_folder import read_run, sites_heard_of
+from fedxl.reporting.text import evaluation_in_words
+from fedxl.training.run_folder import read_run
 
 deploy = typer.Typer(no_args_is_help=True, help="A federation of real machines, over TLS, on Flower.")
 site = typer.Typer(no_args_is_help=True, help="What a site does on its own.")
@@ -160,7 +160,7 @@ def local(
         nonlocal seen
         rows = read_run(run).rows
         for row in rows[seen:]:
-            shown = in_words(row.get("validation") or {}) + sites_heard_of(row, "validation")
+            shown = evaluation_in_words(row, "validation")
             show(f"round {row['round']}  {shown}")
             for entry in row.get("dropped", []):
                 line = f"  round {entry['round']}: nothing from {entry['site']}: {entry['reason']}"
@@ -195,6 +195,6 @@ def _needing_flower(name: str) -> ModuleType:
 
 def _conclude(run: Path) -> None:
     done = read_run(run).done or {}
-    shown = in_words(done.get("test") or {}) + sites_heard_of(done, "test")
+    shown = evaluation_in_words(done, "test")
     show(f"best round {done.get('best_round')}, test: {shown or 'no test data'}")
     show(f"in {run}: model.safetensors, metrics.jsonl, checkpoints/")

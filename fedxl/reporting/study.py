@@ -57,8 +57,10 @@ def study(runs: Sequence[Run], reference: str = "") -> Study:
     usual = ["auroc", f"pauc@{fpr:g}", "ap"]
     some = bool(run.labels) or any(scores_on(run, split) is not None for split in ("test", "validation"))
     found = assess(run.scores, run.histograms, fpr=fpr) if some else None
-    measured = {group.letter: each for group in groups if (each := _measured(group, usual)) is not None}
-    if found is not None:  # of several labels, where sites told counts alone
+    # One run in focus has been measured by its assessment.
+    others = [group for group in groups if found is None or group is not focus or len(group.runs) > 1]
+    measured = {group.letter: each for group in others if (each := _measured(group, usual)) is not None}
+    if found is not None:
         measured.setdefault(focus.letter, Measured(found.split, found.pooled.mean))
     chosen = [run.metric] if run.metric in usual or run.metric in run.values else []
     names = list(dict.fromkeys([*chosen, *usual, *_own(run)]))

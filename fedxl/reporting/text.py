@@ -12,12 +12,19 @@ from rich.text import Text
 
 from fedxl import metrics
 from fedxl.errors import printable
+from fedxl.training.run_folder import sites_heard
 
 
 def in_words(values: Mapping[str, Any]) -> str:
     """The metrics that people ask for, in one line."""
     names = (name for name in metrics.shown(values) if values.get(name) is not None)
     return "  ".join(f"{printable(name)} {values[name]:.4f}" for name in names)
+
+
+def evaluation_in_words(row: Mapping[str, Any], split: str) -> str:
+    """The metrics of a metrics row, and how many sites they rest on, if these sent them."""
+    heard = sites_heard(row, split)
+    return in_words(row.get(split) or {}) + (f"  ({heard})" if heard else "")
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:

@@ -198,12 +198,6 @@ def sites_heard(row: Mapping[str, Any], split: str) -> str:
     return f"{sum(isinstance(each, Mapping) for each in told.values())} of {len(told)} sites"
 
 
-def sites_heard_of(row: Mapping[str, Any], split: str) -> str:
-    """The same in brackets after a metric, for a line of text; empty if all data were in one place."""
-    heard = sites_heard(row, split)
-    return f"  ({heard})" if heard else ""
-
-
 def is_run(path: Path) -> bool:
     """Whether a folder is that of a run, from the command line or from Python."""
     return (path / CONFIG).is_file() or (path / ABOUT).is_file()

@@ -24,8 +24,7 @@ from fedxl.deploy.server.grid import LinkGrid, Registry, task
 from fedxl.deploy.server.serve import serve
 from fedxl.deploy.supervise import status
 from fedxl.errors import UserError, first_line
-from fedxl.reporting.text import in_words
-from fedxl.training.run_folder import sites_heard_of
+from fedxl.reporting.text import evaluation_in_words
 from fedxl.training.settings import Hooks, Progress
 
 POLL = 0.2
@@ -65,7 +64,7 @@ def main(folder: Path, say: Say) -> None:
 
     def show(progress: Progress) -> None:
         fresh = progress.record if progress.record and progress.record["round"] == progress.round else {}
-        told = in_words(fresh.get("validation") or {}) + sites_heard_of(fresh, "validation")
+        told = evaluation_in_words(fresh, "validation")
         say(f"round {progress.round} of {progress.rounds}  {told}".rstrip())
 
     torch.set_num_threads(1)
