@@ -14,6 +14,7 @@ import numpy as np
 from fedxl import metrics
 from fedxl.evaluation.scores import Scores
 
+AREAS = ("auroc", "pauc", "ap")
 FEW = 30  # examples of a class from which on nothing is said
 
 
@@ -35,14 +36,14 @@ class Choice(NamedTuple):
 
 
 def how_sure(metric: str, values: Sequence[float], best: float, found: Scores) -> Choice | None:
-    """None if the metric has no standard error by counts of pairs. values: of all evaluations, the larger the better.
+    """How sure the choice is; None for metrics that are no areas. values: of all evaluations, the larger the better.
 
-    The standard error is that of Hanley and McNeil (1982) for an area of this size: it needs no other pass over the
-    data, and tells the order of magnitude for every metric between 0 and 1.
+    The standard error is that of Hanley and McNeil (1982) for AUROC of this size: it needs no other pass over the
+    data, and gives the order of magnitude for partial areas and average precision, too.
     """
     pairs = [(one.positives, len(one) - one.positives) for one in found.by_label().values()]
     m, n = min(pairs, key=min)
-    if not m or not n or not 0 <= best <= 1:
+    if not m or not n or not 0 <= best <= 1 or metric.partition("@")[0] not in AREAS:
         return None
     area = float(np.clip(best, 0.5, 1 - 0.5 / (m * n)))  # a perfect ranking is not known to be perfect
     upper, lower = area / (2 - area), 2 * area**2 / (1 + area)
