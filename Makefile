@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-deploy test-flower test-torch check format docs bench clean
+.PHONY: demo test test-deploy test-flower test-torch check format docs notebooks bench clean
 
 demo: $(READY)
 	$(BIN)/fedxl demo
@@ -15,14 +15,11 @@ test: $(READY)
 test-deploy: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m deploy
 
-# The gateway, the attacks and a deployment with another version of Flower, which is installed beside the usual one.
+# The app for Flower with another version of it, which is installed beside the usual one.
 FLWR ?= 1.42.0
 test-flower: $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --upgrade --target .venv/flwr-$(FLWR) flwr==$(FLWR)
-	PYTHONPATH=$(CURDIR)/.venv/flwr-$(FLWR) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/deploy/test_gateway.py \
-		tests/deploy/test_gateway_limits.py tests/deploy/test_flower.py tests/deploy/test_grid.py tests/deploy/test_records.py \
-		tests/deploy/test_attacks.py \
-		tests/deploy/test_deploy.py::test_four_sites_over_tls_come_to_what_the_simulator_does
+	PYTHONPATH=$(CURDIR)/.venv/flwr-$(FLWR) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not deploy" tests/deploy/test_flower.py
 
 # The tests with another version of torch, installed beside the usual one; pyproject.toml names the tested range.
 # TORCH_INDEX may name an index with CPU builds.
@@ -44,13 +41,22 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The documentation site, in site/. Strict (not with --quiet, which hides warnings from it): a broken link, an unknown name or a page that no menu lists fails the build.
+# The documentation site, in site/. Strict (not with --quiet, which hides warnings from it): a broken link, an unknown name or a page that mkdocs.yml does not list fails the build.
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 .venv/docs: $(READY)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt \
 		$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[docs]"
+	@touch $@
+
+# Executes the notebooks of examples/ in place, about a minute. The tests run their cells without Jupyter.
+notebooks: .venv/notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python docs/notebooks.py
+
+.venv/notebooks: $(READY)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt \
+		$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[notebooks]"
 	@touch $@
 
 bench: $(READY)

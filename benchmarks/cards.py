@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-NETWORKS = {"NVLink": 360e9, "InfiniBand": 45e9}  # bytes a second that a card sends, as NCCL reaches them
+NETWORKS = {"NVLink": 360e9, "InfiniBand": 45e9}  # bytes per second that a card sends, as NCCL reaches them
 CALL = 50e-6  # seconds of a collective, whatever its size
 CALLS = 6  # a round: scores, two for each sum of networks, the word of rank 0 whether to stop
 DOUBLE = 8  # bytes; sums are sent in double precision
@@ -41,8 +41,8 @@ class Workload:
         return computing + CALLS * CALL + (sums + gathered) / bandwidth
 
 
-# ResNet18 with the 7x7 stem, FeDXL2: weights and G, 2,048 scores of 20 bytes a client; 1.11 ms a step of one client
-# and 16.5 of 64 were measured. The CNN of federated benchmarks, Local SGD: measured with 1 to 400 clients.
+# ResNet18 with the 7x7 stem, FeDXL2: weights and G, 2,048 scores of 20 bytes per client; 1.11 ms per step of one
+# client and 16.5 of 64 were measured. The CNN of federated benchmarks, Local SGD: measured with 1 to 400 clients.
 WORKLOADS = (
     Workload("ResNet18, 16 clients", 16, 32, 2 * 11.2e6, 2048 * 20, 0.9e-3, 0.26e-3),
     Workload("ResNet18, 64 clients", 64, 32, 2 * 11.2e6, 2048 * 20, 0.9e-3, 0.26e-3),

@@ -78,7 +78,7 @@ def write(path: Path, value: Any) -> None:
 
 
 def take_turn(process: subprocess.Popen[bytes], name: str, number: int, folder: Path) -> float | None:
-    """Seconds a round, or None: the process has failed."""
+    """Seconds per round, or None: the process has failed."""
     (folder / f"turn-{name}-{number}").touch()
     done = folder / f"done-{name}-{number}"
     while not done.exists():
@@ -120,7 +120,7 @@ def compare(
 
 
 def row(case: str, before: list[float], after: list[float]) -> dict[str, Any]:
-    """Milliseconds a round, the median and its spread, and what the second takes of the first."""
+    """Milliseconds per round, the median and its spread, and what the second takes of the first."""
     shown: dict[str, Any] = {"case": case}
     for name, seconds in (("before", before), ("after", after)):
         if seconds:

@@ -35,7 +35,7 @@ def measure(num_clients: int, features: int, hidden: tuple[int, ...], repeats: i
             timed[f"{name} {executor}"] = job(name, data, executor, STEPS, hidden).round
     seconds = compare(timed, repeats)
     layers = "-".join(map(str, (features, *hidden, 1)))
-    print(f"\n{num_clients} clients, MLP {layers}, batch {BATCH}+{BATCH}, ms a step of all clients:")
+    print(f"\n{num_clients} clients, MLP {layers}, batch {BATCH}+{BATCH}, ms per step of all clients:")
     for name, value in seconds.items():
         print(f"  {name:<16} {1000 * value / STEPS:9.2f}")
     for name in ("fedxl2", "local_sgd"):

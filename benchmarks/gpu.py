@@ -76,7 +76,7 @@ def joint(begin: Begin, stem: str) -> dict[str, Any]:
 
 
 def fedavg(begin: Begin, run: str, precision: str, cohort: int = 50) -> dict[str, Any]:
-    """1,000 clients with 50 images of ten classes, so many of them a round, one epoch in batches of 10."""
+    """1,000 clients with 50 images of ten classes, a cohort of them per round, one epoch in batches of 10."""
     rng, total = np.random.default_rng(0), 50_000
     x = torch.from_numpy(rng.integers(0, 256, (total, *COLOUR), np.uint8))
     classes = torch.from_numpy(rng.integers(0, 10, (total, 1)))
@@ -184,7 +184,7 @@ def work(name: str, arrived: Any, turn: Any, parties: int, patience: float, out:
 
 
 def plot(figures: Path, target: Path) -> None:
-    """Milliseconds a step against the number of clients, beside a line through N = 1."""
+    """Milliseconds per step against the number of clients, beside a line through N = 1."""
     plt = require_matplotlib()
     rows = [json.loads(line) for line in figures.read_text().splitlines()]
     points = sorted(
@@ -200,7 +200,7 @@ def plot(figures: Path, target: Path) -> None:
     axes.set_yscale("log", base=2)
     axes.set_xticks(clients, [str(n) for n in clients])
     axes.set_yticks([2.0**n for n in range(-1, 8)], [f"{2.0**n:g}" for n in range(-1, 8)])
-    axes.set(xlabel="clients", ylabel="ms a step of all clients", ylim=(0.5 * min(ms), 1.5 * ms[0] * clients[-1]))
+    axes.set(xlabel="clients", ylabel="ms per step of all clients", ylim=(0.5 * min(ms), 1.5 * ms[0] * clients[-1]))
     axes.set_title(f"FeDXL2, ResNet18 (7x7 stem), batch 32+32, {rows[0]['machine']['device']}")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
@@ -211,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", nargs="*", help="parts of names; all by default")
     parser.add_argument("--out", type=Path, default=Path("figures.jsonl"))
-    parser.add_argument("--plot", type=Path, help="draw ms a step against the number of clients")
+    parser.add_argument("--plot", type=Path, help="draw ms per step against the number of clients")
     parser.add_argument("--patience", type=float, default=600, help="seconds to wait until all have been compiled")
     arguments = parser.parse_args()
     names, parts = list(cases()), arguments.cases

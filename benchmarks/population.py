@@ -22,7 +22,7 @@ def main() -> None:
 
     seconds = compare({str(n): lambda n=n: rounds(n) for n in jobs}, 9)
     base = seconds["100"]
-    print(f"\ncohort {COHORT}, 64 examples a client, MLP 64-64-1, batch 16+16, 4 steps a round:")
+    print(f"\ncohort {COHORT}, 64 examples per client, MLP 64-64-1, batch 16+16, 4 steps per round:")
     for num_clients, one in jobs.items():
         states = one.engine.population.states
         held = sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(states))

@@ -23,15 +23,15 @@ from benchmarks.step import Job
 from fedxl.cli.processes import free_port
 from fedxl.data.examples import Examples
 from fedxl.engine.executors import executor
-from fedxl.engine.ranks.ranked import Ranked, costs, longest_first, operations
+from fedxl.engine.ranks.ranked import Ranked, costs, longest_first
 from fedxl.engine.ranks.team import Place, Seat, Team
-from fedxl.models import cnn, mlp
+from fedxl.models import cnn, mlp, operations
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 LIMIT = 600.0
 STEPS, BATCH, FEATURES = 16, 16, 64
 RANKS = (1, 2, 4)
-CLIENTS = {"MLP": 256, "CNN": 8}  # of the federation that is divided; half as many a rank in weak scaling
+CLIENTS = {"MLP": 256, "CNN": 8}  # of the federation that is divided; half as many per rank in weak scaling
 NOTE = (
     "The CPU time of the busiest rank is what a round would take if each rank had a core of its own. Wall-clock "
     "times depend on how many cores there are and what else they do. Communication includes waiting for slower ranks."
@@ -142,7 +142,7 @@ def table(rows: list[dict[str, Any]], title: str) -> list[str]:
         "",
         "| network | ranks | clients | round, ms | busiest rank's CPU, ms | all ranks' CPU, ms |",
     ]
-    lines[-1] += " KB a rank sends | ms in communication |"
+    lines[-1] += " KB sent per rank | ms in communication |"
     lines.append("|---|---:|---:|---:|---:|---:|---:|---:|")
     for row in rows:
         times = " | ".join(f"{1000 * row[key]:.0f}" for key in ("seconds", "cpu", "all_cpu"))
@@ -198,7 +198,7 @@ def main() -> None:
     (RESULTS / "ranks.json").write_text(json.dumps(found, indent=1) + "\n")
     lines = ["# Several processes", "", found["machine"], ""]
     lines += [NOTE, ""]
-    lines += [f"FeDXL2, {STEPS} steps of {BATCH}+{BATCH} examples a round. `python benchmarks/ranks.py`", ""]
+    lines += [f"FeDXL2, {STEPS} steps of {BATCH}+{BATCH} examples per round. `python benchmarks/ranks.py`", ""]
     lines += table(strong, "Strong scaling: the same clients") + table(weak, "Weak scaling: as many on each rank")
     (RESULTS / "ranks.md").write_text("\n".join([*lines, *placed(places, sizes)]))
     draw(strong, weak, RESULTS / "ranks.png")

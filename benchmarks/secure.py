@@ -27,13 +27,12 @@ from common import machine
 
 from fedxl.cli.processes import free_port
 from fedxl.config.experiment import Config
-from fedxl.deploy.protocol import envelope
+from fedxl.deploy.processes import local
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import read_server, read_site
 from fedxl.deploy.server.serve import serve
-from fedxl.deploy.site import requests, secure
-from fedxl.deploy.supervise.processes import local
+from fedxl.deploy.site.requests import HANDLERS
 from fedxl.errors import first_line
 from fedxl.files import write_json
 from fedxl.progress import progress
@@ -41,7 +40,6 @@ from fedxl.training.run_folder import read_run
 from fedxl.training.settings import Hooks
 
 WAYS = {"plain": (0, False), "secure, 32 bits": (32, True), "secure, 64 bits": (64, True)}
-HANDLERS = {"train": requests.train, "evaluate": requests.evaluate, "secure": secure.step}
 ROUNDS = 1
 DEPLOYED = ("plain", "secure, 64 bits")
 
@@ -53,14 +51,20 @@ class Counting:
     """
 
     def __init__(self, folder: Path, names: Sequence[str], lost: int) -> None:
-        self.sites = {node: read_site(folder / "sites" / name / "site.toml") for node, name in enumerate(names)}
-        self.lost, self.waiting = set(range(lost)), dict[str, Envelope | Failure]()
+        self.sites = {name: read_site(folder / "sites" / name / "site.toml") for name in names}
+        self.lost, self.waiting = set(names[:lost]), dict[str, Envelope | Failure]()
         self.bytes, self.seconds = Counter[str](), 0.0
 
-    def nodes(self) -> Sequence[int]:
-        return list(self.sites)
+    def nodes(self) -> Mapping[str, str]:
+        return {name: name for name in self.sites}
 
-    def send(self, envelopes: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
+    def approved(self) -> None:
+        return None
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def send(self, envelopes: Mapping[str, Envelope], kind: Kind, seconds: float) -> Mapping[str, str]:
         tickets = {}
         for node, request in envelopes.items():
             ticket = f"{len(self.waiting)} {node} {time.monotonic_ns()}"
@@ -74,15 +78,14 @@ class Counting:
             self.waiting[ticket] = reply
         return tickets
 
-    def _reply(self, node: int, kind: Kind, request: Envelope) -> Envelope | Failure:
+    def _reply(self, node: str, kind: Kind, request: Envelope) -> Envelope | Failure:
         try:
-            site = self.sites[node]
-            return HANDLERS[kind](site, request) if kind in HANDLERS else requests.hello(site)
+            return HANDLERS[kind](self.sites[node], request)
         except ValueError as error:
             return Failure(first_line(error))
 
     def replies(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
-        return [(ticket, self.waiting.pop(ticket)) for ticket in tickets if ticket in self.waiting]
+        return [(ticket, self.waiting.pop(ticket)) for ticket in tickets]
 
     def forget(self, tickets: Sequence[str]) -> None:
         pass
@@ -126,22 +129,17 @@ def measured(sites: int, hidden: Sequence[int], way: str, lost: int = 0) -> dict
     return {**found, "site": carrier.seconds / each, "server": (total - carrier.seconds) / ROUNDS}
 
 
-def deployed(sites: int, way: str, rounds: int = 6) -> float:
+def deployed(sites: int, way: str, rounds: int = 12) -> float:
     """Seconds of a round over real processes: the median."""
     bits, masked = WAYS[way]
-    names, seen = [f"s{number}" for number in range(sites)], list[float]()
+    names = [f"s{number}" for number in range(sites)]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "f"
         folders.init(names, folder, port=free_port(), config=experiment(sites, [64], bits, rounds))
         file = folder / "server" / "server.toml"
         file.write_text(file.read_text().replace("[server]", f"[server]\nsecure = {str(masked).lower()}", 1))
-
-        def watch(run: Path) -> None:
-            done = len(read_run(run).rows)
-            seen.extend([time.monotonic()] * (done - len(seen)))
-
-        local(folder, lambda line: None, watch)
-    gaps = sorted(after - before for before, after in itertools.pairwise(seen))
+        rows = read_run(local(folder, lambda line: None).out).rows
+    gaps = sorted(after["seconds"] - before["seconds"] for before, after in itertools.pairwise(rows))
     return gaps[len(gaps) // 2]
 
 
@@ -180,9 +178,9 @@ def heading() -> list[str]:
 def over_processes(found: Mapping[str, Sequence[float]]) -> list[str]:
     plain, masked = (min(found[way]) for way in DEPLOYED)
     return [
-        f"Over real processes (three sites, 4,200 weights, one machine) a round takes {plain:.1f} s plain and "
-        f"{masked:.1f} s under masks, {masked / plain:.1f} times as long (the faster of two runs each, in turns; "
-        "`--deployed`). A round has four exchanges instead of one, and parties poll for messages."
+        f"Over real processes (three sites, 4,200 weights, one machine) a round takes {plain:.2f} s plain and "
+        f"{masked:.2f} s under masks, {masked / plain:.1f} times as long (the faster of two runs each, in turns; "
+        "`--deployed`). A round has five exchanges instead of one."
     ]
 
 
@@ -211,7 +209,6 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(arguments.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    envelope.POLL = 0.0
     measured(2, (8,), "plain")  # imports and caches
     rows: dict[str, dict[str, dict[str, float]]] = {}
     with progress("cases", len(CASES)) as done:
@@ -221,7 +218,6 @@ def main() -> None:
     content: dict[str, Any] = {"rounds": rows}
     lines = [*heading(), *table(rows)]
     if arguments.deployed:
-        envelope.POLL = 0.5
         # In turns, so that a noisy moment of the machine falls on all of them.
         turns = [(way, deployed(3, way)) for _ in range(2) for way in DEPLOYED]
         content["deployed"] = {way: [seconds for each, seconds in turns if each == way] for way in DEPLOYED}

@@ -279,7 +279,7 @@ def as_text(rows: Sequence[Row], setting: Setting) -> Table:
     )
     shown = Table(title=f"{where}\n{describe(setting)}", title_justify="left")
     shown.add_column("")
-    for heading in ("ms a step", "images/s", "to joint batch", "to loop", "peak GiB"):
+    for heading in ("ms per step", "images/s", "to joint batch", "to loop", "peak GiB"):
         shown.add_column(heading, justify="right")
     shown.add_column("")
     for row in rows:
@@ -293,7 +293,9 @@ def as_text(rows: Sequence[Row], setting: Setting) -> Table:
 def describe(setting: Setting) -> str:
     image = "x".join(map(str, setting.shape))
     batches = f"batch {setting.batch}+{setting.batch}"
-    return f"{setting.clients} clients, {setting.local_steps} steps a round, {batches}, {image}, {setting.precision}"
+    return (
+        f"{setting.clients} clients, {setting.local_steps} steps per round, {batches}, {image}, {setting.precision}"
+    )
 
 
 def as_json(rows: Sequence[Row], setting: Setting, model: str, options: Sequence[str]) -> str:

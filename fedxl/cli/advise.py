@@ -1,4 +1,4 @@
-"""`fedxl advise`, and what there is to choose from: `fedxl algorithms`, `risks` and `metrics`."""
+"""`fedxl advise`, and the lists `fedxl algorithms`, `risks` and `metrics`."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def advise(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: facts, settings, lines and flags.")] = False,
 ) -> None:
-    """Which algorithm, weighting, norm, local steps and rate fit the sites of a config, by their counts."""
+    """Recommend an algorithm, weighting, norm, local steps and learning rate for the sites of a config."""
     found = configs.advise(configs.read(config, overrides or []))
     print(json.dumps(found.as_json(), indent=2) if as_json else found)
 
 
 def algorithms() -> None:
-    """What there is to train with, one line each."""
+    """List the algorithms (algorithm.name in a config)."""
     list_summaries(ALGORITHMS)
 
 
 def risks() -> None:
-    """What there is to optimise, one line each."""
+    """List the risks (risk.name in a config)."""
     list_summaries(KNOWN_RISKS)
 
 
 def metrics() -> None:
-    """What models are judged by, one line each."""
+    """List the metrics (run.metrics in a config)."""
     print_table({name + "@LIMIT" * metric.takes_limit: metric.summary for name, metric in METRICS.items()})
 
 

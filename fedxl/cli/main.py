@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -16,7 +18,9 @@ from fedxl import __version__
 from fedxl.cli.output import tell
 from fedxl.errors import UserError
 
-HELP = "Train across data holders who cannot pool their data, for AUROC, partial AUC and other X-risks."
+HELP = (
+    "Train across data holders who cannot pool their data, for AUROC, partial AUC, time to event and other X-risks."
+)
 # Functions, and groups of commands. Most load torch, which takes a second; servers and sites must not wait for that.
 COMMANDS: Mapping[str, str] = {
     "demo": "experiments:demo",
@@ -44,16 +48,39 @@ MOVED = {
 
 
 class Commands(TyperGroup):
-    """The commands of `COMMANDS`, each loaded when it is looked up."""
+    """The commands of `COMMANDS`, each loaded when it is looked up. The list of all of them loads none."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self.listing = False
         self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # names, which mistyped ones are compared with
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in MOVED:
             raise UserError(f"fedxl {cmd_name} is `{MOVED[cmd_name]}` in a checkout since version 0.4")
+        if self.listing:
+            return click.Command(cmd_name, help=_summary(COMMANDS[cmd_name]))
         return _loaded(COMMANDS[cmd_name], cmd_name) if cmd_name in COMMANDS else None
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = False
+
+
+def _summary(place: str) -> str:
+    """What a command says of itself: the docstring of its function, or the help of its group, as the file has it."""
+    module, _, attribute = place.partition(":")
+    for node in ast.parse((Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == attribute:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == attribute:
+            assert isinstance(node.value, ast.Call)
+            given = {option.arg: option.value for option in node.value.keywords}
+            return str(ast.literal_eval(given["help"]))
+    raise LookupError(place)
 
 
 @cache
@@ -88,7 +115,7 @@ def options(
 
 
 def main() -> None:
-    """A user's mistake is one line and exit code 2; anything else is a bug and shows its traceback."""
+    """Run a command. Wrong input ends with one line and code 2; anything else is a bug and keeps its traceback."""
     try:
         app()
     except UserError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,6 +39,15 @@ def interruptible(told: str) -> Iterator[None]:
         sys.exit(130)
 
 
+@contextmanager
+def writing(folder: Path, kept: str) -> Iterator[None]:
+    """A disk that is full or fails ends the command with one line, which says what is kept."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}; {kept}") from error
+
+
 def tell(error: UserError) -> None:
-    """A user's mistake, in one line."""
+    """Print an error for wrong input, in one line."""
     say(f"fedxl: {error}", "red")

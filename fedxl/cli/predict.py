@@ -1,17 +1,19 @@
-"""`fedxl predict` and `fedxl export`: what a trained model is for."""
+"""`fedxl predict` and `fedxl export`: use a trained model."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 from torch import nn
 
 from fedxl import registry
 from fedxl.cli.output import say
-from fedxl.errors import printable, require
+from fedxl.errors import UserError, printable, require
 from fedxl.evaluation.scores import Scores
 
 if TYPE_CHECKING:  # they load scipy, for which other commands need not wait
@@ -20,49 +22,59 @@ if TYPE_CHECKING:  # they load scipy, for which other commands need not wait
     from fedxl.training.result import Prediction
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
-Calibrated = Annotated[str, typer.Option("--calibration", help="platt or isotonic, fitted to validation scores.")]
+Calibrated = Annotated[str, typer.Option("--calibration", help="Fitted to validation scores: platt or isotonic.")]
 Specificity = Annotated[
-    float | None, typer.Option(help="The threshold reaches this on validation data; by default 0.9.")
+    float | None,
+    typer.Option(help="Choose the threshold that reaches this specificity on validation data; by default 0.9."),
 ]
-Sensitivity = Annotated[float | None, typer.Option(help="Or the threshold reaches this.")]
+Sensitivity = Annotated[
+    float | None, typer.Option(help="Choose the threshold that reaches this sensitivity on validation data.")
+]
+Horizons = Annotated[
+    list[float] | None,
+    typer.Option("--horizon", help="Report the probability of no event up to this time; repeatable."),
+]
 Factory = Annotated[
-    str, typer.Option("--model", metavar="MODULE:FUNCTION", help="Builds the network, for runs of fit with your own.")
+    str,
+    typer.Option(
+        "--model", metavar="MODULE:FUNCTION", help="Function that builds the network of a run started in Python."
+    ),
 ]
 Allow = Annotated[
-    bool, typer.Option("--allow-code", help="Import the network that the folder names, if it is not one of fedxl's.")
+    bool,
+    typer.Option("--allow-code", help="Import the network's code that the folder names (not fedxl's own)."),
 ]
 
 
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or an exported one.")],
     data: Annotated[Path, typer.Argument(help="A table (CSV, Parquet), a folder of images, or an .npz file with x.")],
-    target: Annotated[Path, typer.Option("--out", "-o", help="Where predictions go: .csv or .parquet.")],
+    target: Annotated[Path, typer.Option("--out", "-o", help="File for the predictions: .csv or .parquet.")],
     calibration: Calibrated = "platt",
     specificity: Specificity = None,
     sensitivity: Sensitivity = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Of the raw score, instead of one that is chosen on validation data.")
-    ] = None,
+    threshold: Annotated[float | None, typer.Option(help="Use this raw score as the threshold.")] = None,
+    horizon: Horizons = None,
     model: Factory = "",
     allow_code: Allow = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, ..., or auto.")] = "auto",
 ) -> None:
-    """Score new data: the identity of each row, its score, its calibrated probability and its class.
+    """Score new data: per row its identity, score, calibrated probability and class.
 
-    Of several labels: these three for each.
+    With several labels, each label has these three. With time to event, a row has a risk score and the probability of
+    no event up to each horizon.
     """
     from fedxl.prediction import predictor, table
 
-    require(
-        target.resolve() != data.resolve(), f"{target} is the data themselves; choose another file for the scores"
-    )
+    require(target.resolve() != data.resolve(), f"{target} is the data file; choose another file for the scores")
     asked = specificity is not None or sensitivity is not None
-    require(threshold is None or not asked, "give a threshold, or what it must reach, not both")
+    require(threshold is None or not asked, "give --threshold, or --specificity or --sensitivity, not both")
     found = predictor.load(
         folder,
         calibration=calibration,
         specificity=specificity,
         sensitivity=sensitivity,
+        horizons=horizon or (),
         model=_network(model),
         allow_code=allow_code,
         device=device,
@@ -74,12 +86,12 @@ def predict(
     for line in _meanings(found):
         _say(line)
     for line in _metrics(predicted, given, found.form.names):
-        _say(f"{data} has labels: {line}")
+        _say(f"{data} has {'times and events' if given.time is not None else 'labels'}: {line}")
     if predicted.trained_on:
         many = f"{predicted.trained_on:,} of {len(given):,} rows are among the training data"
-        _say(f"warning: {many}: metrics of these say nothing of new data")
+        _say(f"warning: {many}: their metrics do not describe new data")
     if changed:
-        _say(f"{changed} identities begin like a formula and got an apostrophe; .parquet keeps them as they are")
+        _say(f"{changed} identities look like formulas and got an apostrophe; .parquet keeps them unchanged")
     _say(f"{len(given):,} predictions in {target}")
 
 
@@ -88,10 +100,11 @@ def export(
     target: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder to write; RUN/export by default.")
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="Whether to write model.onnx, too.")] = True,
+    onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="Also write model.onnx, or leave it out.")] = True,
     calibration: Calibrated = "platt",
     specificity: Specificity = None,
     sensitivity: Sensitivity = None,
+    horizon: Horizons = None,
     model: Factory = "",
     allow_code: Allow = False,
 ) -> None:
@@ -106,6 +119,7 @@ def export(
         calibration=calibration,
         specificity=specificity,
         sensitivity=sensitivity,
+        horizons=horizon or (),
         model=_network(model),
         allow_code=allow_code,
         say=_say,
@@ -118,7 +132,12 @@ def _network(name: str) -> nn.Module | None:
     if not name:
         return None
     require(registry.own(name), f"--model must read package.module:factory, not {name!r}")
-    network = registry.find("model", name, {})()
+    build = registry.find("model", name, {})
+    try:
+        inspect.signature(build).bind()
+    except TypeError as error:
+        raise UserError(f"--model: '{name}' is called without arguments, but {error}") from None
+    network = build()
     registry.require_type(network, nn.Module, name)
     return network  # type: ignore[no-any-return]
 
@@ -133,19 +152,27 @@ def _meanings(found: Predictor) -> Iterator[str]:
         yield f"class 1 ({positive}) from score {decision.threshold:.6g} on: {decision.rule}{where}"
         if decision.calibration.note:
             yield f"{f'probabilities of {name}' if name else 'probabilities'}: {decision.calibration.note}"
-    if why := found.decisions.why_none or found.decisions.reasons:
+    if (survival := found.decisions.survival) is not None:
+        columns = ", ".join(f"survival@{at:g}" for at in survival.horizons)
+        if columns:
+            yield f"{columns}: probability of no event up to then, from Breslow's hazard on the validation data"
+    elif why := found.decisions.why_none or found.decisions.reasons:
         yield f"scores only, without probabilities and classes: {why}"
 
 
 def _metrics(predicted: Prediction, given: Examples, labels: tuple[str, ...]) -> Iterator[str]:
-    """A line on each label of which the data hold both classes."""
-    from fedxl.evaluation.intervals import delong
+    """A line on each label of which the data hold both classes, or on times if they hold an event."""
+    from fedxl.evaluation.intervals import intervals, reported
 
-    scores = Scores(predicted.scores.reshape(len(given), -1), given.y.numpy(), labels)
+    time = None if given.time is None else given.time.numpy().astype(np.float64)
+    if predicted.survival is not None and time is None:
+        return  # events without their times do not say how good the scores are
+    scores = Scores(predicted.scores.reshape(len(given), -1), given.y.numpy(), labels, time=time)
+    metric, *_ = reported(time is not None, 1.0)
     for name, one in scores.by_label().items():
-        if one.both_classes:
-            found = delong(*one.flat)
-            text = f"auroc {found.value:.4f} ({found.low:.4f} to {found.high:.4f})"
+        if one.has_metrics:
+            found = intervals([metric], one)[metric]
+            text = f"{metric} {found.value:.4f} ({found.low:.4f} to {found.high:.4f})"
             yield f"{name}: {text}" if name else text
 
 

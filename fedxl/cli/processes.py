@@ -30,9 +30,7 @@ POLL = 0.05
 Devices = Annotated[
     int, typer.Option("--devices", help="Worker processes to split clients across (one per GPU, or on the CPU).")
 ]
-Limit = Annotated[
-    float, typer.Option("--limit", metavar="SECONDS", help="How long one of several processes waits for another.")
-]
+Limit = Annotated[float, typer.Option("--limit", metavar="SECONDS", help="Seconds to wait for another process.")]
 
 
 def follows() -> bool:
@@ -58,7 +56,7 @@ def execute(experiment: configs.Config, folder: Path, resume: bool, hooks: Hooks
         with Team.joined(own, place, limit) as team:
             return configs.execute_on(team, place.device, experiment, folder, resume, hooks)
     except LostRankError as error:
-        raise UserError(f"{error}; go on with: fedxl resume {folder}") from error
+        raise UserError(f"{error}; continue with: fedxl resume {folder}") from error
 
 
 def follow(experiment: configs.Config, folder: Path, resume: bool, limit: float) -> None:
@@ -113,7 +111,7 @@ def start(count: int, arguments: Sequence[str], folder: Path, limit: float) -> N
         sys.exit(leader.returncode)
     code = processes[ended].returncode
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    raise UserError(f"process {ended} of the run {how}; go on with: fedxl resume {folder}")
+    raise UserError(f"process {ended} of the run {how}; continue with: fedxl resume {folder}")
 
 
 def one_of_several() -> bool:

@@ -1,4 +1,4 @@
-"""`fedxl report` and `fedxl watch`: runs that have ended, and one that goes on."""
+"""`fedxl report` and `fedxl watch`: finished runs, and one in progress."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ GONE = 3  # looks in a row that find no process at work: a run that is just rest
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Runs, or folders of runs.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="One row per run, with every metric.")] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write a report into this file instead.")] = None,
     reference: Annotated[
-        str, typer.Option(help="The run to look at closely; by default the best on validation data (--html).")
+        str,
+        typer.Option(help="With --html: the run to compare with and show in detail. Default: the best."),
     ] = "",
 ) -> None:
     """A table of runs, or a report with curves, intervals and sites in one HTML file."""
@@ -38,20 +40,23 @@ def report(
     from fedxl.reporting import runs, text  # the first loads scipy, which takes a second
     from fedxl.training.run_folder import run_dirs
 
-    columns, rows = runs.table(run_dirs(folders))
+    found = run_dirs(folders)
+    title, columns, rows = ("", *runs.table(found)) if everything else runs.overview(found)
     if markdown:
         print(text.as_markdown(rows, columns), end="")
-    else:
+    elif everything:
         # Metrics must not be cut: a pipe has no width to fit, and a narrow terminal may wrap.
         Console(width=max(out.width, 200)).print(text.as_text(rows, columns))
+    else:
+        console = Console()
+        console.print(f"{title}\n", markup=False, highlight=False)
+        console.print(text.as_text(rows, columns, lines=False))
 
 
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run's folder, or a deployed server's.")],
-    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1, max=3600)] = 1.0,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for a run that has not begun, or that was stopped, to go on.")
-    ] = False,
+    every: Annotated[float, typer.Option(help="Seconds between updates.", min=0.1, max=3600)] = 1.0,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a run to begin or resume.")] = False,
 ) -> None:
     """Follow a run in the terminal until it ends: progress, metrics, time left, sites. Changes nothing."""
     try:

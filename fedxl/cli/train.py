@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import signal
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.text import Text
 
+from fedxl import metrics
 from fedxl.cli import processes
-from fedxl.cli.output import Overrides, out, show, tell
+from fedxl.cli.output import Overrides, out, show, tell, writing
 from fedxl.config import experiment as configs
-from fedxl.errors import UserError, require
-from fedxl.metrics import METRICS
-from fedxl.progress import Pace, time_left
+from fedxl.errors import UserError, printable, require
+from fedxl.files import write_atomically
+from fedxl.options import call
+from fedxl.progress import rounds
 from fedxl.reporting import text
 from fedxl.training import run_folder
+from fedxl.training.interrupts import Interrupts
 from fedxl.training.result import Result
-from fedxl.training.settings import Hooks, Progress
+from fedxl.training.settings import Hooks, Settings
+
+SEED = "seed-"  # folders of `train --seeds`
+MOST_SEEDS = 1000  # more are a typing error
 
 
 def train(
@@ -32,16 +38,29 @@ def train(
     folder: Annotated[
         Path | None, typer.Option("--out", help="The run's folder; a new one under runs/ by default.")
     ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs with run.seed, run.seed + 1, ..., in one folder each.")] = 1,
     devices: processes.Devices = 1,
     limit: processes.Limit = processes.LIMIT,
 ) -> None:
     """Run an experiment."""
     experiment = configs.read(config, overrides or [])
-    target = folder or _free(Path("runs"), config.stem)
-    if not processes.follows() and run_folder.is_run(target):
+    alone = not processes.follows()
+    require(1 <= seeds <= MOST_SEEDS, f"--seeds must lie between 1 and {MOST_SEEDS}, got {seeds}")
+    several = "--seeds starts one run after another, which torchrun cannot; leave torchrun out, and use --devices"
+    require(seeds == 1 or not processes.one_of_several(), several)
+    target = folder or (_new(Path("runs"), config.stem) if alone else Path("runs"))
+    if alone and (run_folder.is_run(target) or _seeds_in(target)):
         raise UserError(f"{target} already holds a run; `fedxl resume {target}`, or choose another folder")
+    if seeds > 1:
+        return _begin_seeds(experiment, target, seeds, devices, limit)
     given = ["train", str(config), *(f"--set={each}" for each in overrides or []), f"--out={target}"]
-    _show(experiment, target, False, devices, limit, given)
+    try:
+        _show(experiment, target, False, devices, limit, given)
+    finally:
+        if alone and not folder:
+            with suppress(OSError):
+                target.rmdir()  # if nothing was written
+    return None
 
 
 def resume(
@@ -49,18 +68,80 @@ def resume(
     devices: processes.Devices = 1,
     limit: processes.Limit = processes.LIMIT,
 ) -> None:
-    """Go on with a run from its last checkpoint."""
-    require(
-        (folder / run_folder.CONFIG).is_file(),
-        f"{folder} holds no run of a config: there is no config.toml in it; in Python: fit(..., resume=True)",
-    )
-    _show(configs.read(folder / "config.toml"), folder, True, devices, limit, ["resume", str(folder)])
+    """Resume a run from its last checkpoint, or the runs of several seeds."""
+    if below := _seeds_in(folder):
+        return _run_seeds(folder, below, devices, limit)
+    begun = (folder / run_folder.ABOUT).is_file()
+    how = "of a config; in Python: fit(..., resume=True)" if begun else f"yet: fedxl train CONFIG --out {folder}"
+    require((folder / run_folder.CONFIG).is_file(), f"{folder} holds no run {how} (there is no config.toml in it)")
+    return _resume(folder, devices, limit)
 
 
-def _free(parent: Path, stem: str) -> Path:
-    """runs/NAME-1, or the next number that is free."""
-    paths = (parent / f"{stem}-{number}" for number in itertools.count(1))
-    return next(path for path in paths if not path.exists())
+def _resume(folder: Path, devices: int, limit: float) -> None:
+    experiment = configs.read(folder / run_folder.CONFIG)
+    _show(experiment, folder, True, devices, limit, ["resume", str(folder)])
+
+
+def _seeds_in(folder: Path) -> list[Path]:
+    """The runs of `train --seeds` in a folder, by seed; none if it is a run itself."""
+    if run_folder.is_run(folder):
+        return []
+    found = (path for path in folder.glob(f"{SEED}*") if path.name.removeprefix(SEED).isdecimal())
+    return sorted(filter(run_folder.is_run, found), key=lambda path: int(path.name.removeprefix(SEED)))
+
+
+def _begin_seeds(experiment: configs.Config, target: Path, seeds: int, devices: int, limit: float) -> None:
+    """A folder with its config for each seed, so that `resume` knows them all; then one run after another."""
+    first, folders = call(Settings, experiment.run, "run").seed, list[Path]()
+    try:
+        for seed in range(first, first + seeds):
+            path = target / f"{SEED}{seed}"
+            with writing(path, "nothing was begun"):
+                path.mkdir(parents=True)
+                folders.append(path)
+                own = replace(experiment, run={**experiment.run, "seed": seed})
+                write_atomically(path / run_folder.CONFIG, configs.dump(own).encode())
+        _run_seeds(target, folders, devices, limit)
+    finally:
+        if not any((path / run_folder.ABOUT).exists() for path in folders):  # it could not begin
+            for path in folders:
+                shutil.rmtree(path)
+            with suppress(OSError):
+                target.rmdir()
+
+
+def _run_seeds(target: Path, folders: Sequence[Path], devices: int, limit: float) -> None:
+    """Each seed that has not finished, one after another, and the mean over all of them."""
+    for number, folder in enumerate(folders, 1):
+        if run_folder.read_run(folder).done is not None:
+            continue
+        show(f"{folder.name.replace('-', ' ')} ({number} of {len(folders)})")
+        try:
+            _resume(folder, devices, limit)
+        except SystemExit:
+            show(f"all seeds: fedxl resume {target}")
+            raise
+    runs = [run_folder.read_run(folder) for folder in folders]
+    values = [run.values for run in runs]
+    names = [name for name in metrics.shown(*values) if all(each.get(name) is not None for each in values)]
+    means = (f"{printable(name)} {text.mean_with_spread([each[name] for each in values])}" for name in names)
+    splits = " and ".join(sorted({run.split for run in runs}))
+    show(f"{splits}, {text.over_seeds(len(runs))}: {'  '.join(means)}")
+    show(f"compare and plot: fedxl report {target} --html report.html")
+
+
+def _new(parent: Path, stem: str) -> Path:
+    """runs/NAME-1, or the next number that is free: created now, so that no other process takes it."""
+    for number in itertools.count(1):
+        path = parent / f"{stem}-{number}"
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot write to {path}: {error.strerror}") from None
+    raise AssertionError("numbers do not end")
 
 
 def _show(
@@ -90,71 +171,20 @@ def _show(
 
 
 def _run(experiment: configs.Config, folder: Path, resume: bool, limit: float) -> Result:
-    done = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate())
-    left = (TextColumn("{task.fields[metric]}"), TimeRemainingColumn())
-    bar = Bar(*done, *left, console=out, disable=not out.is_terminal)
-    with Interrupts() as interrupts:
-        task, pace = bar.add_task("round", total=None, metric=""), Pace()
-
-        def advance(progress: Progress) -> None:
-            bar.start()  # not before: reading the data may show a bar of its own
-            bar.update(task, total=progress.rounds, completed=progress.round, metric=_latest(progress))
-            under_way = 0 < progress.round < progress.rounds
-            if bar.disable and under_way and pace.due():  # a log: a line now and then
-                soon = time_left(progress.seconds, progress.round, progress.rounds)
-                parts = [f"round {progress.round} of {progress.rounds}", _latest(progress), soon]
-                show(", ".join(filter(None, parts)))
-
-        hooks = Hooks(on_progress=advance, say=show, should_stop=lambda: interrupts.asked)
-        try:
-            return processes.execute(experiment, folder, resume, hooks, limit)
-        finally:
-            bar.stop()
+    with Interrupts(show, (signal.SIGINT, signal.SIGTERM)) as interrupts, rounds(out) as tell:
+        hooks = interrupts.stopping(Hooks(on_progress=lambda now: tell(now.round, now.rounds, now.latest), say=show))
+        return processes.execute(experiment, folder, resume, hooks, limit)
 
 
 def _conclude(result: Result, folder: Path) -> int:
     """Say what came of a run; the exit code."""
     if result.interrupted:
-        show(f"stopped after the round was finished; go on with: fedxl resume {folder}")
+        show(f"stopped after the round was finished; continue with: fedxl resume {folder}")
         return 130
     tested = result.metrics["test"]
     values = tested or result.metrics["validation"]
     split = "test" if tested else "validation"
-    none = "the last one, for there is no validation or test data"
-    summary = f"{split}: {text.in_words(values)}" if values else none
-    show(f"best round {result.best_round}, {summary}  ({result.seconds:.1f} s)")
+    summary = f", {split}: {text.in_words(values)}" if values else " (last round: no validation or test data)"
+    show(f"best round {result.best_round}{summary}  ({result.seconds:.1f} s)")
     show(f"in {folder}: metrics.jsonl, model.safetensors, checkpoints/")
     return 0
-
-
-def _latest(progress: Progress) -> str:
-    values = (progress.record or {}).get("validation") or {}
-    name = next((name for name in METRICS if name in values), None)
-    return f"validation {name} {values[name]:.4f}" if name else ""
-
-
-class Rate(ProgressColumn):
-    """Rounds a second, over the last of them."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:.1f} rounds/s" if task.speed else "")
-
-
-class Interrupts:
-    """Ctrl-C asks for a stop after the round; a second one stops at once."""
-
-    asked = False
-
-    def __enter__(self) -> Interrupts:
-        self.previous = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        show("finishing the round, then saving (again: stop at once) ...")  # above the progress bar
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)

@@ -22,7 +22,7 @@ POLL = 0.05
 
 @contextmanager
 def locked(folder: Path, name: str = ".lock") -> Iterator[Path]:
-    """Hold a lock on a folder, created if missing: a process whose Flower node has died may live on for a while."""
+    """Hold a lock on a folder, created if missing: several processes of a party may use it."""
     with writing_to(folder):
         private_folder(folder)
         lock = open_private(folder / name)

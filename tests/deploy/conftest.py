@@ -1,4 +1,4 @@
-"""A federation of two sites on disk, for tests of the gateway."""
+"""A federation of two sites on disk, for tests of its transport."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("f") / "x"
-    pytest.importorskip("flwr", reason="needs fedxl[flower]")
+    pytest.importorskip("cryptography", reason="needs fedxl[deploy]")
     from fedxl.deploy.provision import folders
 
     folders.init(["a", "b"], place)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,12 +16,19 @@ from fedxl.cli.processes import free_port
 from fedxl.config.experiment import Config
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import read_server
-from fedxl.deploy.supervise import status
-from fedxl.deploy.supervise.children import descendants, kill_leftovers
 from fedxl.training.run_folder import read_metrics
 from fedxl.training.run_writer import Checkpoint, load_latest
+from tests.deploy.federated import STILL, file_sizes
 
-STILL = 600.0  # seconds without anything happening
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines of running processes that name this folder, or one below it."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = file.read_bytes().decode(errors="replace").split("\0")
+            found += [" ".join(words)] if any(word.startswith(str(folder)) for word in words) else []
+    return found
 
 
 class Deployment:
@@ -36,6 +42,7 @@ class Deployment:
         text = "\n".join(
             line for line in file.read_text().splitlines() if line.split(" ")[0] not in settings or "=" not in line
         )
+        settings = {"deliver": 5.0, **settings}
         added = "\n".join(f"{name} = {value}" for name, value in settings.items())
         file.write_text(text.replace("[server]", f"[server]\n{added}", 1))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -55,12 +62,17 @@ class Deployment:
             )  # fmt: skip
 
     def kill(self, name: str) -> None:
-        """kill -9, of the party's process and of all that came of it."""
-        process = self.processes[name]
-        for pid in [process.pid, *descendants(process.pid)]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+        """kill -9: a party is one process."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def kill_and_restart(self, name: str) -> None:
+        self.kill(name)
+        self.start(name)
+
+    def pause(self, seconds: float) -> None:
+        """Let them work for a moment: what they are doing afterwards is left to chance."""
+        time.sleep(seconds)
 
     def until(self, reached: Callable[[], bool], what: str) -> None:
         """Wait for as long as anything happens: a loaded machine is slow, but a stuck one stands still."""
@@ -75,12 +87,8 @@ class Deployment:
 
     def standing(self) -> object:
         """What changes as long as anything happens: logs, metrics, checkpoints."""
-        sizes = {}
-        for path in self.folder.rglob("*"):
-            if path.suffix in (".log", ".jsonl", ".safetensors"):
-                with suppress(FileNotFoundError):
-                    sizes[path] = path.stat().st_size
-        return sizes
+        sizes = file_sizes(self.folder)
+        return {path: size for path, size in sizes.items() if path.suffix in (".log", ".jsonl", ".safetensors")}
 
     def finished(self) -> Checkpoint:
         """Wait for the end of the run: its last checkpoint."""
@@ -97,9 +105,7 @@ class Deployment:
 
     def log(self, name: str) -> str:
         place = self.folder / "server" if name == "server" else self.folder / "sites" / name
-        logs = [place / "flower" / f"{child}.log" for child in ("superlink", "gateway", "app", "node")]
-        files = [*logs, place / "fedxl.log"]
-        return "\n".join(file.read_text(errors="replace") for file in files if file.exists())
+        return (place / "fedxl.log").read_text(errors="replace")
 
     def records(self) -> list[dict[str, Any]]:
         return read_metrics(self.run)[0]
@@ -107,35 +113,9 @@ class Deployment:
     def dropped(self) -> list[dict[str, Any]]:
         return [entry for record in self.records() for entry in record.get("dropped", [])]
 
-    def child(self, party: str, role: str) -> int | None:
-        """The process of a party's that plays a role (superlink, gateway, app, node), if it is there."""
-        for pid in descendants(self.processes[party].pid):
-            with suppress(OSError):
-                if f"fedxl.deploy\0{role}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return pid
-        return None
-
-    def replace(self, party: str, role: str) -> None:
-        """kill -9 of one process of a party's; waits until there is another in its place."""
-        known: list[int | None] = [None]
-        self.until(lambda: self.child(party, role) not in known, f"a {role} to kill")
-        known.append(self.child(party, role))
-        os.kill(known[1] or 0, signal.SIGKILL)
-        self.until(lambda: self.child(party, role) not in known, f"a new {role}")
-
-    def app(self) -> int:
-        """The process of the server's app."""
-        found = status.read(self.folder / "server")
-        assert found
-        return found.pid
-
     def __enter__(self) -> Deployment:
         return self
 
     def __exit__(self, *error: object) -> None:
         for name in self.processes:
             self.kill(name)
-        # Killed, they have not cleaned up behind them.
-        kill_leftovers(
-            [self.folder / "server" / "flower", *(self.folder / "sites" / name / "flower" for name in self.sites)]
-        )

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
 
 from fedxl import tree
 from fedxl.config.experiment import Config, simulate
+from fedxl.deploy.protocol import envelope as protocol
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
+from fedxl.deploy.protocol.message import decode, encode
 from fedxl.deploy.provision.settings import ServerFile, ServerSettings, SiteFile, SiteSettings
 from fedxl.deploy.server import serve as server
-from fedxl.deploy.site import requests, secure
+from fedxl.deploy.site.requests import HANDLERS
 from fedxl.deploy.storage import SEED_FILE, kept_seed
 from fedxl.engine.drawing import NO_SECRETS, Secrets
 from fedxl.errors import for_others
@@ -29,6 +32,7 @@ SITES = ("a", "b", "c", "d")
 DATA = {"name": "digits", "clients": 4, "one_class": 1, "seed": 3}
 MODELS = ("mlp", "cnn", "linear", "tests.deploy.test_sites:normed_scores")  # that sites of these tests allow
 QUIET = Hooks(say=lambda line: None)
+STILL = 600.0  # seconds without anything happening, after which a test gives up
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedxl1": {"risk": {"name": "auroc"}, "lr": 0.2},
     "fedxl2": {"risk": {"name": "pauc"}, "lr": 0.2, "pool_rounds": 2},
@@ -36,6 +40,16 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "local_sgd": {"risk": {"name": "pauc"}, "lr": 0.2, "milestones": [6]},
     "codasca": {"risk": {"name": "auroc"}, "lr": 0.2},
 }
+
+
+def file_sizes(folder: Path) -> dict[Path, int]:
+    """Sizes of all files below a folder. Unlike `rglob`, this passes over what vanishes meanwhile."""
+    sizes = {}
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            with suppress(OSError):
+                sizes[path] = path.stat().st_size
+    return sizes
 
 
 def config(algorithm: str, **run: Any) -> Config:
@@ -62,16 +76,24 @@ class InProcess:
     """Calls each site as its own process would be called. Tensors go through bytes; a fault may be put in between."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.sites = {100 + number: site_file(folder, number, **settings) for number in range(len(SITES))}
-        self.away: set[int] = set()
+        self.sites = {str(100 + number): site_file(folder, number, **settings) for number in range(len(SITES))}
+        self.keys: Mapping[str, str] = {}  # by node: the site that owns its key
+        self.limits: Mapping[str, int] | None = None
+        self.away: set[str] = set()
         self.faults: dict[tuple[int, int], Any] = {}  # by (site, round): a Failure, or what becomes of an reply
         self.waiting: dict[str, Envelope | Failure] = {}
-        self.sent: list[tuple[int, Mapping[str, Any]]] = []
+        self.sent: list[tuple[str, Mapping[str, Any]]] = []
 
-    def nodes(self) -> Sequence[int]:
-        return [node for node in self.sites if node not in self.away]
+    def nodes(self) -> Mapping[str, str]:
+        return {node: self.keys.get(node, "") for node in self.sites if node not in self.away}
 
-    def send(self, envelopes: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
+    def approved(self) -> Mapping[str, int] | None:
+        return self.limits
+
+    def wait(self, seconds: float) -> None:
+        protocol.time.sleep(min(seconds, protocol.POLL))  # by the server's clock, which a test may have replaced
+
+    def send(self, envelopes: Mapping[str, Envelope], kind: Kind, seconds: float) -> Mapping[str, str]:
         tickets = {}
         for node in sorted(envelopes, reverse=True):  # replies arrive in another order than the sites'
             ticket = f"{kind} {node} {len(self.sent)}"
@@ -82,15 +104,12 @@ class InProcess:
                 self.waiting[ticket] = reply
         return tickets
 
-    def _handle(self, node: int, kind: Kind, request: Envelope) -> Envelope | Failure | None:
-        fault = self.faults.pop((node - 100, request.facts["round"]), None) if kind == "train" else None
+    def _handle(self, node: str, kind: Kind, request: Envelope) -> Envelope | Failure | None:
+        fault = self.faults.pop((int(node) - 100, request.facts["round"]), None) if kind == "train" else None
         if isinstance(fault, Failure) or fault == "silence":
             return None if fault == "silence" else fault
         try:
-            mine = self.sites[node]
-            handlers = {"train": requests.train, "evaluate": requests.evaluate, "secure": secure.step}
-            handler = handlers.get(kind)
-            reply = handler(mine, request) if handler else requests.hello(mine)
+            reply = HANDLERS[kind](self.sites[node], request)
         except ValueError as error:
             return Failure(for_others(error))
         return copied(fault(reply) if fault else reply)
@@ -104,7 +123,7 @@ class InProcess:
 
 
 def copied(envelope: Envelope) -> Envelope:
-    return Envelope(dict(envelope.facts), load(save({name: t.clone() for name, t in envelope.tensors.items()})))
+    return decode(b"".join(encode(envelope)), 1000.0)
 
 
 def deployed(
@@ -112,13 +131,19 @@ def deployed(
     experiment: Config,
     carrier: Any = None,
     hooks: Hooks = QUIET,
-    keys: Mapping[int, str] | None = None,
+    keys: Mapping[str, str] | None = None,
     limits: Mapping[str, int] | None = None,
     **settings: Any,
 ) -> Result:
-    known = ServerSettings(sites=SITES, **{"deadline": 5.0, "join": 5.0, **settings})
+    """A run over a carrier. keys: the site of each node, as its key shows; limits: the most examples of each site."""
+    known = ServerSettings(sites=SITES, **{"deadline": 5.0, "join": 5.0, "deliver": 0.0, **settings})
     task = ServerFile(known, experiment, folder / "server")
-    return server.serve(task, carrier or InProcess(folder), hooks, keys, limits)
+    carrier = carrier or InProcess(folder)
+    if keys is not None:
+        carrier.keys = keys
+    if limits is not None:
+        carrier.limits = limits
+    return server.serve(task, carrier, hooks)
 
 
 def simulated(experiment: Config, secrets: Secrets = NO_SECRETS) -> Result:

@@ -62,7 +62,7 @@ class Listening(InProcess):
         reply = super()._handle(node, kind, request)
         if kind == "train" and isinstance(reply, Envelope):
             read = {name: leaf for name, leaf in request.tensors.items() if name.startswith("passive.")}
-            key = (node - 100, request.facts["round"])
+            key = (int(node) - 100, request.facts["round"])
             self.told[key] = Told(request.facts["visits"], dict(reply.tensors), read)
         return reply
 

@@ -54,7 +54,12 @@ ATTACKS = {
     "weights x -3, local sgd": ("local sgd", "weights.params:float64", lambda t: -3 * t, f"the model is * {SIZE}"),
     "G x 100": ("sigmoid", "G:float64", lambda t: 100 * t, f"its change of the model is * {SIZE}"),
     "G x 1000, local pair": ("local pair", "G:float64", lambda t: 1000 * t, f"change of the model is * {SIZE}"),
-    "no part in the average": ("raw", "share.model", lambda t: 0 * t, "its share is not the one that it was given"),
+    "no part in the average": (
+        "raw",
+        "share.model",
+        lambda t: 0 * t,
+        "its share is not what the server assigned",
+    ),
     "raw b = 1e30": ("raw", "scores.b.score", lambda t: 0 * t + 1e30, "are not all within [-10000, 10000]"),
     "raw b = 2000": ("raw", "scores.b.score", lambda t: 0 * t + 2000, "(second) lie more than 100 times the pool's"),
     "raw b x 100": ("raw", "scores.b.score", lambda t: 100 * t, f"its largest score, squared, is * {SIZE}"),
@@ -308,7 +313,7 @@ class Boasting(Judging):
 
     def _handle(self, node, kind, request):
         answer = super()._handle(node, kind, request)
-        boast = kind == "hello" and node == 100
+        boast = kind == "hello" and node == "100"
         return Envelope({**answer.facts, **self.claims}, {}) if boast else answer
 
 

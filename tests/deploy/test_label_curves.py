@@ -132,14 +132,15 @@ def test_all_labels_share_one_epsilon(tmp_path, honest):
     assert mine.noise == pytest.approx(variance(1.0)), "an L-th of epsilon for each"
     row = found.history[-1]
     assert row["validation_epsilon"]["a"] == {"curve": 3.0, "spent": 3.0 * len(found.history)}
-    assert Fraction(json.loads((sites.sites[100].state / SPENT).read_text())["spent"]) == 3 * (len(found.history) + 1)
+    account = json.loads((sites.sites["100"].state / SPENT).read_text())
+    assert Fraction(account["spent"]) == 3 * (len(found.history) + 1)
     assert row["validation_noise"].keys() == row["validation_bounds"].keys()
     # The noise itself: replies to one request, with it and without.
     bins = json.dumps([Bins(64).to_json()] * 3)
     request = Envelope({**kept["request"].facts, "run": "e" * 16, "bins": bins}, kept["request"].tensors)
-    bare = replace(sites.sites[100], settings=replace(sites.sites[100].settings, epsilon=0.0, fewest=0))
+    bare = replace(sites.sites["100"], settings=replace(sites.sites["100"].settings, epsilon=0.0, fewest=0))
     without = requests.evaluate(bare, request).tensors
-    drawn = [requests.evaluate(sites.sites[100], request).tensors for _ in range(6)]
+    drawn = [requests.evaluate(sites.sites["100"], request).tensors for _ in range(6)]
     noise = np.concatenate([(one[name] - without[name]).numpy().ravel() for one in drawn for name in without])
     assert np.var(noise) == pytest.approx(variance(1.0), rel=0.4)  # with epsilon 3 it would be 0.11 of 1.84
 
@@ -150,7 +151,7 @@ def test_an_example_is_in_as_many_counts_as_labels_are_known_of_it():
     h, y = rng.normal(size=(20, 3)), rng.integers(0, 2, (20, 3))
     y[3, 1] = -1
     grant = curve.Grant([Bins(16)] * 3, Fraction(0), Fraction(0))
-    site = carrier(Path("nowhere"), {}).sites[100]
+    site = carrier(Path("nowhere"), {}).sites["100"]
     site = replace(site, settings=replace(site.settings, fewest=0))
 
     def counts(rows: np.ndarray) -> np.ndarray:
@@ -208,7 +209,7 @@ def test_labels_of_few_examples_are_withheld_and_the_others_are_not(tmp_path):
 
 
 def test_a_site_that_would_withhold_all_labels_refuses():
-    site, grant = carrier(Path("nowhere"), {}).sites[100], curve.Grant([Bins(16)] * 2, Fraction(0), Fraction(0))
+    site, grant = carrier(Path("nowhere"), {}).sites["100"], curve.Grant([Bins(16)] * 2, Fraction(0), Fraction(0))
     h, y = np.zeros((8, 2)), np.array([[0, 1]] * 4 + [[1, 0]] * 4)
     with pytest.raises(UserError, match="the counts of no label: of the first one, this site has fewer than 10 posi"):
         curve.disclosed(site, grant, Scores(h, y, LABELS[:2]))
@@ -247,4 +248,4 @@ def test_bins_of_other_labels_are_refused(honest):
     ):
         request = Envelope({**kept["request"].facts, "bins": json.dumps(bins)}, kept["request"].tensors)
         with pytest.raises(UserError, match=why):
-            requests.evaluate(sites.sites[100], request)
+            requests.evaluate(sites.sites["100"], request)

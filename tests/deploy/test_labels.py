@@ -47,7 +47,7 @@ def carrier(folder: Path, data: dict[str, str], evaluate: str = "metrics") -> In
     allowed = {"models": ("mlp",), "risks": ("pauc",), "algorithms": ("fedxl2",)}
     for number, name in enumerate(SITES):
         settings = SiteSettings(name=name, part=number, device="cpu", evaluate=evaluate, **allowed)
-        sites.sites[100 + number] = SiteFile(settings, data, folder / name)
+        sites.sites[str(100 + number)] = SiteFile(settings, data, folder / name)
     return sites
 
 
@@ -58,7 +58,7 @@ def test_sites_and_simulator_come_to_the_same_bits(tmp_path):
     assert_same(found, expected)
     assert found.metrics["test"] == expected.metrics["test"]
     assert [row.name for row in found.label_table()] == ["a", "b", "c", "mean"]
-    assert found.form == expected.form
+    assert found.form == expected.form._replace(scale=""), "a server does not see the sites' types"
 
 
 @pytest.mark.parametrize("disclosed", ["metrics", "scores"])

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("flwr", reason="needs fedxl[flower]")
+pytest.importorskip("cryptography", reason="needs fedxl[deploy]")
 
 from fedxl import UserError
 from fedxl.cli.main import app
 from fedxl.deploy.provision.settings import files_below, read_server, read_site
+from fedxl.deploy.server.serve import serve
 from fedxl.deploy.site import cache
 from tests.data.tables import frame, write_sites
 
@@ -55,17 +56,42 @@ def test_a_trial_finds_the_files_that_training_found(place, tmp_path, monkeypatc
 
 def test_folders_for_other_machines_name_no_folder_of_this_one(place):
     command("deploy", "init", "real", "--sites", "a,b", "--config", "table.toml", "--keys-at-sites")
-    for file in ("server/server.toml", "sites/a/site.toml"):
-        assert 'path = "hospitals/*.csv"' in (place / "real" / file).read_text()
+    for name in ("a", "b"):
+        site = read_site(place / "real" / "sites" / name / "site.toml")
+        assert site.data["path"] == str(site.folder / "change this")
+        assert site.settings.part == 0, "each has a data set of its own"
+        assert site.settings.evaluate == "none"
+    assert not read_server(place / "real" / "server" / "server.toml").config.data
+
+
+def test_who_evaluates_is_said_and_can_be_chosen(place):
+    real = ("--sites", "a,b", "--config", "table.toml", "--keys-at-sites")
+    line = "no site discloses metrics yet; each may set evaluate in its site.toml"
+    assert line in " ".join(command("deploy", "init", "one", *real).split())
+    assert line in " ".join((place / "one" / "sites" / "a" / "README.md").read_text().split())
+    assert line not in " ".join(command("deploy", "init", "two", *real, "--evaluate", "server").split())
+    command("deploy", "init", "three", "--sites", "a,b", "--config", "table.toml", "--evaluate", "sites")
+    found = [read_server(place / folder / "server" / "server.toml") for folder in ("one", "two", "three")]
+    assert [each.settings.evaluate for each in found] == ["sites", "server", "sites"]
+    assert [bool(each.config.data) for each in found] == [False, True, False]
+
+
+def test_the_server_finds_its_own_files_and_misses_them_before_it_waits_for_sites(place, monkeypatch):
+    real = ("--sites", "a,b", "--config", "table.toml", "--keys-at-sites", "--evaluate", "server")
+    command("deploy", "init", "real", *real)
+    monkeypatch.chdir("/")
+    server = read_server(place / "real" / "server" / "server.toml")
+    with pytest.raises(UserError, match="real/server/change this"):
+        serve(server, None)  # no carrier is asked for any site
 
 
 def test_a_sites_own_files_are_found_from_anywhere(place):
     command("deploy", "init", "real", "--sites", "a,b", "--config", "table.toml", "--keys-at-sites")
-    folder = place / "real" / "sites" / "a"
+    folder = place / "real" / "sites" / "b"
     (folder / "mine.csv").write_bytes((place / "hospitals" / "a.csv").read_bytes())
-    (folder / "site.toml").write_text((folder / "site.toml").read_text().replace("hospitals/*.csv", "mine.csv"))
+    (folder / "site.toml").write_text((folder / "site.toml").read_text().replace("change this", "mine.csv", 1))
     checked = command("data", "check", str(folder / "site.toml"))
-    assert "\na " in checked
+    assert "\nb " in checked
     assert "examples ready" in command("site", "prepare", str(folder)).replace("\n", " ")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs fedxl[flower]")
+pytest.importorskip("cryptography", reason="needs fedxl[deploy]")
 
 from fedxl import UserError
 from fedxl.deploy.provision import folders
@@ -57,9 +57,16 @@ def test_an_experiment_within_the_sites_file_is_allowed(tmp_path):
         ({"run__select": "-os:\x1b[2J@0.3"}, r"does not allow the metric 'os:\\x1b\[2J'"),
         ({"run__metrics": "os:system"}, "does not allow the metric 'os:system'"),
         ({"run__metrics": [7]}, "the request's metrics are not names"),
-        ({"run__local_steps": 1001}, "allows 1000 local steps a request, not 1001"),
+        ({"run__local_steps": 1001}, "allows 1000 local steps per request, not 1001"),
         ({"run__local_steps": "many"}, "local_steps is not an integer"),
         ({"run__local_steps": True}, "local_steps is not an integer"),
+        (
+            {"run__batch1": 60_000},
+            r"scores at most 4096 examples per step \(batch\), not 60005: lower batch1 and batch2",
+        ),
+        ({"run__batch2": 4093}, r"at most 4096 examples per step \(batch\), not 4097"),
+        ({"run__batch2": 2045, "algorithm__fresh": True}, r"\(batch\), not 4098: .*, which fresh = true doubles"),
+        ({"run__batch1": -(10**9), "run__batch2": 10**9}, "batch1 is not an integer from 1"),
     ],
 )
 def test_everything_else_is_refused(tmp_path, changes, why):
@@ -114,7 +121,7 @@ def test_requests_are_counted_over_all_runs_and_restarts(tmp_path):
 
 def test_a_site_that_has_given_enough_is_left_out_of_the_run(tmp_path):
     carrier = InProcess(tmp_path)
-    carrier.sites[100] = site_file(tmp_path, 0, rounds=2)
+    carrier.sites["100"] = site_file(tmp_path, 0, rounds=2)
     lines: list[str] = []
     deployed(tmp_path, config("local_sgd", cohort=0), carrier, Hooks(say=lines.append), minimum=3)
     assert sum("nothing from a: this site has answered 2 requests to train" in line for line in lines) == 2
@@ -125,6 +132,9 @@ def test_init_allows_what_its_experiment_needs_and_nothing_else(tmp_path):
     found = read_site(Path(tmp_path / "f" / "sites" / "a" / "site.toml")).settings
     assert (found.models, found.risks, found.algorithms) == (("mlp",), ("auroc",), ("codasca",))
     assert (found.rounds, found.steps, found.evaluate) == (34, 3, "none")
+    assert (found.batch, found.training_epsilon, found.training_delta) == (4096, 0.0, 1e-5)
+    folders.init(["a"], tmp_path / "g", config=config("codasca", batch1=8000))
+    assert read_site(Path(tmp_path / "g" / "sites" / "a" / "site.toml")).settings.batch == 8005
 
 
 def test_init_allows_the_metrics_of_its_experiment(tmp_path):
@@ -136,3 +146,12 @@ def test_init_allows_the_metrics_of_its_experiment(tmp_path):
     assert permitted(found, json.dumps({**tables, "run": {**tables["run"], "local_steps": 3}}))
     folders.init(["a"], tmp_path / "g", config=config("codasca"))
     assert read_site(Path(tmp_path / "g" / "sites" / "a" / "site.toml")).settings.metrics == ()
+
+
+def test_an_experiment_that_would_share_exact_times_is_refused_by_init(tmp_path):
+    timed = replace(config("fedxl2"), risk={"name": "cox"})
+    with pytest.raises(UserError, match=r"real sites share times in public bins: set time_bins in \[risk\]"):
+        folders.init(["a"], tmp_path / "f", config=timed)
+    assert not (tmp_path / "f").exists()
+    folders.init(["a"], tmp_path / "g", config=replace(timed, risk={"name": "cox", "time_bins": 10}))
+    folders.init(["a"], tmp_path / "h", config=replace(timed, algorithm={"name": "local_pair", "lr": 0.1}))

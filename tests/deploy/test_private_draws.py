@@ -52,7 +52,7 @@ def test_with_the_same_secrets_sites_and_simulator_come_to_the_same_bits(tmp_pat
 
 def test_sites_may_differ_in_whether_their_draws_are_private(tmp_path):
     experiment, carrier = config("fedxl1", rounds=2, cohort=0), InProcess(tmp_path)
-    carrier.sites[101] = site_file(tmp_path, 1, private_draws=True)
+    carrier.sites["101"] = site_file(tmp_path, 1, private_draws=True)
     found = deployed(tmp_path, experiment, carrier)
     secrets = secrets_of(tmp_path / "server" / "run", tmp_path)
     assert ([*secrets.own], secrets.pool) == ([1], 0)

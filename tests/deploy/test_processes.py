@@ -1,4 +1,4 @@
-"""Watching over processes: who is alive, and that nobody stays behind."""
+"""`fedxl deploy local`: who is restarted, who is given up, and that nobody stays behind."""
 
 from __future__ import annotations
 
@@ -8,54 +8,84 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from fedxl.deploy import processes
+from fedxl.deploy.processes import MAX_CRASHES, USER_ERROR, Party, stop, stopping
 from fedxl.deploy.storage import offer_turns, turn
-from fedxl.deploy.supervise import children, status
-from fedxl.deploy.supervise.status import Status
+from fedxl.errors import UserError
 from tests.conftest import PATIENCE, until
 
 
-def test_a_process_that_was_killed_is_not_alive_even_if_nobody_has_noticed():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-    assert Status(status.RUNNING, child.pid, "").alive
-    os.kill(child.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has taken notice
-    assert not Status(status.RUNNING, child.pid, "").alive, "a zombie"
-    child.wait()
-    assert not Status(status.RUNNING, child.pid, "").alive
+def party(folder: Path, code: str) -> Party:
+    return Party("site a", folder, [sys.executable, "-c", code])
 
 
-def test_a_status_is_read_as_it_was_written_or_not_at_all(tmp_path):
-    assert status.read(tmp_path) is None
-    status.write(tmp_path, status.FAILED, "why")
-    assert status.read(tmp_path) == (status.FAILED, os.getpid(), "why")
-    (tmp_path / status.FILE).write_text("[")
-    assert status.read(tmp_path) is None
+def going(one: Party, lines: list[str]) -> bool:
+    return one.keep_running(dict(os.environ), lines.append)
 
 
-PARENT = """
-import subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-time.sleep(3600)
-"""
+def test_a_party_that_crashes_is_restarted_with_growing_pauses_until_there_is_no_hope(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "PAUSE", (0.001, 0.002))
+    one, lines = party(tmp_path, "raise RuntimeError('no table')"), list[str]()
+    told = f"site a crashed {MAX_CRASHES + 1} times, the last time with code 1: RuntimeError: no table; see "
+    with pytest.raises(UserError, match=told):
+        until(lambda: going(one, lines))
+    assert len(lines) == MAX_CRASHES
+    assert lines[0] == "site a crashed (code 1); restarting it in 0.001 s"
+    assert lines[-1] == "site a crashed (code 1); restarting it in 0.002 s"
 
 
-def test_whatever_happens_children_and_their_children_are_stopped():
-    relatives: list[int] = []
+def test_a_party_that_has_said_what_its_user_must_do_ends_everything_with_that(tmp_path):
+    one = party(tmp_path, f"import sys; print('fedxl: there is no file x.csv'); sys.exit({USER_ERROR})")
+    with pytest.raises(UserError, match=r"^site a stopped: there is no file x\.csv$"):
+        until(lambda: going(one, []))
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [("raise MemoryError('8 GB')", r"\(code 1\): MemoryError: 8 GB$"),
+     ("import os; os.kill(os.getpid(), 9)", r"\(code -9\): it said nothing; is there enough memory\?$")],
+)  # fmt: skip
+def test_why_data_were_not_prepared_is_in_the_last_line(tmp_path, monkeypatch, capfd, code, why):
+    """For a federation on one machine shows this line, and the others stand in a site's log."""
+    run = subprocess.run
+    monkeypatch.setattr(
+        processes.subprocess, "run", lambda command, **more: run([sys.executable, "-c", code], **more)
+    )
+    with pytest.raises(UserError, match=why):
+        processes.prepare(tmp_path)
+    assert ("Traceback" in capfd.readouterr().err) == ("raise" in code), "the rest is not lost"
+
+
+def test_a_party_that_was_killed_is_restarted_and_one_that_has_finished_is_not(tmp_path):
+    mark = tmp_path / "mark"
+    one = party(tmp_path, f"import pathlib, time; p = pathlib.Path({str(mark)!r})\n"
+                          "if not p.exists(): p.touch(); time.sleep(3600)")  # fmt: skip
+    lines: list[str] = []
+    assert until(lambda: not going(one, lines) and mark.exists())
+    one.process.kill()
+    assert until(lambda: going(one, lines))
+    assert lines == ["site a crashed (code -9); restarting it in 0.5 s"]
+
+
+def sleeper(code: str = "import time; time.sleep(3600)", **options: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", code], **options)
+
+
+def test_whatever_happens_all_processes_are_stopped(tmp_path):
+    one = party(tmp_path, "")
+    one.process = sleeper()
 
     def go_wrong() -> None:
-        with children.stopping_all() as started:
-            started.append(subprocess.Popen([sys.executable, "-c", PARENT]))
-            until(lambda: bool(children.descendants(started[0].pid)), lambda: started[0].poll() is None)
-            relatives.extend([started[0].pid, *children.descendants(started[0].pid)])
+        with stopping([one]):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         go_wrong()
-    assert len(relatives) == 2
-    assert until(lambda: not any(Status(status.RUNNING, pid, "").alive for pid in relatives))
+    assert one.process.returncode == -signal.SIGTERM
 
 
 STUBBORN = """
@@ -85,31 +115,46 @@ class Stubborn(subprocess.Popen):
 
 
 @pytest.mark.parametrize("again", [signal.SIGINT, signal.SIGTERM])
-def test_asking_twice_does_not_stop_the_stopping(again):
-    with Stubborn(again) as child, children.stopping_all() as started:
-        started.append(child)
+def test_asking_twice_does_not_stop_the_stopping(tmp_path, again):
+    one = party(tmp_path, "")
+    with Stubborn(again) as child, stopping([one]):
+        one.process = child
     assert child.returncode == -signal.SIGKILL
 
 
-def test_an_orphan_of_a_party_is_found_by_its_environment(tmp_path):
-    """Its parent is gone, it ignores SIGINT, and nobody knows of it."""
-    orphan = (
-        "import os, signal, subprocess, sys\n"
-        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'], stdout=-3, stderr=-3).pid)"
-    )
-    homes = {name: {**os.environ, "FLWR_HOME": str(tmp_path / name / "flower")} for name in ("a", "b")}
-    mine, other = (
-        int(subprocess.run([sys.executable, "-c", orphan], env=home, capture_output=True, check=True).stdout)
-        for home in homes.values()
-    )
+PARENT = """
+import subprocess, sys, time
+from fedxl.deploy.processes import die_with_parent
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], preexec_fn=die_with_parent)
+print(child.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a service of Linux")
+def test_a_party_ends_when_whoever_started_it_is_killed():
+    parent = sleeper(PARENT, stdout=subprocess.PIPE)
+    child = int(parent.stdout.readline())
+    with parent:
+        parent.kill()
+    assert until(lambda: not alive(child))
+
+
+def alive(pid: int) -> bool:
     try:
-        with children.stopping_all([tmp_path / "a" / "flower"]):
-            assert Status(status.RUNNING, mine, "").alive
-        assert not Status(status.RUNNING, mine, "").alive
-        assert Status(status.RUNNING, other, "").alive, "another party's is left alone"
-    finally:
-        os.kill(other, signal.SIGKILL)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_stop_asks_first_and_then_kills(monkeypatch):
+    monkeypatch.setattr(processes, "PATIENCE", 0.1)
+    deaf = sleeper("import signal, time; signal.signal(15, signal.SIG_IGN); print('x', flush=True); time.sleep(3600)",
+                   stdout=subprocess.PIPE)  # fmt: skip
+    with deaf:
+        assert deaf.stdout.readline() == b"x\n"
+        stop([deaf])
+    assert deaf.returncode == -signal.SIGKILL
 
 
 def test_sites_on_one_machine_take_turns(tmp_path, monkeypatch):

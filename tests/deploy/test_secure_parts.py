@@ -7,7 +7,7 @@ import hmac
 import itertools
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -149,9 +149,13 @@ class Sites:
         """What the server told a site: the same as all others."""
         return self.sum.told
 
-    def unmask(self, numbers) -> None:
+    def consent(self, numbers) -> None:
         for number in numbers:
-            self.states[number], shares = member.unmask(self.state(number), sorted(self.sum.masked))
+            self.states[number] = member.consent(self.state(number), sorted(self.sum.masked))
+
+    def unmask(self, numbers, signers=None) -> None:
+        for number in numbers:
+            self.states[number], shares = member.unmask(self.state(number), signers or numbers)
             self.sum.take_answer(number, shares)
 
     def state(self, number: int) -> MemberState:
@@ -164,22 +168,24 @@ def subsets(numbers, least: int):
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_the_sum_is_exact_whoever_is_lost_and_whenever(bits):
-    """Every way to lose sites after the keys, the shares and the masked updates, of three and of five."""
+    """Every way to lose sites after keys, shares, masked updates and signatures, of three and of five."""
     ways = 0
     for count in (3, 5):
         everyone, needed = range(count), threshold(count)
         all_ways = (
-            (after_shares, after_masks, answering)
+            (after_shares, after_masks, after_consents, answering)
             for after_shares in subsets(everyone, needed)
             for after_masks in subsets(after_shares, needed)
-            for answering in subsets(after_masks, needed)
+            for after_consents in subsets(after_masks, needed)
+            for answering in subsets(after_consents, needed)
         )
-        for sealing, masking, answering in all_ways:
+        for sealing, masking, consenting, answering in all_ways:
             sites = Sites(count, bits)
             sites.keys(everyone)
             sites.shares(sealing)
             sites.mask(masking)
-            sites.unmask(answering)
+            sites.consent(consenting)
+            sites.unmask(answering, consenting)
             assert np.array_equal(sites.sum.unmasked(), sum(sites.codes[number] for number in masking))
             ways += 1
     assert ways > 20
@@ -196,8 +202,12 @@ def test_with_fewer_than_two_thirds_there_is_no_sum():
     sites.shares([3])
     sites.mask(range(4))
     with pytest.raises(RefusedError, match="a sum of 3 of 5 sites has too few of them"):
-        member.unmask(sites.state(0), [0, 1, 2])
-    sites.unmask(range(3))
+        member.consent(sites.state(0), [0, 1, 2])
+    sites.consent(range(4))
+    for signers in ([], [1, 2], [0, 1, 2], [1, 2, 4]):  # site 4 is not in the sum
+        with pytest.raises(RefusedError, match=r"\d sites have signed the list .*, 4 must"):
+            member.unmask(sites.state(0), signers)
+    sites.unmask(range(3), range(4))
     with pytest.raises(RefusedError, match="do not fit together"):
         sites.sum.unmasked()  # three shares where four are needed
 
@@ -213,7 +223,10 @@ def test_a_site_gives_one_kind_of_share_for_each_other_once():
         sites.state(0).require("shares", "session")
     before = sites.state(0)
     assert (before.seed, before.mask_key, before.seal_key) == ("", "", ""), "its own secrets are forgotten"
-    after, shares = member.unmask(before, [0, 1, 2])
+    agreed = member.consent(before, [0, 1, 2])
+    with pytest.raises(RefusedError, match="once: the last one was consent"):
+        agreed.require("mask", "session")
+    after, shares = member.unmask(agreed, [0, 1, 2])
     held = {number: before.held[str(number)] for number in range(4)}
     assert {n: share in [int(text, 16) for text in held[n]] for n, share in shares.items()} == dict.fromkeys(
         range(4), True
@@ -226,7 +239,7 @@ def test_a_site_gives_one_kind_of_share_for_each_other_once():
         before.require("mask", "another")
     for wrong in ([1, 2, 3], [0, 1, 2, 7]):
         with pytest.raises(RefusedError, match="does not hold this site's update, or holds one"):
-            member.unmask(before, wrong)
+            member.consent(before, wrong)
 
 
 def test_shares_for_keys_that_are_not_its_own_or_doubled_are_refused():
@@ -278,7 +291,7 @@ def test_masks_do_not_cancel_if_sites_were_told_different_things():
             return "one model" if number else "another"
 
     sites = Inconsistent(3, 64)
-    for step in (sites.keys, sites.shares, sites.mask, sites.unmask):
+    for step in (sites.keys, sites.shares, sites.mask, sites.consent, sites.unmask):
         step(range(3))
     assert (np.abs(sites.sum.unmasked() - sum(sites.codes.values())) > 2**40).any()
 
@@ -303,10 +316,22 @@ def test_a_wrong_share_is_found():
         sites.keys(range(4))
         sites.shares(range(4))
         sites.mask(range(3))
+        sites.consent(range(3))
         sites.unmask(range(3))
         sites.sum.answers[0][whose] = (sites.sum.answers[0][whose] + 1) % crypto.PRIME
         with pytest.raises(RefusedError, match=f"the shares of site {whose}'s .* do not fit together"):
             sites.sum.unmasked()
+
+
+def test_what_a_site_signs_differs_by_all_that_sites_must_agree_on():
+    sites = Sites(4, 64)
+    for step in (sites.keys, sites.shares, sites.mask):
+        step(range(4))
+    state, other = (member.consent(sites.state(number), [0, 1, 2]) for number in (0, 1))
+    adverts = {**state.members, "3": state.members["2"]}
+    assert member.listed(state) == member.listed(other)
+    for changed in ({"survivors": [0, 1, 3]}, {"told": "another model"}, {"members": adverts}):
+        assert member.listed(replace(state, **changed)) != member.listed(state)
 
 
 HOSTILE = {
@@ -315,12 +340,13 @@ HOSTILE = {
     "no text": '{"1": 5}', "not hex": json.dumps({"1": "zz" * 66}), "too large": json.dumps({"1": "ff" * 66}),
     "deep": "[" * 100_000,
 }  # fmt: skip
+SIZES = ("short", "too large")  # of no matter in a signature: one that is too long is not valid
 
 
 @pytest.mark.parametrize("kind", list(HOSTILE))
 def test_hostile_text_is_one_line(kind):
-    for read in (messages.open_shares, messages.sealed_shares, messages.numbers):
-        if kind == "a list" and read is messages.numbers:
+    for read in (messages.open_shares, messages.sealed_shares, messages.numbers, messages.signatures):
+        if (kind == "a list" and read is messages.numbers) or (kind in SIZES and read is messages.signatures):
             continue
         with pytest.raises(RefusedError):
             read(HOSTILE[kind])

@@ -20,6 +20,7 @@ from fedxl.deploy.provision import keys
 from fedxl.deploy.server.secure import SecureEngine
 from fedxl.deploy.site import requests, secure
 from fedxl.training.settings import Hooks
+from tests.deploy import test_backbone as backbone
 from tests.deploy.federated import SITES, InProcess, assert_same, config, deployed, simulated
 
 pytestmark = pytest.mark.usefixtures("impatient", "forgetful")
@@ -36,6 +37,11 @@ def forgetful(monkeypatch) -> None:
 def exact(algorithm: str, bits: int = 64, **run: Any) -> Config:
     plain = config(algorithm, **run)
     return replace(plain, algorithm={**plain.algorithm, "fixed_point": bits})
+
+
+def lending(**run: Any) -> Config:
+    found = exact("fedxl2", **run)
+    return replace(found, algorithm={**found.algorithm, "one_class": "lend"})
 
 
 def certify(folder: Path, name: str, key: keys.Key, authority: Any = AUTHORITY) -> None:
@@ -66,13 +72,13 @@ class Secure(InProcess):
     def _handle(self, node: int, kind: Any, request: Envelope) -> Envelope | Failure | None:
         self.round = request.facts.get("round", self.round)
         step = request.facts.get("secure", "") if kind == "secure" else kind
-        where = (step, node - 100, self.round)
+        where = (step, int(node) - 100, self.round)
         if where in self.lost:
             self.lost.remove(where)
             return Failure("the node has died")
         reply = super()._handle(node, kind, request)
         if isinstance(reply, Envelope):
-            self.seen.append((node - 100, step, reply))
+            self.seen.append((int(node) - 100, step, reply))
         return reply
 
 
@@ -94,36 +100,36 @@ def test_plain_sites_come_to_them_too_and_floats_come_close(tmp_path):
 
 def test_a_site_that_is_lost_at_any_step_stops_nothing(tmp_path):
     """The sum is that of the sites whose updates have arrived, to the last bit."""
-    experiment, lines = exact("local_sgd", cohort=0, rounds=4), list[str]()
+    experiment, lines = exact("local_sgd", cohort=0, rounds=5), list[str]()
     carrier, reference = Secure(tmp_path / "secure"), InProcess(tmp_path / "plain")
-    steps = ("keys", "shares", "train", "unmask")
+    steps = ("keys", "shares", "train", "consent", "unmask")
     carrier.lost = {(step, 1, round) for round, step in enumerate(steps, start=1)}
-    # Who is lost at the last step is in the sum.
+    # Who is lost at the last two steps is in the sum.
     reference.faults = {(1, round): Failure("the node has died") for round in (1, 2, 3)}
     found = deployed(tmp_path / "secure", experiment, carrier, Hooks(say=lines.append), secure=True)
     assert_same(found, deployed(tmp_path / "plain", experiment, reference))
     assert not carrier.lost, "it was lost each time"
-    assert sum("b: " in line and "the node has died" in line for line in lines) == 4
+    assert sum("b: " in line and "the node has died" in line for line in lines) == 5
     assert not any("discarded" in line for line in lines), "and the first attempts were enough"
 
 
 def test_with_too_few_left_the_round_is_repeated_with_new_masks(tmp_path):
     """Of four sites three must be left."""
-    experiment, lines = exact("local_sgd", cohort=0, rounds=3), list[str]()
+    experiment, lines = exact("local_sgd", cohort=0, rounds=4), list[str]()
     carrier = Secure(tmp_path)
-    steps = ("shares", "train", "unmask")
+    steps = ("shares", "train", "consent", "unmask")
     carrier.lost = {(step, site, round) for round, step in enumerate(steps, start=1) for site in (1, 2)}
     found = deployed(tmp_path, experiment, carrier, Hooks(say=lines.append), secure=True)
     assert_same(found, simulated(experiment))
     repeated = [line for line in lines if "discarded" in line or "no secure sum" in line]
-    assert len(repeated) == 3
+    assert len(repeated) == 4
     assert all("2 sites have sent" in line and "and 3 must" in line for line in repeated)
     mine = [reply for number, _, reply in carrier.seen if number == 3]
     sent = [reply.tensors["masked"].numpy() for reply in mine if reply.facts.get("round") == 3]
     assert len(sent) == 2, "the site came to the same update again"
     assert (sent[0] != sent[1]).all()
     told = [json.loads(reply.facts["keys"])["mask"] for reply in mine if "keys" in reply.facts]
-    assert len(set(told)) == len(told) == 6
+    assert len(set(told)) == len(told) == 8
 
 
 def test_a_round_under_another_number_is_not_added_again(tmp_path, monkeypatch):
@@ -183,7 +189,7 @@ def test_sites_without_draws_of_their_own_add_nothing(tmp_path):
 
 def test_a_cohort_with_one_site_that_counts_is_told_before_the_first_round(tmp_path):
     with pytest.raises(UserError, match=r"only one site of round .* counts in the average"):
-        deployed(tmp_path, exact("fedxl2", cohort=2, rounds=12), Secure(tmp_path), secure=True)
+        deployed(tmp_path, lending(cohort=2, rounds=12), Secure(tmp_path), secure=True)
     assert not (tmp_path / "server" / "run" / "checkpoints").exists()
 
 
@@ -234,7 +240,7 @@ def test_the_server_receives_nothing_of_one_sites_weights_and_G(tmp_path, monkey
         return merged(self, server, updates)
 
     monkeypatch.setattr(SecureEngine, "_merged", summed)
-    deployed(tmp_path, exact("fedxl2", cohort=0, rounds=2), carrier, secure=True)
+    deployed(tmp_path, lending(cohort=0, rounds=2), carrier, secure=True)
     assert {round for _, round in own} == {1, 2}
     for round in (1, 2):
         codes = [codes for (_, each), codes in own.items() if each == round]
@@ -277,7 +283,7 @@ def test_a_server_that_sends_sites_different_models_gets_noise(tmp_path):
 
     class Unfair(Secure):
         def _handle(self, node: int, kind: Any, request: Envelope) -> Any:
-            if kind == "train" and node != 101:
+            if kind == "train" and node != "101":
                 dead = {name: t * 0 if "weights.params" in name else t for name, t in request.tensors.items()}
                 assert any(not torch.equal(dead[name], t) for name, t in request.tensors.items())
                 request = request._replace(tensors=dead)
@@ -294,7 +300,7 @@ def test_shares_that_do_not_fit_are_found(tmp_path):
     class Lying(Secure):
         def _handle(self, node: int, kind: Any, request: Envelope) -> Any:
             reply = super()._handle(node, kind, request)
-            if node == 100 and request.facts.get("secure") == "unmask" and isinstance(reply, Envelope):
+            if node == "100" and request.facts.get("secure") == "unmask" and isinstance(reply, Envelope):
                 told = {**json.loads(reply.facts["shares"]), "1": "00" * 66}
                 return Envelope({**reply.facts, "shares": json.dumps(told)}, {})
             return reply
@@ -369,16 +375,17 @@ def test_a_site_remembers_on_its_disk_what_it_has_answered(tmp_path):
 
     carrier._handle = noted  # type: ignore[method-assign]
     deployed(tmp_path, exact("local_sgd", cohort=0, rounds=1), carrier, secure=True)
-    site = carrier.sites[100]
+    site = carrier.sites["100"]
     (file,) = site.state.rglob(secure.FILE)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     state = json.loads(file.read_text())["state"]
     assert (state["seed"], state["mask_key"], state["seal_key"], state["held"]) == ("", "", "", {})
-    steps = {request.facts["secure"][:6]: request for node, request in asked if node == 100}
-    for name, reason in {"keys": "taken part in that secure sum before", "shares": "once", "unmask": "once"}.items():
+    steps = {request.facts["secure"][:7]: request for node, request in asked if node == "100"}
+    reasons = {"keys": "part in that secure sum before", **dict.fromkeys(("shares", "consent", "unmask"), "once")}
+    for name, reason in reasons.items():
         with pytest.raises(ValueError, match=reason):
             secure.step(site, steps[name])
-    train = next(request for node, request in asked if node == 100 and "base" in request.facts)
+    train = next(request for node, request in asked if node == "100" and "base" in request.facts)
     with pytest.raises(ValueError, match="once: the last one was unmask"):
         requests.train(site, train)
     with pytest.raises(ValueError, match="no such step"):
@@ -389,3 +396,11 @@ def test_a_site_remembers_on_its_disk_what_it_has_answered(tmp_path):
     secure.step(site, begun)
     with pytest.raises(ValueError, match="knows nothing of that secure sum"):
         secure.step(site, steps["unmask"])
+
+
+def test_sums_are_secret_with_a_frozen_backbone_too(tmp_path):
+    torch.manual_seed(7)
+    torch.save(backbone.network((64,), 1).state_dict(), tmp_path / "pretrained.pt")
+    model = {"name": backbone.NAME, "weights": str(tmp_path / "pretrained.pt"), "train": ["2"]}
+    experiment, carrier = replace(exact("fedxl2"), model=model), Secure(tmp_path, models=(backbone.NAME,))
+    assert_same(deployed(tmp_path, experiment, carrier, secure=True), simulated(experiment))

@@ -59,7 +59,7 @@ def test_a_site_opens_its_data_from_its_cache(tmp_path):
 
 
 def test_sites_and_server_draw_their_data_by_one_seed(tmp_path):
-    folders = pytest.importorskip("fedxl.deploy.provision.folders", reason="needs fedxl[flower]")
+    folders = pytest.importorskip("fedxl.deploy.provision.folders", reason="needs fedxl[deploy]")
     experiment = config("fedxl2", seed=7)
     experiment = replace(experiment, data={"name": "digits", "clients": 4, "one_class": 1})
     folders.init(["a", "b", "c", "d"], tmp_path / "federation", config=experiment)
@@ -91,7 +91,7 @@ def test_other_files_are_prepared_anew_and_missing_ones_are_not(tmp_path):
 def test_a_full_disk_at_a_site_loses_nothing_and_room_is_enough_to_go_on(tmp_path):
     """A real file system of two pages: the state after one round fits, the next one beside it does not."""
     carrier = InProcess(tmp_path)
-    state = carrier.sites[100].state
+    state = carrier.sites["100"].state
     state.mkdir(parents=True)
     if not mounted(state, "size=8k"):
         pytest.skip("needs the right to mount a small file system")
@@ -107,7 +107,7 @@ def test_a_full_disk_at_a_site_loses_nothing_and_room_is_enough_to_go_on(tmp_pat
         assert mounted(state, "remount,size=1m")
         longer = deployed(tmp_path, config("fedxl2", cohort=0, rounds=4, eval_every=1), carrier, minimum=3)
         assert not any(entry["round"] > 2 for record in longer.history for entry in record.get("dropped", []))
-        asked = next(facts for node, facts in carrier.sent if node == 100 and facts.get("round") == 3)
+        asked = next(facts for node, facts in carrier.sent if node == "100" and facts.get("round") == 3)
         assert kept.path.name == f"round-{asked['base']:08d}.safetensors", "from the state that it had kept"
     finally:
         subprocess.run(["umount", "-l", str(state)], check=True)  # states read from it are still mapped

@@ -19,6 +19,7 @@ from fedxl.algorithms.protocol import DataFacts
 from fedxl.config.experiment import build_problem
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope
+from fedxl.deploy.protocol.message import decode, encode
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.deploy.server.examiner import SiteExaminer, read_curve
 from fedxl.deploy.site import curve, requests
@@ -124,12 +125,9 @@ def test_bins_follow_from_pooled_scores_or_else_fit_any(honest, tmp_path):
     assert kept_bins(tmp_path) == [Bins()]
 
 
-def test_a_curve_goes_through_records_as_it_is(honest):
-    pytest.importorskip("flwr", reason="needs fedxl[flower]")
-    from fedxl.deploy.protocol.records import from_records, to_records
-
+def test_a_curve_goes_through_messages_as_it_is(honest):
     for message in (honest[1].request, honest[1].answered[-1][1]):
-        found = from_records(to_records(message), 1.0)
+        found = decode(b"".join(encode(message)), 1.0)
         assert found.facts == message.facts
         assert all(torch.equal(found.tensors[name], tensor) for name, tensor in message.tensors.items())
 
@@ -188,7 +186,7 @@ def test_noise_is_accounted_for_and_ends_with_the_budget(tmp_path):
     refused = "this site has spent 3 of its epsilon_total of 3; another curve takes 1"
     assert found.history[3]["validation_by_site"] == dict.fromkeys(SITES, refused)
     assert row(tmp_path)["test_by_site"]["a"] == refused
-    assert json.loads((carrier.sites[100].state / SPENT).read_text()) == {"spent": "3"}
+    assert json.loads((carrier.sites["100"].state / SPENT).read_text()) == {"spent": "3"}
     assert any(int(a.tensors["positives"].min()) < 0 for _, a in carrier.answered if isinstance(a, Envelope))
 
 
@@ -290,7 +288,7 @@ def test_curves_are_counted_as_evaluations(tmp_path, request_to_a):
 
 
 def test_embeddings_have_no_curve(tmp_path, request_to_a):
-    with pytest.raises(UserError, match="one score an example, and the risk pairs vectors"):
+    with pytest.raises(UserError, match="one score per example, and the risk pairs vectors"):
         curve.granted(site_file(tmp_path, 0, evaluate="curve"), request_to_a.facts, contrastive(dim=8))
 
 

@@ -15,11 +15,13 @@ from fedxl import UserError, tree, wire
 from fedxl.algorithms.codasca import CODASCA, CODASCAClient, CODASCAServer
 from fedxl.deploy.protocol import envelope
 from fedxl.deploy.protocol.envelope import Envelope, Failure
+from fedxl.deploy.protocol.message import FACTS_ALONE, encode, size
 from fedxl.deploy.site import requests
 from fedxl.models.layers import ScoreNorm
 from fedxl.training.settings import Hooks
 from tests.deploy.federated import (
     ALGORITHMS,
+    SITES,
     InProcess,
     assert_same,
     config,
@@ -124,26 +126,82 @@ def test_who_fails_is_left_out_and_who_returns_is_used_again(tmp_path):
     on_disk = (tmp_path / "server" / "run" / "metrics.jsonl").read_text()
     assert "the node has died" in on_disk
     base = {node: facts["base"] for node, facts in carrier.sent if facts.get("round") == 3}
-    assert base == {100: 1, 101: 1, 102: 2, 103: 2}, "both go back to the last round that was taken of them"
+    assert base == {"100": 1, "101": 1, "102": 2, "103": 2}, "both go back to the last round that was taken of them"
     last = {node: facts["visits"] for node, facts in carrier.sent if facts.get("round") == 5}
-    assert last == {100: 4, 101: 4, 102: 5, 103: 5}
+    assert last == {"100": 4, "101": 4, "102": 5, "103": 5}
     assert all(torch.isfinite(leaf).all() for leaf in tree.leaves(found.weights))
+
+
+def test_who_was_left_out_is_told_though_the_server_stops_before_the_next_evaluation(tmp_path):
+    experiment, carrier = config("local_sgd", cohort=0, eval_every=4), InProcess(tmp_path)
+    carrier.faults = {(0, 1): Failure("no")}
+    stops = iter([False, True])
+    hooks = Hooks(say=lambda line: None, should_stop=lambda: next(stops))
+    assert deployed(tmp_path, experiment, carrier, hooks, minimum=3).interrupted
+    [row] = deployed(tmp_path, experiment, InProcess(tmp_path), minimum=3).history
+    assert row["dropped"] == [{"round": 1, "site": "a", "reason": "no"}]
+    assert [each["round"] for each in row["participants"]] == [1, 2, 3, 4]
 
 
 def test_a_site_that_is_away_comes_back(tmp_path):
     class Travelling(InProcess):
         def nodes(self):
             rounds = [facts["round"] for _, facts in self.sent if "round" in facts]
-            self.away = {101} if rounds and max(rounds) in (1, 2) else set()
+            self.away = {"101"} if rounds and max(rounds) in (1, 2) else set()
             return super().nodes()
 
     carrier = Travelling(tmp_path)
     found = deployed(tmp_path, config("local_sgd", cohort=0, eval_every=1), carrier, minimum=3, wire="bfloat16")
-    seen = [facts["round"] for node, facts in carrier.sent if node == 101 and "round" in facts]
+    seen = [facts["round"] for node, facts in carrier.sent if node == "101" and "round" in facts]
     assert seen == [1, 4]
     assert [entry["reason"] for record in found.history for entry in record.get("dropped", [])] == [
-        "it is not connected"
+        "it is not connected, or busy with an earlier request"
     ] * 2
+
+
+class Losing(InProcess):
+    """b is away in rounds 2, 3 and 5, or loses its approval then."""
+
+    revoke = False
+
+    def nodes(self):
+        now = max((facts["round"] for _, facts in self.sent if "round" in facts), default=0)
+        gone = now in (1, 2, 4)
+        self.away = {"101"} if gone else set()
+        self.limits = {name: 10**6 for name in SITES if not (gone and self.revoke and name == "b")}
+        return super().nodes()
+
+
+@pytest.mark.parametrize("revoke", [False, True])
+def test_a_lost_site_is_waited_for_once_each_time_and_aloud_and_a_revoked_one_never(tmp_path, impatient, revoke):
+    carrier, lines = Losing(tmp_path), list[str]()
+    carrier.revoke = revoke
+    experiment = config("local_sgd", cohort=0, rounds=6, eval_every=6)
+    found = deployed(tmp_path, experiment, carrier, Hooks(say=lines.append), deadline=60.0)
+    assert [line for line in lines if "waiting" in line] == ([] if revoke else ["waiting for b, at most 30 s"] * 2)
+    assert impatient.now < 0.1 if revoke else 60 <= impatient.now < 61
+    (row,) = found.history
+    assert [entry["round"] for entry in row["dropped"]] == [2, 3, 5]
+    assert {entry["site"] for entry in row["dropped"]} == {"b"}
+    everybody = {round: list(SITES) if round not in (2, 3, 5) else ["a", "c", "d"] for round in range(1, 7)}
+    assert row["participants"] == [{"round": n, "sites": names, "of": 4} for n, names in everybody.items()]
+
+
+def test_who_was_in_every_round_is_known_even_if_the_server_dies_before_the_next_evaluation(tmp_path):
+    """It is in the checkpoint, from which metrics.jsonl has it after the restart."""
+
+    class Dies(InProcess):
+        def send(self, envelopes, kind, seconds):
+            if any(facts.get("round") == 4 for facts in (each.facts for each in envelopes.values())):
+                raise KeyboardInterrupt
+            return super().send(envelopes, kind, seconds)
+
+    experiment = config("local_sgd", cohort=0, rounds=6, eval_every=6)
+    with pytest.raises(KeyboardInterrupt):
+        deployed(tmp_path, experiment, Dies(tmp_path))
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+    (row,) = deployed(tmp_path, experiment).history
+    assert [each["round"] for each in row["participants"]] == [1, 2, 3, 4, 5, 6]
 
 
 def test_too_few_for_too_long_is_an_error_that_says_what_to_do(tmp_path):
@@ -153,7 +211,7 @@ def test_too_few_for_too_long_is_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(UserError, match=r"round 1 had fewer than 3 updates 1 times .*; check that sites are running"):
         deployed(tmp_path, config("local_sgd"), carrier, Hooks(say=lines.append), minimum=3, patience=1)
     assert any("nothing from" in line and line.endswith(": no") for line in lines)
-    carrier.away = {100}
+    carrier.away = {"100"}
     with pytest.raises(UserError, match=r"no hello from a within 0\.1 s"):
         deployed(tmp_path / "other", config("local_sgd"), carrier, join=0.1)
 
@@ -165,9 +223,15 @@ GARBAGE = {
     "a type": (lambda t: {**t, "G:float64": t["G:float64"].float()}, "is float32"),
     "infinity": (lambda t: {**t, "weights.params:float64": t["weights.params:float64"] / 0}, "NaN or infinity"),
     "a count": (lambda t: {**t, "steps": torch.tensor(10**9)}, "it reports 1000000000 steps of 3"),
-    "a share": (lambda t: {**t, "share.model": t["share.model"] * 100}, "its share is not the one that it was given"),
-    "a mass": (lambda t: {**t, "share.mass": t["share.mass"] * 1.5}, "its share is not the one that it was given"),
-    "another's number": (lambda t: {**t, "share.client": t["share.client"] + 1}, "its share is not the one"),
+    "a share": (
+        lambda t: {**t, "share.model": t["share.model"] * 100},
+        "its share is not what the server assigned",
+    ),
+    "a mass": (
+        lambda t: {**t, "share.mass": t["share.mass"] * 1.5},
+        "its share is not what the server assigned",
+    ),
+    "another's number": (lambda t: {**t, "share.client": t["share.client"] + 1}, "its share is not what"),
     "the weights of scores": (lambda t: {**t, "scores.weight": torch.ones(12)}, "it holds scores.weight"),
     "too many scores": (
         lambda t: {**t, "scores.b.score": torch.zeros(1000, dtype=torch.float64)},
@@ -196,13 +260,34 @@ def test_garbage_is_refused_with_a_reason(tmp_path, kind):
     assert reason in dropped["reason"]
 
 
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_the_reply_to_train_has_a_limit_that_honest_ones_keep(tmp_path, name):
+    sizes = []
+
+    class Measuring(InProcess):
+        def _handle(self, node, kind, request):
+            reply = super()._handle(node, kind, request)
+            sizes.append((kind, size(encode(reply)), self.most[node]))
+            return reply
+
+        def send(self, envelopes, kind, seconds):
+            self.most = {node: each.most for node, each in envelopes.items()}
+            return super().send(envelopes, kind, seconds)
+
+    deployed(tmp_path, config(name, cohort=0, rounds=2), Measuring(tmp_path))
+    assert {kind for kind, *_ in sizes} >= {"hello", "train"}
+    for kind, length, most in sizes:
+        if kind in ("hello", "train"):
+            assert length <= most < FACTS_ALONE + 4 * length
+
+
 def train_request(folder: Path, **facts) -> tuple[InProcess, Envelope]:
     """The last request of a run of one round to site a."""
     kept: list[Envelope] = []
 
     class Keeping(InProcess):
         def send(self, envelopes, kind, seconds):
-            kept.extend(copied(envelopes[100]) for _ in [0] if kind == "train" and 100 in envelopes)
+            kept.extend(copied(envelopes["100"]) for _ in [0] if kind == "train" and "100" in envelopes)
             return super().send(envelopes, kind, seconds)
 
     carrier = Keeping(folder)
@@ -232,7 +317,7 @@ def test_a_site_receives_the_scores_that_it_reads_and_no_others(tmp_path):
     assert sent.tensors["passive.a.score"].shape[:2] == (steps, size)
     for name in ("first.entry.score", "first.u", "second.entry.score", "second.entry.target"):
         assert sent.tensors[f"server.pool.{name}"].tolist() == [0.0], "an entry that says nothing"
-    assert sent.facts["facts_of_all"] == "{}", "FeDXL needs to know nothing of other sites' labels"
+    assert json.loads(sent.facts["facts_of_all"]) == {"one_class": 2.0}, "all that FeDXL needs to know of others"
 
 
 @pytest.mark.parametrize("change", [lambda a: a[:-1], lambda a: a[:, :-1], lambda a: a.new_zeros(0, *a.shape[1:])])
@@ -291,7 +376,7 @@ def test_a_codasca_site_that_lost_its_state_does_not_count_its_control_variate_t
     carrier = InProcess(tmp_path)
     deployed(tmp_path, config("codasca", cohort=0, rounds=2), carrier)
     begun.clear()
-    for file in carrier.sites[100].state.glob("*/round-*"):
+    for file in carrier.sites["100"].state.glob("*/round-*"):
         file.unlink()
     lines: list[str] = []
     deployed(tmp_path, config("codasca", cohort=0, rounds=3), carrier, Hooks(say=lines.append))
@@ -310,6 +395,9 @@ def test_an_answer_that_came_while_another_was_worked_on_is_not_too_late(impatie
 
         def forget(self, tickets):
             assert tickets == ["three"]
+
+        def wait(self, seconds):
+            impatient.sleep(seconds)
 
         def replies(self, tickets):
             here, self.here = self.here, ()
@@ -361,10 +449,13 @@ def test_normed_scores_need_both_classes_at_every_site(tmp_path):
 
 def test_a_node_must_be_who_its_key_says(tmp_path):
     lines: list[str] = []
-    keys = {100: "a", 101: "b", 103: "c", 102: "d"}
+    keys = {"100": "a", "101": "b", "103": "c", "102": "d"}
     with pytest.raises(UserError, match="no hello from c, d"):
         deployed(tmp_path, config("local_sgd"), hooks=Hooks(say=lines.append), keys=keys, join=5)
     assert any("it claims to be 'c', but its key belongs to 'd'" in line for line in lines)
+    status = json.loads((tmp_path / "server" / "run" / "status.json").read_text())
+    assert (status["sites"], status["connected"]) == (list(SITES), ["a", "b"])
+    assert any("its key belongs to 'd'" in each["reason"] and each["time"] for each in status["refusals"])
 
 
 def test_a_server_that_dies_before_its_first_checkpoint_begins_anew(tmp_path):

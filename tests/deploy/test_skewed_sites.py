@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("impatient")
     [
         {"level": "free"},
         {"level": "free", "one_class": "lend"},
-        {"level": "balanced"},
-        {"level": "bounded", "one_class": "train"},
+        {"level": "even", "hold": 0.0},
+        {"level": "even", "one_class": "train"},
     ],
     ids=str,
 )

@@ -39,7 +39,9 @@ def carrier(folder: Path, paths: list[str], **changes: Any) -> InProcess:
     for number, path in enumerate(paths):
         settings = {"summary": True, "part": 0, "evaluate": "scores", **changes}
         own = site_file(folder, number)
-        found.sites[100 + number] = SiteFile(replace(own.settings, **settings), {**TABLE, "path": path}, own.folder)
+        found.sites[str(100 + number)] = SiteFile(
+            replace(own.settings, **settings), {**TABLE, "path": path}, own.folder
+        )
     return found
 
 
@@ -90,15 +92,15 @@ def test_several_label_columns_are_trained_on_alike_at_sites_and_in_the_simulato
     assert found.metrics["test"]["auroc"] == pytest.approx(wanted.metrics["test"]["auroc"], abs=1e-12)
     assert found.preparation.labels == ("mass", "nodule")
     other = SiteFile(
-        sites.sites[100].settings, {**sites.sites[100].data, "label": ["nodule", "mass"]}, tmp_path / "o"
+        sites.sites["100"].settings, {**sites.sites["100"].data, "label": ["nodule", "mass"]}, tmp_path / "o"
     )
     cache.prepare(other)
     with pytest.raises(UserError, match="the server's preparation is for the label"):
         cache.training_data(other, found.preparation)
     kept = tmp_path / "server" / "run" / "preparation.json"
-    own = SiteFile(other.settings, {**sites.sites[100].data, "preparation": str(kept)}, tmp_path / "p")
+    own = SiteFile(other.settings, {**sites.sites["100"].data, "preparation": str(kept)}, tmp_path / "p")
     assert cache.facts(own)["labels"] == ["mass", "nodule"]
-    usual = cache.training_data(sites.sites[100], found.preparation)
+    usual = cache.training_data(sites.sites["100"], found.preparation)
     assert torch.equal(cache.training_data(own).x, usual.x), "made by its own copy of the preparation"
     turned = replace(told, data={}, risk={**told.risk, "labels": ["nodule", "mass"]})
     with pytest.raises(UserError, match="name the labels as the table does"):
@@ -108,7 +110,7 @@ def test_several_label_columns_are_trained_on_alike_at_sites_and_in_the_simulato
 def test_a_site_that_tells_no_summary_compares_no_names_for_the_server(tmp_path):
     """A server that sends a preparation all the same would learn from errors what columns and labels there are."""
     paths = write_sites(tmp_path / "data", frame())
-    own = carrier(tmp_path, paths).sites[100]
+    own = carrier(tmp_path, paths).sites["100"]
     quiet = SiteFile(replace(own.settings, summary=False), own.data, own.folder)
     guess = Preparation(columns=(Number("a guess", 0.0, 1.0),), label="another", positive="1", negative="0")
     with pytest.raises(UserError, match="tells nothing of its table") as told:
@@ -145,13 +147,13 @@ def test_a_servers_own_table_is_scaled_as_the_sites_are(tmp_path, paths):
 def test_a_site_that_allows_no_summary_sends_none(tmp_path, paths):
     sites = carrier(tmp_path, paths, summary=False)
     with pytest.raises(UserError, match="must say summary = true"):
-        requests.hello(sites.sites[100])
+        requests.hello(sites.sites["100"])
     with pytest.raises(UserError, match="summary = true"):
         deployed(tmp_path, replace(experiment(paths), data={}), sites, join=0.1)
 
 
 def test_what_leaves_is_counts_means_and_squares(tmp_path, paths):
-    site = carrier(tmp_path, paths).sites[103]
+    site = carrier(tmp_path, paths).sites["103"]
     told = json.loads(str(requests.hello(site).facts["summary"]))
     assert told.keys() == {"rows", "columns", "about"}
     assert [len(column) for column in told["columns"].values()] == [5, 5, 5, 2]
@@ -200,7 +202,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("change", "line"), HOSTILE, ids=[line for _, line in HOSTILE])
 def test_a_hostile_preparation_is_refused_by_the_site(tmp_path, paths, change, line):
-    site = carrier(tmp_path, paths).sites[100]
+    site = carrier(tmp_path, paths).sites["100"]
     made = load_data(experiment(paths)).preparation
     assert made is not None
     content = made.to_json()
@@ -212,13 +214,13 @@ def test_a_hostile_preparation_is_refused_by_the_site(tmp_path, paths, change, l
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "3", " " * 5_000_000])
 def test_a_preparation_that_is_none_is_refused(tmp_path, paths, text):
-    site = carrier(tmp_path, paths).sites[100]
+    site = carrier(tmp_path, paths).sites["100"]
     with pytest.raises(UserError, match="preparation"):
         requests.evaluate(site, _asked(site, text))
 
 
 def test_a_site_keeps_the_examples_of_one_preparation(tmp_path, paths):
-    site = carrier(tmp_path, paths).sites[100]
+    site = carrier(tmp_path, paths).sites["100"]
     made = load_data(experiment(paths)).preparation
     assert made is not None
     other = replace(made, columns=(replace(made.columns[0], mean=0.0), *made.columns[1:]))
@@ -252,11 +254,13 @@ def test_a_site_keeps_the_examples_of_one_preparation(tmp_path, paths):
         lambda c: c.update(about={"label": "x" * 1000}),
         lambda c: c.update(about={"columns": "x"}),
         lambda c: c["about"].update(id="age"),
+        lambda c: c["about"].update(time="age"),
+        lambda c: c["about"].update(time=3),
         lambda c: c.clear(),
     ],
 )
 def test_a_hostile_summary_is_refused_by_the_server(tmp_path, paths, change):
-    hello = requests.hello(carrier(tmp_path, paths).sites[100]).facts
+    hello = requests.hello(carrier(tmp_path, paths).sites["100"]).facts
     examples = hello["positives"] + hello["negatives"]
     content = json.loads(str(hello["summary"]))
     assert Summary.from_json(json.dumps(content), examples)
@@ -278,7 +282,7 @@ def test_changed_folders_are_noticed_at_any_depth(tmp_path):
 
 def test_a_site_that_its_table_does_not_name_gets_nobodys_rows(tmp_path, paths):
     sites = carrier(tmp_path, paths)
-    own = sites.sites[100]
+    own = sites.sites["100"]
     lost = SiteFile(replace(own.settings, name="Hospital C"), {**TABLE, "path": paths[:2]}, own.folder)
     with pytest.raises(
         UserError, match=r"called 'Hospital C', and its table holds the sites .*; name it like one of"
@@ -318,7 +322,7 @@ def with_images(folder: Path) -> tuple[Config, InProcess]:
     for number, path in enumerate(paths):
         own = site_file(folder, number)
         settings = replace(own.settings, part=0, evaluate="scores", summary=True)
-        sites.sites[100 + number] = SiteFile(settings, {**IMAGES, "path": path}, own.folder)
+        sites.sites[str(100 + number)] = SiteFile(settings, {**IMAGES, "path": path}, own.folder)
     return replace(config("fedxl2"), model={"name": "cnn"}, data={**IMAGES, "path": paths, "seed": 0}), sites
 
 
@@ -335,20 +339,45 @@ def test_sites_with_images_come_to_the_simulators_bits(tmp_path):
 
 def test_a_site_that_allows_no_summary_tells_nothing_of_its_images(tmp_path):
     told, sites = with_images(tmp_path)
-    quiet = sites.sites[103]
-    sites.sites[103] = SiteFile(replace(quiet.settings, summary=False), quiet.data, quiet.folder)
-    assert "images" in requests.hello(sites.sites[100]).facts
-    assert "images" not in requests.hello(sites.sites[103]).facts
+    quiet = sites.sites["103"]
+    sites.sites["103"] = SiteFile(replace(quiet.settings, summary=False), quiet.data, quiet.folder)
+    assert "images" in requests.hello(sites.sites["100"]).facts
+    assert "images" not in requests.hello(sites.sites["103"]).facts
     short = replace(told, data={}, run={**told.run, "rounds": 1})
     assert deployed(tmp_path, short, sites, evaluate="sites").preparation is None
 
 
 def test_sites_whose_images_show_something_else_are_told(tmp_path):
     told, sites = with_images(tmp_path)
-    other = sites.sites[101]
-    sites.sites[101] = SiteFile(other.settings, {**other.data, "positive": "no"}, other.folder)
+    other = sites.sites["101"]
+    sites.sites["101"] = SiteFile(other.settings, {**other.data, "positive": "no"}, other.folder)
     with pytest.raises(UserError, match=r"a predicts 'sick' \('yes' or 'no'\), but b 'sick' \('no' or 'yes'\)"):
         deployed(tmp_path, replace(told, data={}), sites)
+
+
+def test_grey_values_of_16_bits_become_bytes_alike_at_all_sites(tmp_path):
+    """A scanner with 12 bits and one with 16, each of whose sites would find another number by itself."""
+    from PIL import Image
+
+    told, sites = with_images(tmp_path)
+    for file in sorted((tmp_path / "data").glob("[ab]/*.png")):
+        values = np.asarray(Image.open(file)).astype(np.uint16) << (4 if file.parent.name == "a" else 8)
+        Image.fromarray(values).save(file)
+
+    def declare(node: str, bits: int) -> None:
+        site = sites.sites[node]
+        sites.sites[node] = SiteFile(site.settings, {**site.data, "bits": bits}, site.folder)
+
+    for node, found in (("100", 12), ("101", 16)):
+        with pytest.raises(UserError, match=rf"must be the same at all sites.*\(here bits = {found}\)"):
+            requests.hello(sites.sites[node])
+    declare("100", 12)
+    declare("101", 16)
+    short = replace(told, data={}, run={**told.run, "rounds": 1})
+    with pytest.raises(UserError, match="12 at a, 16 at b; bits must be the same"):
+        deployed(tmp_path / "1", short, sites)
+    declare("100", 16)
+    assert deployed(tmp_path / "2", short, sites).preparation.image.bits == 16
 
 
 FINDINGS = ("sick", "dark")
@@ -382,7 +411,7 @@ def test_a_site_whose_images_have_their_labels_in_another_order_is_told(tmp_path
     """Whether it says so in its hello, or says nothing and refuses to train."""
     told, sites = with_two_findings(tmp_path)
     for node, site in sites.sites.items():
-        labels = {"label": list(reversed(FINDINGS))} if node == 101 else {}
+        labels = {"label": list(reversed(FINDINGS))} if node == "101" else {}
         settings = replace(site.settings, summary=summary)
         sites.sites[node] = SiteFile(settings, {**site.data, **labels}, site.folder)
     if summary:
@@ -413,10 +442,10 @@ COLUMN = {"kind": "number", "name": "age", "mean": 0.0, "scale": 1.0}
 )  # fmt: skip
 def test_what_a_site_tells_of_its_images_is_checked_by_the_server(tmp_path, change, line):
     _, sites = with_images(tmp_path)
-    content = json.loads(requests.hello(sites.sites[103]).facts["images"])
+    content = json.loads(requests.hello(sites.sites["103"]).facts["images"])
     change(content)
     directory = Directory(sites, ServerSettings(sites=SITES), lambda said: None)
-    hello = requests.hello(sites.sites[103]).facts
+    hello = requests.hello(sites.sites["103"]).facts
     with pytest.raises((RefusedError, UserError), match=line):
-        directory._read(103, Envelope({**hello, "images": json.dumps(content)}, {}))
-    assert directory._read(103, Envelope(hello, {}))[0] == SITES[3]
+        directory._read("", Envelope({**hello, "images": json.dumps(content)}, {}))
+    assert directory._read("", Envelope(hello, {}))[0] == SITES[3]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from torch import Tensor
 
@@ -12,8 +13,11 @@ from fedxl import __version__
 from fedxl.errors import RefusedError, printable
 from fedxl.risks.pairing import Share
 
-Kind = Literal["hello", "train", "evaluate", "secure"]
-POLL = 0.5  # seconds
+Kind = Literal["hello", "train", "evaluate", "secure", "frozen", "model"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+POLL = 1.0  # seconds between two looks at what has changed, at most
+GRACE = 60.0  # seconds that a round waits for a site that is gone, at most
+NO_EVALUATION = "it discloses no evaluation"
 DIVERGED = "diverged: "  # prefix of a site's failure when its numbers are not finite or out of range
 
 
@@ -22,6 +26,7 @@ class Envelope(NamedTuple):
 
     facts: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    most: float = math.inf  # bytes of the reply to this request, if it is one; not part of what is sent
 
     @property
     def size(self) -> int:
@@ -35,6 +40,7 @@ class RunHeader(NamedTuple):
     config: str  # the experiment, as far as sites need it, as JSON
     facts_of_all: str  # what an algorithm may know about the data of all sites together, as JSON
     preparation: str = ""  # how all sites make examples of their tables, as JSON; "": their data need none
+    frozen: str = ""  # digest of the weights that do not train, which sites get once; "": all train
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -70,12 +76,18 @@ class Failure(NamedTuple):
 
 
 class Carrier(Protocol):
-    """Transports requests to nodes and replies back: Flower's grid or, in tests, a few lines of Python."""
+    """Takes requests to sites and brings replies back: a transport (deploy/transport/), or a few lines in tests.
 
-    def nodes(self) -> Sequence[int]:
-        """The nodes that are connected now."""
+    A node is one connection of a site. A site that comes back is another node, or has been away in between.
+    """
 
-    def send(self, requests: Mapping[int, Envelope], kind: Kind, seconds: float) -> Mapping[str, int]:
+    def nodes(self) -> Mapping[str, str]:
+        """The nodes that are connected now, with the site whose key each has shown; "" if nodes show no keys."""
+
+    def approved(self) -> Mapping[str, int] | None:
+        """The sites that may connect, with the most examples that each may claim; None: all, with any number."""
+
+    def send(self, requests: Mapping[str, Envelope], kind: Kind, seconds: float) -> Mapping[str, str]:
         """Send each node its request. Returns the node of each ticket. Requests expire after so many seconds."""
 
     def replies(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope | Failure]]:
@@ -84,26 +96,30 @@ class Carrier(Protocol):
     def forget(self, tickets: Sequence[str]) -> None:
         """Discard the replies to these tickets, now and when they arrive."""
 
+    def wait(self, seconds: float) -> None:
+        """Return as soon as a reply has arrived or nodes have changed, and after so many seconds at the latest."""
 
-def pause() -> None:
-    """Wait before polling again."""
-    time.sleep(POLL)
+
+def grace(seconds: float) -> float:
+    """How long a site that is gone is waited for, of the seconds that it has to reply."""
+    return min(GRACE, seconds / 2)
 
 
 def exchange(
-    carrier: Carrier, requests: Mapping[int, Envelope], kind: Kind, seconds: float
-) -> Iterator[tuple[int, Envelope | Failure]]:
+    carrier: Carrier, requests: Mapping[str, Envelope], kind: Kind, seconds: float
+) -> Iterator[tuple[str, Envelope | Failure]]:
     """Send requests and yield each node with its reply as it arrives; at the deadline, a Failure for the others."""
     deadline = time.monotonic() + seconds
     waiting = dict(carrier.send(requests, kind, seconds)) if requests else {}
     late = False
     while waiting and not late:
-        late = time.monotonic() > deadline  # then poll once more: replies may have arrived while we processed others
+        late = time.monotonic() >= deadline  # then look once more: replies may have arrived while we processed others
         for ticket, reply in carrier.replies(list(waiting)):
-            if not (late and isinstance(reply, Failure)):  # past the deadline, Flower reports an expired request
+            expired = late and isinstance(reply, Failure)  # which some transports report
+            if not expired:
                 yield waiting.pop(ticket), reply
         if waiting and not late:
-            pause()
+            carrier.wait(min(POLL, max(deadline - time.monotonic(), 0)))
     carrier.forget(list(waiting))
     for node in waiting.values():
         yield node, Failure(f"no reply within {seconds:g} s")

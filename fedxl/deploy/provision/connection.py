@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import ssl
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedxl.errors import UserError, first_line
+from fedxl.options import call
 
-HOME_FOLDER = "flower"  # in a party's folder: its socket and logs; all of its processes have it in their environment
 FILE = "connection.toml"
-LINK = Path(HOME_FOLDER) / "link.sock"  # SuperLink's socket, in the server's folder, which only its owner can enter
 
 
-def read_connection(folder: Path) -> tuple[str, int]:
-    """The host as sites know it, and the port."""
-    table = _table(folder)
-    try:
-        return str(table["host"]), int(table["port"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read {folder / FILE}: {error}") from None
+@dataclass(frozen=True)
+class Connection:
+    host: str  # as sites know the server
+    port: int
+    server_key: str = ""  # the fingerprint of the server's key, which a site requires; "": any from the authority
 
 
-def read_server_key(folder: Path) -> str:
-    """The fingerprint of the server's key, which a site requires; "": any key that the authority has signed."""
-    return str(_table(folder).get("server_key", ""))
-
-
-def _table(folder: Path) -> dict[str, Any]:
+def read_connection(folder: Path) -> Connection:
     path = folder / FILE
     try:
-        return tomllib.loads(path.read_text())
+        return call(Connection, tomllib.loads(path.read_text()), FILE)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}; `fedxl deploy init` creates it") from None
     except (OSError, ValueError) as error:
@@ -39,7 +31,7 @@ def _table(folder: Path) -> dict[str, Any]:
 
 
 def tls_for_server(folder: Path) -> ssl.SSLContext:
-    """TLS 1.3 of the gateway. Issues no session tickets, so that every connection shows its certificate."""
+    """TLS 1.3. Issues no session tickets, so that every connection shows its certificate."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, folder, "server")
     context.verify_mode = ssl.CERT_REQUIRED
     context.num_tickets = 0

@@ -1,6 +1,6 @@
 """Keys, certificates and signing requests. Only their owner can read private files, from the moment they exist.
 
-Every party has one key on the curve P-384. A site's key serves for TLS and for Flower's node authentication.
+Every party has one key on the curve P-384.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 
 def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
-    """The format in which Flower stores a node's key."""
+    """A public key as bytes, to compare and to look up."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -62,6 +62,17 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
     """What two people compare by telephone: the SHA-256 of the public key, in groups of four."""
     digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
     return ":".join(digest[i : i + 4] for i in range(0, 64, 4))
+
+
+def words(shown: str) -> str:
+    """The first 128 bits of a fingerprint as syllables, which are easily read aloud: eight words of five letters.
+
+    >>> words("7f00:0001")  # a proquint
+    'lusab-babad'
+    """
+    letters = [("bdfghjklmnprstvz", 12), ("aiou", 10), ("bdfghjklmnprstvz", 6), ("aiou", 4), ("bdfghjklmnprstvz", 0)]
+    numbers = [int(group, 16) for group in shown.split(":")[:8]]
+    return "-".join("".join(some[(number >> at) % len(some)] for some, at in letters) for number in numbers)
 
 
 def authority() -> tuple[Key, x509.Certificate]:

@@ -18,7 +18,9 @@ from fedxl.options import call
 from fedxl.wire_precisions import PRECISIONS
 
 EVALUATORS = ("server", "sites")  # who evaluates: the server on its own [data], or each site on its own
+TIMES = ("none", "bins")  # what a site may tell of times of events
 DISCLOSURES = ("none", "metrics", "curve", "scores")  # which results of an evaluation a site may disclose
+UNDISCLOSED = "no site discloses metrics yet; each may set evaluate in its site.toml"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class ServerSettings:
     megabytes: float = 1000.0  # of the largest reply that it accepts
     secure: bool = False  # add weights and G of all sites under masks, so that the server sees only their sum
     private_draws: bool = False  # which pooled scores each site reads: from a seed that only the server knows
+    deliver: float = 600.0  # seconds after the last round in which each site gets the model; 0: sites get none
     influence: float = 20.0  # times the usual size that an update may have (see algorithms/checks.py); 0: no limit
 
     def __post_init__(self) -> None:
@@ -46,6 +49,7 @@ class ServerSettings:
         require(1 <= self.minimum <= len(self.sites), told)
         for name in ("deadline", "join"):
             require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
+        require(self.deliver >= 0, f"deliver must not be negative, got {self.deliver}")
         require(self.patience >= 1, f"patience must be at least 1, got {self.patience}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
         Bins(self.bins)  # which checks their number
@@ -76,6 +80,9 @@ class SiteSettings:
     metrics: tuple[str, ...] = ()  # outside fedxl, as package.module:function; fedxl's own are always allowed
     rounds: int = 1000  # requests to train that it accepts, over all runs
     steps: int = 1000  # local steps of one request
+    batch: int = 4096  # examples that a step of one request scores
+    training_epsilon: float = 0.0  # the most that training, always private then, spends in all runs; 0: no limit
+    training_delta: float = 1e-5  # the delta of that epsilon; below one in the number of examples
     evaluate: str = "none"  # results that it discloses: none, metrics (AUROC, ...), curve (counts in bins), scores
     bins: int = 512  # the most bins of a curve
     fewest: int = 10  # examples of a class that a curve without noise may rest on; none at all are allowed
@@ -85,9 +92,10 @@ class SiteSettings:
     private_draws: bool = False  # which examples it reads in which round: from a seed that only this site knows
     sorted_scores: bool = False  # refuse runs that pool scores in the order of their draws (order = "drawn")
     summary: bool = False  # whether a summary of its columns may leave, to scale all alike; of images: size, names
+    times: str = "none"  # of events, what it tells: none, or bins (counts between public times, twenty per decade)
     secure: bool = False  # whether it takes part only in runs whose server adds all sites' updates under masks
     sum_of: int = 2  # the fewest sites, this one included, whose masked updates it lets the server add
-    own_part: float = 0.8  # the largest part of a sum that its own update may make up, by the sites' weights
+    own_part: float = 0.8  # the largest part of a sum that its own update may make up, by the sites' shares
     peers: tuple[str, ...] = ()  # fingerprints of the sites whose keys it trusts in a sum; (): all with a certificate
     digest: str = ""  # of the only experiment that it takes part in; "": any that the settings above allow
     device: str = "auto"
@@ -95,13 +103,18 @@ class SiteSettings:
     def __post_init__(self) -> None:
         require(bool(self.name), "a site needs a name")
         require(self.part >= 0, f"part must not be negative, got {self.part}")
-        for name in ("rounds", "steps", "evaluations", "fewest"):
+        for name in ("rounds", "steps", "batch", "evaluations", "fewest"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        finite = 0 <= self.training_epsilon < math.inf
+        require(finite, f"training_epsilon must be finite and not negative, got {self.training_epsilon}")
+        require(0 < self.training_delta < 1, f"training_delta must lie in (0, 1), got {self.training_delta}")
         require(self.megabytes > 0, f"megabytes must be positive, got {self.megabytes}")
         require(self.sum_of >= 2, f"sum_of must be at least 2, got {self.sum_of}: a sum of one is no secret")
         require(0 < self.own_part < 1, f"own_part must lie between 0 and 1, got {self.own_part}")
         if self.evaluate not in DISCLOSURES:
             raise unknown("evaluate", self.evaluate, DISCLOSURES)
+        if self.times not in TIMES:
+            raise unknown("times", self.times, TIMES)
         Bins(self.bins)  # which checks their number
         if self.epsilon:
             most = self.epsilon_total
@@ -151,12 +164,15 @@ def files_below(folder: Path, data: Table) -> Table:
 
 
 def read_server(path: Path) -> ServerFile:
-    """An experiment whose clients are sites. Its [data], if any, are the server's own, for validation and test."""
+    """An experiment whose clients are sites. Its [data], if any, are the server's own, for validation and test.
+
+    Files that it names are looked for from the folder that it lies in.
+    """
     tables = toml.read(path, (*SECTIONS, "server"))
     for name in ("server", "risk", "algorithm"):
         require(name in tables, f"{path} needs a section [{name}]")
-    settings = call(ServerSettings, tables.pop("server"), "server")
-    return ServerFile(settings, Config(**{"data": {}, **tables}), path.resolve().parent)
+    settings, folder = call(ServerSettings, tables.pop("server"), "server"), path.resolve().parent
+    return ServerFile(settings, Config(**tables | {"data": files_below(folder, tables.get("data", {}))}), folder)
 
 
 def read_site(path: Path) -> SiteFile:

@@ -4,7 +4,9 @@
     shares    its mask key and its seed, each split among all members; each member's part is sealed for it
     mask      codes + own mask + the masks shared with each other member, added by the lower number and subtracted
               by the higher; the latter depend on what the server has told, and cancel only if it told all the same
-    unmask    for each member that is in the sum, the share of its seed; for each that is not, of its mask key
+    consent   the members whose updates are in the sum, as the server has told: it signs one such list in each sum
+    unmask    once `threshold` of them have signed the same list, itself included: for each member that is in the sum,
+              the share of its seed; for each that is not, of its mask key
 
 A server with both the seed and the mask key of one site could read its codes. So a site gives one kind of share for
 each member, once: each step is possible once only, in this order, and the state says which was the last one. The
@@ -14,6 +16,7 @@ caller stores the state before the answer leaves.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,10 +52,14 @@ def shared(kind: str, private: bytes, public: bytes, context: str, *pair: int) -
     return crypto.agree(private, public, f"fedxl {kind} {context} {low} {high}")
 
 
-def signed_text(context: str, name: str, number: int, advert: Advert) -> bytes:
-    """What a site signs: its keys, and which sum they are for."""
-    keys = (advert.seal + advert.mask + advert.commitment).hex()
-    return f"fedxl secure sum {context} {name} {number} {keys}".encode()
+def signed_text(context: str, name: str, number: int, content: str) -> bytes:
+    """What a site signs: its keys or the list that it consents to, and which sum that is for."""
+    return f"fedxl secure sum {context} {name} {number} {content}".encode()
+
+
+def keys_of(advert: Advert) -> str:
+    """The content of a site's first signature."""
+    return f"keys {(advert.seal + advert.mask + advert.commitment).hex()}"
 
 
 def commitment(seed: bytes) -> bytes:
@@ -72,8 +79,17 @@ class MemberState:
     mask_key: str = ""
     seed: str = ""
     weights: dict[str, float] = field(default_factory=dict)  # by number: how much each counts in the sum
+    gradients: dict[str, float] = field(default_factory=dict)  # by number: that, times what multiplies its gradients
+    shares: dict[str, list[float]] = field(default_factory=dict)  # by number, as told
+    question: str = ""  # a digest of what this site's update depends on
     members: dict[str, dict[str, str]] = field(default_factory=dict)  # by number: its public keys
     held: dict[str, tuple[str, str]] = field(default_factory=dict)  # by number: shares of its seed and its mask key
+    told: str = ""  # a digest of what all members must have been told
+    survivors: list[int] = field(default_factory=list)  # members whose updates are in the sum, as it has signed
+
+    @property
+    def round(self) -> int:
+        return int(self.context.split()[1])
 
     def require(self, stage: str, session: str) -> None:
         refuse(session != self.session, "this site knows nothing of that secure sum; it may have begun another since")
@@ -136,23 +152,52 @@ def mask(
         seed = shared("mask", mask_key, adverts[number].mask, f"{state.context} {told}", state.number, number)
         crypto.add_mask(masked, seed, 1 if state.number < number else -1)
     known = {str(number): weight for number, weight in weights.items()}
-    return replace(state, stage="mask", seal_key="", mask_key="", seed="", held=held, weights=known), masked
+    state = replace(state, stage="mask", seal_key="", mask_key="", seed="", held=held, weights=known, told=told)
+    return state, masked
 
 
-def unmask(state: MemberState, survivors: Sequence[int]) -> tuple[MemberState, dict[int, int]]:
-    """Of each member whose codes are in the sum the share of its seed, of each other one that of its mask key."""
-    known = {int(number) for number in state.held}
-    if state.number not in survivors or not set(survivors) <= known:
+def consent(state: MemberState, survivors: Sequence[int]) -> MemberState:
+    """Settle on the members whose updates are in the sum. The caller signs `listed`."""
+    if state.number not in survivors or not {str(number) for number in survivors} <= state.held.keys():
         raise RefusedError("the sum does not hold this site's update, or holds one that this site knows nothing of")
     if len(survivors) < threshold(len(state.members)):
         raise RefusedError(f"a sum of {len(survivors)} of {len(state.members)} sites has too few of them")
-    shares = {number: int(state.held[str(number)][number not in survivors], 16) for number in sorted(known)}
+    return replace(state, stage="consent", survivors=list(survivors))
+
+
+def listed(state: MemberState) -> str:
+    """The content of a site's second signature: whose updates are in the sum, and what else all must agree on."""
+    # The members decide how many signatures it takes: some sites could have been told of fewer.
+    agreed = json.dumps([state.members, state.told, state.survivors], sort_keys=True)
+    return f"list {hashlib.sha256(agreed.encode()).hexdigest()}"
+
+
+def unmask(state: MemberState, signers: Collection[int]) -> tuple[MemberState, dict[int, int]]:
+    """Of each member whose codes are in the sum the share of its seed, of each other one that of its mask key.
+
+    signers: members whose signatures of the list that this site has signed the caller has verified.
+    """
+    # Two lists cannot both have so many, as a site signs one: no secret is given away in shares of both kinds.
+    needed, found = threshold(len(state.members)), len({state.number, *signers} & set(state.survivors))
+    refuse(found < needed, f"{found} sites have signed the list of the sum that this site has signed, {needed} must")
+    shares = {int(n): int(each[int(n) not in state.survivors], 16) for n, each in state.held.items()}
     return replace(state, stage="unmask", members={}, held={}), shares
 
 
 def own_part(state: MemberState, members: Sequence[int]) -> float:
-    """The part of a sum of these members that is this site's own."""
-    return state.weights[str(state.number)] / sum(state.weights[str(number)] for number in members)
+    """The part of a sum of these members that is this site's own: of weights or of gradients, whichever is more."""
+
+    def part(of: Mapping[str, float]) -> float:
+        own = of.get(str(state.number), 0.0)
+        return own and own / sum(of[str(number)] for number in members)
+
+    return max(part(state.weights), part(state.gradients))
+
+
+def asked(state: MemberState) -> str:
+    """A digest of what the sum is of: what this site trains on, whose updates are added, and how much each counts."""
+    counted = [[each, state.weights[each], state.shares.get(each)] for each in map(str, state.survivors)]
+    return hashlib.sha256(json.dumps([state.question, counted]).encode()).hexdigest()
 
 
 def as_ring(codes: NDArray[np.int64], bits: int) -> Ring:
@@ -160,19 +205,21 @@ def as_ring(codes: NDArray[np.int64], bits: int) -> Ring:
     return codes.astype(RINGS[64]).astype(RINGS[bits])
 
 
-def sign(folder: Path, context: str, number: int, advert: Advert) -> Advert:
-    """A site's keys with its certificate and a signature by the key that it connects with."""
+def sign(folder: Path, context: str, number: int, advert: Advert, content: str = "") -> Advert:
+    """A site's keys with its certificate and a signature by the key that it connects with: of content, or of them."""
     # Without it a server could put its own keys in place of other sites', and read all shares and masks.
     ready = all((folder / name).exists() for name in ("site.key", "site.crt", "ca.crt"))
     require(ready, f"a secure sum needs site.key, site.crt and ca.crt in {folder}; see fedxl deploy request")
     key, certificate = keys.read_key(folder / "site.key"), keys.read_certificate(folder / "site.crt")
-    text = signed_text(context, keys.common_name(certificate.subject), number, advert)
+    text = signed_text(context, keys.common_name(certificate.subject), number, content or keys_of(advert))
     pem = keys.certificate_pem(certificate).decode()
     return advert._replace(certificate=pem, signature=key.sign(text, SCHEME))
 
 
-def verify(folder: Path, context: str, number: int, advert: Advert, trusted: Collection[str]) -> str:
-    """The name of the site whose keys these are. Raises RefusedError if its signature or certificate is not valid.
+def verify(
+    folder: Path, context: str, number: int, advert: Advert, trusted: Collection[str], content: str = ""
+) -> str:
+    """The name of the site that has signed. Raises RefusedError if its signature or certificate is not valid.
 
     trusted: fingerprints of the only keys that count; empty: all that the federation's authority has certified.
     """
@@ -184,7 +231,7 @@ def verify(folder: Path, context: str, number: int, advert: Advert, trusted: Col
         keys.check_dates(certificate, f"site {name}", "it needs a new one")
         uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         public = keys.public_key(certificate)
-        public.verify(advert.signature, signed_text(context, name, number, advert), SCHEME)
+        public.verify(advert.signature, signed_text(context, name, number, content or keys_of(advert)), SCHEME)
     except UserError as error:
         raise RefusedError(str(error)) from None
     except (InvalidSignature, x509.ExtensionNotFound, ValueError, TypeError):

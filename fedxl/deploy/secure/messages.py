@@ -6,8 +6,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 from fedxl import tree
 from fedxl.deploy.protocol.envelope import whole
@@ -38,8 +40,8 @@ class Advert(NamedTuple):
     @classmethod
     def from_plain(cls, found: Any) -> Advert:
         refuse(not isinstance(found, dict) or found.keys() != set(cls._fields), "its keys cannot be read")
-        seal, mask, commitment = (_bytes(found[name], crypto.KEY) for name in ("seal", "mask", "commitment"))
-        return cls(seal, mask, commitment, _text(found["certificate"]), _bytes(found["signature"]))
+        seal, mask, commitment = (unhex(found[name], crypto.KEY) for name in ("seal", "mask", "commitment"))
+        return cls(seal, mask, commitment, _text(found["certificate"]), unhex(found["signature"]))
 
 
 def session_of(text: Any) -> str:
@@ -66,13 +68,17 @@ def numbers(text: Any) -> list[int]:
 
 
 def sealed_shares(text: Any) -> dict[int, bytes]:
-    return {number: _bytes(value, SEALED) for number, value in by_number(text).items()}
+    return {number: unhex(value, SEALED) for number, value in by_number(text).items()}
 
 
 def open_shares(text: Any) -> dict[int, int]:
-    found = {number: int.from_bytes(_bytes(value, crypto.SHARE)) for number, value in by_number(text).items()}
+    found = {number: int.from_bytes(unhex(value, crypto.SHARE)) for number, value in by_number(text).items()}
     refuse(any(share >= crypto.PRIME for share in found.values()), "a share is out of range")
     return found
+
+
+def signatures(text: Any) -> dict[int, bytes]:
+    return {number: unhex(value) for number, value in by_number(text).items()}
 
 
 def sum_weights(text: Any) -> dict[int, float]:
@@ -89,11 +95,23 @@ def share_numbers(share: Share) -> list[float]:
 
 
 def sum_shares(text: Any) -> dict[int, list[float]]:
-    """The shares of all sites of a sum."""
+    """The shares of all sites of a sum: finite and not negative."""
     found = by_number(text)
-    if not all(isinstance(each, list) and all(type(n) is float for n in each) for each in found.values()):
+    if not all(
+        isinstance(each, list) and all(type(n) is float and 0 <= n < math.inf for n in each)
+        for each in found.values()
+    ):
         raise RefusedError("the shares of a secure sum cannot be read")
     return found
+
+
+def share_of(numbers: Sequence[float], like: Share) -> Share:
+    """The inverse of `share_numbers`, in double; like: a share of the same algorithm."""
+    leaves = tree.leaves(like)
+    sizes = [leaf.numel() for leaf in leaves]
+    refuse(len(numbers) != sum(sizes), "the shares of a secure sum cannot be read")
+    pieces = torch.tensor(numbers, dtype=torch.float64).split(sizes)
+    return tree.rebuild(like, (piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)))
 
 
 def told(facts: Mapping[str, Any], weights: Mapping[int, float], server: Any) -> str:
@@ -123,7 +141,8 @@ def _text(found: Any) -> str:
     return str(found)
 
 
-def _bytes(found: Any, length: int = 0) -> bytes:
+def unhex(found: Any, length: int = 0) -> bytes:
+    """A key, a share or a signature. length: in bytes; 0: any."""
     try:
         value = bytes.fromhex(_text(found))
     except ValueError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +17,19 @@ from fedxl import __version__
 from fedxl.data.examples import Holding
 from fedxl.data.tables.prepare import Preparation, fit
 from fedxl.data.tables.summary import Summary, merge, require_one_label
-from fedxl.deploy.protocol.envelope import Carrier, Envelope, Failure, pause, whole
+from fedxl.deploy import Throttle, now
+from fedxl.deploy.protocol.envelope import POLL, Carrier, Envelope, Failure, grace, whole
+from fedxl.deploy.protocol.message import FACTS_ALONE
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import RefusedError, first_line, printable, refuse, require
+from fedxl.files import private_folder, write_json
+from fedxl.reporting.status import RECENT
 from fedxl.risks.pairing import Side
 from fedxl.risks.several import MOST_LABELS
+from fedxl.risks.timetable import UNREADABLE, Times, read_binned
 from fedxl.sampling import Indices
 
-GRACE = 60.0  # seconds that a round waits for missing sites once others are connected
+MOST_TIMES = 20_000  # characters of counts of times
 RETRY = 30.0  # seconds after a refused hello until the next one
 
 
@@ -38,12 +45,19 @@ class SiteFacts(NamedTuple):
     relevant: int | None = None  # how many of its queries hold a relevant item; None: its data know no queries
     images: str = ""  # how its files of images become examples, as JSON; "": it has none, or does not tell
 
+    times_told: str | None = None  # how many of its examples have which time, as JSON; "": it does not tell
+
     def count(self, side: Side) -> int:
         return Holding(self.positives, self.negatives, self.both).count(side)
 
     def by_label(self, side: Side) -> npt.NDArray[np.int64]:
         """Of several labels: examples of this side, [L]."""
         return Holding(0, 0, label_counts=read_label_counts(self.labels, self.count("all"))).by_label(side)
+
+    @property
+    def times(self) -> Times | None:
+        """Of time to event, if it tells them."""
+        return read_times(self.times_told, self.positives, self.count("all")) if self.times_told else None
 
     def queries(self, relevant: bool) -> Indices:
         """Numbers that stand for its queries with a relevant item: sites do not tell which they are."""
@@ -59,26 +73,48 @@ class Directory:
     settings: ServerSettings
     say: Callable[[str], None]
     facts: dict[str, SiteFacts] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)  # by node
-    pending: dict[str, int] = field(default_factory=dict)  # by ticket: nodes whose hello has not arrived
-    refused: dict[int, float] = field(default_factory=dict)  # by node: when we refused its hello
+    names: dict[str, str] = field(default_factory=dict)  # by node
+    pending: dict[str, str] = field(default_factory=dict)  # by ticket: connected nodes whose hello has not arrived
+    refused: dict[str, float] = field(default_factory=dict)  # by site (or keyless node): when we refused its hello
     last_refusal: str = ""
-    keys: Mapping[int, str] | None = None  # by node: the site that owns its key; None: nodes have no keys
-    limits: Mapping[str, int] = field(default_factory=dict)  # by site: the most examples it may claim; absent: any
+    refusals: list[dict[str, str]] = field(default_factory=list)  # the latest, with their times
+    status: Path | None = None  # the file that says who is connected, for the operator's page
+    lost: set[str] = field(default_factory=set)  # sites that a round has waited for in vain; until they are back
 
-    def nodes(self) -> dict[str, int]:
-        """The sites that are connected now. Sends hello to new nodes, without waiting for their replies."""
-        connected = set(self.carrier.nodes())
+    def __post_init__(self) -> None:
+        self.note = Throttle(self.say)  # for what a site can have us say
+        self._shown: Any = None  # what the status file says
+
+    def nodes(self) -> dict[str, str]:
+        """The nodes of the sites that are connected now. Sends hello to new ones, and waits for no reply."""
+        connected = self.carrier.nodes()
         # A node that was away says hello again: it may have come back with another version, or other data.
         self.names = {node: name for node, name in self.names.items() if node in connected}
         self.refused = {node: since for node, since in self.refused.items() if time.monotonic() < since + RETRY}
-        new = connected - self.names.keys() - self.refused.keys() - set(self.pending.values())
+        gone = [ticket for ticket, node in self.pending.items() if node not in connected]
+        self.carrier.forget(gone)
+        self.pending = {ticket: node for ticket, node in self.pending.items() if ticket not in gone}
+        new = connected.keys() - self.names.keys() - set(self.pending.values())
+        new = {node for node in new if (connected[node] or node) not in self.refused}
         if new:
-            hello = Envelope({"version": __version__}, {})
+            hello = Envelope({"version": __version__}, {}, FACTS_ALONE)
             self.pending |= self.carrier.send(dict.fromkeys(new, hello), "hello", self.settings.join)
         for ticket, reply in self.carrier.replies(list(self.pending)):
-            self._register(self.pending.pop(ticket), reply)
-        return {name: node for node, name in self.names.items() if node in connected}
+            node = self.pending.pop(ticket)
+            self._register(node, connected[node], reply)
+        self._write_status()
+        return {name: node for node, name in self.names.items()}
+
+    def _write_status(self) -> None:
+        """Say in a file who is connected, whenever that has changed."""
+        shown = sorted(self.names.values()), [*self.refusals]
+        if self.status is None or shown == self._shown:
+            return
+        self._shown = shown
+        told = {"time": now(), "sites": self.settings.sites, "connected": shown[0], "refusals": shown[1]}
+        with suppress(OSError):  # the run can do without
+            private_folder(self.status.parent)
+            write_json(self.status, told)
 
     def wait_for_all(self) -> None:
         """Wait until every site of the list has said hello: the weight of each depends on all of them."""
@@ -89,38 +125,68 @@ class Directory:
             why = f" (last: {self.last_refusal})" if self.last_refusal else ""
             names = ", ".join(missing)
             require(not late, f"no hello from {names} within {self.settings.join:g} s; are they running?{why}")
-            pause()
+            self.carrier.wait(POLL)
 
-    def gather(self, names: Collection[str]) -> dict[str, int]:
-        """Those of these sites that are connected. Waits long for the first one, and briefly for the others."""
-        deadline = time.monotonic() + self.settings.deadline
-        # After a restart no site has said hello yet.
-        enough = time.monotonic() + min(GRACE, self.settings.deadline / 2)
+    def gather(self, names: Collection[str], least: int = 1) -> dict[str, str]:
+        """The nodes of those of these sites that are connected.
+
+        Waits long for the least that there must be, and briefly for others, but once only: a site that did not come
+        is left out until it is back. One that is not approved is not waited for.
+        """
+        began, told = time.monotonic(), set[str]()
         while True:
             nodes = {name: node for name, node in self.nodes().items() if name in names}
-            if len(nodes) == len(names) or time.monotonic() >= (enough if nodes else deadline):
+            self.lost -= nodes.keys()
+            away = {name for name in names if name not in nodes and self.is_approved(name)}
+            enough, waited = len(nodes) >= least, time.monotonic() - began
+            awaited = away - self.lost if enough else away
+            most = grace(self.settings.deadline) if enough else self.settings.deadline
+            if not awaited or waited >= most:
+                self.lost |= away
                 return nodes
-            pause()
+            if awaited - told and waited > POLL:  # after a restart of the server all say hello again
+                self.say(f"waiting for {', '.join(sorted(awaited))}, at most {most:g} s")
+                told |= awaited
+            self.carrier.wait(POLL)
 
-    def _register(self, node: int, reply: Envelope | Failure) -> None:
+    def note_lost(self, name: str) -> None:
+        """A site that was left out of a round: if it is gone, it has been waited for."""
+        if name not in self.nodes():
+            self.lost.add(name)
+
+    def is_approved(self, name: str) -> bool:
+        approved = self.carrier.approved()
+        return approved is None or name in approved
+
+    def why_absent(self, name: str) -> str:
+        return (
+            "it is not connected, or busy with an earlier request" if self.is_approved(name) else "it is not approved"
+        )
+
+    def limit(self, name: str) -> int | None:
+        """The most examples that a site may claim; None: any number."""
+        return (self.carrier.approved() or {}).get(name)
+
+    def _register(self, node: str, owner: str, reply: Envelope | Failure) -> None:
+        """Take up a node by its hello. owner: the site whose key it has shown, if nodes show keys."""
         try:
             if isinstance(reply, Failure):
                 raise RefusedError(reply.reason)
-            name, found = self._read(node, reply)
+            name, found = self._read(owner, reply)
         except (RefusedError, KeyError, TypeError, ValueError, OverflowError) as error:
             self.last_refusal = f"refused a node's hello: {printable(first_line(error))}"
-            self.say(self.last_refusal)
-            self.refused[node] = time.monotonic()
+            self.note(self.last_refusal)
+            self.refusals = [*self.refusals, {"time": now(), "reason": self.last_refusal}][-RECENT:]
+            self.refused[owner or node] = time.monotonic()
             return
         self.names = {n: other for n, other in self.names.items() if other != name} | {node: name}
         self.facts[name] = found
-        self.say(f"site {name} has joined: {found.positives} positives, {found.negatives} negatives")
+        self.note(f"site {name} has joined: {found.positives} positives, {found.negatives} negatives")
 
-    def _read(self, node: int, reply: Envelope) -> tuple[str, SiteFacts]:
+    def _read(self, owner: str, reply: Envelope) -> tuple[str, SiteFacts]:
         facts = reply.facts
         name = printable(facts["site"])
-        if self.keys is not None and self.keys.get(node) != name:
-            raise RefusedError(f"it claims to be '{name}', but its key belongs to '{self.keys.get(node)}'")
+        refuse(owner and owner != name, f"it claims to be '{name}', but its key belongs to '{owner}'")
         refuse(name not in self.settings.sites, f"'{name}' is not among the sites {', '.join(self.settings.sites)}")
         if facts["version"] != __version__:
             raise RefusedError(f"{name} runs fedxl {printable(facts['version'])}, the server {__version__}")
@@ -129,13 +195,16 @@ class Directory:
         both = whole(facts.get("both", 0), "both")
         relevant = relevant_queries(facts["queries"], positives) if "queries" in facts else None
         summary, labels, images = (str(facts.get(what, "")) for what in ("summary", "labels", "images"))
-        found = SiteFacts(positives, negatives, shape, summary, labels, both, relevant, images)
+        times = str(facts["times"]) if "times" in facts else None
+        found = SiteFacts(positives, negatives, shape, summary, labels, both, relevant, images, times)
         examples = found.count("all")
         if not 0 <= both <= min(positives, negatives) or examples < 1:
             raise RefusedError(f"{name} reports {positives} positives and {negatives} negatives")
         self.require_within_limit(name, examples)
         if summary:
             Summary.from_json(summary, examples)
+        if times:
+            read_times(times, positives, examples)
         if images:
             image = Preparation.from_text(images).image
             if image is None:
@@ -170,12 +239,18 @@ class Directory:
             return None
         found = {name: Preparation.from_text(text) for name, text in told.items()}
         require_one_label({name: each.to_json() for name, each in found.items()})
-        return next(iter(found.values()))
+        bits = {each.image.bits: name for name, each in found.items() if each.image and each.image.bits}
+        others = ", ".join(f"{count} at {name}" for count, name in bits.items())
+        require(
+            len(bits) < 2, f"grey values of 16 bits are made bytes of other bits: {others}; bits must be the same"
+        )
+        return found[next(iter(bits.values()), self.settings.sites[0])]
 
     def require_within_limit(self, name: str, examples: float) -> None:
         """A site's weight follows from its number of examples, so it may not claim more than were approved."""
-        limit = self.limits.get(name, examples)
-        refuse(examples > limit, f"{name} reports {examples:.15g} examples; it is approved for at most {limit}")
+        limit = self.limit(name)
+        told = f"{name} reports {examples:.15g} examples; it is approved for at most {limit}"
+        refuse(limit is not None and examples > limit, told)
 
 
 def read_label_counts(text: str, examples: int) -> npt.NDArray[np.int64]:
@@ -192,6 +267,15 @@ def read_label_counts(text: str, examples: int) -> npt.NDArray[np.int64]:
         if not all(type(count) is int and count >= 0 for count in pair) or sum(pair) > examples:
             raise RefusedError(f"its counts by label are not those of {examples} examples")
     return np.array(each, np.int64)
+
+
+def read_times(text: str, positives: int, examples: int) -> Times:
+    """Counts of times between public ones. Raises RefusedError if they cannot be true of so many events."""
+    try:
+        refuse(len(text) > MOST_TIMES, UNREADABLE)
+        return read_binned(json.loads(text), positives, examples)
+    except (ValueError, RecursionError):
+        raise RefusedError(UNREADABLE) from None
 
 
 def relevant_queries(told: Any, positives: int) -> int:

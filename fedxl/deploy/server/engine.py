@@ -13,7 +13,9 @@ from fedxl import tree, wire
 from fedxl.algorithms.checks import Influence, Sizes, check_server, check_update
 from fedxl.algorithms.protocol import ClientUpdate, Phase, ServerState
 from fedxl.algorithms.server_rules import next_state
-from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, RunHeader, TrainRequest, exchange
+from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, RunHeader, TrainRequest
+from fedxl.deploy.protocol.message import FACTS_ALONE
+from fedxl.deploy.server.backbone import Backbone
 from fedxl.deploy.server.directory import Directory
 from fedxl.engine.drawing import draw_lags, host_weights
 from fedxl.errors import DivergedError, RefusedError, UserError, printable
@@ -77,7 +79,9 @@ class SiteEngine:
         self.base = dict.fromkeys(sites, -1)  # the last round of each site that was taken, -1: none
         self.visits = dict.fromkeys(sites, 0)  # how many of its rounds were taken
         self.influence = Influence(self.settings.influence)
+        self.backbone = Backbone(self.directory.carrier, self.head, self.problem.model)
         self.dropped: list[dict[str, Any]] = []
+        self.participants: list[dict[str, Any]] = []
         self.pooled: Spread | None = None  # where pooled scores lie; None: there are none
 
     def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
@@ -85,7 +89,7 @@ class SiteEngine:
         phase = self.problem.algorithm.phase(round)
         numbers, least = sorted(int(number) for number in cohort), min(self.settings.minimum, len(cohort))
         for attempt in range(1, self.settings.patience + 1):
-            replies = self._attempt(phase, server, round, numbers)
+            replies = self._attempt(phase, server, round, numbers, least)
             accepted = sorted(replies.rows.filled)
             if len(accepted) >= least:
                 updates = self._merged(server, replies.rows.stacked())
@@ -108,23 +112,28 @@ class SiteEngine:
         for row in accepted:
             name = self.settings.sites[numbers[row]]
             self.base[name], self.visits[name] = round, self.visits[name] + 1
+        names = [self.settings.sites[numbers[row]] for row in accepted]
+        self.participants.append({"round": round, "sites": names, "of": len(numbers)})
         return updates
 
-    def _attempt(self, phase: Phase, server: ServerState, round: int, cohort: Sequence[int]) -> Replies:
+    def _attempt(self, phase: Phase, server: ServerState, round: int, cohort: Sequence[int], least: int) -> Replies:
         names = {self.settings.sites[number]: number for number in cohort}
-        numbers: Mapping[int, int] = {node: names[name] for name, node in self.directory.gather(names).items()}
+        numbers: Mapping[str, int] = {node: names[name] for name, node in self.directory.gather(names, least).items()}
         for number in set(cohort) - set(numbers.values()):
-            self._drop(round, number, "it is not connected")
+            self._drop(round, number, self.directory.why_absent(self.settings.sites[number]))
         numbers = self._prepared(phase, round, numbers)
         state = wire.flatten(TrainRequest(phase.downlink(server), self._share(0), ()), self.settings.wire)
         weights = phase.pool_weights(server)
         pool = None if weights is None else host_weights(weights)
+        most = self._most(phase, server)
         requests = {
-            node: self._request({**state, **self._passive(phase, server, round, number, pool)}, round, number)
+            node: self._request(
+                {**state, **self._passive(phase, server, round, number, pool)}, round, number
+            )._replace(most=most)
             for node, number in numbers.items()
         }
         rows, sizes, diverged = UpdateStack(len(cohort)), dict[int, Sizes](), 0
-        for node, reply in exchange(self.directory.carrier, requests, "train", self.settings.deadline):
+        for node, reply in self.backbone.exchange(requests, "train", self.settings.deadline):
             number = numbers[node]
             row = cohort.index(number)
             try:
@@ -138,6 +147,11 @@ class SiteEngine:
             rows.filled.remove(row)
             self._drop(round, cohort[row], reason)
         return Replies(rows, sizes, diverged)
+
+    def _most(self, phase: Phase, server: ServerState) -> int:
+        """Bytes of a reply, at most. As whole numbers an update takes up to twice its size."""
+        like = phase.update_like(server, self.problem.assignment(self._share(0)))
+        return FACTS_ALONE + 2 * sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(like))
 
     def _usable(self, phase: Phase, server: ServerState, round: int, updates: ClientUpdate) -> bool:
         """Whether sites can go on from what these updates come to: nothing else may be sent to them, or saved."""
@@ -193,7 +207,7 @@ class SiteEngine:
 
     # What a server that sees only sums does in another way.
 
-    def _prepared(self, phase: Phase, round: int, numbers: Mapping[int, int]) -> Mapping[int, int]:
+    def _prepared(self, phase: Phase, round: int, numbers: Mapping[str, int]) -> Mapping[str, int]:
         """The nodes that are asked to train, with their sites' numbers."""
         return numbers
 
@@ -210,13 +224,15 @@ class SiteEngine:
 
     def _drop(self, round: int, number: int, reason: str) -> None:
         name = self.settings.sites[number]
+        self.directory.note_lost(name)
         self.say(f"round {round}: nothing from {name}: {reason}")
         self.dropped.append({"round": round, "site": name, "reason": reason})
 
     def remarks(self) -> dict[str, Any]:
-        """Which sites were left out since the last call, and why."""
-        dropped, self.dropped = self.dropped, []
-        return {"dropped": dropped} if dropped else {}
+        """Which sites took part in the rounds since the last call, and which were left out, and why."""
+        found = {"participants": self.participants, "dropped": self.dropped}
+        self.participants, self.dropped = [], []
+        return {name: entries for name, entries in found.items() if entries}
 
     @property
     def population(self) -> dict[str, dict[str, Tensor]]:

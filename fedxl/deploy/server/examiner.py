@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +14,15 @@ import torch
 
 from fedxl import wire
 from fedxl.data.examples import Examples
-from fedxl.deploy.protocol.envelope import CurveReply, Envelope, Failure, RunHeader, ScoreReply, exchange
+from fedxl.deploy.protocol.envelope import NO_EVALUATION, CurveReply, Envelope, Failure, ScoreReply
+from fedxl.deploy.provision.settings import UNDISCLOSED
+from fedxl.deploy.server.backbone import Backbone
 from fedxl.deploy.server.directory import Directory, relevant_queries
 from fedxl.errors import RefusedError, UserError, first_line, printable, refuse, require
 from fedxl.evaluation import histogram
 from fedxl.evaluation.histogram import FROM_COUNTS, Bins, Histogram, Spread, rounded
 from fedxl.evaluation.noise import exactly, variance
+from fedxl.evaluation.survival_curves import HazardSums, pooled
 from fedxl.files import write_json
 from fedxl.metrics import COUNTS, key, value_of
 from fedxl.models import Weights
@@ -29,6 +32,7 @@ from fedxl.training.evaluate import Evaluator, Findings
 SiteFinding = Findings | str  # or why there is none
 EPSILON = "epsilon"  # in remarks: what differential privacy a curve has cost its site
 WITHHELD = "withheld"  # in remarks: labels whose counts a site keeps to itself, and why
+HAZARD = "hazard"  # in remarks: a site's sums over scores at risk, of time to event
 QUERIES = "queries"  # in remarks: how many queries with a relevant item a site's metrics rest on
 ROUNDING = 1e-9  # an area of 1 may come out a last bit above it
 MOST_SCORES = 200_000  # of one site: the risk is of all pairs, and a server must not be kept busy for ever
@@ -158,9 +162,10 @@ class SiteExaminer:
     directory: Directory
     evaluator: Evaluator
     select: str
-    head: RunHeader
+    backbone: Backbone
     bins: BinsOfRun
     pooled: Callable[[], Spread | None] = lambda: None  # where pooled scores lie, if it is known
+    told: set[str] = field(default_factory=set)  # why there were no metrics: each reason is said once
 
     @property
     def splits(self) -> Collection[str]:
@@ -172,14 +177,14 @@ class SiteExaminer:
         return self.evaluator.risk.pairing.labels or ("",)
 
     def examine(self, weights: Weights, split: str) -> Findings:
-        settings, carrier = self.directory.settings, self.directory.carrier
+        settings = self.directory.settings
         nodes = {node: name for name, node in self.directory.gather(settings.sites).items()}
         # Never rounded: it is this model that is judged.
         bins = self.bins.of(split, self.labels, self.pooled())
-        facts = {**self.head.facts, "split": split, "bins": json.dumps([each.to_json() for each in bins])}
+        facts = {**self.backbone.head.facts, "split": split, "bins": json.dumps([each.to_json() for each in bins])}
         request = Envelope(facts, wire.flatten(weights))
-        replies: dict[str, SiteFinding] = dict.fromkeys(settings.sites, "it is not connected")
-        for node, reply in exchange(carrier, dict.fromkeys(nodes, request), "evaluate", settings.deadline):
+        replies: dict[str, SiteFinding] = {name: self.directory.why_absent(name) for name in settings.sites}
+        for node, reply in self.backbone.exchange(dict.fromkeys(nodes, request), "evaluate", settings.deadline):
             try:
                 replies[nodes[node]] = self._read(nodes[node], split, bins, reply)
             except Exception as error:  # whatever a damaged or hostile reply may raise
@@ -197,6 +202,8 @@ class SiteExaminer:
             values = self._metrics(json.loads(str(facts["metrics"])))
             counted = sum(values.get(key, 0.0) for key in COUNTS)  # of several labels: of all of them together
             self.directory.require_within_limit(name, counted / len(self.labels))
+            if "hazard" in facts:
+                return Findings(values, remarks={HAZARD: self._sums(facts["hazard"], values)})
             if not self.evaluator.risk.pairing.ranked:
                 return Findings(values)
             queries = relevant_queries(facts.get("queries"), int(values["positives"]))
@@ -218,7 +225,7 @@ class SiteExaminer:
     def _curve(self, name: str, bins: Sequence[Bins], reply: Envelope) -> Findings:
         """A site's counts, in its own findings."""
         refuse(not self.evaluator.risk.single_score, "it counts scores, and the risk pairs vectors")
-        found = read_curve(reply, bins, self.labels, self.directory.limits.get(name))
+        found = read_curve(reply, bins, self.labels, self.directory.limit(name))
         if not found.epsilon:
             most = max(sum(each.totals()) for each in found.histograms.values())
             self.directory.require_within_limit(name, most)
@@ -242,6 +249,14 @@ class SiteExaminer:
                 raise RefusedError(f"it reports {name} = {value:g}")
         return values
 
+    def _sums(self, text: Any, values: Mapping[str, float]) -> HazardSums:
+        """A site's part of the baseline hazard: over the times that all sites know, of all events that it counts."""
+        grid = self.evaluator.risk.pairing.public_times
+        found = HazardSums.from_json(json.loads(str(text)))
+        same = grid is not None and np.array_equal(found.grid, grid) and found.centre == 0
+        refuse(not same or float(found.events.sum()) != values["positives"], "its hazard is not that of these times")
+        return found
+
     def _together(self, split: str, bins: Sequence[Bins], replies: Mapping[str, SiteFinding]) -> Findings:
         reported = {name: reply for name, reply in replies.items() if isinstance(reply, Findings)}
         remarks: dict[str, Any] = {
@@ -252,6 +267,8 @@ class SiteExaminer:
         for kind in (EPSILON, WITHHELD):
             if told := {name: reply.remarks[kind] for name, reply in reported.items() if kind in reply.remarks}:
                 remarks[f"{split}_{kind}"] = told
+        if sums := [reply.remarks[HAZARD] for reply in reported.values() if HAZARD in reply.remarks]:
+            remarks[f"{split}_{HAZARD}"] = pooled(sums).to_json()
         if split == "test":  # once a run
             for name, labels in remarks.get(f"{split}_{WITHHELD}", {}).items():
                 why = "; ".join(f"{label}: {reason}" for label, reason in labels.items())
@@ -266,9 +283,12 @@ class SiteExaminer:
             reasons = "; ".join(f"{name}: {reply}" for name, reply in replies.items() if isinstance(reply, str))
             if basis == "curves" and key(self.select).partition("@")[0] not in FROM_COUNTS:
                 reasons = f"curves do not give {key(self.select)}; select one of {', '.join(FROM_COUNTS)}"
-            self.directory.say(
-                f"no site could evaluate on {split} data with both classes ({reasons or 'no such data'})"
-            )
+            line = f"no site could evaluate on {split} data with both classes ({reasons or 'no such data'})"
+            if all(reply == NO_EVALUATION for reply in replies.values()):
+                line = UNDISCLOSED
+            if line not in self.told:
+                self.directory.say(line)
+                self.told.add(line)
             return Findings({}, remarks=remarks)
         remarks |= {f"{split}_from": f"{basis} of {', '.join(sorted(reported))}", **found.remarks}
         return replace(found, remarks=remarks)

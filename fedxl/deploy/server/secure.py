@@ -1,7 +1,8 @@
 """Rounds in which the server sees only the sum of the sites' weights and G (deploy/secure/).
 
-Each round takes four exchanges instead of one: keys, shares, the training itself, and the shares that take the masks
-off the sum. A site may be lost at any of them. Scores, shares and steps are still seen site by site.
+Each round takes five exchanges instead of one: keys, shares, the training itself, each site's signature of whose
+updates are to be added, and the shares that take the masks off the sum. A site may be lost at any of them. Scores,
+shares and steps are still seen site by site.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from fedxl.algorithms.fixed_point import FORMS, flat, unflat, with_mean
 from fedxl.algorithms.protocol import ClientUpdate, Phase, ServerState
 from fedxl.algorithms.server_rules import fixed_point_bits
 from fedxl.deploy.protocol.envelope import Envelope, Failure, exchange
+from fedxl.deploy.protocol.message import FACTS_ALONE
 from fedxl.deploy.secure import crypto
 from fedxl.deploy.secure.crypto import RINGS, SIGNED, Ring
 from fedxl.deploy.secure.member import FEWEST, commitment, shared, threshold
-from fedxl.deploy.secure.messages import Advert, hexed, open_shares, parsed, sealed_shares, share_numbers, told
+from fedxl.deploy.secure.messages import Advert, hexed, open_shares, parsed, sealed_shares, share_numbers, told, unhex
 from fedxl.deploy.server.engine import Replies, SiteEngine
 from fedxl.errors import RefusedError, first_line, printable, refuse, require
 from fedxl.files import read_json, write_json
@@ -115,7 +117,7 @@ class SecureEngine(SiteEngine):
             self._require_secret(algorithm.phase(round), round, self.plan.cohort(round).tolist())
         self.hidden = algorithm.averaged
         self.form = FORMS[bits]
-        self.nodes: dict[int, int] = {}  # by number, of the sites in the sum
+        self.nodes: dict[int, str] = {}  # by number, of the sites in the sum
         self.session = ""
         self.weights: dict[int, float] = {}  # by number, how much each of them counts
         self.tried = (-1, frozenset[int]())  # a round, and the sites whose sum was asked for in it
@@ -123,15 +125,15 @@ class SecureEngine(SiteEngine):
         self.sum: Collector | None = None  # of this attempt; None: there is nothing to add
         self.total = torch.zeros(0, dtype=torch.int64)  # of the codes of all sites in the sum
 
-    def _attempt(self, phase: Phase, server: ServerState, round: int, cohort: Sequence[int]) -> Replies:
+    def _attempt(self, phase: Phase, server: ServerState, round: int, cohort: Sequence[int], least: int) -> Replies:
         self._require_secret(phase, round, cohort)
         self.sum, self.session = None, ""
         self.total = torch.zeros(len(flat(self.problem.algorithm.parts(server))), dtype=torch.int64)
-        replies = super()._attempt(phase, server, round, cohort)
+        replies = super()._attempt(phase, server, round, cohort, least)
         if self.sum is not None:
             alike = {**self.head.facts, "round": round, "shares": self._shares_told()}
             self.sum.told = told(alike, self.weights, phase.downlink(server))
-        if self.sum is None or len(replies.rows.filled) < min(self.settings.minimum, len(cohort)):
+        if self.sum is None or len(replies.rows.filled) < least:
             return replies
         try:
             accepted = {cohort[row] for row in replies.rows.filled}
@@ -141,7 +143,7 @@ class SecureEngine(SiteEngine):
             replies.rows.filled.clear()
         return replies
 
-    def _prepared(self, phase: Phase, round: int, numbers: Mapping[int, int]) -> Mapping[int, int]:
+    def _prepared(self, phase: Phase, round: int, numbers: Mapping[str, int]) -> Mapping[str, int]:
         """Sites that count exchange keys and shares. Those that fail are not asked to train."""
         if not phase.averaged:
             return numbers
@@ -205,16 +207,22 @@ class SecureEngine(SiteEngine):
         """The sum of the codes of these sites, or of those among them that count."""
         found.masked = {number: found.masked[number] for number in sorted(accepted) if number in found.masked}
         self._require_left(found.masked, found.needed, "their updates")
-        survivors = json.dumps(sorted(found.masked))
+        survivors, signatures = json.dumps(sorted(found.masked)), dict[int, bytes]()
         # Noted before it is asked for: after a crash sites answer for the same ones only.
         self.tried = (round, frozenset(found.masked))
         if self.folder is not None:
             write_json(self.folder / TRIED, {"round": round, "sites": sorted(found.masked)})
 
-        def take(number: int, reply: Envelope) -> None:
+        def take_signature(number: int, reply: Envelope) -> None:
+            signatures[number] = unhex(reply.facts.get("signature"))
+
+        def take_answer(number: int, reply: Envelope) -> None:
             found.take_answer(number, open_shares(reply.facts.get("shares")))
 
-        self._step(round, "unmask", {number: {"survivors": survivors} for number in found.masked}, take)
+        self._step(round, "consent", {number: {"survivors": survivors} for number in found.masked}, take_signature)
+        self._require_left(signatures, found.needed, "signatures of the sum")
+        signed = hexed(signatures)
+        self._step(round, "unmask", {number: {"signatures": signed} for number in signatures}, take_answer)
         self._require_left(found.answers, found.needed, "the shares of the masks")
         total = torch.from_numpy(found.unmasked())
         self.form.check_sum(total, len(found.masked))
@@ -225,7 +233,9 @@ class SecureEngine(SiteEngine):
     ) -> None:
         """One exchange of a sum with these sites, by number. Who fails is left out, with the reason."""
         head = {**self.head.facts, "secure": name, "session": self.session}
-        envelopes = {self.nodes[number]: Envelope({**head, **facts}, {}) for number, facts in requests.items()}
+        envelopes = {
+            self.nodes[number]: Envelope({**head, **facts}, {}, FACTS_ALONE) for number, facts in requests.items()
+        }
         numbers = {self.nodes[number]: number for number in requests}
         seconds = min(PROMPT, self.settings.deadline)
         for node, reply in exchange(self.directory.carrier, envelopes, "secure", seconds):
@@ -237,7 +247,7 @@ class SecureEngine(SiteEngine):
                 take(number, reply)
             except RefusedError as error:
                 reason = f"secure sum, {name}: {printable(first_line(error))}"
-                if name == "unmask":  # its update is in the sum all the same
+                if name in ("consent", "unmask"):  # its update is in the sum all the same
                     self.say(f"round {round}, {self.settings.sites[number]}: {reason}")
                 else:
                     self._drop(round, number, reason)

@@ -7,14 +7,19 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from fedxl.config.experiment import Config, build_problem, load_data, load_unfitted
-from fedxl.data.examples import facts_about
+from fedxl.algorithms.protocol import DataFacts
+from fedxl.config.experiment import Config, build_problem, build_risk, load_data, load_unfitted
+from fedxl.data.examples import Examples, facts_about
 from fedxl.data.tables.prepare import Preparation
+from fedxl.data.tables.rawtable import RawTable
+from fedxl.deploy import Say
 from fedxl.deploy.protocol.envelope import Carrier, RunHeader
 from fedxl.deploy.provision.settings import ServerFile
+from fedxl.deploy.server.backbone import deliver
 from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import SiteEngine
 from fedxl.deploy.server.examiner import BinsOfRun, SiteExaminer
@@ -22,70 +27,82 @@ from fedxl.deploy.server.secure import SecureEngine
 from fedxl.deploy.storage import SEED_FILE, kept_seed
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
+from fedxl.reporting.status import STATUS
+from fedxl.reporting.text import evaluation_in_words, sites_in_words
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, require_like
+from fedxl.training.privacy import require_given
 from fedxl.training.problem import (
     Problem,
     check_data,
     check_labels,
     check_queries,
     check_ranked,
+    check_timed,
     match_types,
-    require_own_lists,
+    require_for_sites,
 )
 from fedxl.training.result import Result
 from fedxl.training.rounds import Task
 from fedxl.training.run_folder import Form, Member
-from fedxl.training.settings import Hooks
-from fedxl.training.simulation import flattened
+from fedxl.training.settings import Hooks, Progress
+from fedxl.training.simulation import flattened, frozen_digest
 from fedxl.training.trainer import train
 
 
-def serve(
-    server: ServerFile,
-    carrier: Carrier,
-    hooks: Hooks | None = None,
-    keys: Mapping[int, str] | None = None,
-    limits: Mapping[str, int] | None = None,
-) -> Result:
-    """A whole run, from the first hello to the model; goes on from its last checkpoint if there is one.
+def run(server: ServerFile, carrier: Carrier, say: Say) -> Result:
+    """`serve` as a process of its own does it: it says after each round how far it is."""
 
-    keys: whose key each node has shown; None in Flower's own simulation, where nobody shows any.
-    limits: the most examples that each site may say it has.
-    """
+    def show(progress: Progress) -> None:
+        fresh = progress.record if progress.record and progress.record["round"] == progress.round else {}
+        told = evaluation_in_words(fresh, "validation")
+        say(f"round {progress.round} of {progress.rounds}{sites_in_words(progress.remarks)}  {told}".rstrip())
+
+    torch.set_num_threads(1)
+    return serve(server, carrier, Hooks(show, say))
+
+
+def serve(server: ServerFile, carrier: Carrier, hooks: Hooks | None = None) -> Result:
+    """A whole run, from the first hello to the model; goes on from its last checkpoint if there is one."""
     hooks = hooks or Hooks()
     settings = server.settings
     # A site keeps its state after two rounds: the server must never have to go back by more.
     config = replace(server.config, run={**server.config.run, "checkpoint_every": 1})
     known = server.out / "sites.json"
     run_id, told = _begun(known)
-    directory = Directory(carrier, settings, hooks.say, told, keys=keys, limits={} if limits is None else limits)
+    own = _own_data(config) if settings.evaluate == "server" else {}  # first: a mistake there shows at the start
+    directory = Directory(carrier, settings, hooks.say, told, status=server.out / STATUS)
     directory.wait_for_all()
     made = directory.preparation()
     facts = {name: directory.facts[name] for name in settings.sites}
     shapes = {each.shape if made is None else (made.width,) for each in facts.values()}
     require(len(shapes) == 1, f"sites hold examples of different shapes: {', '.join(map(str, sorted(shapes)))}")
     shape = shapes.pop()
-    facts_of_all = facts_about(list(facts.values()), config.run.get("weighting", "clients"))
+    weighting, pairing = config.run.get("weighting", "clients"), build_risk(config).pairing
+    facts_of_all = facts_about(list(facts.values()), weighting, pairing)
     problem = build_problem(config, shape, facts_of_all, torch.device("cpu"))
     name = str(config.algorithm["name"])
     traced = problem.settings.participation == "trace"
     require(not traced, "participation = 'trace' is for simulations; a server asks the sites that it can reach")
-    require(not problem.algorithm.centralized, f"{name} wants all data in one place; that is not what sites are for")
+    require(not problem.algorithm.centralized, f"{name} needs all data in one place, so it cannot run across sites")
     measured = problem.settings.train_metrics
     require(not measured, "train_metrics needs the training data, which the server does not have")
     sections = {name: table for name, table in config.tables().items() if name != "data"}
     # Where the server's metrics go is none of the sites' business.
     sections["run"] = {key: value for key, value in config.run.items() if key not in ("track", "tracking_uri")}
     # What follows from all sites' data goes to sites only if the algorithm needs it.
-    needed = facts_of_all._asdict() if problem.uses_facts else {}
+    needed = json.dumps(_told(facts_of_all, problem.algorithm.facts_read) if problem.uses_facts else {})
     prepared = made.to_text() if made is not None else ""
     check_data(problem, list(facts.values()))
     kept = made or directory.images()
     _check_labels(problem, facts, kept.labels if kept is not None else ())
-    for site, each in facts.items():
-        check_ranked(problem, each.relevant is not None, f"the data of {site}")
-    require_own_lists(problem)
-    head = RunHeader(run_id, json.dumps(sections), json.dumps(needed), prepared)
+    for site, found in facts.items():
+        check_ranked(problem, found.relevant is not None, f"the data of {site}")
+        check_timed(problem, found.times_told is not None, f"the data of {site}")
+    require_for_sites(problem)
+    _require_times(problem, facts)
+    require_given(problem.algorithm, made is not None)
+    frozen = frozen_digest(problem.model)
+    head = RunHeader(run_id, json.dumps(sections), needed, prepared, **frozen)
     secret = kept_seed(server.out / SEED_FILE) if settings.private_draws else 0
     engine = (SecureEngine if settings.secure else SiteEngine)(directory, problem, head, secret)
     if isinstance(engine, SecureEngine):
@@ -95,11 +112,11 @@ def serve(
     bins = BinsOfRun(server.out / "bins.json", settings.bins)
     form = Form(shape, problem.settings.dtype, problem.risk.score_shape, labels=problem.label_names)
     described = {"sites": settings.sites, "evaluate": settings.evaluate}
-    description = flattened({**config.tables(), "run": asdict(problem.settings), "server": described})
+    description = flattened({**config.tables(), "run": asdict(problem.settings), "server": described, "task": frozen})
     task = Task(
         problem=problem,
         engine=engine,
-        examiner=_examiner(engine, config, shape, bins, made),
+        examiner=_examiner(engine, config, own, shape, bins, made),
         num_clients=len(facts),
         cohort=problem.settings.cohort,
         plan=engine.plan,
@@ -107,9 +124,27 @@ def serve(
         form=form,
         description=description,
         preparation=kept,  # for predictions on new files
+        may_miss=True,
     )
     resuming = any((server.out / name).exists() for name in ("checkpoints", "metrics.jsonl"))
-    return train(task, hooks, server.out, resume=resuming)
+    result = train(task, hooks, server.out, resume=resuming)
+    if settings.deliver and not result.interrupted:
+        deliver(directory, head, server.out)
+    return result
+
+
+def _told(facts: DataFacts, names: Sequence[str]) -> dict[str, Any]:
+    """What a site is told of all sites' data, as JSON."""
+    found = {**facts._asdict(), "pairs": None if facts.pairs is None else facts.pairs.to_json()}
+    return {name: found[name] for name in names if found[name] is not None}
+
+
+def _require_times(problem: Problem, facts: Mapping[str, SiteFacts]) -> None:
+    """Raises UserError unless sites share what pairs of different sites need to know of times."""
+    pooled = problem.risk.pairing.timed and not problem.algorithm.local_pairs
+    quiet = [name for name, found in facts.items() if pooled and found.times is None]
+    told = 'does not share event times; its site.toml may say times = "bins" in [site]'
+    require(not quiet, f"{''.join(quiet[:1])} {told}")
 
 
 def _check_labels(problem: Problem, facts: Mapping[str, SiteFacts], of_data: Sequence[str]) -> None:
@@ -121,21 +156,31 @@ def _check_labels(problem: Problem, facts: Mapping[str, SiteFacts], of_data: Seq
     check_labels(problem, list(facts.values()), of_data)
 
 
+def _own_data(config: Config) -> RawTable | Mapping[str, Examples]:
+    """What the server holds back itself. How a table becomes examples follows from the sites."""
+    if not config.data:
+        return {}
+    return load_unfitted(config) or load_data(config).held_back
+
+
 def _examiner(
-    engine: SiteEngine, config: Config, shape: tuple[int, ...], bins: BinsOfRun, made: Preparation | None
+    engine: SiteEngine,
+    config: Config,
+    own: RawTable | Mapping[str, Examples],
+    shape: tuple[int, ...],
+    bins: BinsOfRun,
+    made: Preparation | None,
 ) -> Examiner:
     """The server itself on its own data, if it has any, or the sites on theirs."""
     problem = engine.problem
     found, select = problem.evaluator, problem.select
     if engine.settings.evaluate == "sites":
         check_selection(select, found)
-        return SiteExaminer(engine.directory, found, select, engine.head, bins, lambda: engine.pooled)
-    if not config.data:
-        return HeldBack(found, {})
-    table = load_unfitted(config) if made is not None else None
-    data = table.held_back(made) if table is not None and made is not None else load_data(config).held_back
+        return SiteExaminer(engine.directory, found, select, engine.backbone, bins, lambda: engine.pooled)
+    if isinstance(own, RawTable):
+        own = load_data(config).held_back if made is None else own.held_back(made)
     # Sites that have numbers alone are not those of this federation.
-    data = {name: each if each.sites else replace(each, site=None) for name, each in data.items()}
+    data = {name: each if each.sites else replace(each, site=None) for name, each in own.items()}
     check_queries(problem, data)
     probe = torch.zeros(1, *shape, dtype=problem.dtype)
     for name, each in data.items():

@@ -26,21 +26,20 @@ from fedxl.config.experiment import Config, Table, check_data, load_data, load_u
 from fedxl.data import NAMED
 from fedxl.data.check import Findings
 from fedxl.data.examples import NOTHING, Augment, Examples, Holding, Splits
-from fedxl.data.splits import SPLITS
+from fedxl.data.splits import SPLITS, wide
 from fedxl.data.tables.prepare import Preparation
 from fedxl.data.tables.rawtable import RawTable, recoding
 from fedxl.data.tables.summary import predicted
-from fedxl.deploy import Say
-from fedxl.deploy.provision.settings import SiteFile, files_below, read_site
+from fedxl.deploy.provision.settings import SiteFile, files_below
 from fedxl.deploy.storage import writing_to
 from fedxl.errors import UserError, printable, require
 from fedxl.files import open_private, private_folder, read_bytes, write_atomically
 from fedxl.progress import progress
 from fedxl.sampling import Indices
 
-COLUMNS = ("x", "y", "weight", "group", "shift")  # of `Examples`, as far as there are any
+COLUMNS = ("x", "y", "weight", "group", "time", "shift")  # of `Examples`, as far as there are any
 FACTS = "data.json"  # the cache's own description of itself, written last: without it a cache is incomplete
-FORM = 3  # of the cache; a new number means other files
+FORM = 5  # of the cache; a new number means other files
 # Unscaled columns, and the examples that a preparation made of them, under its digest.
 OF_TABLE = re.compile(rf"({'|'.join(SPLITS)})_(raw|x-[0-9a-f]{{16}})\.npy")
 FILES = {FACTS, *(f"{split}_{column}.npy" for split in SPLITS for column in COLUMNS)}
@@ -67,7 +66,8 @@ def refresh(site: SiteFile) -> None:
 def facts(site: SiteFile) -> dict[str, Any]:
     """The description of the cache. Prepares the data first if there is none for these settings.
 
-    summary: what may be told of a table's columns, "" if the data need no common preparation. images: how files of
+    summary: what may be told of a table's columns, "" if the data need no common preparation. fitted: whether columns
+    are scaled by means of rows of this site. images: how files of
     images become examples, "" if the data are something else. labels: the columns of several labels, if they have
     names.
     """
@@ -113,15 +113,8 @@ def examples(site: SiteFile, split: str, made: Preparation | None = None) -> Exa
 def holding(site: SiteFile) -> Holding:
     """What its training data hold, in numbers."""
     found = {name: _mapped(site.cache / f"train_{name}.npy") for name in facts(site)["columns"]["train"]}
-    return Examples(found["y"], found["y"], group=found.get("group")).holdings()[0]  # only labels are counted
-
-
-def main(folder: Path, say: Say) -> None:
-    """Prepare the data if needed: a process of its own, which ends."""
-    site = read_site(folder / "site.toml")
-    refresh(site)
-    # Not by `say`: the supervisor, who reads this line, says it.
-    print(f"site {site.settings.name}: {holding(site).count('all')} examples ready", flush=True)
+    columns: dict[str, Any] = {name: found.get(name) for name in ("group", "time")}
+    return Examples(found["y"], found["y"], **columns).holdings()[0]  # only labels are counted
 
 
 def prepare(site: SiteFile) -> int:
@@ -150,30 +143,42 @@ def _of_examples(site: SiteFile) -> tuple[dict[str, dict[str, Rows]], dict[str, 
     told = "features would be scaled by this site's files alone, and those of other sites by theirs"
     require(chosen, f"{told}; say standardise = false in [data] to leave them as they are, or true")
     own, made = _own_splits(site, splits), splits.preparation
+    found = made.image.bits if made and made.image else 0
+    alike = "how many of them are used must be the same at all sites, and this one sees its own images alone"
+    declared = (
+        f"images have grey values of 16 bits: {alike}; say so in [data] of each site.toml (here bits = {found})"
+    )
+    require(not found or bool(site.data.get("bits")), declared)
     arrays = {
         split: {name: _whole(found) for name in COLUMNS if (found := getattr(part, name)) is not None}
         for split, part in {"train": own.train, **own.held_back}.items()
     }
     told_of = {"labels": list(made.labels) if made else [], "images": made.to_text() if made and made.image else ""}
-    return arrays, {"augment": asdict(own.train.augment), "table": None, "summary": "", **told_of}
+    return arrays, {
+        "augment": asdict(own.train.augment),
+        "table": None,
+        "summary": "",
+        "fitted": splits.fitted,
+        **told_of,
+    }
 
 
 def _of_table(site: SiteFile, raw: RawTable) -> tuple[dict[str, dict[str, Rows]], dict[str, Any]]:
     """As `_of_examples`: a site's rows, unscaled, and what may be told of them."""
     number = _own_site(site, raw.order.names)
-    known = {"y": raw.y, "group": raw.queries, "weight": raw.weights}
+    known = {"y": raw.y, **raw.known}
     arrays: dict[str, dict[str, Rows]] = {}
     for place, split in enumerate(SPLITS):
         rows = raw.order.rows[raw.order.part(number, place)]
         if len(rows):
             of_split = {"raw": Rows((len(rows), len(raw.columns)), raw.blocks(number, place))}
             for name, column in known.items():
-                if column is not None and (name != "weight" or split == "train"):
+                if name != "weight" or split == "train":
                     of_split[name] = _chosen(column, rows)
             arrays[split] = of_split
     require("train" in arrays, f"no row of site '{printable(site.settings.name)}' is trained on; give it some")
     table = {"columns": raw.columns, "texts": raw.texts, "label": predicted(raw.about)}
-    told = {"summary": raw.summary(number).to_json(), "labels": [], "images": ""}
+    told = {"summary": raw.summary(number).to_json(), "fitted": True, "labels": [], "images": ""}
     return arrays, {"augment": asdict(NOTHING), "table": table, **told}
 
 
@@ -183,8 +188,7 @@ def _whole(found: Tensor) -> Rows:
 
 def _chosen(column: np.ndarray, rows: np.ndarray) -> Rows:
     """These rows of a column of a table."""
-    kind = np.int64 if column.dtype.kind == "i" else column.dtype  # in fewer bytes while the table is read
-    pieces = (column[rows[start : start + ROWS]].astype(kind) for start in range(0, len(rows), ROWS))
+    pieces = (wide(column[rows[start : start + ROWS]]) for start in range(0, len(rows), ROWS))
     return Rows((len(rows), *column.shape[1:]), pieces)
 
 

@@ -26,7 +26,7 @@ from fedxl.evaluation.scores import Scores
 from fedxl.risks import XRisk
 
 BINS = "bins.json"  # of a run, by split
-SPENT = "epsilon.json"  # of all runs
+SPENT = "epsilon.json"  # of all runs: by curves here, by private training in `account.py`
 
 
 class Grant(NamedTuple):
@@ -39,7 +39,7 @@ class Grant(NamedTuple):
 
 def granted(site: SiteFile, facts: Mapping[str, Any], risk: XRisk) -> Grant:
     """The curve that a request asks for, if it may have one. Its epsilon is spent now, whatever happens next."""
-    require(risk.single_score, "a curve needs one score an example, and the risk pairs vectors")
+    require(risk.single_score, "a curve needs one score per example, and the risk pairs vectors")
     labels = risk.labels or 1
     bins, most = _bins(facts.get("bins"), labels), site.settings.bins
     require(bins[0].bins <= most, f"this site counts its scores in at most {most} bins, not {bins[0].bins}")
@@ -111,14 +111,15 @@ def _spend(site: SiteFile) -> tuple[Fraction, Fraction]:
     epsilon, most = exactly(site.settings.epsilon), site.settings.epsilon_total
     with locked(site.state, ".requests.lock"):
         path = site.state / SPENT
+        content = recall(path)
         try:
-            before = Fraction(recall(path).get("spent", "0"))
+            before = Fraction(content.get("spent", "0"))
         except (ValueError, TypeError, ArithmeticError):
             raise UserError(f"cannot read {path}; its owner must correct or remove it") from None
         spent = before + epsilon
         left = f"this site has spent {float(before):g} of its epsilon_total of {most:g}; another curve takes "
         require(spent <= written(most), f"{left}{float(epsilon):g}")
-        remember(path, {"spent": str(spent)})
+        remember(path, {**content, "spent": str(spent)})
     return epsilon, spent
 
 

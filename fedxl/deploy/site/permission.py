@@ -22,16 +22,21 @@ from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.storage import locked, recall, remember
 from fedxl.errors import UserError, printable, require
+from fedxl.sampling import Floats
+from fedxl.training.problem import Problem
 from fedxl.tree import add_tensor
 
 TABLES = ("model", "risk", "algorithm", "run")
 COUNTS = "requests.json"
 RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 SORTED = "sorted"
-COUNTED = {"train": "rounds", "evaluate": "evaluations"}  # kind of request: the setting that limits it
-ANSWERED = "answered.json"
+# By kind of request: the setting that limits it.
+COUNTED = {"train": "rounds", "evaluate": "evaluations", "frozen": "rounds", "model": "rounds"}
+ANSWERED = "answered.json"  # of a private run: what was asked, by round
+FIXED = "fixed.json"  # of a private run: a digest of what its first request has fixed
 MOST_ANSWERED = 2**30  # bytes: more rounds than any run has
-ASKED = ("round", "number", "base", "visits", "config", "facts_of_all", "preparation")  # what an answer depends on
+# What an answer depends on.
+ASKED = ("round", "number", "base", "visits", "config", "facts_of_all", "preparation", "frozen")
 
 
 def require_acceptable(request: Envelope) -> None:
@@ -49,14 +54,30 @@ def permitted(site: SiteFile, text: str) -> Config:
         name = str(tables[kind].get("name", "mlp" if kind == "model" else ""))
         _require_listed(kind, name, allowed, "none")
     require_metrics_allowed(site, _metrics(tables["run"]))
-    steps = tables["run"].get("local_steps", 32)
-    require(isinstance(steps, int) and not isinstance(steps, bool), "local_steps is not an integer")
-    require(steps <= settings.steps, f"this site allows {settings.steps} local steps a request, not {steps}")
+    _require_small(site, tables["run"], bool(tables["algorithm"].get("fresh")))
     if settings.digest:
         same = digest(tables) == settings.digest
         require(same, "this experiment is not the one that the site has pinned by its digest")
     model = {key: value for key, value in tables["model"].items() if key != "weights"}  # the server sends them
     return Config(data={}, model=model, risk=tables["risk"], algorithm=tables["algorithm"], run=tables["run"])
+
+
+def _require_small(site: SiteFile, run: Mapping[str, Any], fresh: bool) -> None:
+    """Refuse more steps than the site allows, or larger ones: each takes memory for its examples and their pairs."""
+    found = {name: run.get(name, 32) for name in ("local_steps", "batch1", "batch2")}
+    for name, value in found.items():
+        require(type(value) is int and value > 0, f"{name} is not an integer from 1")
+    steps, batch = found["local_steps"], (found["batch1"] + found["batch2"]) * (1 + fresh)
+    most, largest = site.settings.steps, site.settings.batch
+    require(steps <= most, f"this site allows {most} local steps per request, not {steps}")
+    twice = ", which fresh = true doubles" if fresh else ""
+    told = f"this site scores at most {largest} examples per step (batch), not {batch}"
+    require(batch <= largest, f"{told}: lower batch1 and batch2{twice}")
+
+
+def require_model(site: SiteFile, name: str) -> None:
+    """Refuse a final model whose network is not in site.toml."""
+    _require_listed("model", name, site.settings.models, "none")
 
 
 def require_metrics_allowed(site: SiteFile, names: Iterable[str]) -> None:
@@ -76,6 +97,18 @@ def require_order(site: SiteFile, algorithm: Algorithm) -> None:
     told = "this site uploads scores in no order but the sorted one (sorted_scores), and the run has order = "
     allowed = not site.settings.sorted_scores or algorithm.order == SORTED
     require(allowed, f"{told}'{algorithm.order}'; set order = \"sorted\" in [algorithm]")
+
+
+def require_times(site: SiteFile, problem: Problem) -> None:
+    """Refuse a run that pools scores with the bins of their times, unless the site shares these."""
+    told = 'pooled scores carry the bin of each time; its site.toml may say times = "bins" in [site]'
+    pooled = problem.risk.pairing.timed and not problem.algorithm.local_pairs
+    require(not pooled or site.settings.times == "bins", f"this site does not share event times: {told}")
+
+
+def shared_times(site: SiteFile, problem: Problem) -> Floats | None:
+    """The times between which sums of a run may leave this site; None if none may."""
+    return problem.risk.pairing.public_times if site.settings.times == "bins" else None
 
 
 def _metrics(run: Mapping[str, Any]) -> list[str]:
@@ -113,9 +146,24 @@ def question(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], data: str)
     return content.hexdigest()
 
 
-def answers_before(folder: Path, round: int) -> int:
-    """In how many rounds before this one the site has given an answer, whether the server took it or not."""
-    return sum(int(known) < round for known in recall(folder / ANSWERED, MOST_ANSWERED))
+def private_rounds(folder: Path, round: int, *fixed: Any) -> list[int]:
+    """The rounds of a private run that have an answer, taken or not, up to this one, which is the last of them.
+
+    How often an example is read follows from how many answers there are, if each one reads on where the last ended.
+    So the site answers in ascending order, a round again if need be, and what decides on the reading stays as it is.
+
+    fixed: what must not change during the run, as JSON.
+    """
+    known, now = recall(folder / FIXED), hashlib.sha256(json.dumps(fixed).encode()).hexdigest()
+    told = "this private run began with other settings, another number of this site or other data; they must stay"
+    require(known.get("digest", now) == now, told)
+    if not known:
+        remember(folder / FIXED, {"digest": now})
+    answered = {int(name) for name in recall(folder / ANSWERED, MOST_ANSWERED)}
+    last = max(answered, default=-1)
+    told = f"this site has answered round {last} of this private run, and answers none before it for the first time"
+    require(round > last or round in answered, told)
+    return sorted(each for each in answered | {round} if each <= round)
 
 
 def require_same_question(folder: Path, round: int, asked: str) -> None:

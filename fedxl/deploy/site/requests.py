@@ -1,8 +1,13 @@
-"""A site's side: it says hello, does its part of a round and evaluates, with its own data and on its own disk."""
+"""A site's side: it says hello, does its part of a round and evaluates, with its own data and on its own disk.
+
+`answer` takes any request, whatever transport has brought it.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +21,46 @@ from fedxl.algorithms.protocol import DataFacts, Phase, Reading
 from fedxl.config.experiment import Config, build_problem
 from fedxl.data.examples import Examples
 from fedxl.data.tables.prepare import Preparation
-from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, ScoreReply, TrainRequest, whole
-from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.site import cache, curve, permission, secure
-from fedxl.deploy.storage import locked, private_seed, writing_to
+from fedxl.deploy.protocol.envelope import DIVERGED, NO_EVALUATION, Envelope, ScoreReply, TrainRequest, whole
+from fedxl.deploy.protocol.message import Bytes, Piece, decode, encode, encode_failure
+from fedxl.deploy.provision.settings import SiteFile, read_site
+from fedxl.deploy.site import account, backbone, cache, curve, permission, secure
+from fedxl.deploy.storage import locked, private_seed, turn, writing_to
 from fedxl.engine.drawing import Secrets
 from fedxl.engine.executors import executor
 from fedxl.engine.simulator import Simulator
-from fedxl.errors import DivergedError, OwnersError, RefusedError, UserError, printable, require
+from fedxl.errors import DivergedError, OwnersError, RefusedError, UserError, for_others, printable, refuse, require
+from fedxl.evaluation.survival_curves import hazard_sums
 from fedxl.models import weights_of
 from fedxl.risks.pairing import Share
-from fedxl.training.problem import Problem, check_label_names, check_queries, match_types, require_own_lists
+from fedxl.risks.timetable import binned, read_timetable
+from fedxl.training.privacy import require_given
+from fedxl.training.problem import Problem, check_label_names, check_queries, match_types, require_for_sites
 from fedxl.training.rounds import passive_like
 from fedxl.training.run_writer import Checkpoint, load_checkpoint, save_checkpoint
 from fedxl.training.settings import pick_device
 
 SPLITS = ("validation", "test")
 MOST_LIMITS = 6  # false positive rates at which a site discloses its partial AUC
+
+log = logging.getLogger("fedxl")
+
+
+def answer(file: Path, kind: str, content: Bytes) -> list[Piece]:
+    """Answer a request to the site of this site.toml. A refusal or an error becomes a reply that says why."""
+    torch.set_num_threads(1)
+    try:
+        site = read_site(file)  # each time: its owner may have changed what is allowed
+        with turn():
+            refuse(kind not in HANDLERS, "sites do not handle requests of this kind")
+            return encode(HANDLERS[kind](site, decode(content, site.settings.megabytes)))
+    except (UserError, RefusedError) as error:
+        log.error("refused: %s", printable(error))
+        reason = for_others(error)
+    except Exception:  # the text stays in the site's own log: it may reveal data
+        log.exception("an internal error")
+        reason = "an internal error; see the site's log"
+    return encode_failure(reason)
 
 
 def hello(site: SiteFile) -> Envelope:
@@ -45,6 +73,8 @@ def hello(site: SiteFile) -> Envelope:
     allowed = site.settings.summary or not summary
     told = "its table is scaled as all sites' tables are, which needs a summary of its columns"
     require(allowed, f"{told}; its site.toml must say summary = true in [site], or name a preparation in [data]")
+    exact = "a summary of its table has no noise, and this site limits what training tells (training_epsilon)"
+    require(not (summary and site.settings.training_epsilon), f"{exact}; name a preparation in [data]")
     counts = {"positives": held.positives, "negatives": held.negatives, "shape": list(shape)}
     facts: dict[str, Any] = {"site": site.settings.name, "version": __version__, "summary": summary, **counts}
     if site.settings.summary and known["images"]:
@@ -54,6 +84,8 @@ def hello(site: SiteFile) -> Envelope:
         facts["labels"] = json.dumps(dict(zip(("positive", "negative"), held.label_counts.tolist(), strict=True)))
     if held.ranked:
         facts["queries"] = len(held.queries(relevant=True))
+    if held.times is not None:
+        facts["times"] = json.dumps(binned(held.times)) if site.settings.times == "bins" else ""
     return Envelope(facts, {})
 
 
@@ -67,8 +99,11 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     mine = cache.training_data(site, _preparation(request))
     problem = _problem(site, experiment, request, mine)
     permission.require_order(site, problem.algorithm)
+    account.require_private(site, problem.algorithm)
+    require_given(problem.algorithm, bool(cache.facts(site)["fitted"]))
     check_queries(problem, {"train": mine})
-    require_own_lists(problem)
+    require_for_sites(problem)
+    permission.require_times(site, problem)
     mine = match_types(problem, mine)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
@@ -81,11 +116,13 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
         if private:
             stated = round <= problem.settings.rounds
             require(stated, f"round {round} is beyond the rounds that epsilon was stated for")
-            # Its own count, not the server's: each answer must read on where the last one ended.
-            visits = permission.answers_before(folder, round)
+            settings = (experiment.algorithm, experiment.risk, problem.schedule, facts["facts_of_all"])
+            rounds = permission.private_rounds(folder, round, *settings, number, data)
+            visits = len(rounds) - 1  # its own count, not the server's
         note = _recall(folder, engine, received.server, base, visits, data, exact=not private)
         if private:
             asked = permission.question(facts, {**request.tensors, **tree.pack(engine.population, "state")}, data)
+            account.spend(site, str(facts["run"]), account.released(problem, mine, rounds))
             permission.require_same_question(folder, round, asked)
         passive = tree.map(lambda leaf: leaf[None], received.passive)
         update: Any = engine.run_round(received.server, round, np.zeros(1, np.int64), passive)
@@ -93,7 +130,8 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
         _require_convergence(phase, received, update, problem)
         _remember(folder, engine, round, base, data)
         if hidden:
-            tensors = secure.disclosed(site, request, problem.algorithm, phase, received.server, update)
+            drawn = request._replace(facts={**facts, "visits": visits})  # by its own count, if that is another
+            tensors = secure.disclosed(site, drawn, problem.algorithm, phase, received.server, update)
             return Envelope({"site": site.settings.name, "round": round, "note": note}, tensors)
     if precision == wire.HALF:
         # Rounded to bfloat16 a change loses almost nothing, a weight all changes below 0.4 %. Of parameters alone:
@@ -103,13 +141,25 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     return Envelope({"site": site.settings.name, "round": round, "note": note}, wire.flatten(update, precision))
 
 
+def take_frozen(site: SiteFile, request: Envelope) -> Envelope:
+    """Whether this site has the frozen weights of a run; it keeps those that a request brings."""
+    permission.require_acceptable(request)
+    experiment = permission.permitted(site, str(request.facts["config"]))
+    problem = _built(site, experiment, request, cache.training_data(site, _preparation(request)))
+    if request.tensors:
+        permission.count(site, "frozen")
+        backbone.keep(site, problem.model, request)
+    has = backbone.load_kept(site, problem.model, request)
+    return Envelope({"site": site.settings.name, "has": has}, {})
+
+
 def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     """How the server's model does on what this site has held back, as far as the site discloses it."""
     permission.require_acceptable(request)
     kind, split = site.settings.evaluate, str(request.facts["split"])
     header = {"site": site.settings.name, "split": split}
     if kind == "none":
-        return Envelope({**header, "kind": "nothing", "why": "it discloses no evaluation"}, {})
+        return Envelope({**header, "kind": "nothing", "why": NO_EVALUATION}, {})
     require(split in SPLITS, f"a site evaluates on {' or '.join(SPLITS)} data, not on '{printable(split)}'")
     experiment = permission.permitted(site, str(request.facts["config"]))
     permission.count(site, "evaluate")
@@ -122,9 +172,10 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
     permission.require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     check_queries(problem, {split: held})
-    told = "this site discloses scores, and scores without their queries give no metric of queries"
-    useful = kind != "scores" or not problem.risk.pairing.ranked
-    require(useful, f'{told}; its site.toml may say evaluate = "metrics"')
+    told = "this site discloses {0}, and {0} without their queries or times give no metric of these"
+    pairing = problem.risk.pairing
+    useful = kind == "metrics" or not (pairing.timed or (pairing.ranked and kind == "scores"))
+    require(useful, f'{told.format(kind + "s" * (kind == "curve"))}; its site.toml may say evaluate = "metrics"')
     evaluator, device = problem.evaluator, problem.device
     grant = curve.granted(site, request.facts, problem.risk) if kind == "curve" else None
     h = evaluator.outputs(tree.to(weights, device), match_types(problem, held).to(device)).cpu()
@@ -137,7 +188,10 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     limits = len({metric.limit for metric in evaluator.metrics} - {None})
     require(limits <= MOST_LIMITS, f"metrics at {limits} false positive rates are more than this site discloses")
     values, own = evaluator.findings(h, held).metrics, held.holdings()[0]
-    counted = {"queries": len(own.queries(relevant=True))} if own.ranked else {}
+    counted: dict[str, Any] = {"queries": len(own.queries(relevant=True))} if own.ranked else {}
+    if split == "validation" and (grid := permission.shared_times(site, problem)) is not None:
+        scores = evaluator.scores_of(h, held)
+        counted["hazard"] = json.dumps(hazard_sums(*scores.flat, scores.time, grid).to_json())
     return Envelope({**header, "kind": kind, "metrics": json.dumps(values), **counted}, {})
 
 
@@ -173,9 +227,19 @@ def _preparation(request: Envelope) -> Preparation | None:
 
 
 def _problem(site: SiteFile, experiment: Config, request: Envelope, mine: Examples) -> Problem:
-    """What this site's share of the run is made of. Of all sites' data together the server tells what it must."""
+    """What this site's share of the run is made of, with the run's frozen weights."""
+    problem = _built(site, experiment, request, mine)
+    refuse(not backbone.load_kept(site, problem.model, request), "it lacks the frozen weights of this run")
+    return problem
+
+
+def _built(site: SiteFile, experiment: Config, request: Envelope, mine: Examples) -> Problem:
+    """The same without frozen weights. Of all sites' data together the server tells what it must."""
     try:
-        facts = DataFacts(**{name: float(value) for name, value in json.loads(request.facts["facts_of_all"]).items()})
+        told = json.loads(request.facts["facts_of_all"])
+        pairs = told.pop("pairs", None)
+        facts = DataFacts(**{name: float(value) for name, value in told.items()})
+        facts = facts._replace(pairs=None if pairs is None else read_timetable(pairs))
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         raise RefusedError("what it says of all sites' data cannot be read") from None
     device = pick_device(site.settings.device)
@@ -271,3 +335,13 @@ def _require_convergence(phase: Phase, received: TrainRequest, update: Any, prob
         check_update(phase, received.server, update, problem.assignment(received.share))
     except RefusedError as error:
         raise DivergedError(f"{DIVERGED}{error}; a lower learning rate would help") from None
+
+
+HANDLERS: Mapping[str, Callable[[SiteFile, Envelope], Envelope]] = {
+    "hello": lambda site, request: hello(site),
+    "train": train,
+    "evaluate": evaluate,
+    "secure": secure.step,
+    "frozen": take_frozen,
+    "model": backbone.take_model,
+}

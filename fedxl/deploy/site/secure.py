@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.secure import member, messages
 from fedxl.deploy.secure.crypto import SHARE, SIGNED
 from fedxl.deploy.secure.member import MemberState
-from fedxl.deploy.site.permission import require_acceptable
+from fedxl.deploy.site import permission
 from fedxl.deploy.storage import locked, recall, remember
 from fedxl.errors import DivergedError, RefusedError, refuse, require
 
@@ -30,7 +31,7 @@ MORE = 10  # sums that may begin for each request to train that the site allows:
 
 def step(site: SiteFile, request: Envelope) -> Envelope:
     """Do the step that the request names, and store the new state before the answer leaves."""
-    require_acceptable(request)
+    permission.require_acceptable(request)
     facts = request.facts
     name, session = str(facts.get("secure")), messages.session_of(facts.get("session"))
     refuse(name not in STEPS, "there is no such step of a secure sum")
@@ -66,25 +67,40 @@ def _shares(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]
     return {"sealed": messages.hexed(sealed)}
 
 
-def _unmask(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]) -> dict[str, str]:
+def _consent(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Sign which updates are to be added. With enough signatures they are, so all is checked and noted before."""
     state, content = _begun(folder, "mask", session), recall(folder / FILE)
     survivors = messages.numbers(facts.get("survivors"))
     _require_sum_of(site, len(survivors))
-    if set(survivors) <= {int(number) for number in state.weights}:
-        _require_small_part(site, state, survivors)
-    answered = _require_same_sum(folder, state, survivors)
-    state, shares = member.unmask(state, survivors)
-    visits = content.get("visits", 0)
-    added = {**content.get("added", {}), state.context.split()[1]: visits}
+    state = member.consent(state, survivors)
+    _require_small_part(site, state, survivors)
+    answered = _require_same_sum(folder, state)
+    added = {**content.get("added", {}), str(state.round): content.get("visits", 0)}
     # Of rounds that are forgotten the latest visits are all that counts.
     kept = {round: used for round, used in added.items() if round in answered or used == max(added.values())}
-    _store(folder, state, answered=answered, visits=visits, added=kept)
+    mine = state.adverts()[state.number]
+    signature = member.sign(site.folder, state.context, state.number, mine, member.listed(state)).signature
+    _store(folder, state, answered=answered, added=kept)
+    return {"signature": signature.hex()}
+
+
+def _unmask(site: SiteFile, folder: Path, session: str, facts: Mapping[str, Any]) -> dict[str, str]:
+    state = _begun(folder, "consent", session)
+    found, text, signers = messages.signatures(facts.get("signatures")), member.listed(state), set[int]()
+    for number, advert in state.adverts().items():
+        advert = advert._replace(signature=found.get(number, b""))
+        with suppress(RefusedError):  # an invalid signature does not count, and does not stop the others
+            member.verify(site.folder, state.context, number, advert, site.settings.peers, text)
+            signers.add(number)
+    state, shares = member.unmask(state, signers)
+    _store(folder, state)
     return {"shares": messages.hexed({number: share.to_bytes(SHARE) for number, share in shares.items()})}
 
 
 STEPS: Mapping[str, Callable[[SiteFile, Path, str, Mapping[str, Any]], dict[str, str]]] = {
     "keys": _keys,
     "shares": _shares,
+    "consent": _consent,
     "unmask": _unmask,
 }
 
@@ -114,20 +130,26 @@ def disclosed(
         return visible
     refuse(not phase.averaged, "there is nothing to add in this round")
     state = _begun(folder, "shares", messages.session_of(session))
+    refuse(state.round != whole(facts.get("round"), "round"), "the secure sum is of another round")
     try:
         mine = codes(bits, algorithm, server, tree.map(lambda leaf: leaf[None], update))
     except DivergedError as error:
         raise DivergedError(f"{DIVERGED}{error}") from None
     ring = member.as_ring(flat(mine).cpu().numpy(), bits)
-    weights = messages.sum_weights(facts.get("weights"))
-    if weights.get(state.number) != float(algorithm.counts(update.share)):
-        raise RefusedError("the weight of this site in the sum is not its share")
-    if messages.sum_shares(facts.get("shares")).get(state.number) != messages.share_numbers(update.share):
+    weights, shares = messages.sum_weights(facts.get("weights")), messages.sum_shares(facts.get("shares"))
+    if shares.get(state.number) != messages.share_numbers(update.share):
         raise RefusedError("the share of this site is another one in what all sites are told")
+    each = {number: messages.share_of(numbers, update.share) for number, numbers in shares.items()}
+    if weights != {number: float(algorithm.counts(share)) for number, share in each.items()}:
+        raise RefusedError("the weights in the sum are not those of the shares")
+    gradients = {str(number): weights[number] * float(algorithm.growth(share)) for number, share in each.items()}
     visits = whole(facts.get("visits"), "visits")
-    _require_new_draws(folder, whole(facts.get("round"), "round"), visits)
+    _require_new_draws(folder, state.round, visits)
     same = messages.told(facts, weights, server)
     state, masked = member.mask(state, messages.sealed_shares(facts.get("secure")), ring, same, weights)
+    told = {str(number): numbers for number, numbers in shares.items()}
+    question = permission.question(facts, request.tensors, "")
+    state = replace(state, gradients=gradients, shares=told, question=question)
     _require_small_part(site, state, list(weights))
     _store(folder, state, visits=visits)
     return {**visible, "masked": torch.from_numpy(masked.view(SIGNED[bits]))}
@@ -155,16 +177,17 @@ def _require_new_draws(folder: Path, round: int, visits: int) -> None:
         require(all(visits > used for used in before.values()), told)
 
 
-def _require_same_sum(folder: Path, state: MemberState, survivors: list[int]) -> dict[str, list[int]]:
-    """Refuse a second sum of a round over other sites: their difference would be no sum. Returns all to remember."""
+def _require_same_sum(folder: Path, state: MemberState) -> dict[str, str]:
+    """Refuse another sum of a round: their difference would be no sum. Returns the digests of all to remember."""
     before = recall(folder / FILE).get("answered", {})
-    round = int(state.context.split()[1])
+    round = state.round
     oldest = min(map(int, before), default=0)
     require(round >= oldest, f"this site has gone on; it adds nothing to round {round} any more")
-    same = before.get(str(round), survivors) == survivors
-    require(same, f"this site has let the updates of other sites be added in round {round}; two sums would tell more")
+    asked = member.asked(state)
+    told = f"this site has let the updates of other sites be added in round {round}, or with other weights or models"
+    require(before.get(str(round), asked) == asked, f"{told}; two sums would tell more")
     kept = sorted({*map(int, before), round})[-KEPT:]
-    return {str(each): before.get(str(each), survivors) for each in kept}
+    return {str(each): before.get(str(each), asked) for each in kept}
 
 
 def _begun(folder: Path, stage: str, session: str) -> MemberState:
