@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,15 +17,17 @@ from fedxl.data.examples import Digests, Examples, Splits, digests
 from fedxl.data.images import images_in, unreadable
 from fedxl.data.sets.own import FolderOptions
 from fedxl.data.tables.rawtable import Features, among_numbers
-from fedxl.data.tables.roles import Keys, TableOptions
+from fedxl.data.tables.roles import Keys, TableOptions, label_of
 from fedxl.data.tables.table import Label, feature_names, image_paths, open_files, read_rows
 from fedxl.data.targets import quoted
 from fedxl.errors import printable
 from fedxl.sampling import Indices
 
+SPLITS = ("train", "validation", "test")
 FEW, SHOWN = 5, 3  # names and duplicates that a line lists
 BLOCK = 1024  # examples that are looked at together
-CHANCE = "by chance, it seems: {:.0%} of the training examples have a duplicate among them"
+FEWEST = 5  # of a class; of fewer, some column has one value by chance
+CHANCE = "probably by chance: {:.0%} of the training examples have a duplicate among them"
 
 
 class Count(NamedTuple):
@@ -41,7 +43,7 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found. With problems, training would be wrong; remarks are worth a look."""
+    """What was found. Problems must be mended before training; remarks are worth a look."""
 
     shape: tuple[int, ...]  # of an example
     names: Sequence[str]  # of the sites
@@ -51,6 +53,19 @@ class Findings:
     problems: Sequence[str]
     remarks: Sequence[str]
     facts: dict[str, Any] = field(default_factory=dict)  # missing values and the like, by name
+    timed: bool = False  # whether positives are events
+
+    def site_table(self, most: int) -> tuple[list[str], list[list[str]]]:
+        """Columns and rows: examples of each site in each split, of all sites last. most: sites that are listed."""
+        shown = [split for split in SPLITS if split == "train" or split in self.held]
+        rows = []
+        for at, name in enumerate(self.names[:most]):
+            held = [by[at] if (by := self.held_by_site.get(split)) else None for split in shown[1:]]
+            rows.append([printable(name, 40), *_cells(self.train[at], *held)])
+        if (left := len(self.names) - most) > 0:
+            rows.append([f"... and {left:,} more", *([""] * 2 * len(shown))])
+        rows.append(["all", *_cells(total(self.train), *(self.held[split] for split in shown[1:]))])
+        return ["site", *(name for split in shown for name in (split, "events" if self.timed else "positive"))], rows
 
     def to_json(self) -> dict[str, Any]:
         sites = [{"name": name, "train": self.train[at]._asdict()} for at, name in enumerate(self.names)]
@@ -66,6 +81,11 @@ class Findings:
             "problems": list(self.problems),
             "remarks": list(self.remarks),
         }
+
+
+def _cells(*counts: Count | None) -> list[str]:
+    """Examples and positives of each split, as far as they are known."""
+    return [f"{number:,}" if each else "" for each in counts for number in each or ("", "")]
 
 
 def total(counts: Sequence[Count]) -> Count:
@@ -84,16 +104,18 @@ def check(
     (found if whole else worth).extend(looked.one_sided())
     for bad, line in looked.duplicates():
         (found if bad else worth).append(line)
-    return Findings(
-        splits.train.shape,
-        looked.names,
-        looked.counts,
-        {name: _count(split.y) for name, split in looked.held.items()},
-        {name: looked.by_site(split) for name, split in looked.held.items() if split.site is not None},
-        found,
-        worth,
-        {"constant_columns": looked.constant, "blank_images": looked.blank, **facts},
-    )
+    about = {"constant_columns": looked.constant, "blank_images": looked.blank, **facts}
+    return replace(looked.counted(), problems=found, remarks=worth, facts=about)
+
+
+def site_table(splits: Splits, most: int) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: examples of each site in each split, of all sites last. Nothing is looked for in the data."""
+    return _Data(splits).counted().site_table(most)
+
+
+def leak(splits: Splits) -> str:
+    """A remark on columns that tell the label, as training begins; empty if there are none."""
+    return _Data(splits).leak
 
 
 class _Data:
@@ -101,9 +123,16 @@ class _Data:
 
     def __init__(self, splits: Splits) -> None:
         self.train, self.held, self.preparation = splits.train, splits.held_back, splits.preparation
-        self.names = splits.names
+        self.names, self.timed = splits.names, splits.train.time is not None
         self.counts = [Count(held.count("all"), held.positives) for held in splits.train.holdings()]
         self.owners = np.repeat(np.arange(len(self.names)), [len(part) for part in splits.train.parts])
+
+    def counted(self) -> Findings:
+        """How many examples there are, and where."""
+        held = {name: _count(split.y) for name, split in self.held.items()}
+        by_site: dict[str, Sequence[Count]]
+        by_site = {name: self.by_site(split) for name, split in self.held.items() if split.site is not None}
+        return Findings(self.train.shape, self.names, self.counts, held, by_site, (), (), timed=self.timed)
 
     def by_site(self, split: Examples) -> list[Count]:
         assert split.site is not None
@@ -113,15 +142,21 @@ class _Data:
         return [Count(int(n), int(positive)) for n, positive in zip(*both, strict=True)]
 
     def one_sided(self) -> list[str]:
-        """Classes that are not there."""
-        whole, validation = total(self.counts), self.held.get("validation")
-        useless = validation is not None and _count(validation.y).one_class
+        """Classes that are not there. Of time to event, only events must be there."""
+        whole, missing = total(self.counts), self._missing("validation")
         found = [
-            (whole.positives == 0, "no training example is positive"),
-            (whole.positives == whole.examples, "no training example is negative"),
-            (useless, "validation holds one class only, so that no model can be chosen on it"),
+            (whole.positives == 0, f"no training example {'has an event' if self.timed else 'is positive'}"),
+            (whole.positives == whole.examples and not self.timed, "no training example is negative"),
+            (missing, f"validation holds {missing}, so it cannot choose a model"),
         ]
         return [line for so, line in found if so]
+
+    def _missing(self, split: str) -> str:
+        """What makes a split useless for metrics; empty if nothing does."""
+        count = _count(self.held[split].y) if split in self.held else None
+        if count is None or not (count.one_class and not (self.timed and count.positives)):
+            return ""
+        return "no event" if self.timed else "one class only"
 
     def problems(self) -> list[str]:
         wanted = self.train.shape
@@ -134,14 +169,15 @@ class _Data:
         return [line for wrong, line in found if wrong]
 
     def remarks(self) -> list[str]:
-        test = self.held.get("test")
+        test, missing = self.held.get("test"), self._missing("test")
         columns = "column is" if len(self.constant) == 1 else "columns are"
         found = [
-            ("validation" not in self.held, "there are no validation data, so that the last round is the result"),
+            ("validation" not in self.held, "no validation data: the last round is the result"),
             (test is None, "there are no test data"),
-            (test is not None and _count(test.y).one_class, "test holds one class only, so that it judges nothing"),
+            (missing, f"test holds {missing}, so it cannot judge a model"),
             (self.constant, f"{len(self.constant)} {columns} constant in training: {quoted(self.constant)}"),
-            (self.blank, f"{self.blank:,} training images are of one colour"),
+            (self.leak, self.leak),
+            (self.blank, f"{self.blank:,} training images have one colour"),
         ]
         return [line for so, line in found if so]
 
@@ -182,14 +218,35 @@ class _Data:
         """Columns that have one value in training."""
         if len(self.train.shape) != 1:
             return []
-        extremes = [(block.amin(0), block.amax(0)) for block in self._trained()]
-        low, high = (torch.stack(each) for each in zip(*extremes, strict=True))
-        still = (low.amin(0) == high.amax(0)).numpy()
+        low, high = self._extremes(self._rows)
+        # A column of the table is several of the network's, of which some may well be constant.
+        return self._columns((low == high).numpy(), np.all)
+
+    @cached_property
+    def leak(self) -> str:
+        """A remark on columns with one value in all positive training examples, and another in all negative ones."""
+        found: dict[str, None] = {}
+        for label in self.train.y.T if len(self.train.shape) == 1 else ():
+            sides = [self._rows[label[self._rows] == side] for side in (0, 1)]
+            if min(map(len, sides)) >= FEWEST:
+                (low, high), (lower, higher) = map(self._extremes, sides)
+                equal = (low == high) & (lower == higher) & (low != lower)
+                found |= dict.fromkeys(self._columns(equal.numpy(), np.any))
+        telling = f"the label of every training example follows from {quoted(list(found))} alone"
+        return f"{telling}; drop columns that are known only after the label" if found else ""
+
+    def _extremes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest value of each column in these examples."""
+        each = [(block.amin(0), block.amax(0)) for block in self._blocks(self.train, rows)]
+        low, high = (torch.stack(found) for found in zip(*each, strict=True))
+        return low.amin(0), high.amax(0)
+
+    def _columns(self, which: np.ndarray, enough: Callable[[np.ndarray], Any]) -> list[str]:
+        """The names of columns of which enough of the network's are among these."""
         made = self.preparation
         if made is None:
-            return [f"column {at}" for at in np.flatnonzero(still)]
-        # A column of the table is several of the network's, of which some may well be constant.
-        return [each.name for each, places in zip(made.columns, made.places(), strict=True) if still[places].all()]
+            return [f"column {at}" for at in np.flatnonzero(which)]
+        return [each.name for each, at in zip(made.columns, made.places(), strict=True) if enough(which[at])]
 
     @cached_property
     def blank(self) -> int:
@@ -200,7 +257,11 @@ class _Data:
 
     def _trained(self) -> Iterator[Tensor]:
         """The examples that somebody trains on, some at a time, client by client."""
-        return self._blocks(self.train, torch.from_numpy(np.concatenate(self.train.parts)))
+        return self._blocks(self.train, self._rows)
+
+    @property
+    def _rows(self) -> Tensor:
+        return torch.from_numpy(np.concatenate(self.train.parts))
 
     def _blocks(self, examples: Examples, rows: Tensor) -> Iterator[Tensor]:
         """Examples as they are stored, if those of all splits are of one type."""
@@ -250,10 +311,11 @@ class Inspected(NamedTuple):
 
 def inspect_table(
     path: str | tuple[str, ...],
-    label: Label,
+    label: Label = "",
     options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
 ) -> Inspected:
     """The settings are those of the data set `table`."""
+    label = label_of(label, options)
     files = open_files(path, label, options)
     names = [] if options.image else feature_names(files[0], label, options)
     features = Features(files, names, options.categorical, None)

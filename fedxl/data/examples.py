@@ -14,12 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedxl import display
 from fedxl.algorithms.protocol import DataFacts
 from fedxl.errors import require
 from fedxl.evaluation.scores import UNKNOWN as UNKNOWN
 from fedxl.options import require_types
-from fedxl.risks.pairing import Holder, Side, belongs
+from fedxl.risks.pairing import Holder, OneLabel, Pairing, Side, belongs
 from fedxl.risks.ranking import HIGHEST_GRADE
+from fedxl.risks.timetable import Times, times_of
 from fedxl.sampling import Indices, Purpose, generator
 from fedxl.tree import add_tensor
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 # Noise is read from a bank that is drawn once, at an offset that the code gives: the same bits on every device and in
 # every executor, at the cost of a gather. Two reads for a 32 x 32 colour image overlap in about one of 170 pairs.
 BANK = 2**20
+LOOKED_AT = 256  # examples that tell whether images are whole numbers
 MOST_CROP = 2**16  # so that a 64-bit integer can hold every code
 
 
@@ -95,10 +98,11 @@ def scaled(x: Tensor) -> Tensor:
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
+ONE_LABEL = OneLabel()
 Weighting = Literal["clients", "samples"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Examples:
     """Examples in memory, one row each. Images of bytes stay bytes, and become floats in [0, 1] when fetched."""
 
@@ -108,6 +112,7 @@ class Examples:
     sites: tuple[str, ...] = ()  # their names; empty: they have numbers alone
     weight: Tensor | None = None  # [n] how often each is read in training, relative to others of its class and site
     group: Tensor | None = None  # [n] the query of each item
+    time: Tensor | None = None  # [n] of the event (y = 1), or until when there was none (y = 0); None: y has no time
     row: Sequence[str] = ()  # [n] what identifies each where it is from; empty: not known
     augment: Augment = NOTHING
     shift: Tensor | None = None  # [n] added to each in training, if sites differ
@@ -130,6 +135,24 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        held = f" at {_sites(len(self.parts))}" if self.site is not None else ""
+        return f"Examples: {self.counted} of shape {list(self.shape)}{held}"
+
+    @property
+    def counted(self) -> str:
+        """How many there are, in words.
+
+        >>> Examples(torch.zeros(3, 2), torch.tensor([[0], [1], [1]])).counted
+        '3 (2 positive)'
+        """
+        return f"{len(self):,} ({int((self.y > 0).any(1).sum()):,} {self.kind})"
+
+    @property
+    def kind(self) -> str:
+        """What an example of label 1 is called."""
+        return "with an event" if self.time is not None else "relevant" if self.group is not None else "positive"
+
     @property
     def labels(self) -> int:
         """How many labels each example has."""
@@ -139,6 +162,11 @@ class Examples:
     def shape(self) -> tuple[int, ...]:
         """Of one example."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def pixels(self) -> bool:
+        """Whether they are images of bytes, which become floats in [0, 1]."""
+        return self.x.ndim >= 3 and self.x.dtype == torch.uint8
 
     def require_valid(self, where: str, unknown: bool = False) -> None:
         """Raises UserError if there are no examples, or some that are not finite, or labels that there are not.
@@ -156,6 +184,28 @@ class Examples:
         if self.x.is_floating_point():
             bad = int((~torch.isfinite(self.x.flatten(1))).any(1).sum())
             require(bad == 0, f"{where}: {bad} of {len(self)} examples hold NaN or infinity; drop or impute them")
+
+    @property
+    def scale(self) -> str:
+        """Of images, whether their numbers are bytes, other whole numbers (up to 255, say) or floats; else empty."""
+        if len(self.shape) < 2:
+            return ""
+        some = self.x[:LOOKED_AT]
+        # Series of numbers may happen to be whole; channels of pixels in [0, 1] only if black or white.
+        whole = some.is_floating_point() and some.ndim > 3 and bool((some == some.round()).all() & (some > 1).any())
+        return "bytes" if self.pixels else "whole" if whole or not some.is_floating_point() else "floats"
+
+    def require_scale(self, scale: str, where: str) -> None:
+        """Raises UserError if images are of another scale than those of training, as far as that can be told.
+
+        Floats and longer integers stay as they are, so whole numbers would be 255 times the floats of training.
+        """
+        mixed = "bytes" in (scale, self.scale) or (scale, self.scale) == ("floats", "whole")
+        kind = {"bytes": "bytes (uint8), which become floats in [0, 1]", "floats": "floats, used unchanged"}
+        were = kind.get(scale, "other numbers, used unchanged")
+        are = str(self.x.dtype).removeprefix("torch.") + (" and whole" if self.scale == "whole" else "")
+        told = f"{where}: images are {are}, those of training were {were}"
+        require("" in (scale, self.scale) or scale == self.scale or not mixed, f"{told}; give them in the same type")
 
     # What training reads.
 
@@ -175,8 +225,8 @@ class Examples:
 
     def _plain(self, indices: Tensor) -> Tensor:
         x = self.x[indices]
-        pixels = self.x.ndim >= 3  # byte features are not pixels
-        return scaled(x) if pixels else x.float() if x.dtype == torch.uint8 else x
+        # Byte features are not pixels.
+        return scaled(x) if self.pixels else x.float() if x.dtype == torch.uint8 else x
 
     def to(self, device: torch.device) -> Examples:
         tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -201,7 +251,7 @@ class Examples:
         if len(rows) == len(self) and bool((rows == np.arange(len(self))).all()):
             return self  # nothing is copied
         at = torch.as_tensor(rows)
-        each = ("x", "y", "weight", "group", "shift")
+        each = ("x", "y", "weight", "group", "time", "shift")
         tensors = {name: value[at] for name in each if (value := getattr(self, name)) is not None}
         row = [self.row[number] for number in at.tolist()] if len(self.row) else ()
         site = None if self.site is None else self.site[at.numpy()]
@@ -244,7 +294,7 @@ class Examples:
     def holdings(self) -> list[Holding]:
         """What each client holds, in numbers."""
         positive, negative = self._members("positive"), self._members("negative")
-        group = None if self.group is None else self.group.cpu().numpy()
+        group, time = (None if each is None else each.cpu().numpy() for each in (self.group, self.time))
         found = []
         for part in self.parts:
             one, other = positive[part], negative[part]
@@ -253,13 +303,15 @@ class Examples:
             held = Holding(int(some.sum()), int(none.sum()), int((some & none).sum()), by_label)
             if group is not None:
                 held = held._replace(lists=(np.unique(group[part]), np.unique(group[part[some]])))
+            if time is not None:
+                held = held._replace(times=times_of(time[part], np.asarray(some)))
             found.append(held)
         return found
 
     def fingerprint(self) -> str:
         """A hash of all numbers, without fetching: bytes take a quarter of the memory of floats."""
         digest = hashlib.sha256()
-        for name in ("y", "x", "shift", "weight", "group"):
+        for name in ("y", "x", "shift", "weight", "group", "time"):
             if (tensor := getattr(self, name)) is not None:
                 add_tensor(digest, name, tensor)
         return digest.hexdigest()
@@ -273,6 +325,7 @@ class Holding(NamedTuple):
     both: int = 0  # examples that count as both, of which there are none with one label
     label_counts: npt.NDArray[np.int64] = np.zeros((2, 0), np.int64)  # positives and negatives by label, [2, L]
     lists: tuple[Indices, Indices] = (np.zeros(0, np.int64),) * 2  # its queries, and those with a relevant item
+    times: Times | None = None  # of time to event
 
     def count(self, side: Side) -> int:
         total = self.positives + self.negatives - self.both
@@ -292,18 +345,39 @@ class Holding(NamedTuple):
         return self.lists[relevant]
 
 
-def facts_about(holders: Sequence[Holder], weighting: Weighting) -> DataFacts:
-    """What an algorithm may know of these clients' data together."""
+def facts_about(holders: Sequence[Holder], weighting: Weighting, pairing: Pairing = ONE_LABEL) -> DataFacts:
+    """What an algorithm with this pairing may know of all these clients' data."""
     positives, sizes = ([float(one.count(side)) for one in holders] for side in ("positive", "all"))
     shares = [many / size for many, size in zip(positives, sizes, strict=True)]
     share = sum(positives) / sum(sizes) if weighting == "samples" else float(np.mean(shares))
-    both = any(one.count("positive") and one.count("negative") for one in holders)
-    return DataFacts(share, float(both))
+    return DataFacts(share, _one_class(holders, weighting), pairing.facts(holders, weighting == "samples"))
+
+
+MOST_OF_AVERAGE = 0.85  # of the examples; by samples, clients that hold more would be nearly all of every average
+
+
+def _one_class(holders: Sequence[Holder], weighting: Weighting) -> float:
+    """`DataFacts.one_class`. Measured by `python -m studies drift`.
+
+    Clients with one class should train if all of them hold the same class and most of its examples. Otherwise, or if
+    they would be nearly all of every average, they should lend their scores.
+    """
+    counts = np.array([(one.count("positive"), one.count("negative")) for one in holders])
+    alone = (counts == 0).any(1)
+    if alone.all() or not alone.any():
+        return 3.0 if alone.all() else 0.0
+    fewer, more = sorted(counts[alone].sum(0) / np.maximum(counts.sum(0), 1))
+    outweigh = weighting == "samples" and counts[alone].sum() > MOST_OF_AVERAGE * counts.sum()
+    return 2.0 if fewer == 0 and more > 0.5 and not outweigh else 1.0
 
 
 def numbered(count: int) -> tuple[str, ...]:
     """Names for clients that have none."""
     return tuple(f"client {number}" for number in range(count))
+
+
+def _sites(count: int) -> str:
+    return f"{count:,} sites" if count > 1 else "one site"
 
 
 class Splits(NamedTuple):
@@ -314,6 +388,15 @@ class Splits(NamedTuple):
     test: Examples | None = None
     preparation: Preparation | None = None  # how examples were made of files, which a run keeps with its model
     columns: Sequence[str] = ()  # of the clients' data frames, in order
+    fitted: bool = False  # whether features are scaled by means of these examples themselves
+
+    def __repr__(self) -> str:
+        each = {"train": self.train, **self.held_back}
+        counts = ", ".join(f"{name} {found.counted}" for name, found in each.items())
+        return f"Splits: {_sites(len(self.names))}; {counts}; shape {list(self.train.shape)}"
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedxl.errors import UserError, printable, require
+from fedxl.files import DAMAGED
 from fedxl.progress import progress
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 MOST_FILES = 10_000_000
 LONGEST = 200  # characters of a column's name
-FORM = 2  # version of the image processing; a new number makes old caches invalid
+FORM = 4  # version of the image processing; a new number makes old caches invalid
+WHOLE = 0x2144DF1C  # the CRC-32 of anything that is followed by its own CRC-32
 BLOCK = 256  # images per batch for the worker threads
 SHOWN = 5  # unreadable images that an error names
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,10 +40,12 @@ class Image:
     size: int
     channels: int = 1
     column: str = ""  # of a table; "": the files of a folder
+    bits: int = 16  # of grey values of 16 bits, those that are used; 0: not known, or there are none
 
     def __post_init__(self) -> None:
         require(8 <= self.size <= 4096, f"size must lie between 8 and 4096 pixels, got {self.size}")
         require(self.channels in (1, 3), f"channels must be 1 (grey) or 3 (colour), got {self.channels}")
+        require(self.bits in (0, *range(8, 17)), f"bits must lie between 8 and 16, or be 0, got {self.bits}")
         require(len(self.column) <= LONGEST, f"a name has more than {LONGEST} characters")
 
     @property
@@ -50,42 +60,45 @@ def images_in(root: Path) -> list[str]:
     for here, folders, files in os.walk(root, followlinks=False):
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = os.path.relpath(here, root)
-        kept = (name for name in files if not name.startswith(".") and name.lower().endswith(SUFFIXES))
+        kept = [name for name in files if not name.startswith(".") and name.lower().endswith(SUFFIXES)]
         found += [os.path.normpath(os.path.join(below, name)) for name in kept]
+        links = (name for name in (*folders, *kept) if Path(here, name).is_symlink())
+        require_inside(root, (os.path.join(below, name) for name in links))
         require(len(found) <= MOST_FILES, f"{root} holds more than {MOST_FILES:,} images")
     require(bool(found), f"{root} holds no images ({', '.join(SUFFIXES)})")
     return sorted(found)
 
 
 def resized(
-    folder: Path, paths: Sequence[str], size: int, cache: Path, name: str, channels: int = 1, stamped: bool = False
-) -> np.ndarray:
-    """The images at these paths in `folder` as bytes [n, channels, size, size], from the cache if possible.
+    folder: Path, paths: Sequence[str], image: Image, cache: Path, name: str, stamped: bool = False
+) -> tuple[np.ndarray, Image]:
+    """The images at these paths in `folder` as bytes [n, *image.shape], and `image` with the bits that were found.
 
-    The cache's name is a digest of everything here but the images themselves; stamped: of their sizes and times,
-    too, so that other images make another cache. It is mapped into memory, and private: what is not read costs
-    nothing, and what is written to the array does not reach the file.
+    They are from the cache if possible. Its name is a digest of everything here but the images themselves; stamped:
+    of their sizes and times, too, so that other images make another cache. A damaged one is made anew. It is mapped
+    into memory, and private: what is written to the array does not reach the file.
     """
-    shape = (len(paths), size, size) if channels == 1 else (len(paths), channels, size, size)
-    about = [FORM, size, list(paths), *([channels] if channels > 1 else [])]
+    about = [FORM, image.size, image.channels, image.bits, list(paths)]
     about += [[_stamp(folder / path) for path in paths]] if stamped else []
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
-    target = cache / f"{name}-{size}-{key}.npy"
+    target, shape = cache / f"{name}-{image.size}-{key}.npy", (len(paths), *image.shape)
     kept = _load(target, shape)
     if kept is None:
-        _write(target, shape, _images(folder, paths, size, channels))
+        _require_pillow()
+        known = replace(image, bits=image.bits or _bits(folder, paths))
+        _write(target, shape, known.bits, _images(folder, paths, known))
         kept = _load(target, shape)
     require(kept is not None, f"the cache {target} cannot be read back; remove it and try again")
     assert kept is not None
-    return kept.reshape(len(paths), channels, size, size)
+    return kept[0], replace(image, bits=kept[1])
 
 
-def decoded(folder: Path, paths: Sequence[str], size: int, channels: int) -> np.ndarray:
-    """The same images [n, channels, size, size] without a cache."""
+def decoded(folder: Path, paths: Sequence[str], image: Image) -> np.ndarray:
+    """The same images [n, *image.shape] without a cache."""
     _require_pillow()
-    images = np.empty((len(paths), channels, size, size), np.uint8)
-    for at, image in enumerate(_images(folder, paths, size, channels)):
-        images[at] = image
+    images = np.empty((len(paths), *image.shape), np.uint8)
+    for at, one in enumerate(_images(folder, paths, image)):
+        images[at] = one
     return images
 
 
@@ -107,15 +120,14 @@ def require_inside(folder: Path, paths: Iterable[str]) -> None:
     root = folder.resolve()
     for path in paths:
         away = not (root / path).resolve().is_relative_to(root)
-        require(not away, f"{folder / path} is a link that leads out of the table's folder; copy what it leads to")
+        require(not away, f"{folder / path} is a link that leads out of {folder}; copy what it leads to")
 
 
 def unreadable(folder: Path, paths: Sequence[str]) -> list[str]:
     """A line about each image that cannot be read."""
     _require_pillow()
-    with ThreadPoolExecutor(os.cpu_count()) as workers:
-        found = workers.map(lambda path: _image(folder / path, 8, 1), paths)
-        return [str(each) for each in found if isinstance(each, UserError)]
+    found = _each(partial(_image, image=Image(8)), folder, paths)
+    return [str(each) for each in found if isinstance(each, UserError)]
 
 
 def _stamp(path: Path) -> list[int]:
@@ -126,50 +138,84 @@ def _stamp(path: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The array in a file; None if the file is missing or does not match."""
+def _load(path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, int] | None:
+    """The array in a file and the bits of its grey values; None if the file is missing, damaged or does not match."""
+    checksum = 0
     try:
+        with path.open("rb") as file:
+            for block in iter(lambda: file.read(2**20), b""):
+                checksum = zlib.crc32(block, checksum)
+            file.seek(-5, os.SEEK_END)
+            bits = file.read(1)[0]
         kept = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+    except DAMAGED:
         return None
-    return kept if kept.dtype == np.uint8 and kept.shape == shape else None
+    return (kept, bits) if checksum == WHOLE and kept.dtype == np.uint8 and kept.shape == shape else None
 
 
-def _write(target: Path, shape: tuple[int, ...], images: Iterable[np.ndarray]) -> None:
-    """Write the file, under a temporary name until it is complete."""
-    _require_pillow()
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+def _write(target: Path, shape: tuple[int, ...], bits: int, images: Iterable[np.ndarray]) -> None:
+    """Write the file, under a temporary name until it is complete: array, bits, and a checksum of both."""
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with unfinished.open("wb") as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            for image in images:
-                file.write(image.tobytes())
+            start = io.BytesIO()
+            np.lib.format.write_array_header_1_0(start, header)
+            checksum = 0
+            for part in chain([start.getvalue()], (image.tobytes() for image in images), [bytes([bits])]):
+                checksum = zlib.crc32(part, checksum)
+                file.write(part)
+            file.write(checksum.to_bytes(4, "little"))
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(target)
+        unfinished.replace(target)
     except OSError as error:
         raise UserError(f"cannot write the resized images to {target}: {error}") from None
     finally:
         with suppress(OSError):
-            partial.unlink()
+            unfinished.unlink()
 
 
-def _images(folder: Path, paths: Sequence[str], size: int, channels: int) -> Iterator[np.ndarray]:
-    """All images in order, decoded by a few threads in blocks. Raises UserError about all that cannot be read."""
-    wrong: list[str] = []
-    with progress("resizing images", len(paths)) as advance, ThreadPoolExecutor(os.cpu_count()) as workers:
+def _each(read: Callable[[Path], T], folder: Path, paths: Sequence[str]) -> Iterator[T]:
+    """What `read` makes of all files in order, in blocks by a few threads."""
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
         for start in range(0, len(paths), BLOCK):
-            block = paths[start : start + BLOCK]
-            for image in workers.map(lambda path: _image(folder / path, size, channels), block):
-                if isinstance(image, UserError):
-                    wrong.append(str(image))
-                elif not wrong:
-                    yield image
-                advance(1)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of Pillow, about files that it reads all the same
+                found = list(workers.map(read, (folder / path for path in paths[start : start + BLOCK])))
+            yield from found
+
+
+def _images(folder: Path, paths: Sequence[str], image: Image) -> Iterator[np.ndarray]:
+    """All images in order. Raises UserError about all that cannot be read."""
+    wrong: list[str] = []
+    with progress("resizing images", len(paths)) as advance:
+        for one in _each(partial(_image, image=image), folder, paths):
+            if isinstance(one, UserError):
+                wrong.append(str(one))
+            elif not wrong:
+                yield one
+            advance(1)
     more = f" (and {len(wrong) - SHOWN} more)" if len(wrong) > SHOWN else ""
     require(not wrong, "; ".join(wrong[:SHOWN]) + more)
+
+
+def _bits(folder: Path, paths: Sequence[str]) -> int:
+    """How many bits of grey values of 16 bits are used; 0 if no image has such."""
+    most = max(_each(_largest, folder, paths), default=0)
+    return max(8, most.bit_length()) if most else 0
+
+
+def _largest(path: Path) -> int:
+    """The largest grey value of 16 bits; 0 of other images, and of those that cannot be read."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return int(np.asarray(image).astype(np.uint16).max()) if path.is_file() and _sixteen(image) else 0
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return 0
 
 
 def _require_pillow() -> None:
@@ -179,29 +225,40 @@ def _require_pillow() -> None:
         raise UserError("reading image files needs Pillow; pip install 'fedxl[images]'") from None
 
 
-def _image(path: Path, size: int, channels: int) -> np.ndarray | UserError:
-    """An image as a square, or why there is none."""
-    from PIL import Image
+def _image(path: Path, image: Image) -> np.ndarray | UserError:
+    """An image as a square, upright, or why there is none."""
+    from PIL import Image, ImageOps
 
-    mode = "L" if channels == 1 else "RGB"
+    mode, size = "L" if image.channels == 1 else "RGB", (image.size, image.size)
     try:
         if path.exists() and not path.is_file():
             return UserError(f"cannot read the image {path}: it is not a file")
-        with Image.open(path) as image:
-            image.draft(mode, (size, size))  # decode a JPEG at reduced size
-            square = np.asarray(_in_bytes(image).convert(mode).resize((size, size), Image.Resampling.BILINEAR))
-            return square if channels == 1 else np.ascontiguousarray(square.transpose(2, 0, 1))
+        with Image.open(path) as found:
+            found.draft(mode, size)  # decode a JPEG at reduced size
+            ImageOps.exif_transpose(found, in_place=True)  # cameras and scanners note how they were held
+            square = np.asarray(_in_bytes(found, image.bits).convert(mode).resize(size, Image.Resampling.BILINEAR))
+            return square[None] if image.channels == 1 else np.ascontiguousarray(square.transpose(2, 0, 1))
     except FileNotFoundError:
         return UserError(f"there is no image {path}, but the list of images names it")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         return UserError(f"cannot read the image {path}: {error}")
 
 
-def _in_bytes(image: Any) -> Any:
-    """Grey values of 16 bits as those of 8. Pillow's own conversion makes everything above 255 white."""
+def _sixteen(image: Any) -> bool:
+    """Whether grey values have 16 bits; older versions of Pillow call them I in a PNG file."""
+    return bool(image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"))
+
+
+def _in_bytes(image: Any, bits: int) -> Any:
+    """Grey values of 16 bits as bytes, of which the largest number of so many bits is white.
+
+    Pillow's own conversion makes everything above 255 white.
+    """
     from PIL import Image
 
-    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")  # as older versions say
-    if not sixteen and image.mode in ("I", "F"):
-        raise ValueError("its pixels are numbers of 32 bits, whose black and white nobody says; save 8 or 16 bits")
-    return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)) if sixteen else image
+    if _sixteen(image):
+        values = np.asarray(image).astype(np.uint16) >> ((bits or 16) - 8)
+        return Image.fromarray(np.minimum(values, 255).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels are 32-bit numbers with an unknown value range; save 8 or 16 bits")
+    return image

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -143,7 +143,7 @@ def as_splits(
     test: HeldBack | None = None,
 ) -> Splits:
     """What `fit` is given, in any form. labels: how many each example has, in columns; 0: one."""
-    encode = encoder(positive, labels)
+    encode, negative = encoder(positive, labels), set[Any]()
     if isinstance(clients, Splits):
         splits = clients
     elif isinstance(clients, Examples):
@@ -157,10 +157,11 @@ def as_splits(
         opened = [_open(data, _called(number, names), encode) for number, data in enumerate(each)]
         found, columns = _joined(opened, names)
         if positive is not None and not labels:
-            _require_two_values(found, opened, positive)
+            negative = _negative(found, opened, positive)
         splits = Splits(found, columns=columns)
     held = {"validation": validation, "test": test}
-    given = {name: _held_back(data, name, splits, encode) for name, data in held.items() if data is not None}
+    some = {name: data for name, data in held.items() if data is not None}
+    given = {name: _held_back(data, name, splits, encode, negative) for name, data in some.items()}
     return splits._replace(**given)  # type: ignore[arg-type]
 
 
@@ -169,11 +170,11 @@ def from_arrays(clients: Clients, positive: Label | None = None, labels: int = 0
     return as_splits(clients, positive, labels).train
 
 
-Ranked = tuple[Any, Any, Any]  # examples, grades, queries
+Triple = tuple[Any, Any, Any]  # examples, and two columns: grades and queries, or times and events
 
 
 def from_queries(
-    clients: Mapping[str, Ranked] | Sequence[Ranked], validation: Ranked | None = None, test: Ranked | None = None
+    clients: Mapping[str, Triple] | Sequence[Triple], validation: Triple | None = None, test: Triple | None = None
 ) -> Splits:
     """The clients of a federation that ranks items within queries: what `fit` takes.
 
@@ -184,28 +185,67 @@ def from_queries(
         validation: Such a triple to choose the best round on.
         test: Such a triple to evaluate the chosen model on.
     """
+    return _from_triples(clients, validation, test, "grades, queries", ranked)
+
+
+def from_times(
+    clients: Mapping[str, Triple] | Sequence[Triple], validation: Triple | None = None, test: Triple | None = None
+) -> Splits:
+    """The clients of a federation that learns the time to an event: what `fit` takes.
+
+    Args:
+        clients: Each has triples (x, times, events), in a list or by the clients' names: rows of features, times
+            from 0 on, and whether the event was then (1) or the example was last seen then, without it (0).
+        validation: Such a triple to choose the best round on.
+        test: Such a triple to evaluate the chosen model on.
+    """
+    return _from_triples(clients, validation, test, "times, events", timed)
+
+
+def _from_triples(
+    clients: Mapping[str, Triple] | Sequence[Triple], validation: Triple | None, test: Triple | None, named: str,
+    read: Callable[[Any, Any, Any, str], Examples],
+) -> Splits:  # fmt: skip
+    def opened(data: Any, where: str) -> Examples:
+        right = isinstance(data, (tuple, list)) and len(data) == 3
+        require(right, f"{where} must be a triple (x, {named}), not {kind_of(data)}")
+        x, first, second = data
+        return read(x, first, second, where)
+
     names = tuple(map(str, clients)) if isinstance(clients, Mapping) else ()
     each = list(clients.values() if isinstance(clients, Mapping) else clients)
     require(len(each) > 0, "a federation needs at least one client")
-    held = [ranked(client, names[at] if names else f"client {at}") for at, client in enumerate(each)]
+    held = [opened(client, names[at] if names else f"client {at}") for at, client in enumerate(each)]
     train, _ = _joined([_Opened(one, (), None) for one in held], names)
     later = {"validation": validation, "test": test}
-    found = {name: None if data is None else ranked(data, name) for name, data in later.items()}
+    found = {name: None if data is None else opened(data, name) for name, data in later.items()}
     return Splits(train, found["validation"], found["test"])
 
 
-def ranked(data: Any, where: str) -> Examples:
+def ranked(x: Any, y: Any, queries: Any, where: str) -> Examples:
     """Checked examples with their grades and queries."""
-    right = isinstance(data, (tuple, list)) and len(data) == 3
-    require(right, f"{where} must be a triple (x, grades, queries), not {kind_of(data)}")
-    x, y, queries = data
     group, found = whole_numbers(queries, where), as_examples(x, y, where, grades)
     require(len(group) == len(found), f"{where}: {len(found)} examples but {len(group)} queries")
     return replace(found, group=torch.from_numpy(group))
 
 
-def _held_back(data: Any, where: str, splits: Splits, encode: Encoder) -> Examples:
-    """Held-back data: of nobody in particular, or by the clients' names, or a list with one for each of them."""
+def timed(x: Any, times: Any, events: Any, where: str) -> Examples:
+    """Checked examples with their times and events."""
+    found = as_examples(x, events, where)
+    time = as_array(times, where)
+    plain = time.ndim == 1 and time.dtype.kind in "biuf" and len(time) == len(found)
+    require(plain, f"{where}: times must be {len(found)} numbers, one for each example")
+    time = time.astype(np.float64)
+    wrong = int((~(np.isfinite(time) & (time >= 0))).sum())
+    require(wrong == 0, f"{where}: {wrong} of {len(time)} times are negative or not finite; drop or correct them")
+    return replace(found, time=torch.from_numpy(time))
+
+
+def _held_back(data: Any, where: str, splits: Splits, encode: Encoder, negative: set[Any]) -> Examples:
+    """Held-back data: of nobody in particular, or by the clients' names, or a list with one for each of them.
+
+    negative: the clients' other label, if which one is positive was said.
+    """
     if isinstance(data, Examples):
         return data
     _require_no_loader(data, where)
@@ -224,6 +264,9 @@ def _held_back(data: Any, where: str, splits: Splits, encode: Encoder) -> Exampl
         held = [("", data)]
     opened = [_open(item, f"{where} of {name}" if name else where, encode) for name, item in held]
     found, own = _joined(opened, tuple(name for name, _ in held))
+    more = _others(opened) - negative if negative else set()
+    told = f"{where} has the label {listed(np.array([*more], object))}, which no client has"
+    require(not more, f"{told}; drop these examples, or merge their label with another")
     told = f"{where} has other columns than the clients, or in another order: give frame[{list(columns)[:3]}...]"
     require(not columns or not own or own == columns, told)
     of = np.array([clients.index(name) for name, _ in held if name], np.int64)
@@ -250,14 +293,20 @@ def _open(data: Any, where: str, encode: Encoder) -> _Opened:
     return _Opened(as_examples(found.x, y, where, encode), found.columns, y)
 
 
-def _require_two_values(found: Examples, opened: Sequence[_Opened], positive: Label) -> None:
-    """Each client has been checked alone; all of them together must agree, too."""
+def _negative(found: Examples, opened: Sequence[_Opened], positive: Label) -> set[Any]:
+    """The label that is not positive. Each client has been checked alone; all of them together must agree, too."""
     labels = [as_array(one.labels, "labels").ravel() for one in opened]
     seen = listed(np.concatenate([values[:1000].astype(object) for values in labels]))
     require(bool(found.y.any()), f"no label is {printable(repr(positive), 40)}; they are {seen}")
-    encoded = (one.examples.y[:, 0].numpy() for one in opened)
-    others = {values[int(part.argmin())] for values, part in zip(labels, encoded, strict=True) if (part == 0).any()}
+    others = _others(opened)
     require(len(others) <= 1, f"labels of different clients are {seen}; they must be the same two values everywhere")
+    return others
+
+
+def _others(opened: Sequence[_Opened]) -> set[Any]:
+    """The different labels that count as negative. Those of one part are the same."""
+    each = ((as_array(one.labels, "labels").ravel(), one.examples.y[:, 0].numpy()) for one in opened)
+    return {values[y == 0][:1].tolist()[0] for values, y in each if (y == 0).any()}
 
 
 def _joined(opened: Sequence[_Opened], names: tuple[str, ...]) -> tuple[Examples, tuple[str, ...]]:
@@ -275,10 +324,12 @@ def _joined(opened: Sequence[_Opened], names: tuple[str, ...]) -> tuple[Examples
     require(not mixed, f"clients hold examples of different types: {', '.join(sorted({*map(str, types)}))}")
     kind = reduce(torch.promote_types, types)
     x = each[0].x if len(each) == 1 else torch.cat([one.x.to(kind) for one in each])
-    groups = [one.group for one in each if one.group is not None]
+    groups, times = (
+        [found for one in each if (found := getattr(one, name)) is not None] for name in ("group", "time")
+    )
     site = np.repeat(np.arange(len(each)), [len(one) for one in each])
-    group = torch.cat(groups) if groups else None
-    return Examples(x, torch.cat([one.y for one in each]), site, names, group=group), columns
+    group, time = (torch.cat(found) if found else None for found in (groups, times))
+    return Examples(x, torch.cat([one.y for one in each]), site, names, group=group, time=time), columns
 
 
 def _require_many(clients: Any) -> None:

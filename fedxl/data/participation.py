@@ -129,7 +129,7 @@ def _number(client: Any, numbers: dict[str, int], where: str) -> int:
         return client
     known = ", ".join([*numbers][:3])
     given = printable(repr(client), 60)
-    raise UserError(f"{where} names {given}, which is no client; clients are {printable(known)}, ... or numbers")
+    raise UserError(f"{where} names {given}, which is not a client; clients are {printable(known)}, ... or numbers")
 
 
 class Weighted(NamedTuple):

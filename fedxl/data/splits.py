@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedxl.data.examples import NOTHING, UNKNOWN, Augment, Examples, Splits
 from fedxl.errors import printable, require, unknown
-from fedxl.sampling import Floats, Indices, Purpose, generator
+from fedxl.sampling import Indices, Purpose, generator
 
 if TYPE_CHECKING:
     from fedxl.data.tables.prepare import Preparation
@@ -130,11 +130,11 @@ class Order:
 
 def assemble(
     order: Order, split: int, x: Tensor, y: Codes, ids: Callable[[Whole], Sequence[str]],
-    weights: Floats | None = None, groups: Whole | None = None,
+    known: Mapping[str, np.ndarray],
 ) -> Examples | None:  # fmt: skip
     """A split of rows that are in order already; None if it has none.
 
-    y [n, L], ids, weights and groups are in the order of the file.
+    y [n, L], ids and known, other columns of the record, are in the order of the file. Only training has weights.
     """
     where = order.split(split)
     rows = order.rows[where]
@@ -142,10 +142,15 @@ def assemble(
         return None
     first, count = split * len(order.names), len(order.names)
     site = np.repeat(np.arange(count), np.diff(order.edges[first : first + count + 1]))
-    group = None if groups is None else torch.from_numpy(groups[rows].astype(np.int64))
-    weight = None if weights is None or split else torch.from_numpy(weights[rows])
+    read = {name: column[rows] for name, column in known.items() if name != "weight" or split == TRAIN}
+    columns: dict[str, Any] = {name: torch.from_numpy(wide(column)) for name, column in read.items()}
     labels = torch.from_numpy(y[rows].astype(np.int64))
-    return Examples(x[where], labels, site, tuple(order.names), weight, group, ids(rows) if split else ())
+    return Examples(x[where], labels, site, tuple(order.names), row=ids(rows) if split else (), **columns)
+
+
+def wide(column: np.ndarray) -> np.ndarray:
+    """Whole numbers as those of the record; in fewer bytes while a table is read."""
+    return column.astype(np.int64) if column.dtype.kind == "i" else column
 
 
 def all_splits(order: Order, made: Preparation, *columns: Any) -> Splits:

@@ -23,6 +23,7 @@ FEW, SEEN = 4, 100_000  # values that a message lists, and among how many it loo
 WHICH = "say which value is positive, once: positive="
 # What else Python takes for a number is a code: zeros in front are part of it, and underscores are.
 NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+SURE = 20  # examples, among which a label that is known of some has a negative one, unless -1 is what was meant
 EXACT = 2**53  # beyond it, different whole numbers are one float
 USUAL = {frozenset(("0", "1")): "1", frozenset(("-1", "1")): "1", frozenset(("false", "true")): "true"}
 
@@ -84,6 +85,10 @@ def several(y: Any, where: str, count: int) -> Tensor:
     each = "of several labels each must be 0, 1, or NaN or -1 for unknown"
     right = f"classes must be whole numbers from 0 to {count - 1}" if classes else each
     require(not len(strange), f"{where}: {right}, found {''.join(f'{value:g}' for value in strange[:1])}")
+    minus, zero, one = ((numbers == value).any(0) for value in (UNKNOWN, 0, 1))
+    signed = np.flatnonzero(minus & one & ~zero & (len(numbers) >= SURE))  # -1 may have been meant as negative
+    told = f"{where}: label {''.join(map(str, signed[:1]))} is -1 or 1 and never 0, and -1 stands for unknown"
+    require(classes or not len(signed), f"{told}; write 0 for negative, or NaN for unknown")
     if classes:
         numbers, unknown = numbers[:, None] == np.arange(count), unknown[:, None]
     return torch.from_numpy(np.where(unknown, UNKNOWN, numbers).astype(np.int64))
@@ -185,7 +190,7 @@ def _equal(values: npt.NDArray[Any], positive: Label, where: str) -> npt.NDArray
     others = values[~found]
     if len(others) and (others != others[0]).any():
         told = f"{where}: labels are {listed(values)}"
-        require(bool(found.any()), f"{told}, and positive is {shown}, which is none of them")
+        require(bool(found.any()), f"{told}, and positive is {shown}, which is not one of them")
         raise UserError(f"{told}; they must be two values: drop the others, or merge them")
     return found
 

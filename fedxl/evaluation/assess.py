@@ -17,11 +17,12 @@ import numpy as np
 from fedxl.evaluation import calibration as calibrations
 from fedxl.evaluation import operating
 from fedxl.evaluation.calibration import Calibration, Reliability, brier, reliability
-from fedxl.evaluation.decision import FEWEST, why_undecided
+from fedxl.evaluation.decision import FEWEST, DecisionOptions, decide, why_undecided
 from fedxl.evaluation.histogram import Histograms, by_label
-from fedxl.evaluation.intervals import LEVEL, Interval, intervals
+from fedxl.evaluation.intervals import LEVEL, Interval, intervals, reported
 from fedxl.evaluation.operating import NetBenefit, OperatingPoint, at_sensitivity, at_specificity, at_threshold
 from fedxl.evaluation.scores import Scores, mean_defined
+from fedxl.evaluation.survival_part import SurvivalPart, metrics_at
 from fedxl.files import plain
 
 SPECIFICITIES = (0.9, 0.95)
@@ -34,9 +35,9 @@ NO_WHOLE = "not defined: counts in bins do not say which labels are of one examp
 class Part:
     """What the scores of some examples say of one label."""
 
-    positives: int
+    positives: int  # of time to event: examples with the event, and those that had none while they were seen
     negatives: int
-    metrics: dict[str, Interval]  # "auroc", "pauc@0.3", "ap"
+    metrics: dict[str, Interval]  # "auroc", "pauc@0.3", "ap"; of time to event "cindex", "uno@1825", "auc_at@730"
     points: Mapping[str, OperatingPoint] = field(default_factory=dict)  # "specificity 0.95": chosen elsewhere
     brier: float | None = None  # of calibrated probabilities, like all that follows
     reliability: Reliability | None = None
@@ -88,8 +89,10 @@ class Assessment:
     calibrations: dict[str, Calibration]  # by label
     undecided: dict[str, str]  # why labels have no calibration and no threshold
     pooled: Parts
-    sites: dict[str, Parts]  # empty if sites are not known; of several labels with AUROC alone
+    sites: dict[str, Parts]  # empty if sites are not known; of several labels with AUROC alone, of times with cindex
     notes: tuple[str, ...]  # what a reader should know; one line each
+    timed: bool = False  # whether scores are of time to event
+    survival: SurvivalPart | None = None  # of these, if validation data chose horizons
 
     @property
     def several(self) -> bool:
@@ -100,7 +103,13 @@ class Assessment:
         sites = {} if self.several else {name: parts.to_json() for name, parts in self.sites.items()}
         kinds = {name: found.to_json() for name, found in self.calibrations.items()}
         return plain(  # type: ignore[no-any-return]
-            {**vars(self), "calibrations": kinds, "pooled": self.pooled.to_json(), "sites": sites}
+            {
+                **vars(self),
+                "calibrations": kinds,
+                "pooled": self.pooled.to_json(),
+                "sites": sites,
+                "survival": self.survival and self.survival.to_json(),
+            }
         )
 
 
@@ -113,10 +122,12 @@ def assess(
     calibration: str = "platt",
     specificities: Sequence[float] = SPECIFICITIES,
     sensitivities: Sequence[float] = SENSITIVITIES,
+    horizons: Sequence[float] = (),
 ) -> Assessment | None:
     """Assess a run by its scores, or by counts in bins of them; None if there are none.
 
-    Means over several labels of counts in bins have no intervals.
+    Means over several labels of counts in bins have no intervals. horizons: of time to event; by default quartiles of
+    the validation data's events.
     """
     splits = by_label(scores, histograms)
     known = [name for name in ("test", "validation") if any(len(one) for one in splits.get(name, {}).values())]
@@ -128,12 +139,20 @@ def assess(
     labels, notes = list(splits[split]), []
     if split == "validation":
         notes.append("there are no test data: everything was measured on validation data, which also chose the model")
+    timed = whole is not None and whole.time is not None
     if not held:
-        notes.append("there are no validation data: no threshold and no calibration was chosen")
+        lost = "horizon" if timed else "threshold and no calibration"
+        notes.append(f"there are no validation data: no {lost} was chosen")
+    survival: SurvivalPart | None = None
+    more: list[str] = []
+    if whole is not None and timed and held:
+        survival, more, why_not = _survival(held[""], whole, horizons, level)
+        notes += [f"no survival up to a horizon: {why_not}"] if why_not else []
+    held = {} if timed else held  # no classes: neither a threshold nor a calibration
     fewest = 1 if len(labels) == 1 else FEWEST
     why = {name: why_undecided(held.get(name), fewest) for name in labels} if held else {}
     chosen = {name: _Chosen(held[name], calibration, specificities, sensitivities) for name in why if not why[name]}
-    names = ["auroc", f"pauc@{fpr:g}", "ap"]
+    names = [*reported(timed, fpr), *more]
 
     def part(name: str, found: Scores, wanted: Sequence[str]) -> Part:
         measured = intervals(wanted, found, level)
@@ -154,7 +173,7 @@ def assess(
 
     source = whole if whole is not None else next(iter(splits[split].values())) if len(labels) == 1 else None
     by_site = {} if source is None else source.by_site()
-    of_sites = names if len(labels) == 1 else names[:1]
+    of_sites = names[:1] if timed or len(labels) > 1 else names
     each_site = {name: parts(found.by_label(), found, of_sites) for name, found in by_site.items()}
     pooled = parts(splits[split], whole, names)
     notes += [f"no {split} example says whether it has {name}" for name in labels if name not in pooled.labels]
@@ -165,8 +184,20 @@ def assess(
     if len(labels) == 1 and undecided:
         notes.append(f"no calibration and no threshold: {undecided[labels[0]]}")
     fitted = {name: found.calibration for name, found in chosen.items()}
-    on = "validation" if chosen else ""
-    return Assessment(split, on, level, fpr, fitted, undecided, pooled, each_site, tuple(notes))
+    on = "validation" if chosen or survival is not None else ""
+    return Assessment(split, on, level, fpr, fitted, undecided, pooled, each_site, tuple(notes), timed, survival)
+
+
+def _survival(
+    held: Scores, found: Scores, horizons: Sequence[float], level: float
+) -> tuple[SurvivalPart | None, list[str], str]:
+    """What validation scores chose of time to event, the metrics that need it, or why it is missing."""
+    decided = decide(held.labels, {"": held}, DecisionOptions(horizons=tuple(horizons)))
+    if decided.survival is None:
+        return None, [], decided.why_none
+    if not np.isfinite(found.scores).all():
+        return None, [], "scores are not finite"
+    return SurvivalPart.of(decided.survival, held, found, level), metrics_at(decided.survival, held), ""
 
 
 class _Chosen:

@@ -102,7 +102,7 @@ def from_json(content: Mapping[str, Any]) -> Calibration:
     require(kind in ("platt", "isotonic"), "not a calibration: its kind must be 'platt' or 'isotonic'")
     if kind == "platt":
         slope, intercept = _numbers([content.get("slope"), content.get("intercept")])
-        require(slope >= 0, "not a calibration: its slope is negative, which would turn the ranking round")
+        require(slope >= 0, "not a calibration: its slope is negative, which would reverse the ranking")
         return Platt(slope, intercept, note)
     scores, probabilities = _numbers(content.get("scores")), _numbers(content.get("probabilities"))
     require(len(scores) == len(probabilities) > 0, "not a calibration: scores and probabilities differ in number")

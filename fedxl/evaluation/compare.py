@@ -6,7 +6,7 @@ An interval and its p are of one method: p is below 0.05 exactly if the interval
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,18 @@ from scipy.special import stdtr, stdtrit
 from fedxl import metrics
 from fedxl.errors import UserError, printable, require
 from fedxl.evaluation.delong import Placements, auroc_ends, covariance, placements, satterthwaite
-from fedxl.evaluation.intervals import DRAWS, LEVEL, Interval, as_arrays, intervals, of_labels, one_metric, undefined
+from fedxl.evaluation.intervals import (
+    DRAWS,
+    LEVEL,
+    Interval,
+    as_arrays,
+    degrees_of_freedom,
+    intervals,
+    of_labels,
+    one_metric,
+    reported,
+    undefined,
+)
 from fedxl.evaluation.resampling import Statistic, jackknife, measured, resample
 from fedxl.evaluation.scores import Floats, Scores, measure
 from fedxl.metrics import NamedMetric
@@ -51,7 +62,7 @@ def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL
     value = metrics.auroc(one, classes) - metrics.auroc(two, classes)
     if why:
         return Difference(value, math.nan, math.nan, math.nan, why, level)
-    if _same_ranking(one, two):
+    if same_ranking(one, two):
         return _no_difference("DeLong", level)
     both = placements(one, classes), placements(two, classes)
     spread = covariance(*both)
@@ -63,15 +74,21 @@ def delong_difference(first: Any, second: Any, labels: Any, level: float = LEVEL
     def ends(sure: float) -> tuple[float, float]:
         return difference_ends(_area(both[0], sure), _area(both[1], sure), spread)
 
+    p = p_of(value, ends) if apart > 0 else math.nan
+    return Difference(value, *ends(level), p, "DeLong, both intervals joined", level)
+
+
+def p_of(value: float, ends: Callable[[float], tuple[float, float]]) -> float:
+    """One less the level from which on the interval of a difference holds 0. ends: both ends, at a level."""
+
     def beyond(p: float) -> float:
         """How far 0 lies outside of the interval of level 1 - p."""
         low, high = ends(1 - p)
         return low if value > 0 else -high
 
-    p = math.nan
-    if apart > 0:
-        p = 1.0 if beyond(1 - SURE) <= 0 else SURE if beyond(SURE) >= 0 else float(brentq(beyond, SURE, 1 - SURE))
-    return Difference(value, *ends(level), p, "DeLong, both intervals joined", level)
+    if beyond(1 - SURE) <= 0:
+        return 1.0
+    return SURE if beyond(SURE) >= 0 else float(brentq(beyond, SURE, 1 - SURE))
 
 
 def _area(placed: Placements, level: float) -> Interval:
@@ -82,7 +99,7 @@ def _area(placed: Placements, level: float) -> Interval:
 
 
 def difference_ends(first: Interval, second: Interval, spread: Floats) -> tuple[float, float]:
-    """The interval of first - second, from both intervals and DeLong's covariance of the two, [2, 2].
+    """The interval of first - second, from both intervals and the covariance of the two, [2, 2].
 
     The difference is low if the first is low or the second high. Of independent values these distances add as squares
     (G. Zou, A. Donner, "Construction of confidence limits about effect measures: a general approach", Statistics in
@@ -120,7 +137,7 @@ def metric_difference(
     if why:
         return Difference(value, math.nan, math.nan, math.nan, why, level)
     ours = named.metric in metrics.METRICS.values()
-    if ours and _same_ranking(one, two):
+    if ours and same_ranking(one, two):
         return _no_difference("jackknife", level)
     gap = _gap(measured(named, one, classes), measured(named, two, classes))
     sizes = int(classes.sum()), int((1 - classes).sum())
@@ -156,23 +173,35 @@ Runs = Scores | Sequence[Scores]  # of one run, or of runs that differ by their 
 
 
 def differences(
-    first: Runs, second: Runs, *, same: bool = True, fpr: float = 0.3, level: float = LEVEL
+    first: Runs,
+    second: Runs,
+    *,
+    same: bool = True,
+    fpr: float = 0.3,
+    names: Sequence[str] = (),
+    level: float = LEVEL,
 ) -> dict[str, Difference]:
-    """AUROC, partial AUC and average precision of the first runs less those of the second.
+    """AUROC, partial AUC and average precision of the first runs less those of the second; of times, Harrell's C.
 
     With several labels these are means over labels. Of several seeds give lists: runs that stand at the same place
-    form a pair, and must have been scored on the same examples. same: whether all seeds were.
+    form a pair, and must have been scored on the same examples. same: whether all seeds were. names: other metrics.
     """
     firsts, seconds = ([each] if isinstance(each, Scores) else list(each) for each in (first, second))
     require(len(firsts) == len(seconds) > 0, "give as many runs on both sides, in the order of their seeds")
     pairs = [paired(*both) for both in zip(firsts, seconds, strict=True)]
     found = {}
-    for name in ("auroc", f"pauc@{fpr:g}", "ap"):
-        one, other = pairs[0]
+    one, other = pairs[0]
+    for name in names or reported(one.time is not None, fpr):
         if len(pairs) > 1 or len(one.labels) > 1:
             value, error, free = over_seeds(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs], same)
             how = f"{len(pairs)} seeds and jackknife" if len(pairs) > 1 else "jackknife of examples"
             found[name] = _student(value, error, free, f"{how}, Student's t", level)
+            if error <= TINY and all(_alike(*pair) for pair in pairs):
+                found[name] = _no_difference(how, level)
+        elif one.time is not None:
+            from fedxl.evaluation import survival  # builds on this module
+
+            found[name] = survival.difference(name, one.flat[0], other.flat[0], one.flat[1], one.time, level)
         elif name == "auroc":
             found[name] = delong_difference(one.flat[0], *other.flat, level=level)
         else:
@@ -207,33 +236,57 @@ def over_seeds(
     of the examples is that of training. Degrees of freedom are those of a sum of two variances (Satterthwaite).
     """
     named = one_metric(name)
-    values, statistics, sizes = [], [], []
-    for number, one in enumerate(first):
-        other = second[number] if second else None
-        values.append(_value(named, one) - (_value(named, other) if other is not None else 0.0))
-        statistic, size = _statistic(named, one)
-        statistics.append(statistic if other is None else _gap(statistic, _statistic(named, other)[0]))
-        sizes.append(size)
+    others: Sequence[Scores | None] = list(second) or [None] * len(first)
+    both = list(zip(first, others, strict=True))
+    values = [_value(named, one) - (0.0 if other is None else _value(named, other)) for one, other in both]
     value, count = float(np.mean(values)), len(values)
-    if not math.isfinite(value) or min(map(min, sizes)) < 2:  # without its only example, a class is empty
+    if not math.isfinite(value):
         return value, math.nan, math.nan
+    errors = _errors_of_times if first[0].time is not None else _errors
+    each = errors(named, first, others, same)  # [1 or S, 2]
+    if math.isnan(each[0, 0]):
+        return value, math.nan, math.nan
+    examples, free = float(np.square(each[:, 0]).mean()) / len(each), float(np.nansum(each[:, 1]))
     seeds = float(np.var(values, ddof=1)) / count if count > 1 else 0.0
-    if same:
-
-        def mean(*drawn: Floats) -> Floats:
-            return np.asarray(np.mean([each(*drawn) for each in statistics], 0))
-
-        error, free = jackknife(mean, sizes[0], MOST_GROUPS)
-        examples = error**2
-    else:
-        each = np.array([jackknife(*one, MOST_GROUPS) for one in zip(statistics, sizes, strict=True)])  # [S, 2]
-        examples, free = float(np.square(each[:, 0]).mean()) / count, float(np.nansum(each[:, 1]))
-        seeds = max(0.0, seeds - examples)
+    seeds = seeds if same else max(0.0, seeds - examples)
     parts = [part for part in ((examples, free), (seeds, count - 1.0)) if part[0] > 0]
     if not parts:
         return value, 0.0, math.nan
     variances, freedoms = zip(*parts, strict=True)
     return value, math.sqrt(sum(variances)), satterthwaite(variances, freedoms)
+
+
+def _errors(named: NamedMetric, first: Sequence[Scores], others: Sequence[Scores | None], same: bool) -> Floats:
+    """The standard error and degrees of freedom of the mean over runs, or of each run, [1 or S, 2]."""
+    statistics, sizes = [], []
+    for one, other in zip(first, others, strict=True):
+        statistic, size = _statistic(named, one)
+        statistics.append(statistic if other is None else _gap(statistic, _statistic(named, other)[0]))
+        sizes.append(size)
+    if min(map(min, sizes)) < 2:  # without its only example, a class is empty
+        return np.full((1, 2), math.nan)
+
+    def mean(*drawn: Floats) -> Floats:
+        return np.asarray(np.mean([each(*drawn) for each in statistics], 0))
+
+    runs = [(mean, sizes[0])] if same else list(zip(statistics, sizes, strict=True))
+    return np.array([jackknife(statistic, size, MOST_GROUPS) for statistic, size in runs])
+
+
+def _errors_of_times(
+    named: NamedMetric, first: Sequence[Scores], others: Sequence[Scores | None], same: bool
+) -> Floats:
+    """The same of time to event: how much each example moves the metric."""
+    from fedxl.evaluation import survival  # builds on this module
+
+    if min(one.positives for one in first) < 2:
+        return np.full((1, 2), math.nan)
+    each = [
+        survival.influence(named.name, one) - (0.0 if other is None else survival.influence(named.name, other))
+        for one, other in zip(first, others, strict=True)
+    ]
+    moved = [np.mean(each, 0)] if same else each
+    return np.array([(math.sqrt(float(one @ one)), degrees_of_freedom(one - one.mean())) for one in moved])
 
 
 def _value(named: NamedMetric, found: Scores) -> float:
@@ -251,7 +304,7 @@ def _statistic(named: NamedMetric, found: Scores) -> tuple[Statistic, tuple[int,
 def paired(first: Scores, second: Scores) -> tuple[Scores, Scores]:
     """The scores of two runs for the same examples, the second in the order of the first.
 
-    Raises UserError if rows or sites, where both runs know them, or else labels and their order differ.
+    Raises UserError if rows or sites, where both runs know them, or else labels, times and their order differ.
     """
     require(len(first) == len(second), _not_same(f"one has {len(first)} examples, the other {len(second)}"))
     require(first.labels == second.labels, _not_same("they are of other labels"))
@@ -259,6 +312,8 @@ def paired(first: Scores, second: Scores) -> tuple[Scores, Scores]:
         second = _in_order(first, second)
     same = np.array_equal(first.y, second.y)
     require(same, _not_same("labels differ, so that examples or their order do"))
+    one, other = (np.zeros(0) if each.time is None else each.time for each in (first, second))
+    require(np.array_equal(one, other), _not_same("times differ, so that examples or their order do"))
     if first.site is not None and second.site is not None:
         require(_sites(first) == _sites(second), _not_same("sites differ"))
     return first, second
@@ -268,10 +323,16 @@ def _no_difference(how: str, level: float) -> Difference:
     return Difference(0.0, 0.0, 0.0, 1.0, f"{how} (the same ranking)", level)
 
 
-def _same_ranking(first: Floats, second: Floats) -> bool:
+def same_ranking(first: Floats, second: Floats) -> bool:
     """Whether both order all examples alike, ties included."""
     one, two = (np.unique(scores, return_inverse=True)[1] for scores in (first, second))
     return bool(np.array_equal(one, two))
+
+
+def _alike(first: Scores, second: Scores) -> bool:
+    """Whether two runs order the examples of each label alike."""
+    each = zip(first.by_label().values(), second.by_label().values(), strict=True)
+    return all(same_ranking(one.scores, other.scores) for one, other in each)
 
 
 def _in_order(first: Scores, second: Scores) -> Scores:

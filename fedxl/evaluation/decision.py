@@ -1,4 +1,7 @@
-"""From scores to probabilities and classes: a calibration and a threshold per label, chosen on validation scores."""
+"""From scores to probabilities and classes: a calibration and a threshold per label, chosen on validation scores.
+
+Scores of time to event become probabilities of no event up to a horizon, and no classes.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,16 @@ from fedxl.evaluation import calibration as calibrations
 from fedxl.evaluation.calibration import CALIBRATIONS, Calibration
 from fedxl.evaluation.operating import OperatingPoint, at_sensitivity, at_specificity
 from fedxl.evaluation.scores import UNKNOWN, Floats, Ints, Scores
+from fedxl.evaluation.survival_curves import Baseline, HazardSums, hazard_sums
 
 SPECIFICITY = 0.9  # of the operating point, if none is asked for
 # Validation examples of each class that one of several labels needs. Nobody looks at each of many labels, and with
 # fewer than these a threshold hangs on single examples. Of one label a user sees how many there are.
 FEWEST = 5
 NO_SCORES = "the run kept no validation scores"
+TIMED = "scores of time to event have no classes"
+MOST_STEPS = 1000  # of a baseline hazard
+MOST_HORIZONS = 100
 
 
 @dataclass(frozen=True)
@@ -29,10 +36,14 @@ class DecisionOptions:
     calibration: str = "platt"  # or isotonic
     specificity: float | None = None  # the threshold reaches this on validation data
     sensitivity: float | None = None  # or this; neither: a specificity of 0.9
+    horizons: Sequence[float] = ()  # of time to event; empty: quartiles of the validation data's events
 
     def __post_init__(self) -> None:
+        horizons: Any = self.horizons.tolist() if isinstance(self.horizons, np.ndarray) else self.horizons
+        require_horizons(horizons)
+        object.__setattr__(self, "horizons", tuple(horizons))
         if self.calibration not in CALIBRATIONS:
-            raise unknown("calibration", self.calibration, CALIBRATIONS)
+            raise unknown("calibration", str(self.calibration), CALIBRATIONS)
         both = self.specificity is not None and self.sensitivity is not None
         require(not both, "choose the threshold by specificity or by sensitivity, not by both")
         for name in ("specificity", "sensitivity"):
@@ -90,11 +101,94 @@ class Decision:
         return cls(calibrations.from_json(content["calibration"]), float(threshold), rule, measured)
 
 
+def require_horizons(horizons: Any) -> None:
+    """Raises UserError unless these are times at which a survival can be asked for."""
+    each = list(horizons) if isinstance(horizons, (list, tuple)) else [horizons]
+    right = all(isinstance(at, (int, float)) and not isinstance(at, bool) and 0 < at < 1e300 for at in each)
+    right = right and each == sorted(set(each))
+    right = right and isinstance(horizons, (list, tuple)) and len(each) <= MOST_HORIZONS
+    told = f"horizons must be at most {MOST_HORIZONS} times above 0 in ascending order, as in (365, 730)"
+    require(right, f"{told}, got {horizons!r:.60}")
+
+
+def as_named(time: float) -> float:
+    """The time with as many digits as names of metrics and columns show, as in "auc_at@730" and "survival@730"."""
+    return float(f"{time:g}")
+
+
+def two_digits(time: float) -> float:
+    """The time rounded down to two digits: no example's own, and easier to read."""
+    near = float(f"{time:.2g}")
+    return near if near <= time else float(f"{near - 10 ** (math.floor(math.log10(time)) - 1):.2g}")
+
+
+@dataclass(frozen=True, eq=False)
+class Survival:
+    """What scores of time to event mean: how likely an example has no event up to each horizon."""
+
+    baseline: Baseline
+    horizons: tuple[float, ...]
+
+    @classmethod
+    def of(cls, found: Scores, horizons: tuple[float, ...] = ()) -> Survival:
+        """By Breslow's hazard of these scores. Raises UserError if a horizon lies beyond all times."""
+        scores, events = found.flat
+        assert found.time is not None
+        grid = np.unique(found.time[events > 0])
+        if len(grid) > MOST_STEPS:
+            grid = np.unique(np.quantile(grid, np.linspace(0, 1, MOST_STEPS), method="lower"))
+        sums = hazard_sums(scores, events, found.time, grid, math.ceil(scores.max()))  # no example's score
+        last = float(found.time.max())
+        late = next((at for at in horizons if at > last), None)
+        require(late is None, f"no validation example was seen up to the horizon {late}; the last was at {last:g}")
+        quartiles = np.quantile(found.time[events > 0], (0.25, 0.5, 0.75), method="nearest")
+        chosen = [as_named(at) for at in horizons] or [float(f"{at:.2g}") for at in quartiles]  # two digits, too
+        return cls(Baseline.of(sums), tuple(at for at in dict.fromkeys(chosen) if 0 < at <= last))
+
+    @classmethod
+    def of_sums(cls, sums: HazardSums, horizons: tuple[float, ...] = ()) -> Survival:
+        """By sums that sites have added, on a coarse grid of public times: straight lines between these."""
+        last, upto = float(sums.grid[-1]), np.cumsum(sums.events)
+        late = next((at for at in horizons if at > last), None)
+        require(late is None, f"the sums of sites end at {last:g}, before the horizon {late}; choose an earlier one")
+        ends = np.searchsorted(upto, np.array([0.25, 0.5, 0.75]) * upto[-1]) + 1  # of the bins with the quartiles
+        chosen = map(as_named, horizons or sums.grid[np.minimum(ends, len(upto) - 1)])
+        return cls(Baseline.of(sums, linear=True), tuple(at for at in dict.fromkeys(chosen) if 0 < at <= last))
+
+    def probabilities(self, scores: Floats) -> Floats:
+        """[n, horizons]"""
+        return self.baseline.survival(scores, self.horizons)
+
+    def to_json(self) -> dict[str, Any]:
+        """The hazard up to the horizons: its steps are the times of validation examples, which stay here."""
+        hazard = self.baseline.at(self.horizons).tolist()
+        return {"horizons": list(self.horizons), "hazard": hazard, "centre": self.baseline.centre}
+
+    @classmethod
+    def from_json(cls, content: Any) -> Survival:
+        """The inverse of `to_json`. Raises UserError for anything else."""
+        told = "a survival must have horizons, hazard and centre"
+        require(isinstance(content, dict) and {"horizons", "hazard", "centre"} <= content.keys(), told)
+        require_horizons(content["horizons"])
+        try:
+            grid, hazard = (np.array(content[name], np.float64) for name in ("horizons", "hazard"))
+            centre = float(content["centre"])
+        except (TypeError, ValueError, OverflowError):
+            raise UserError("hazard and centre of a survival must be numbers") from None
+        plain = (
+            hazard.shape == grid.shape and len(grid) > 0 and bool(np.isfinite(hazard).all()) and math.isfinite(centre)
+        )
+        ascends = plain and hazard[0] >= 0 and bool((np.diff(hazard) >= 0).all())
+        require(ascends, "a survival must have a hazard for each horizon, and they must ascend")
+        return cls(Baseline(grid, hazard, centre), tuple(map(float, content["horizons"])))
+
+
 @dataclass(frozen=True, eq=False)
 class Decisions:
     """The decision of each label, or why it has none."""
 
     labels: Mapping[str, Decision | str]  # in the order of the scores' columns; one label is called ""
+    survival: Survival | None = None  # of time to event, if validation scores are known
 
     @property
     def decided(self) -> dict[str, Decision]:
@@ -148,8 +242,11 @@ class Decisions:
         return {name: each[name] for name in self.labels}
 
     @classmethod
-    def from_json(cls, content: Any, names: Sequence[str]) -> Decisions:
-        """The inverse of `to_json`, of labels with these names. Raises UserError for anything else."""
+    def from_json(cls, content: Any, names: Sequence[str], survival: Any = None) -> Decisions:
+        """The inverse of `to_json`, of labels with these names. Raises UserError for anything else.
+
+        survival: what the survival of time to event said.
+        """
         right = isinstance(content, dict) and content.keys() == set(names)
         require(right, f"decisions must have one for each label: {', '.join(map(repr, names))}")
         each: dict[str, Decision | str] = {}
@@ -157,20 +254,31 @@ class Decisions:
             why = content[name].get("undecided") if isinstance(content[name], dict) else None
             require(why is None or isinstance(why, str), f"why the label '{name}' has no decision must be a text")
             each[name] = Decision.from_json(content[name]) if why is None else why
-        return cls(each)
+        return cls(each, None if survival is None else Survival.from_json(survival))
 
 
 def decide(
     labels: Sequence[str],
     found: Mapping[str, Scores],
     options: DecisionOptions = DecisionOptions(),  # noqa: B008
+    sums: HazardSums | None = None,
 ) -> Decisions:
     """Calibration and threshold of each label by its validation scores. Test data are for judging the result.
 
-    found: by label; empty if no validation scores are known.
+    found: by label; empty if no validation scores are known. sums: what sites told of them, of time to event.
     """
+    if not found and sums is not None and sums.events.any():
+        return Decisions(dict.fromkeys(labels, TIMED), Survival.of_sums(sums, tuple(options.horizons)))
     if not found:
         return Decisions(dict.fromkeys(labels, NO_SCORES))
+    timed = next((one for one in found.values() if one.time is not None), None)
+    require(timed is not None or not options.horizons, "horizons are for time to event, and this run has none")
+    if timed is not None:
+        why = "" if timed.positives else "no validation example has an event"
+        why = why or ("" if np.isfinite(timed.scores).all() else "its validation scores are not finite")
+        return Decisions(
+            dict.fromkeys(labels, why or TIMED), None if why else Survival.of(timed, tuple(options.horizons))
+        )
     fewest = 1 if len(labels) == 1 else FEWEST
     each = {name: why_undecided(found.get(name), fewest) or _decide(found[name], options) for name in labels}
     return Decisions(each)

@@ -156,8 +156,17 @@ def bootstrap(
 def one_metric(metric: metrics.Item) -> metrics.NamedMetric:
     """A metric by its name, or a function."""
     found = metrics.resolve([metric])
-    require(len(found) == 1, f"the metric '{metric}' needs a limit, as in '{metric}@0.3'")
+    limit = 365 if metric in metrics.TIME_METRICS else 0.3
+    require(len(found) == 1, f"the metric '{metric}' needs a limit, as in '{metric}@{limit}'")
     return found[0]
+
+
+def reported(timed: bool, fpr: float) -> list[str]:
+    """The metrics that are measured with intervals. timed: whether scores are of time to event.
+
+    Those that need a time besides, such as Uno's C, need validation data that choose it (`survival_part`).
+    """
+    return ["cindex"] if timed else ["auroc", f"pauc@{fpr:g}", "ap"]
 
 
 def intervals(wanted: Sequence[str], found: Scores, level: float = LEVEL) -> dict[str, Interval]:
@@ -165,6 +174,10 @@ def intervals(wanted: Sequence[str], found: Scores, level: float = LEVEL) -> dic
     if len(found.labels) > 1:
         return means(wanted, found, level)
     (one,) = found.by_label().values()
+    if one.time is not None:
+        from fedxl.evaluation import survival  # builds on this module
+
+        return {name: survival.interval(name, *one.flat, one.time, level) for name in wanted}
     return {name: interval(name, *one.flat, level) for name in wanted}
 
 
@@ -231,12 +244,17 @@ def jackknifed(value: float, left: Floats, level: float) -> tuple[float, float]:
     """Both ends, from the value of all examples and those without each group, [G]; the values must differ."""
     count, apart = len(left), left - left.mean()
     variance = (count - 1) / count * float((apart**2).sum())
-    kurtosis = float((apart**4).mean() / (apart**2).mean() ** 2)
-    reach = float(stdtrit(2 * count / (kurtosis - (count - 3) / (count - 1)), (1 + level) / 2))
+    reach = float(stdtrit(degrees_of_freedom(apart), (1 + level) / 2))
     corrected = count * value - (count - 1) * float(left.mean())
     centre = corrected if 0 < corrected < 1 else value
     trials = centre * (1 - centre) / variance
     return wilson_low(centre, trials, reach), 1 - wilson_low(1 - centre, trials, reach)
+
+
+def degrees_of_freedom(apart: Floats) -> float:
+    """Of a variance, from its values less their mean, by their kurtosis: few values that decide leave few."""
+    count, kurtosis = len(apart), float((apart**4).mean() / (apart**2).mean() ** 2)
+    return 2 * count / (kurtosis - (count - 3) / (count - 1))
 
 
 def _interval(shown: float, value: float, left: Floats, level: float) -> Interval:

@@ -31,13 +31,14 @@ class Scores:
     site: Ints | None = None  # [n] where each is from, as an index; None: not known
     sites: tuple[str, ...] = ()  # the names of the sites
     group: Ints | None = None  # [n] the query of each item
+    time: Floats | None = None  # [n] of the event (y = 1), or until when there was none (y = 0)
     row: tuple[str, ...] = ()  # [n] what identifies each; empty: not known
 
     def __post_init__(self) -> None:
         shapes = f"scores {self.scores.shape} and labels {self.y.shape}"
         same = self.scores.shape == self.y.shape == (len(self.scores), len(self.labels))
         require(same, f"{shapes} are not of {len(self.labels)} label(s)")
-        for name, column in (("site", self.site), ("group", self.group)):
+        for name, column in (("site", self.site), ("group", self.group), ("time", self.time)):
             require(column is None or column.shape == (len(self),), f"scores do not have one {name} each")
         require(len(self.row) in (0, len(self)), "scores do not have one row each")
 
@@ -68,11 +69,19 @@ class Scores:
         """Whether there is a curve at all: both classes of one label, and finite scores."""
         return 0 < self.positives < len(self) and bool(np.isfinite(self.scores).all())
 
+    @property
+    def has_metrics(self) -> bool:
+        """Whether one label has metrics: finite scores of both classes, or of time to event an event."""
+        if self.time is None:
+            return self.both_classes
+        return self.positives > 0 and bool(np.isfinite(self.scores).all())
+
     def take(self, which: Ints) -> Scores:
         """Those at these indices."""
-        site, group = (None if column is None else column[which] for column in (self.site, self.group))
+        columns = {"site": self.site, "group": self.group, "time": self.time}
+        taken: dict[str, Any] = {name: None if each is None else each[which] for name, each in columns.items()}
         row = tuple(self.row[index] for index in which) if self.row else ()
-        return replace(self, scores=self.scores[which], y=self.y[which], row=row, site=site, group=group)
+        return replace(self, scores=self.scores[which], y=self.y[which], row=row, **taken)
 
     def by_label(self) -> dict[str, Scores]:
         """A record for each label, of the examples for which it is known."""
@@ -97,7 +106,10 @@ def measure(wanted: Iterable[NamedMetric], found: Scores) -> tuple[dict[str, flo
     for which it is defined; counts are those of all labels together.
     """
     wanted = list(wanted)
-    each = {label: judge(wanted, one.scores[:, 0], one.y[:, 0], one.group) for label, one in found.by_label().items()}
+    each = {
+        label: judge(wanted, one.scores[:, 0], one.y[:, 0], one.group, one.time)
+        for label, one in found.by_label().items()
+    }
     values = {metric.name: mean_defined(row[metric.name] for row in each.values()) for metric in wanted}
     return values | {count: sum(row[count] for row in each.values()) for count in COUNTS}, each
 
@@ -113,7 +125,7 @@ def save(path: Path, splits: Mapping[str, Scores]) -> None:
     arrays = {}
     for split, found in splits.items():
         texts = {name: np.array(getattr(found, name), np.str_) for name in ("labels", "sites", "row")}
-        columns = {name: getattr(found, name) for name in ("scores", "y", "site", "group")}
+        columns = {name: getattr(found, name) for name in ("scores", "y", "site", "group", "time")}
         arrays[split] = {name: column for name, column in columns.items() if column is not None} | texts
     save_arrays(path, arrays)
 
@@ -128,9 +140,10 @@ def load(path: Path) -> dict[str, Scores]:
         require(bool(known.all()), "its labels are not 0, 1 or -1")
         labels, sites, row = (tuple(map(str, arrays[name])) for name in ("labels", "sites", "row"))
         site, group = (arrays[name].astype(np.int64) if name in arrays else None for name in ("site", "group"))
+        time = arrays["time"].astype(np.float64) if "time" in arrays else None
         named = site is None or bool(((site >= 0) & (site < len(sites))).all())
         require(named, "its sites have no names")
-        return Scores(arrays["scores"].astype(np.float64), y, labels, site, sites, group, row)
+        return Scores(arrays["scores"].astype(np.float64), y, labels, site, sites, group, time, row)
 
     return load_arrays(path, read, "scores")
 

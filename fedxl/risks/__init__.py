@@ -11,13 +11,14 @@ from fedxl.risks.pairing import Entry, Holder, OneLabel, Pairing, Side, belongs
 from fedxl.risks.ranking import listwise, ndcg
 from fedxl.risks.scores import LINKS, SURROGATES, named
 from fedxl.risks.several import SeveralLabels, several
+from fedxl.risks.survival import TimeToEvent, concordance, cox
 from fedxl.risks.xrisk import ScoreRange, XRisk, gap, identity
 
 __all__ = [
-    "KNOWN_RISKS", "LINKS", "QUERY_RISKS", "RISKS", "SURROGATES", "Entry", "Holder", "OneLabel", "Pairing",
-    "ScoreRange", "SeveralLabels", "Side", "XRisk", "auroc", "average_precision", "belongs", "contrastive",
-    "cvar_partial_auc", "gap", "identity", "listwise", "named", "ndcg", "p_norm_push", "partial_auc", "several",
-    "two_way_partial_auc",
+    "KNOWN_RISKS", "LINKS", "QUERY_RISKS", "RISKS", "SURROGATES", "TIME_RISKS", "Entry", "Holder", "OneLabel",
+    "Pairing", "ScoreRange", "SeveralLabels", "Side", "TimeToEvent", "XRisk", "auroc", "average_precision",
+    "belongs", "concordance", "contrastive", "cox", "cvar_partial_auc", "gap", "identity", "listwise", "named",
+    "ndcg", "p_norm_push", "partial_auc", "several", "two_way_partial_auc",
 ]  # fmt: skip
 
 RISKS: Mapping[str, Callable[..., XRisk]] = {
@@ -31,4 +32,6 @@ RISKS: Mapping[str, Callable[..., XRisk]] = {
 }
 # Of items in queries: their pairs, and so their steps and their value, need the query of each item.
 QUERY_RISKS: Mapping[str, Callable[..., XRisk]] = {"ndcg": ndcg, "listwise": listwise}
-KNOWN_RISKS: Mapping[str, Callable[..., XRisk]] = {**RISKS, **QUERY_RISKS}
+# Of time to event: their pairs need the time of each example.
+TIME_RISKS: Mapping[str, Callable[..., XRisk]] = {"cox": cox, "concordance": concordance}
+KNOWN_RISKS: Mapping[str, Callable[..., XRisk]] = {**RISKS, **QUERY_RISKS, **TIME_RISKS}

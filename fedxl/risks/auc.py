@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedxl.errors import require
-from fedxl.risks.scores import link_named, named, surrogate_named
+from fedxl.risks.scores import kink, link_named, named, surrogate_named
+from fedxl.risks.whole import by_gaps
 from fedxl.risks.xrisk import XRisk, gap, identity
 
 
@@ -21,6 +22,7 @@ def auroc(surrogate: str = "psm", margin: float = 1.0, scores: str = "raw") -> X
     loss, link = surrogate_named(surrogate, margin), link_named(scores)
     return XRisk(
         pair=lambda a, b, y: loss(gap(a, b)),
+        whole=by_gaps(kink(surrogate, margin)),
         outer=identity,
         slope=1.0,
         link=link.apply,
@@ -43,6 +45,7 @@ def partial_auc(
     loss, link = surrogate_named(surrogate, margin), link_named(scores)
     return XRisk(
         pair=lambda a, b, y: loss(gap(a, b)),
+        whole=by_gaps(kink(surrogate, margin)),
         outer=lambda v: lam * v,
         slope=1.0,
         lam=lam,
@@ -104,6 +107,7 @@ def average_precision(
 
     return XRisk(
         pair=pair,
+        whole=by_gaps(kink(surrogate, margin)),
         outer=lambda u: 1 - u[..., 0] / (u[..., 1] + damping),
         slope=slope,
         sides=("positive", "all"),
@@ -124,6 +128,7 @@ def p_norm_push(p: float = 3.0, surrogate: str = "logistic", margin: float = 1.0
     loss, link = surrogate_named(surrogate, margin), link_named(scores)
     return XRisk(
         pair=lambda a, b, y: loss(-gap(a, b)),
+        whole=by_gaps(-kink(surrogate, margin)),
         outer=lambda u: u.pow(p),
         slope=lambda u: p * u.pow(p - 1),
         sides=("negative", "positive"),

@@ -8,6 +8,7 @@ from torch.nn import functional as nnf
 
 from fedxl.errors import require
 from fedxl.risks.scores import named
+from fedxl.risks.whole import by_tiles
 from fedxl.risks.xrisk import ScoreRange, XRisk
 
 MOST_OUTPUTS = 2**16  # numbers that an example is embedded in
@@ -36,6 +37,7 @@ def contrastive(dim: int = 128, temperature: float = 0.1) -> XRisk:
 
     return XRisk(
         pair=pair,
+        whole=by_tiles,
         outer=lambda v: temperature * v.sum(-1),
         slope=1.0,
         lam=temperature,

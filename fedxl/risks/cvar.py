@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from fedxl.errors import require
-from fedxl.risks.scores import link_named, named, surrogate_named
+from fedxl.risks.scores import kink, link_named, named, surrogate_named
+from fedxl.risks.whole import by_ranks
 from fedxl.risks.xrisk import XRisk, gap
 
 
@@ -121,6 +122,7 @@ def cvar_partial_auc(
 
     return CVaRRisk(
         pair=pair,
+        whole=by_ranks(levels, loss, kink(surrogate, margin)) if surrogate != "square" else XRisk.inner,
         outer=lambda u: u[..., -1],
         inner_shape=(m,),
         link=link.apply,

@@ -17,6 +17,7 @@ from fedxl.sampling import Floats, Indices, Purpose, Stream, pooled
 
 Side = Literal["positive", "negative", "all", "none"]
 Sides = tuple[Side, Side]
+Column = Tensor | None  # [n] of examples, if it is known
 # a [.., B1, *d], b [.., B2, *d] and labels of b [.., B2] (with queries: the size of a's query, [.., B1, 1]) -> l
 PairLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -48,11 +49,6 @@ class Slices(NamedTuple):
         """Of both sides, which count the same, however many examples there are."""
         return 0.5 * (values[: self.size1].mean(0) + values[self.size1 :].mean(0))
 
-    def shift(self, values: Tensor, total: Tensor) -> Tensor:
-        """Values less a total, half of which is spread over each side."""
-        first, second = values[: self.size1], values[self.size1 :]
-        return torch.cat((first - 0.5 * total / len(first), second - 0.5 * total / len(second)))
-
     def present(self, both: Tensor) -> Tensor:
         """Of which labels the client holds both sides, and the batch some of S2."""
         return both > 0
@@ -67,13 +63,6 @@ class Masks(NamedTuple):
     def mean(self, values: Tensor) -> Tensor:
         each = [torch.where(side, values, 0.0).sum(0) / side.sum(0).clamp(min=1) for side in self]
         return 0.5 * (torch.where(self.first.any(0), each[0], each[1]) + each[1])
-
-    def shift(self, values: Tensor, total: Tensor) -> Tensor:
-        """A label without S1 in the batch has all of it taken from S2."""
-        part = total / torch.stack([side.any(0) for side in self]).sum(0).clamp(min=1)
-        for side in self:
-            values = torch.where(side, values - part / side.sum(0).clamp(min=1), values)
-        return values
 
     def present(self, both: Tensor) -> Tensor:
         return (both > 0) & self.second.any(0)
@@ -124,6 +113,9 @@ class PoolWeights(NamedTuple):
 class Holder(Protocol):
     """A client or site, as far as others may know what it holds."""
 
+    @property
+    def times(self) -> Any: ...  # how many examples have which time: `timetable.Times`; None if they have none
+
     def count(self, side: Side) -> int: ...
 
     def by_label(self, side: Side) -> npt.NDArray[np.int64]:
@@ -137,7 +129,11 @@ class Pairing:
     """Who meets whom. The defaults are those of one label: every example of S1 meets every one of S2."""
 
     ranked: ClassVar[bool] = False  # whether pairs lie within queries
+    timed: ClassVar[bool] = False  # whether pairs depend on the times of events
+    has_level: ClassVar[bool] = True  # whether skewed sites move the level of scores (level.py)
     probed_targets: ClassVar[tuple[float, ...]] = (0.0, 1.0)  # with which pair losses reach their extremes
+    why_not_at_sites: ClassVar[str] = ""  # why scores of real sites cannot meet by it
+    public_times: ClassVar[Floats | None] = None  # at which bins of all sites begin, if pairs know no exact time
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -146,6 +142,13 @@ class Pairing:
 
     def check_sizes(self, batch1: int, batch2: int) -> None:
         """Raises UserError if a step cannot read so many examples of either side."""
+
+    def facts(self, holders: Sequence[Holder], by_samples: bool) -> Any:
+        """What clients must know of all clients' examples together; None: nothing."""
+
+    def informed(self, facts: Any) -> Pairing:
+        """The same, knowing these facts."""
+        return self
 
     def targets(self, y: Tensor) -> Tensor:
         """Labels [n, L] of a record as steps and risks read them: [n], of several labels [n, L]."""
@@ -171,8 +174,12 @@ class Pairing:
         return pair(a.score, b.score, b.target)
 
     def meets(self, a: Entry, b: Entry, side: Side) -> Tensor | None:
-        """[.., B1, B2] 1 or 0, as the scores; None if all meet. side: which labels form S2."""
+        """[.., B1, B2] how much pairs count, 0 if they do not meet; None if all meet. side: which labels form S2."""
         return None
+
+    def met(self, meets: Tensor) -> Tensor:
+        """What the rows of `meets` are divided by to give means, [.., B1, 1]: here what they meet in this block."""
+        return meets.sum(-1, keepdim=True).clamp(min=1)
 
     def forces(self, factors: Tensor, mine: tuple[Entry, Entry], pooled_a: Entry) -> Tensor:
         """How much pairs count, [2, B1 or 1, B2 or 1]: active a with passive b, then passive a with active b."""
@@ -204,11 +211,8 @@ class Pairing:
 
     # What a client reads.
 
-    def items(self, labels: Tensor, groups: Tensor | None, parts: Sequence[Indices], local: bool) -> Any:
-        """What is known of every example of a source besides its label, [n].
-
-        local: whether a client's examples are paired with each other alone.
-        """
+    def items(self, y: Tensor, groups: Column, time: Column, held: Sequence[Indices], local: bool, first: int) -> Any:
+        """What is known of each example besides its label. local: pairs lie within a client. first: its number."""
         return ()
 
     def example_groups(self, items: Any) -> Indices | None:
@@ -269,12 +273,12 @@ class Pairing:
 
     # The whole objective.
 
-    def value(self, risk: Any, h: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tensor:
+    def value(self, risk: Any, h: Tensor, labels: Tensor, groups: Column = None, time: Column = None) -> Tensor:
         """The exact empirical `XRisk` of linked scores; NaN if S1 or S2 is empty."""
         first, second = (belongs(labels, side) for side in risk.sides)
         if not bool(first.any() & second.any()):
             return h.new_tensor(float("nan"))
-        u = risk.inner(Entry(h[first], ()), Entry(h[second], labels[second].to(h.dtype)))
+        u = risk.whole(risk, Entry(h[first], ()), Entry(h[second], labels[second].to(h.dtype)))
         found: Tensor = risk.over_first(risk.outer(u))
         return found
 

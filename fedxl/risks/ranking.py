@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fedxl.errors import require
 from fedxl.risks.pairing import (
+    Column,
     Entry,
     Held,
     Holder,
@@ -40,7 +41,8 @@ from fedxl.risks.pairing import (
     Side,
     Sides,
 )
-from fedxl.risks.scores import named, surrogate_named
+from fedxl.risks.scores import kink, named, surrogate_named
+from fedxl.risks.whole import by_gaps
 from fedxl.risks.xrisk import XRisk, gap, identity
 from fedxl.sampling import Floats, Indices, Purpose, Stream, pooled
 
@@ -79,6 +81,10 @@ class Queries(Pairing):
     """Items meet those of their own query."""
 
     ranked: ClassVar[bool] = True
+    why_not_at_sites: ClassVar[str] = (
+        "scores of one query meet in simulations alone, since version 0.4: it gained nothing at real sites; "
+        "use local_pair, which ranks each site's own lists"
+    )
     probed_targets: ClassVar[tuple[float, ...]] = ()  # the size of a query has no bound
 
     per_step: int  # queries that a step reads
@@ -125,27 +131,27 @@ class Queries(Pairing):
     def check_entries(self, first: Entry, second: Entry) -> str:
         return ""  # clients that rank together are simulated, and trusted
 
-    def items(self, labels: Tensor, groups: Tensor | None, parts: Sequence[Indices], local: bool) -> Any:
+    def items(self, y: Tensor, groups: Column, time: Column, held: Sequence[Indices], local: bool, first: int) -> Any:
         """Items [n] of every example. Examples that nobody holds have parts of 0.
 
         local: a query's items at one client are then a list of their own.
         """
         assert groups is not None
-        grades, query = labels.cpu(), groups.cpu()
+        grades, query = y.cpu(), groups.cpu()
         holder = np.full(len(grades), -1, np.int64)
-        for client, part in enumerate(parts):
+        for client, part in enumerate(held):
             holder[part] = client
-        held = torch.from_numpy(holder >= 0)
+        some = torch.from_numpy(holder >= 0)
         # Numbered anew: a query of one client, or of all.
         mine = torch.unique(torch.stack((query, torch.from_numpy(holder)), -1), dim=0, return_inverse=True)[1]
         lists = mine if local else torch.unique(query, return_inverse=True)[1]
-        weight, size = self.constants(torch.where(held, grades, 0), torch.where(held, lists, -1))
-        relevant = (grades > 0) & held
+        weight, size = self.constants(torch.where(some, grades, 0), torch.where(some, lists, -1))
+        relevant = (grades > 0) & some
         ours1, whole1 = (_counts(keys, relevant) for keys in (mine, lists))
-        ours2, whole2 = (_counts(keys, held) for keys in (mine, lists))
-        part1 = torch.where(held, ours1 / whole1.clamp(min=1), 0.0)
+        ours2, whole2 = (_counts(keys, some) for keys in (mine, lists))
+        part1 = torch.where(some, ours1 / whole1.clamp(min=1), 0.0)
         # A list without any relevant item has no gradient.
-        part2 = torch.where((whole1 > 0) & held, ours2 / whole2.clamp(min=1), 0.0)
+        part2 = torch.where((whole1 > 0) & some, ours2 / whole2.clamp(min=1), 0.0)
         return Items(query, weight, size, part1, part2)
 
     def constants(self, grades: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,17 +246,18 @@ class Queries(Pairing):
         second = self.counts(holders, sides, local)[1]
         return share._replace(factors=share.factors * (sum(second) / max(1, len(self._usable(holders)))))
 
-    def value(self, risk: XRisk, h: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tensor:
+    def value(self, risk: XRisk, h: Tensor, labels: Tensor, groups: Column = None, time: Column = None) -> Tensor:
         """The mean over queries with a relevant item; NaN if there is none."""
         assert groups is not None, "a risk of queries needs the query of each item"
-        (weight, size), each = self.constants(labels, groups), []
+        each, part = [], torch.ones_like(h)  # parts play no role in the whole objective
+        weight, size = (leaf.to(h.dtype) for leaf in self.constants(labels, groups))
+        whole = Relevant(groups, weight, size, part)
         for members in in_queries(groups):
             first = members[labels[members] > 0]
             if len(first):
-                all_here = torch.ones_like(h)  # parts play no role in the whole objective
-                whole = Relevant(groups[first], *(leaf.to(h.dtype)[first] for leaf in (weight, size, all_here)))
-                u = risk.inner(Entry(h[first], whole), Entry(h[members], Item(groups[members], all_here[members])))
-                each.append((whole.weight * risk.outer(u)).mean())
+                mine = Relevant(*(leaf[first] for leaf in whole))
+                u = risk.whole(risk, Entry(h[first], mine), Entry(h[members], Item(groups[members], part[members])))
+                each.append((mine.weight * risk.outer(u)).mean())
         return torch.stack(each).mean() if each else h.new_tensor(float("nan"))
 
 
@@ -336,6 +343,7 @@ def ndcg(
 
     return XRisk(
         pair=lambda a, b, size: size * loss(gap(a, b) / temperature),
+        whole=by_gaps(temperature * kink(surrogate, 1.0)),
         outer=(lambda s: inside(s) * discount(s)) if top else discount,
         slope=top_slope if top else slope,
         sides=("positive", "all"),
@@ -354,6 +362,7 @@ def listwise(temperature: float = 1.0, queries: int = 4) -> XRisk:
     require(temperature > 0, f"temperature must be positive, got {temperature}")
     return XRisk(
         pair=lambda a, b, size: size.log() - gap(a, b) / temperature,
+        whole=by_gaps(),
         outer=identity,
         slope=1.0,
         lam=1.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, ParamSpec
@@ -84,3 +85,8 @@ def surrogate_named(name: str, margin: float) -> Callable[[Tensor], Tensor]:
         raise unknown("surrogate", name, SURROGATES)
     require(margin > 0, f"margin must be positive, got {margin}")
     return lambda t: SURROGATES[name](t, margin)
+
+
+def kink(surrogate: str, margin: float) -> float:
+    """The only t at which a surrogate is not smooth; infinite if there is none."""
+    return margin if surrogate == "squared_hinge" else math.inf

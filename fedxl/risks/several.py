@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedxl.errors import require
 from fedxl.risks.pairing import (
+    Column,
     Entry,
     Held,
     Holder,
@@ -165,7 +166,7 @@ class SeveralLabels(Pairing):
         factors = [each / np.maximum(each.sum(0), 1e-300) / of for each in (mass, drawn)]
         return share._replace(factors=torch.from_numpy(np.stack(factors, 1)))  # [N, 2, L]
 
-    def value(self, risk: XRisk, h: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tensor:
+    def value(self, risk: XRisk, h: Tensor, labels: Tensor, groups: Column = None, time: Column = None) -> Tensor:
         """The mean of the labels' risks by their weights; labels without S1 or S2 here are left out."""
         one, count = one_label(risk), range(len(self.labels))
         each = torch.stack([one.pairing.value(one, *self.of_label(h, labels, label)) for label in count])

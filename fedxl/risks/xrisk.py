@@ -23,10 +23,7 @@ from torch import Tensor
 from fedxl.risks.pairing import Entry, OneLabel, Pairing, PairLoss, Sides
 from fedxl.tree import map as map_tree
 
-# With exact u a coupling is at most |S2| (one pair holds all of the mass). A stale passive u can be exceeded by more;
-# this cap keeps such a pair from turning the model into NaN and is out of reach for |S2| up to a million.
-MAX_COUPLING = 1e6
-Mask = Tensor | None  # [.., B1, B2] which pairs meet, as 1 or 0; None if all do
+Mask = Tensor | None  # [.., B1, B2] how much pairs count, 0 if they do not meet; None if all meet
 # No network in single precision gives a score beyond this and still learns: of two neighbouring numbers there one is
 # 0.001 larger. Every named surrogate and its derivative is finite there; the largest is square's, 4e8 for a pair.
 MOST_RAW = 1e4
@@ -59,13 +56,10 @@ RAW = ScoreRange(-MOST_RAW, MOST_RAW, bounded=False)
 class XRisk:
     """One X-risk. `m` numbers make an inner estimate, `d` numbers a score; both may be none (a plain scalar).
 
-    A risk of your own needs `pair` and `outer` (and is faster with a `slope`); the exponential loss, cubed:
+    A risk of your own needs `pair` and `outer` (and is faster with a `slope`):
 
-    >>> mine = XRisk(
-    ...     pair=lambda a, b, y: torch.exp(-gap(a, b)),
-    ...     outer=lambda g: g**3,
-    ... )
-    >>> mine.value(torch.tensor([0.0, 0.0]), torch.tensor([1, 0]))
+    >>> cubed = XRisk(pair=lambda a, b, y: torch.exp(-gap(a, b)), outer=lambda g: g**3)
+    >>> cubed.value(torch.tensor([0.0, 0.0]), torch.tensor([1, 0]))
     tensor(1.)
     """
 
@@ -81,9 +75,13 @@ class XRisk:
     score_shape: tuple[int, ...] = ()  # d
     link: Callable[[Tensor], Tensor] = identity  # from the model's output to what is paired and pooled
     score_range: ScoreRange = RAW  # what the link can give
+    # With exact u a coupling is at most |S2|. A stale passive u can be exceeded by more, and this cap prevents NaN.
+    # Risks of raw scores need a lower one: nothing bounds how far a model moves.
+    max_coupling: float = 1e6  # with lam: the most that a pair may count, 1 on average
     double: bool = False  # pairs and inner estimates are float64, whatever the scores are; for losses above 1e4
     metric: str = "auroc"  # by which the best model is chosen
     pairing: Pairing = OneLabel()  # who meets whom
+    whole: Callable[[XRisk, Entry, Entry], Tensor] = lambda risk, a, b: risk.inner(a, b)  # `inner` of all data
     name: str = ""  # how it was built, for people to read
 
     def __repr__(self) -> str:
@@ -155,7 +153,7 @@ class XRisk:
         if meets is None:
             each = (c / (rows * columns)).expand_as(l)
         else:
-            share = self._like_pairs(meets / (rows * meets.sum(-1, keepdim=True).clamp(min=1)))
+            share = self._like_pairs(meets / (rows * self.pairing.met(meets)))
             # A row that meets nobody may have no u yet.
             each = torch.where((share > 0) & ~c.isnan(), c * share, 0.0).expand_as(l)
         return each if forces is None else each * self._like_pairs(forces)
@@ -172,7 +170,7 @@ class XRisk:
         """|S2| df(g_i)/dl_ij."""
         if self.lam is None:
             return self._slope(u)
-        share = torch.exp((l / self.lam - u).clamp(max=math.log(MAX_COUPLING)))
+        share = torch.exp((l / self.lam - u).clamp(max=math.log(self.max_coupling)))
         return share if self.slope == 1 else self._slope(u) * share
 
     def emphasis(self, u: Tensor, sample: Tensor | None = None) -> Tensor:
@@ -208,21 +206,20 @@ class XRisk:
         """[.., B1, B2] in a shape that fits pairs [.., B1, B2, *m]."""
         return each.reshape(*each.shape, *[1] * len(self.inner_shape))
 
-    def inner(self, a: Entry, b: Entry, chunk: int = 2**22) -> Tensor:
-        """Exact inner estimates of every a against every b, a block of about `chunk` pairs at a time."""
-        rows = max(1, chunk // max(1, b.score.shape[0]))
-        each = []
-        for start in range(0, a.score.shape[0], rows):
-            part = map_tree(lambda leaf, at=start: leaf[at : at + rows], a)
-            each.append(self.estimate(self.losses(part, b), self.pairing.meets(part, b, self.sides[1])))
-        return torch.cat(each)
+    def inner(self, a: Entry, b: Entry, block: int = 2**19) -> Tensor:
+        """Exact inner estimates of every a against every b; memory holds `block` pairs at a time, or one row's."""
+        count = a.score.shape[0]
+        if count == 1 or count * b.score.shape[0] <= block:
+            return self.estimate(self.losses(a, b), self.pairing.meets(a, b, self.sides[1]))
+        halves = [map_tree(lambda leaf, at=at: leaf[at], a) for at in (slice(count // 2), slice(count // 2, None))]
+        return torch.cat([self.inner(half, b, block) for half in halves])
 
-    def value(self, h: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tensor:
+    def value(self, h: Tensor, labels: Tensor, groups: Tensor | None = None, time: Tensor | None = None) -> Tensor:
         """The exact empirical risk of the model outputs `h`, for monitoring; NaN if S1 or S2 is empty.
 
-        groups: the query of each example, if pairs lie within queries; labels are then grades.
+        groups: the query of each example; labels are then grades. time: of each event (label 1) or last look (0).
         """
-        return self.pairing.value(self, self.link(h), labels, groups)
+        return self.pairing.value(self, self.link(h), labels, groups, time)
 
     def over_first(self, f: Tensor) -> Tensor:
         """F from f of all examples of S1."""

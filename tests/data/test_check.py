@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from fedxl.data import digits
 from fedxl.data.check import Count, Findings, check, inspect_table
 from fedxl.data.examples import Examples, Splits
-from fedxl.data.inputs import as_splits
+from fedxl.data.inputs import as_splits, from_times
 from fedxl.data.tables.roles import TableOptions
 from fedxl.data.tables.table import table
 
@@ -38,6 +39,12 @@ def test_counts_by_site_and_split():
         "validation": {"examples": 8, "positives": 4},
     }
     assert told["train"] == {"examples": 30, "positives": 15}
+
+
+def test_columns_of_a_few_examples_tell_no_label():
+    x, y = torch.eye(2).repeat(4, 1), torch.arange(8) % 2
+    assert "follows from" not in " ".join(check(as_splits([(x, y)])).remarks)
+    assert "follows from" in " ".join(check(as_splits([(x, y), (x, y)])).remarks)
 
 
 def test_the_digits_are_fit_to_train_on():
@@ -85,9 +92,10 @@ def test_what_is_worth_a_look():
     cases = {
         "2 of 16 validation examples are in train, too": copied(splits, "validation"),
         "there are no test data": splits._replace(test=None),
-        "there are no validation data, so that the last round is the result": splits._replace(validation=None),
+        "no validation data: the last round is the result": splits._replace(validation=None),
         "test holds one class only": splits._replace(test=replace(splits.test, y=splits.test.y * 0)),
         "1 column is constant in training: 'column 2'": with_x(splits, lambda x: x[:, 2].fill_(7)),
+        "follows from 'column 1' alone": with_x(splits, lambda x: x[:, 1].copy_(5 - splits.train.y[:, 0])),
         "1 training examples are at more than one site": with_x(splits, lambda x: x[0].copy_(x[20])),
         "1 training examples repeat another one of their own site": with_x(splits, lambda x: x[0].copy_(x[5])),
     }
@@ -100,10 +108,12 @@ def test_what_is_worth_a_look():
 def test_constant_columns_of_a_table_are_called_by_their_names(tmp_path):
     """A network's inputs are in another order than the columns: numbers, gaps, categories."""
     pytest.importorskip("pyarrow", reason="needs fedxl[table]")
-    rows = [f"{'abc'[n % 3]},7,{'' if n % 4 else n},same,{n % 2}" for n in range(120)]
-    (tmp_path / "t.csv").write_text("\n".join(["word,still,age,one,sick", *rows]))
+    rows = [f"{'abc'[n % 3]},7,{'' if n % 4 else n},same,{'no' if n % 2 else 'yes'},{n % 2}" for n in range(120)]
+    (tmp_path / "t.csv").write_text("\n".join(["word,still,age,one,well,sick", *rows]))
     splits = table(str(tmp_path / "t.csv"), "sick", TableOptions(rare=1))
-    assert check(splits).facts["constant_columns"] == ["still", "one"]
+    found = check(splits)
+    assert found.facts["constant_columns"] == ["still", "one"]
+    assert "the label of every training example follows from 'well' alone" in " ".join(found.remarks)
     places = splits.preparation.places()
     assert places[:3] == [[3, 4, 5, 6], [0], [1, 2]], "the age, and whether it is missing, before the words"
 
@@ -122,7 +132,7 @@ def test_coarse_rows_coincide_by_chance_and_that_is_no_problem():
 
     found = check(as_splits([coarse(50), coarse(50)], validation=coarse(30), test=coarse(30)))
     assert found.problems == []
-    assert "30 of 30 test examples are in train, too; by chance, it seems: 100% of" in found.remarks[0]
+    assert "30 of 30 test examples are in train, too; probably by chance: 100% of" in found.remarks[0]
 
 
 def test_blank_images_and_images_of_other_types():
@@ -132,7 +142,7 @@ def test_blank_images_and_images_of_other_types():
     # The same image as bytes in training and as floats in the test data.
     test = Examples(pixels[:3].float() / 255, y[:3])
     found = check(Splits(Examples(pixels[:10], y[:10]), Examples(pixels[10:], y[10:]), test))
-    assert "1 training images are of one colour" in found.remarks
+    assert "1 training images have one colour" in found.remarks
     assert [line for line in found.problems if "3 of 3 test examples are in train, too" in line]
 
 
@@ -156,3 +166,22 @@ def test_a_text_among_numbers_is_a_remark(tmp_path):
         "categorical"
     ]
     assert not inspect_table(str(tmp_path / "t.csv"), "y", TableOptions(categorical=("age",))).remarks
+
+
+def test_of_time_to_event_only_events_must_be_there():
+    def splits(events, held):
+        clients = {"a": (np.arange(8.0).reshape(4, 2), [1, 2, 3, 4], events)}
+        return from_times(clients, validation=(np.ones((2, 2)), [1, 2], held), test=(np.ones((2, 2)), [1, 3], held))
+
+    whole = check(splits([1, 1, 1, 1], [1, 1]))
+    assert whole.timed
+    said = [*whole.problems, *whole.remarks]
+    assert not any("class" in line or "negative" in line for line in said), "nobody needs to be censored"
+    nobody = check(splits([0, 0, 0, 0], [0, 0]))
+    none = " ".join([*nobody.problems, *nobody.remarks])
+    for told in (
+        "no training example has an event",
+        "validation holds no event, so it cannot",
+        "test holds no event",
+    ):
+        assert told in none

@@ -112,7 +112,8 @@ def test_digits_are_as_announced():
     assert not set(map(tuple, train)) & set(map(tuple, test))
     assert digits(views=True).train.fetch(torch.tensor([0])).shape == (1, 2, 32)
     assert set(DATASETS) == {
-        "digits", "table", "folder", "npz", "letor", "cifar10", "cifar100", "medmnist", "chexpert"
+        "digits", "table", "folder", "npz", "letor", "cifar10", "cifar100", "medmnist", "chexpert",
+        "ist", "heart", "tcga_brca",
     }  # fmt: skip
 
 

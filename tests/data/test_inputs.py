@@ -284,7 +284,7 @@ def test_a_sparse_matrix_of_scipy_is_told():
 @pytest.mark.parametrize(
     ("labels", "positive", "told"),
     [
-        ([TEXTS], "ill", "labels are 'sick', 'well', and positive is 'ill', which is none of them"),
+        ([TEXTS], "ill", "labels are 'sick', 'well', and positive is 'ill', which is not one of them"),
         ([["well"] * 12], "ill", "no label is 'ill'; they are 'well'"),
         ([Y], "sick", "positive is 'sick', but labels are 0, 1"),
         ([TEXTS], 1, "positive is 1, but labels are 'sick', 'well'"),
@@ -317,3 +317,14 @@ def test_a_mistake_in_held_back_data_is_one_line(mistake):
     with pytest.raises(UserError) as error:
         as_splits({"north": (FRAME, LABELS), "south": (FRAME, LABELS)}, validation=data)
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+@pytest.mark.parametrize(("one", "other", "third"), [("sick", "well", "unclear"), (2, 1, 7), (1, 0, 0.5)])
+def test_a_third_label_in_held_back_data_is_not_negative(split, one, other, third):
+    clients = [(X, [one, other] * 6), (X, [one] * 12)]
+    assert len(as_splits(clients, positive=one, **{split: (X, [other, one] * 6)}).held_back[split]) == 12
+    with pytest.raises(
+        UserError, match=f"{split} has the label '?{third}'?, which no client has; drop these examples"
+    ):
+        as_splits(clients, positive=one, **{split: (X, [third, one] * 6)})

@@ -47,6 +47,7 @@ def test_forms_of_labels(y, number, expected):
         ([0.5], 3, "found 0.5"),
         ([["a", "b"]], 2, "must be numbers"),
         ([[[1, 0]]], 2, "must be"),
+        ([[1, 1], [0, -1]] * 10, 2, "label 1 is -1 or 1 and never 0, .* write 0 for negative, or NaN for unknown"),
     ],
 )
 def test_mistakes_are_one_line(y, number, told):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 from fedxl import UserError
+from fedxl.data.check import inspect_folder
 from fedxl.data.examples import UNKNOWN
+from fedxl.data.images import Image as Square
 from fedxl.data.images import decoded, unreadable
 from fedxl.data.sets.own import FolderOptions, folder
 from fedxl.data.tables.prepare import Preparation
@@ -96,7 +99,7 @@ def test_a_link_does_not_lead_out_of_the_tables_folder(listed, tmp_path_factory,
     options = TableOptions(image="file", size=8, split="", validation=0.0, test=0.0)
     assert len(table(str(listed), "odd", options).train)
     listed.write_text(text.replace("pictures/5.png", "elsewhere/5.png" if folder else "pictures/link.png"))
-    with pytest.raises(UserError, match="is a link that leads out of the table's folder"):
+    with pytest.raises(UserError, match="is a link that leads out of"):
         table(str(listed), "odd", options)
 
 
@@ -118,9 +121,104 @@ def test_grey_values_of_16_bits_keep_their_order(tmp_path):
     Image.fromarray(wide).save(tmp_path / "wide.png")
     Image.fromarray((wide >> 8).astype(np.uint8)).save(tmp_path / "narrow.png")
     for channels in (1, 3):
-        one, other = decoded(tmp_path, ["wide.png", "narrow.png"], 8, channels)
+        one, other = decoded(tmp_path, ["wide.png", "narrow.png"], Square(8, channels))
         assert np.array_equal(one, other)
         assert len(np.unique(one)) == 64
+
+
+def scans(root: Path, largest: int) -> None:
+    """Ten images of both classes, with 64 grey values of 16 bits up to `largest`."""
+    for number in range(10):
+        for kind in ("ill", "well"):
+            (root / kind).mkdir(parents=True, exist_ok=True)
+            values = np.linspace(0, largest - number, 64).astype(np.uint16).reshape(8, 8)
+            Image.fromarray(values).save(root / kind / f"{number}.png")
+
+
+def test_grey_values_of_12_bits_in_16_keep_their_levels(tmp_path):
+    """A run keeps how many bits there were: new images are scaled alike, however bright they are."""
+    scans(tmp_path / "scans", 4095)
+    options = FolderOptions(positive="ill", size=8)
+    for _ in range(2):  # the second time from the cache
+        splits = folder(str(tmp_path / "scans"), options)
+        assert splits.preparation.image.bits == 12
+        assert all(len(image.unique()) == 64 for image in splits.train.x)
+        assert splits.train.x.max() == 255
+    made = Preparation.from_text(splits.preparation.to_text())
+    Image.fromarray(np.array([[0, 400, 800, 4095, 65535]], np.uint16).repeat(5, 0)).save(tmp_path / "new.png")
+    new = decoded(tmp_path, ["new.png"], replace(made.image, size=8))
+    assert new[0, 0, 0, 0] == 0
+    assert new.max() == 255
+    dark = tmp_path / "dark" / "unsorted"
+    dark.mkdir(parents=True)
+    Image.fromarray(np.full((8, 8), 160, np.uint16)).save(dark / "1.png")
+    assert (read_new(made, tmp_path / "dark").x == 10).all()
+    declared = folder(str(tmp_path / "scans"), replace(options, bits=16))
+    assert declared.preparation.image.bits == 16
+    assert declared.train.x.max() == 15
+    for file in (tmp_path / "scans").rglob("*.png"):
+        Image.fromarray(np.asarray(Image.open(file)).astype(np.uint8)).save(file)
+    assert folder(str(tmp_path / "scans"), options).preparation.image.bits == 0, "there are none"
+
+
+def test_a_preparation_of_an_older_version_has_images_of_16_bits():
+    made = Preparation(image=Square(8), label="class", positive="ill", negative="well", source="folder")
+    content = made.to_json()
+    del content["image"]["bits"]
+    assert Preparation.from_json(content).image.bits == 16
+    with pytest.raises(UserError, match="bits must lie between 8 and 16"):
+        FolderOptions(bits=17)
+
+
+def test_images_are_upright(tmp_path):
+    """A camera that was held upright notes it in the file, and stores the image lying."""
+    lying = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8))
+    notes = Image.Exif()
+    notes[0x0112] = 6
+    lying.save(tmp_path / "turned.png", exif=notes)
+    lying.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "upright.png")
+    one, other = decoded(tmp_path, ["turned.png", "upright.png"], Square(8))
+    assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("part", [b"}", b"\n"], ids=["its shape", "an image"])
+def test_a_damaged_cache_is_made_anew(listed, part):
+    options = TableOptions(image="file", size=8, split="", validation=0.0, test=0.0)
+    first = table(str(listed), "odd", options).train.x.clone()
+    (cache,) = listed.parent.glob("images-8-*.npy")
+    content = bytearray(cache.read_bytes())
+    content[content.index(part) + (part == b"\n")] ^= 4
+    cache.write_bytes(content)
+    assert torch.equal(table(str(listed), "odd", options).train.x, first)
+    assert cache.read_bytes() != content
+
+
+def test_pillow_warns_of_nothing_in_its_own_words(tmp_path, monkeypatch, recwarn):
+    Image.fromarray(np.zeros((30, 30), np.uint8)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 800)
+    assert decoded(tmp_path, ["large.png"], Square(8)).shape == (1, 1, 8, 8)
+    assert unreadable(tmp_path, ["large.png"]) == []
+    assert not recwarn.list
+
+
+def test_a_link_does_not_lead_out_of_a_folder_of_images(tmp_path):
+    """As for tables; a link within the folder is followed."""
+    root = tmp_path / "scans"
+    fill(root, "{kind}")
+    (root / "ill" / "near.png").symlink_to(root / "ill" / "p0_0.png")
+    splits = folder(str(root), FolderOptions(positive="ill", size=8))
+    save(tmp_path / "away.png", 1)
+    link = root / "ill" / "far.png"
+    for target in (tmp_path / "away.png", tmp_path):
+        link.symlink_to(target)
+        for read in (
+            lambda: folder(str(root), FolderOptions(positive="ill", size=8)),
+            lambda: read_new(splits.preparation, root),
+            lambda: inspect_folder(str(root)),
+        ):
+            with pytest.raises(UserError, match="is a link that leads out of"):
+                read()
+        link.unlink()
 
 
 def test_pixels_without_a_white_and_pipes_are_unreadable(tmp_path):

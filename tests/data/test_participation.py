@@ -116,13 +116,13 @@ BAD = {
     '{"rounds": [["a"]], "round": 1}': "unknown key 'round'; did you mean 'rounds'?",
     '{"rounds": ["a"]}': "round 0 of .* must be a list of clients, not a str",
     '{"rounds": [["a"], []]}': "round 1 of .* names nobody; leave such rounds out",
-    '{"rounds": [["a", "c"]]}': "round 0 of .* names 'c', which is no client; clients are a, b, ... or numbers",
+    '{"rounds": [["a", "c"]]}': "round 0 of .* names 'c', which is not a client; clients are a, b, ... or numbers",
     '{"rounds": [["a", 0]]}': "round 0 of .* names a client twice",
     '{"rounds": [[2]]}': "names client 2, but they are 0 to 1",
     '{"rounds": [[-1]]}': "names client -1, but they are 0 to 1",
-    '{"rounds": [[true]]}': "names True, which is no client",
-    '{"rounds": [[0.0]]}': "names 0.0, which is no client",
-    '{"rounds": [[["a"]]]}': "which is no client",
+    '{"rounds": [[true]]}': "names True, which is not a client",
+    '{"rounds": [[0.0]]}': "names 0.0, which is not a client",
+    '{"rounds": [[["a"]]]}': "which is not a client",
 }
 
 

@@ -16,10 +16,11 @@ from fedxl import UserError
 from fedxl.data.check import inspect_table
 from fedxl.data.examples import UNKNOWN
 from fedxl.data.tables.prepare import Category, Number, Preparation
-from fedxl.data.tables.read import BLOCK
+from fedxl.data.tables.rawtable import Features
+from fedxl.data.tables.read import BLOCK, open_table
 from fedxl.data.tables.roles import TableOptions, row_numbers
+from fedxl.data.tables.table import from_frame, read_new, read_rows, table
 from fedxl.data.tables.table import load_preparation as load
-from fedxl.data.tables.table import read_new, table
 from fedxl.options import call
 from tests.data.tables import SITES, frame, write_sites
 
@@ -219,12 +220,72 @@ def test_numbers_of_sixteen_digits_are_scaled_as_others(tmp_path):
     """Time stamps in microseconds vary by a billionth of their size; nanoseconds of a day by less."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=400)
-    stamps = {"micro": 1.7e15 + 1e6 * x, "nano": (1.7e18 + 4e6 * x).round(), "still": np.full(400, 1.7e18)}
+    stamps = {"micro": 1.7e15 + 1e6 * x, "nano": (1.7e18 + 1e6 * x).round(), "still": np.full(400, 1.7e18)}
     pd.DataFrame({**stamps, "y": (x > 0).astype(int)}).to_csv(tmp_path / "t.csv", index=False)
     found = read(tmp_path / "t.csv", label="y", positive=None, validation=0.0, test=0.0).train.x.numpy()
     for column in found[:, :2].T:
         np.testing.assert_allclose(column, (x - x.mean()) / x.std(), atol=1e-3)
     assert np.abs(found[:, 2]).max() < 1e-12
+
+
+def test_a_group_is_one_however_its_number_is_written(tmp_path):
+    """Ten patients in 40 rows of two hospitals, one of which writes 7.0 or " 7" for 7; "007" is another patient."""
+    names = [str, lambda n: f"{n}.0", lambda n: f" {n}", lambda n: f"00{n}"]
+    rows = [f"{name(1 + n)},{n},{'yes' if n % 2 else 'no'}" for name in names for n in range(10)]
+    (tmp_path / "t.csv").write_text("\n".join(["patient,x,sick", *rows]))
+    files = [open_table(tmp_path / "t.csv")]
+    options = TableOptions(group="patient", positive="yes")
+    keys, _, _ = read_rows(Features(files, ["x"], (), None), "sick", options)
+    assert keys.groups.tolist() == [*range(10)] * 3 + [*range(10, 20)]
+
+
+def test_categories_that_are_called_by_numbers_are_categories(tmp_path):
+    """As pandas writes them: a Parquet file keeps that they are no amounts."""
+    pytest.importorskip("pyarrow", reason="needs fedxl[table]")
+    data = frame()
+    data["code"] = pd.Series([3, 7, 11, 3] * (len(data) // 4 + 1))[: len(data)].astype("category")
+    data.to_parquet(tmp_path / "all.parquet")
+    made = read(tmp_path / "all.parquet", site="site", drop=["patient"]).preparation
+    assert {column.name: column for column in made.columns}["code"].values == ("11", "3", "7")
+    same = from_frame(data, label="sick", positive="yes", site="site", drop=["patient"], rare=1).preparation
+    assert same.columns == made.columns
+    data.to_csv(tmp_path / "new.csv", index=False)
+    assert torch.equal(read_new(made, tmp_path / "new.csv").x, read_new(made, tmp_path / "all.parquet").x)
+
+
+def test_new_rows_that_say_less_than_training_rows_are_told(tmp_path, caplog):
+    """By column: categories that training did not have, and columns without any value."""
+    data = frame()
+    data.to_csv(tmp_path / "all.csv", index=False)
+    made = read(tmp_path / "all.csv", site="site", drop=["patient"]).preparation
+    read_new(made, tmp_path / "all.csv")
+    assert not caplog.messages
+    data["ward"] = ["elsewhere"] * 3 + [None] * 2 + list(data["ward"][5:])
+    data["dose"] = None
+    data.to_csv(tmp_path / "new.csv", index=False)
+    read_new(made, tmp_path / "new.csv")
+    dose, ward = caplog.messages
+    assert f"column 'dose': all {len(data)} rows are empty" in dose
+    assert f"column 'ward': 3 of {len(data)} rows hold a category that is new or was rare in training" in ward
+
+
+def test_new_rows_with_another_delimiter_are_told_what_is_right(tmp_path):
+    data = frame()
+    data.to_csv(tmp_path / "all.csv", index=False)
+    made = read(tmp_path / "all.csv", site="site", drop=["patient"]).preparation
+    data.to_csv(tmp_path / "new.csv", index=False, sep=";")
+    with pytest.raises(UserError, match="separate its columns by ';'; save it with ',', as training data were"):
+        read_new(made, tmp_path / "new.csv")
+    data.to_csv(tmp_path / "new.csv", index=False, sep=";", decimal=",")
+    with pytest.raises(UserError, match=r"columns separated by ';'\? save it with ',' and decimal points"):
+        read_new(made, tmp_path / "new.csv")
+    data.to_csv(tmp_path / "all.csv", index=False, sep=";")
+    made = read(tmp_path / "all.csv", site="site", drop=["patient"], delimiter=";").preparation
+    with pytest.raises(UserError, match=r"held numbers in the training data.*\(a text is.* decimal commas\)"):
+        read_new(made, tmp_path / "new.csv")
+    data.to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(UserError, match="separate its columns by ','; save it with ';', as training data were"):
+        read_new(made, tmp_path / "new.csv")
 
 
 def test_rare_values_are_not_told(tmp_path):
@@ -282,11 +343,12 @@ RUBBISH: list[tuple[str, str | bytes, dict[str, Any], str]] = [
     ("strange split", GOOD, {"split": "w"}, "holds 'a'; a split is train"),
     ("no training rows", SPLIT, {"split": "w", "site": "x"}, "no row of site '2' is trained on"),
     ("no training images", SPLIT, {"split": "w", "site": "x", "image": "z"}, "no row of site '2' is trained on"),
-    ("nothing to learn from", GOOD, {"drop": ["x", "w"]}, "no column to learn from"),
+    ("nothing to learn from", GOOD, {"drop": ["x", "w"]}, "no feature column besides"),
     ("empty column", GOOD.replace("1,a", ",a").replace("2,b", ",b"), {}, "column 'x' has .*no values"),
     ("weight of a text", GOOD, {"weight": "w"}, "holds 'a' in row 1; a weight is a number above 0"),
     ("weight of nothing", GOOD + "0,a,yes\n", {"weight": "x"}, "holds '0' in row 41; a weight is a number above 0"),
     ("no weight", GOOD + ",a,yes\n", {"weight": "x"}, "holds 'None' in row 41; a weight is"),
+    ("no label", GOOD, {"label": ""}, "label must name the column to predict"),
     ("shares", GOOD, {"validation": 0.6, "test": 0.5}, "nothing is left"),
     ("delimiter", GOOD, {"delimiter": ",,"}, "one character"),
     ("binary", bytes(range(256)) * 10, {}, "."),

@@ -146,7 +146,7 @@ def test_a_table_with_several_labels_is_inspected(path):
         (lambda t: t, {"label": ["mass", "mass"]}, "two labels have the same name"),
         (lambda t: t, {"label": []}, "labels must be 1 to"),
         (lambda t: t, {"label": ["mass", "masses"]}, "'masses'"),
-        (lambda t: t, {"columns": ["age", "mass"]}, "columns names 'mass', which is taken"),
+        (lambda t: t, {"columns": ["age", "mass"]}, "columns names 'mass', which has another role"),
         (lambda t: t, {"query": "ward"}, "with query, a label is one column of grades"),
         (lambda t: t.assign(mass=2), {}, "columns 'mass', 'nodule', 'edema' holds '0', '1', '2'"),
         (lambda t: t.assign(mass=t.mass.fillna(-1)), {}, "hold '-1'; leave a label's cell empty"),

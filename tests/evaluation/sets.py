@@ -1,4 +1,4 @@
-"""Made-up scores for tests, and DeLong's covariance written out."""
+"""Made-up scores and patients for tests, and DeLong's covariance written out."""
 
 from __future__ import annotations
 
@@ -38,3 +38,24 @@ def written_out(models, labels):
             s01 = sum((v01[r][j] - areas[r]) * (v01[s][j] - areas[s]) for j in range(n)) / (n - 1)
             found[r, s] = s10 / m + s01 / n
     return np.array(areas), found
+
+
+PATIENTS = [  # arguments of `patients`
+    (size, tied, share, seed)
+    for size in (3, 10, 60, 400)
+    for tied in (False, True)
+    for share in (0.3, 0.8)
+    for seed in range(3)
+]
+
+
+def patients(size: int, tied: bool = False, share: float = 0.3, seed: int = 0):
+    """Scores, events and times; tied: many times and scores are the same. One at least has an event, one none."""
+    rng = np.random.default_rng([seed, size, int(100 * share)])
+    h = rng.normal(size=size)
+    times = rng.exponential(size=size) * np.exp(-h) + 0.01
+    events = (rng.random(size) > share).astype(int)
+    events[np.argsort(times)[:2]] = 1
+    events[np.argmax(times)] = 0
+    scores = h + rng.normal(size=size)
+    return (np.round(2 * scores), events, np.ceil(4 * times)) if tied else (scores, events, times)

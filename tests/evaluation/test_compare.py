@@ -423,6 +423,15 @@ def test_seeds_do_not_hide_that_a_class_has_one_example(same):
     assert np.isnan([found.low, found.high, found.p]).all()
 
 
+@pytest.mark.parametrize(("count", "several"), [(1, True), (2, True), (3, False)])
+def test_the_same_ranking_is_no_difference_of_several_labels_and_seeds_either(count, several):
+    firsts = seeds(count, several)
+    same = [dataclasses.replace(run, scores=np.exp(run.scores)) for run in firsts]
+    assert all(each[:4] == (0.0, 0.0, 0.0, 1.0) for each in differences(firsts, same).values())
+    unknown = [dataclasses.replace(run, y=np.full_like(run.y, 0)) for run in (*firsts, *same)]
+    assert all(math.isnan(each.p) for each in differences(unknown[:count], unknown[count:]).values())
+
+
 def test_differences_of_seeds_are_of_pairs_on_the_same_examples():
     firsts, seconds = seeds(6)[:3], seeds(6)[3:]
     found = differences(firsts, seconds)

@@ -11,7 +11,7 @@ from sklearn.metrics import ndcg_score
 
 from fedxl.algorithms.step import own_pull
 from fedxl.errors import UserError
-from fedxl.risks import QUERY_RISKS, Entry, listwise, ndcg
+from fedxl.risks import QUERY_RISKS, Entry, XRisk, listwise, ndcg
 from fedxl.risks.ranking import Item, Relevant, gains, in_queries
 from tests.risks.test_risks import PLAIN
 
@@ -82,8 +82,10 @@ def test_every_risk_is_tested():
     assert {case[0] for case in CASES} == set(QUERY_RISKS)
 
 
+@pytest.mark.parametrize("block", [2**19, 10], ids="block={}".format)
 @every_risk
-def test_value_is_the_textbook_formula(name, options, reference):
+def test_value_is_the_textbook_formula(monkeypatch, block, name, options, reference):
+    monkeypatch.setattr(XRisk.inner, "__defaults__", (block,))
     h, grades, query = lists()
     risk = QUERY_RISKS[name](**options)
     assert float(risk.value(h, grades, query)) == pytest.approx(reference(h, grades, query), abs=1e-12)

@@ -161,6 +161,7 @@ class FolderOptions:
     positive: Label | None = None  # the class that is positive; not needed for 0 and 1, or true and false
     size: int = 64  # images become squares of so many pixels a side
     channels: int = 1  # 1: grey, 3: colour
+    bits: int = 0  # of grey values of 16 bits, those that are used; 0: as many as the largest value needs
     validation: float = 0.2  # the share of images to draw, if no folder is called train, validation or test
     test: float = 0.2
     group: str = ""  # what ends a patient's (or the like's) name in file names ("_": p7_1.png): never in two splits
@@ -170,7 +171,7 @@ class FolderOptions:
 
     def __post_init__(self) -> None:
         check_shares(self.validation, self.test, self.seed)
-        Image(self.size, self.channels)
+        Image(self.size, self.channels, bits=self.bits)
 
 
 def folder(path: str, options: FolderOptions = FolderOptions()) -> Splits:  # noqa: B008 (frozen)
@@ -205,13 +206,12 @@ def folder(path: str, options: FolderOptions = FolderOptions()) -> Splits:  # no
         splits = draw(sites, y, groups, names, (options.validation, options.test), options.seed)
     order = Order(splits, sites, names)
     order.require_trained()  # before an image is opened
-    image = Image(options.size, options.channels)
-    cache = Path(options.cache) if options.cache else root
-    x = resized(root, [files[row] for row in order.rows], image.size, cache, "images", image.channels, stamped=True)
+    image, cache = Image(options.size, options.channels, bits=options.bits), Path(options.cache or root)
+    x, image = resized(root, [files[row] for row in order.rows], image, cache, "images", stamped=True)
     one, other = value
     made = Preparation(image=image, label="class", positive=one, negative=other, source="folder")
     return all_splits(
-        order, made, torch.from_numpy(x), y[:, None], lambda rows: [files[row] for row in rows.tolist()]
+        order, made, torch.from_numpy(x), y[:, None], lambda rows: [files[row] for row in rows.tolist()], {}
     )
 
 
@@ -289,7 +289,8 @@ def letor(path: str | tuple[str, ...], options: LetorOptions = LetorOptions()) -
         return Examples(scaled, torch.from_numpy(items.grades)[:, None], group=torch.from_numpy(items.queries))
 
     validation, test = (examples(items) if len(items.x) else None for items in held.values())
-    return Splits(examples(train).share_out(*_parts(train, options, files)), validation, test)
+    found = examples(train).share_out(*_parts(train, options, files))
+    return Splits(found, validation, test, fitted=options.standardise)
 
 
 def read_letor(paths: Sequence[Path]) -> Lines:

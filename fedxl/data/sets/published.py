@@ -259,14 +259,14 @@ def chexpert(
     cache: where the resized images are kept, in the data's folder by default. It is done anew for other settings or
     another csv file; remove it if images have changed. For the other settings see `Sites`.
     """
-    Image(size)  # checks it
+    image = Image(size)
     folder = _folder(Path(root))
     paths, y = _read(folder / "train.csv", label, frontal)
     test_paths, test = _read(folder / "valid.csv", label, frontal)
     require(not (test == UNSURE).any(), f"{folder / 'valid.csv'}: a test label cannot be uncertain")
     require(0 <= validation < len(y), f"validation must lie in [0, {len(y)}), got {validation}")
-    x = resized(folder, paths, size, Path(cache or folder), "chexpert-train")
-    tested = resized(folder, test_paths, size, Path(cache or folder), "chexpert-valid")
+    x = resized(folder, paths, image, Path(cache or folder), "chexpert-train")[0]
+    tested = resized(folder, test_paths, image, Path(cache or folder), "chexpert-valid")[0]
     unsure = y == UNSURE
     if uncertain == "ignore" and unsure.any():
         x, y = x[~unsure], y[~unsure]

@@ -90,6 +90,7 @@ class Preparation:
     delimiter: str = ""
     source: Literal["table", "folder"] = "table"
     labels: tuple[str, ...] = ()  # the columns of several labels; then `label` is empty
+    time: str = ""  # of time to event: the column that says when; `label` is the one that says whether
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -97,15 +98,15 @@ class Preparation:
         require(len(set(names)) == len(names), "a preparation has a column twice")
         require(not (self.label and self.labels), "a preparation has one label or several, not both")
         label_names(self.labels or ("label",))
-        roles = {self.label, *self.labels, self.site, self.id}
+        roles = {self.label, *self.labels, self.site, self.id, self.time}
         taken = next((name for name in names if name in roles), None)
-        told = f"a preparation learns from the column '{printable(taken)}', which has another meaning"
+        told = f"a preparation has a feature column '{printable(taken)}', which has another meaning"
         require(taken is None, told)
         require(bool(self.columns) != bool(self.image), "a preparation has either columns or images")
         if self.delimiter:
             require_delimiter(self.delimiter)
         require(self.width <= MOST_WIDTH, f"columns become {self.width:,} inputs, at most {MOST_WIDTH:,}; drop some")
-        texts = (*names, self.label, self.positive, self.negative, self.site, self.id)
+        texts = (*names, self.label, self.positive, self.negative, self.site, self.id, self.time)
         require(all(len(text) <= LONGEST for text in texts), f"a name has more than {LONGEST} characters")
 
     @property
@@ -160,8 +161,9 @@ class Preparation:
     def to_json(self) -> dict[str, Any]:
         columns = [{"kind": type(column).__name__.lower(), **asdict(column)} for column in self.columns]
         rest = {field.name: getattr(self, field.name) for field in fields(self)}
-        if not self.labels:  # as files of one label always were
-            del rest["labels"]
+        for name in ("labels", "time"):  # without them, a file is as those of older versions
+            if not rest[name]:
+                del rest[name]
         return {"form": FORM, **rest, "columns": columns, "image": self.image and asdict(self.image)}
 
     def to_text(self) -> str:
@@ -209,7 +211,7 @@ def _fitted(name: str, told: Any) -> Number | Category:
         require(bool(told.counts), f"{few} (if it should hold numbers, it holds a text, too, or decimal commas)")
         return Category(name, tuple(told.counts))
     if not isinstance(told, Numbers) or not told.present:
-        raise UserError(f"column '{printable(name)}' has (next to) no values in the training data; name it in drop")
+        raise UserError(f"column '{printable(name)}' has almost no values in the training data; name it in drop")
     spread = min(math.sqrt(told.squares / told.present), LARGEST)
     # What does not vary but for rounding is constant, and becomes 0: blown up, its rounding errors would be noise.
     constant = spread <= ROUNDING * max(abs(told.mean), SMALLEST)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +28,7 @@ from fedxl.data.tables.summary import LABELS, LARGEST, Summary, merge, summarize
 from fedxl.data.tables.summary import ROWS as BLOCK
 from fedxl.data.targets import as_number, canonical, quoted
 from fedxl.errors import UserError, printable, require
-from fedxl.sampling import Floats, Indices
+from fedxl.sampling import Indices
 
 ROWS = 2048  # used at a time: they stay in a processor's cache
 PLURAL = {"number": "numbers", "category": "texts"}
@@ -49,9 +50,11 @@ class Features:
             for file, name in product(files, names):
                 right = self.kinds[name] == "category" or file.columns[name].kind in ("number", "empty")
                 told = f"{file.path}: column '{printable(name)}' held numbers in the training data, and does not here"
+                told += " (a text is among them, or they have decimal commas)"
                 require(right, told)
         given = {name: texts for name, texts in (known or {}).items() if texts is not None}
         self.index = {name: {text: at for at, text in enumerate(given.get(name, ()))} for name in names}
+        self.strange: Counter[str] = Counter()  # values by column that are not among the given texts
 
     @property
     def texts(self) -> list[list[str] | None]:
@@ -91,7 +94,7 @@ class Features:
         return found
 
     def _codes(self, values: Any, name: str, file: File) -> Block:
-        """Indices of texts. Each different text is looked at once a batch."""
+        """Indices of texts. Each different text is looked up once per batch."""
         encoded, index = values.dictionary_encode(), self.index[name]
         places = np.full(len(encoded.dictionary) + 1, np.nan)  # the last one is for missing values
         for at, text in enumerate(encoded.dictionary.to_pylist()):
@@ -107,7 +110,9 @@ class Features:
                 index[word] = len(index)
             places[at] = index.get(word, np.nan)
         codes: Indices = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
-        return places[codes]
+        found = places[codes]
+        self.strange[name] += int(np.isnan(found).sum()) - values.null_count
+        return found
 
 
 def _require_below_largest(values: Block, names: Sequence[str], file: File) -> None:
@@ -129,7 +134,7 @@ def agreed(files: Iterable[File], name: str) -> Kind:
         require(kind != "date", dates)
         text = str(file.columns[name].type) == "binary"  # what arrow calls a text that it cannot decode
         require(not text, f"{where} is not encoded as UTF-8; save the file as UTF-8, or name the column in drop")
-        require(kind != "other", f"{where} is of arrow's type {file.columns[name].type}; name it in drop")
+        require(kind != "other", f"{where} has the Arrow type {file.columns[name].type}; name it in drop")
         if kind != "empty":
             found.setdefault(kind, file)
     if len(found) > 1:
@@ -220,8 +225,7 @@ class RawTable:
     ids: Callable[[Whole], Sequence[str]]
     about: dict[str, Any]  # the other fields of a preparation
     rare: int
-    weights: Floats | None = None
-    queries: Whole | None = None  # of the file's rows
+    known: Mapping[str, np.ndarray]  # other columns of `Examples`, of the file's rows
 
     def summary(self, site: int) -> Summary:
         """What a site tells of its training rows."""
@@ -240,11 +244,11 @@ class RawTable:
 
     def splits(self, made: Preparation) -> Splits:
         """The rows as a network's inputs. The table is empty afterwards."""
-        return all_splits(self.order, made, self._inputs(made), self.y, self.ids, self.weights, self.queries)
+        return all_splits(self.order, made, self._inputs(made), self.y, self.ids, self.known)
 
     def held_back(self, made: Preparation) -> dict[str, Examples]:
         """The rows that are not trained on. The table is empty afterwards."""
-        columns = self._inputs(made), self.y, self.ids, None, self.queries
+        columns = self._inputs(made), self.y, self.ids, self.known
         found = {SPLITS[split]: assemble(self.order, split, *columns) for split in (VALIDATION, TEST)}
         return {name: each for name, each in found.items() if each is not None}
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ BATCH = 2**12  # rows of a Parquet file that are read at a time
 BLOCK = 2**21  # bytes of a CSV file that are parsed at a time; no row may be longer
 # What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
+DELIMITER = "set delimiter = {!r}"  # what to do about a file with another one
 MOST_COLUMNS = 4096
 LONGEST = 200  # characters of a column's name
 
@@ -96,8 +98,8 @@ def _open_csv(path: Path, delimiter: str, types: Mapping[str, Any], threads: boo
     return csv.open_csv(stream, reading, parsing, converting)
 
 
-def open_table(path: Path, delimiter: str = "") -> File:
-    """What a file holds, from its schema or its first rows; nothing else of it is read."""
+def open_table(path: Path, delimiter: str = "", advice: str = DELIMITER) -> File:
+    """What a file holds, from its schema or its first rows; nothing else of it is read. advice: on its delimiter."""
     require_pyarrow("reading tables")
     require(path.is_file() or not path.exists(), f"{path} is not a file; it must be a CSV or Parquet file")
     require(path.exists(), f"there is no file {path}; path must name a CSV or Parquet file")
@@ -106,9 +108,9 @@ def open_table(path: Path, delimiter: str = "") -> File:
     from pyarrow.parquet import read_schema
 
     sign = delimiter or ("\t" if ".tsv" in path.name.lower() else ",")
-    with reading(path):
+    with reading(path, advice=advice):
         if _is_parquet(path):
-            return _described(path, sign, read_schema(path))
+            return _described(path, sign, read_schema(path), coded=_written_as_categories(path))
         with path.open("rb") as file:
             wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         require(not wide, f"{path} is not encoded as UTF-8, but as UTF-16; save it as UTF-8")
@@ -122,7 +124,20 @@ def in_memory(rows: Any) -> File:
     return _described(Path("the data frame"), ",", rows.schema, rows)
 
 
-def _described(path: Path, delimiter: str, schema: Any, rows: Any = None) -> File:
+def _written_as_categories(path: Path) -> set[str]:
+    """The columns of a Parquet file that were categories. The format itself keeps this of texts alone."""
+    import pyarrow as pa
+    from pyarrow.parquet import read_metadata
+
+    kept = (read_metadata(path).metadata or {}).get(b"ARROW:schema", b"")
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(kept)))
+    except (pa.ArrowException, OSError, ValueError):
+        return set()  # it was not written by arrow
+    return {field.name for field in schema if pa.types.is_dictionary(field.type)}
+
+
+def _described(path: Path, delimiter: str, schema: Any, rows: Any = None, coded: Collection[str] = ()) -> File:
     names = schema.names
     doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     require(not doubled, f"{path} has two columns called '{printable(''.join(doubled[:1]))}'; rename one")
@@ -130,33 +145,37 @@ def _described(path: Path, delimiter: str, schema: Any, rows: Any = None) -> Fil
     for name in names:
         right = 0 < len(name) <= LONGEST
         require(right, f"{path}: a column is called '{printable(name, 40)}'; names have 1 to {LONGEST} characters")
-    return File(path, delimiter, {field.name: Column(_kind(field.type), field.type) for field in schema}, rows)
+    columns = {field.name: Column(_kind(field.type, field.name in coded), field.type) for field in schema}
+    return File(path, delimiter, columns, rows)
 
 
-def require_column(file: File, name: str, setting: str) -> None:
-    """Raises UserError if a setting names a column that the file does not have."""
+def require_column(file: File, name: str, setting: str, advice: str = DELIMITER) -> None:
+    """Raises UserError if a setting names a column that the file does not have.
+
+    advice: what to do about another delimiter.
+    """
     if name in file.columns:
         return
     if len(file.columns) == 1 and not _is_parquet(file.path):
         (only,) = file.columns
-        sign = next((sign for sign in ";\t|" if sign in only), "")
+        sign = next((sign for sign in ";\t|," if sign in only), "")
         if sign:
-            raise UserError(f"{file.path} seems to separate its columns by {sign!r}; set delimiter = {sign!r}")
+            raise UserError(f"{file.path} seems to separate its columns by {sign!r}; {advice.format(sign)}")
     raise unknown(f"column in {file.path} ({setting})", name, file.columns)
 
 
 @contextmanager
-def reading(path: Path, names: Sequence[str] = ()) -> Iterator[None]:
+def reading(path: Path, names: Sequence[str] = (), advice: str = DELIMITER) -> Iterator[None]:
     """What arrow says of a file that it cannot read, in one line."""
     import pyarrow as pa
 
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeError, OverflowError, MemoryError) as error:
-        raise UserError(_told(path, first_line(error), names)) from None
+        raise UserError(_told(path, first_line(error), names, advice)) from None
 
 
-def _told(path: Path, line: str, names: Sequence[str]) -> str:
+def _told(path: Path, line: str, names: Sequence[str], advice: str) -> str:
     """Arrow's errors in words that say what would be right."""
     row = re.search(r"Row #(\d+)", line)
     place = f" in row {int(row[1]) - 1:,}" if row else " further down"  # arrow counts the names, too
@@ -176,7 +195,8 @@ def _told(path: Path, line: str, names: Sequence[str]) -> str:
         which = f"row {int(row[1]) - 1:,}" if row else "a row"
         told = f"{path}: {which} has {found[2]} columns, the first line has {found[1]} ({shown})"
         if found[1] == "1":
-            return f"{told}; set delimiter to what separates columns, such as delimiter = ';'"
+            sign = next((sign for sign in ";\t|" if sign in shown), ";")
+            return f"{told}; are columns separated by {sign!r}? {advice.format(sign)}"
         return f"{told}; is a quotation mark missing?"
     endless = "empty csv" in lower and path.stat().st_size > BLOCK  # so arrow calls a first line that does not end
     if "straddling" in lower or endless:
@@ -213,14 +233,15 @@ def _cast(column: Any, kind: Any) -> Any:
     return column.cast(kind, safe=False)
 
 
-def _kind(type: Any) -> Kind:
+def _kind(type: Any, coded: bool = False) -> Kind:
+    """coded: whether numbers are those of categories, as in a dictionary of arrow's."""
     import pyarrow as pa
 
     kinds = pa.types
     if kinds.is_dictionary(type):
-        return _kind(type.value_type)
+        return _kind(type.value_type, coded=True)
     if kinds.is_boolean(type) or kinds.is_integer(type) or kinds.is_floating(type) or kinds.is_decimal(type):
-        return "number"
+        return "category" if coded else "number"
     if str(type) in ("string", "large_string", "string_view"):
         return "category"
     if kinds.is_null(type):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,14 @@ from fedxl.data.targets import Label, as_number, canonical, quoted, text_grades,
 from fedxl.errors import UserError, printable, require
 from fedxl.sampling import Floats, Indices
 
-HEAVIEST = 1e12  # of weights: far beyond any use, and sums of them are still exact enough
+# Settings that name a column which says what a row is, besides the label.
+ROLES = ("site", "split", "group", "query", "time", "id", "image", "weight")
+LARGEST = 1e12  # of weights and times: far beyond any use, and sums of them are still exact enough
+# Columns of numbers: the least that is right, and what is right.
+AMOUNTS = {
+    "weight": (float(np.nextafter(0, 1)), "a weight is a number above 0, and rows that must not count are left out"),
+    "time": (0.0, "a time is a number from 0 on, and rows without one are left out"),
+}
 
 
 @dataclass(frozen=True)
@@ -24,10 +31,12 @@ class TableOptions:
     """Settings of tables."""
 
     positive: Label | None = None  # the label's value that is positive; not needed for 0 and 1, or true and false
-    site: str = ""  # the column that names the site; "": one site for each file, called as the file or its folder
+    site: str = ""  # the column that names the site; "": one site per file, named after the file or its folder
     called: str = ""  # the site's name, if there is one file and no such column; "": as the file
     split: str = ""  # the column that says train, validation or test; "": they are drawn
     group: str = ""  # the column of patients or the like: a group is never in two splits that are drawn
+    time: str = ""  # the column of the time of the event, or of the last look at a row that had none until then
+    event: str = ""  # in place of label, with time: the column that says whether the event was then
     query: str = ""  # the column that names the query of an item; then labels are grades, and queries stay whole
     id: str = ""  # the column that identifies a row in predictions; "": its number, from 1
     columns: tuple[str, ...] = ()  # to learn from; empty: all that have no other meaning
@@ -37,6 +46,7 @@ class TableOptions:
     image: str = ""  # the column of image paths, relative to the table's folder; then other columns are not used
     size: int = 64  # images become squares of so many pixels a side
     channels: int = 1  # 1: grey, 3: colour
+    bits: int = 0  # of grey values of 16 bits, those that are used; 0: as many as the largest value needs
     cache: str = ""  # where prepared images are kept; "": in the table's folder
     validation: float = 0.2  # the share of rows to draw
     test: float = 0.2
@@ -48,11 +58,13 @@ class TableOptions:
     def __post_init__(self) -> None:
         check_shares(self.validation, self.test, self.seed)
         require(1 <= self.rare <= 10**6, f"rare must lie between 1 and 1,000,000, got {self.rare}")
-        Image(self.size, self.channels)
+        Image(self.size, self.channels, bits=self.bits)
         require(not (self.query and self.weight), "with query, rows are read by query; leave weight out")
         alone = not (self.query and (self.group or self.positive is not None))
         require(alone, "with query, a query is a group and labels are grades; leave group and positive out")
-        told = "with image, other columns are not learned from; leave columns out"
+        require(not (self.query and self.time), "query and time cannot be combined; leave one out")
+        require(bool(self.time) or not self.event, "event needs time, the column that says when; or name a label")
+        told = "with image, other columns are not features; leave columns out"
         require(not (self.image and self.columns), told)
 
 
@@ -68,13 +80,21 @@ class Keys(NamedTuple):
     groups: Whole | None  # numbered in the order of their first rows; queries, if there are any
     counts: list[int]  # rows of each file
     texts: Mapping[str, Any]  # arrow's, of the columns for ids, images and queries
-    weights: Floats | None  # how often each row is read, if a column says so
+    columns: Mapping[str, np.ndarray]  # of `Examples`: its group (of queries), time and weight, if columns say so
 
 
 def role_names(label: str | tuple[str, ...], options: TableOptions) -> list[str]:
     """The columns that say what a row is."""
-    roles = (options.site, options.split, options.group, options.id, options.image, options.weight, options.query)
-    return [name for name in (*((label,) if isinstance(label, str) else label), *roles) if name]
+    return [
+        name for name in (*((label,) if isinstance(label, str) else label), *map(vars(options).get, ROLES)) if name
+    ]
+
+
+def label_of(label: str | tuple[str, ...], options: TableOptions) -> str | tuple[str, ...]:
+    """The column to predict, or those of several labels."""
+    require(not (label and options.event), "event is the label of time to event: leave label out")
+    require(isinstance(label, str) or not options.time, "with time, one column says whether there was an event")
+    return options.event or label
 
 
 def keys_of(
@@ -93,8 +113,8 @@ def keys_of(
         require(count > 0, f"{file.path} holds no rows, only the names of its columns")
     where = str(files[0].path) if len(files) == 1 else f"{files[0].path} (and {len(files) - 1} more)"
 
-    def coded(name: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Whole, list[str]]:
-        return encode(texts[name], f"{where}: column '{printable(name)}'", wanted, tidy)
+    def coded(name: str, wanted: str, many: bool = False) -> tuple[Whole, list[str]]:
+        return encode(texts[name], f"{where}: column '{printable(name)}'", wanted, many)
 
     labels = (label,) if isinstance(label, str) else label
     columns = [coded(name, "a label" if isinstance(label, str) else "") for name in labels]
@@ -112,7 +132,12 @@ def keys_of(
             told = f"{where}: column '{printable(options.split)}' holds '{printable(word, 40)}'"
             require(word.lower() in WORDS, f"{told}; a split is {', '.join(SPLITS)}")
         splits = np.array([WORDS[word.lower()] for word in words], np.int8)[codes]
+    known = {}
+    for role, (least, rule) in AMOUNTS.items():
+        if column := getattr(options, role):
+            known[role] = amounts(texts[column].to_pylist(), f"{where}: column '{printable(column)}'", least, rule)
     group, wanted = (options.query, "a query") if options.query else (options.group, "a group")
+    groups = coded(group, wanted, many=True)[0] if group else None
     return Keys(
         y=y,
         positive=one,
@@ -120,10 +145,10 @@ def keys_of(
         sites=sites,
         names=names,
         splits=splits,
-        groups=coded(group, wanted, str)[0] if group else None,
+        groups=groups,
         counts=counts,
         texts={name: texts[name] for name in (options.id, options.image, options.query) if name},
-        weights=_weights(texts[options.weight], where, options.weight) if options.weight else None,
+        columns=known if groups is None or not options.query else {"group": groups, **known},
     )
 
 
@@ -140,11 +165,11 @@ def _labels(
     return np.stack(each, 1), value
 
 
-def encode(column: Any, where: str, wanted: str, tidy: Callable[[str], str] = canonical) -> tuple[Whole, list[str]]:
-    """Texts as indices of the different ones, in the order of their first rows.
+def encode(column: Any, where: str, wanted: str, many: bool = False) -> tuple[Whole, list[str]]:
+    """Values as indices of the different ones, in the order of their first rows, however texts write them.
 
-    wanted: what each row needs; "": rows may be empty, and get the number of different texts. tidy: `str` for groups,
-    of which there may be as many as rows: their names are not looked at.
+    wanted: what each row needs; "": rows may be empty, and get the number of different values. many: there may be as
+    many as rows, as of groups.
     """
     if wanted and column.null_count:
         first = int(np.flatnonzero(column.is_null().to_numpy())[0])
@@ -152,28 +177,24 @@ def encode(column: Any, where: str, wanted: str, tidy: Callable[[str], str] = ca
         raise UserError(f"{told}; each row needs {wanted}")
     encoded = column.combine_chunks().dictionary_encode()
     codes: Whole = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
-    if tidy is str:
-        return codes, []
-    require(len(encoded.dictionary) <= max(1000, len(column) // 2), f"{where} differs in nearly every row")
-    index: dict[str, int] = {}
-    places = np.empty(len(encoded.dictionary) + 1, np.int32)
-    for at, text in enumerate(encoded.dictionary.to_pylist()):
-        word = tidy(text)
-        long = f"{where} holds a text of {len(word):,} characters; at most {LONGEST} are right"
-        require(len(word) <= LONGEST, long)
-        places[at] = index.setdefault(word, len(index))
-    places[-1] = len(index)
-    return places[codes], list(index)
+    few = many or len(encoded.dictionary) <= max(1000, len(column) // 2)
+    require(few, f"{where} differs in nearly every row")
+    words = [canonical(text) for text in encoded.dictionary.to_pylist()]
+    longest = max(map(len, words), default=0)
+    told = f"{where} holds a text of {longest:,} characters; at most {LONGEST} are right"
+    require(many or longest <= LONGEST, told)
+    names = list(dict.fromkeys(words))
+    index = {word: at for at, word in enumerate(names)}
+    return np.array([*map(index.__getitem__, words), len(names)], np.int32)[codes], names
 
 
-def _weights(column: Any, where: str, name: str) -> Floats:
-    """Positive numbers. Raises UserError for the first that is none."""
-    values = np.array([as_number(text) for text in column.to_pylist()], np.float64)
-    wrong = np.flatnonzero(~((values > 0) & (values <= HEAVIEST)))
+def amounts(texts: Sequence[str | None], where: str, least: float, rule: str) -> Floats:
+    """Numbers from `least` on. Raises UserError for the first that is none."""
+    values = np.array([as_number(text) for text in texts], np.float64)
+    wrong = np.flatnonzero(~((values >= least) & (values <= LARGEST)))
     if len(wrong):
-        shown = printable(str(column[int(wrong[0])].as_py()), 40)
-        told = f"{where}: column '{printable(name)}' holds '{shown}' in row {wrong[0] + 1:,}"
-        raise UserError(f"{told}; a weight is a number above 0, and rows that must not count are left out")
+        shown = printable(str(texts[int(wrong[0])]), 40)
+        raise UserError(f"{where} holds '{shown}' in row {wrong[0] + 1:,}; {rule}")
     return values
 
 

@@ -24,7 +24,7 @@ LARGEST = 1e30  # of a number: its square has room in every type, and nothing th
 MOST_CATEGORIES = 256  # of one column
 COUNT = 2**53
 MOST_TEXT = 4_000_000  # characters of a summary as JSON
-ABOUT = ("label", "positive", "negative", "site", "id", "delimiter")
+ABOUT = ("label", "positive", "negative", "site", "id", "delimiter", "time")
 LABELS = "labels"  # beside them, if there are several: a list of their columns
 
 
@@ -215,9 +215,9 @@ def _check(summary: Summary, examples: int) -> None:
     texts = all(isinstance(text, str) and len(text) <= LONGEST for text in about.values())
     if not texts or not {*about} <= {*ABOUT} or not named:
         raise RefusedError("what its summary says of its label cannot be read")
-    taken = [*labels, *(about.get(role) for role in ("label", "site", "id"))]
+    taken = [*labels, *(about.get(role) for role in ("label", "site", "id", "time"))]
     if any(name in taken for name in summary.columns):
-        raise RefusedError("its summary has a column that is its label, its site or its id, too")
+        raise RefusedError("its summary has a column that is its label, its site, its id or its time, too")
     if not 0 < len(summary.columns) <= MOST_COLUMNS:
         raise RefusedError(f"its summary has {len(summary.columns)} columns")
     for name, told in summary.columns.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,17 @@ from fedxl.data.splits import Order, Whole, all_splits, draw
 from fedxl.data.tables.prepare import Category, Preparation
 from fedxl.data.tables.rawtable import Chunks, Features, RawTable
 from fedxl.data.tables.read import File, find, in_memory, names_of, open_table, require_column, require_pyarrow
-from fedxl.data.tables.roles import Keys, TableOptions, keys_of, role_names, row_numbers
+from fedxl.data.tables.roles import (
+    AMOUNTS,
+    ROLES,
+    Keys,
+    TableOptions,
+    amounts,
+    keys_of,
+    label_of,
+    role_names,
+    row_numbers,
+)
 from fedxl.data.targets import Label as Value
 from fedxl.data.targets import canonical, quoted
 from fedxl.errors import UserError, first_line, kind_of, printable, require
@@ -29,11 +40,12 @@ from fedxl.risks.several import label_names
 Label = str | tuple[str, ...]  # the column of the label, or those of several
 NEEDS = "a data frame that is to be prepared"
 SITE = "site"  # the column that names the sites of several data frames
+log = logging.getLogger("fedxl")  # one line on standard error, unless a program has it otherwise
 
 
 def table(
     path: str | tuple[str, ...],
-    label: str | tuple[str, ...],
+    label: str | tuple[str, ...] = "",
     options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
 ) -> Splits:
     """Your own CSV or Parquet files, with a label; numbers and categories, or images whose paths a column holds.
@@ -43,6 +55,7 @@ def table(
     Numbers are standardised, and missing ones replaced by the mean, with a column that says so; each category that is
     not rare gets a column. Both are fitted on the training data alone.
     """
+    label = label_of(label, options)
     return splits_of(open_files(path, label, options), label, options)
 
 
@@ -51,12 +64,18 @@ def splits_of(files: list[File], label: Label, options: TableOptions) -> Splits:
     if options.image:
         return _images(files, label, options)
     raw = read_raw(files, label, options)
-    return raw.splits(load_preparation(Path(options.preparation)) if options.preparation else raw.fitted())
+    made = load_preparation(Path(options.preparation)) if options.preparation else raw.fitted()
+    return raw.splits(made)._replace(fitted=not options.preparation)
 
 
-def unfitted(path: str | tuple[str, ...], label: Label, options: TableOptions = TableOptions()) -> RawTable:  # noqa: B008
+def unfitted(
+    path: str | tuple[str, ...],
+    label: Label = "",
+    options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
+) -> RawTable:
     """The same table before it is scaled, for sites that fit a preparation together."""
     require(not options.image, "images need no preparation of all sites")
+    label = label_of(label, options)
     return read_raw(open_files(path, label, options), label, options)
 
 
@@ -76,10 +95,11 @@ def open_files(path: str | tuple[str, ...], label: Label, options: TableOptions)
 def check_columns(files: list[File], label: Label, options: TableOptions) -> list[File]:
     """The same files. Raises UserError if they lack a column that settings name, or have different columns."""
     several = () if isinstance(label, str) else label_names(label)
+    require(bool(label), "label must name the column to predict, or a list of such columns")
     require(not (several and options.query), "with query, a label is one column of grades; name one")
     named = [
         *(("label", name) for name in several or (label,)),
-        *((role, getattr(options, role)) for role in ("site", "split", "group", "query", "id", "image", "weight")),
+        *((role, getattr(options, role)) for role in ROLES),
     ]
     named += [(many, name) for many in ("columns", "drop", "categorical") for name in getattr(options, many)]
     for file in files:
@@ -104,10 +124,10 @@ def feature_names(file: File, label: Label, options: TableOptions) -> list[str]:
     """The columns to learn from."""
     roles = {"", *role_names(label, options)}
     doubled = [name for name in options.columns if name in roles or options.columns.count(name) > 1]
-    require(not doubled, f"columns names '{''.join(doubled[:1])}', which is taken; name each column once")
+    require(not doubled, f"columns names '{''.join(doubled[:1])}', which has another role; name each column once")
     names = [n for n in options.columns or file.columns if n not in roles and n not in options.drop]
     besides = quoted([label] if isinstance(label, str) else label)
-    require(bool(names), f"{file.path} has no column to learn from besides {besides}")
+    require(bool(names), f"{file.path} has no feature column besides {besides}")
     return names
 
 
@@ -116,8 +136,7 @@ def read_raw(files: Sequence[File], label: Label, options: TableOptions) -> RawT
     features = Features(files, feature_names(files[0], label, options), options.categorical, None)
     keys, order, chunks = read_rows(features, label, options)
     ids, about = identities(files, keys, options.id), _about(keys, label, options)
-    named, queries = (features.names, features.texts), keys.groups if options.query else None
-    return RawTable(order, chunks, *named, keys.y, ids, about, options.rare, keys.weights, queries)
+    return RawTable(order, chunks, features.names, features.texts, keys.y, ids, about, options.rare, keys.columns)
 
 
 def read_rows(features: Features, label: Label, options: TableOptions) -> tuple[Keys, Order, Chunks]:
@@ -146,6 +165,7 @@ def read_rows(features: Features, label: Label, options: TableOptions) -> tuple[
 def _about(keys: Keys, label: Label, options: TableOptions) -> dict[str, Any]:
     taken = {"site": options.site, "id": options.id, "delimiter": options.delimiter}
     named = {"label": label} if isinstance(label, str) else {"label": "", "labels": label}
+    taken |= {"time": options.time} if options.time else {}
     return {**named, "positive": keys.positive, "negative": keys.negative, **taken}
 
 
@@ -160,13 +180,12 @@ def _images(files: Sequence[File], label: Label, options: TableOptions) -> Split
     """Images in the order of splits and sites, mapped into memory from the cache."""
     keys, order, _ = read_rows(Features(files, [], (), None), label, options)
     order.require_trained()  # before an image is opened
-    image = Image(options.size, options.channels, options.image)
+    image = Image(options.size, options.channels, options.image, options.bits)
     folder, paths = image_paths(files, keys, options.image)
-    cache = Path(options.cache) if options.cache else folder
-    x = resized(folder, [paths[row] for row in order.rows], image.size, cache, "images", image.channels, stamped=True)
-    made, groups = Preparation(image=image, **_about(keys, label, options)), keys.groups if options.query else None
-    ids = identities(files, keys, options.id)
-    return all_splits(order, made, torch.from_numpy(x), keys.y, ids, keys.weights, groups)
+    cache = Path(options.cache or folder)
+    x, image = resized(folder, [paths[row] for row in order.rows], image, cache, "images", stamped=True)
+    made, ids = Preparation(image=image, **_about(keys, label, options)), identities(files, keys, options.id)
+    return all_splits(order, made, torch.from_numpy(x), keys.y, ids, keys.columns)
 
 
 def image_paths(files: Sequence[File], keys: Keys, column: str) -> tuple[Path, list[str]]:
@@ -189,7 +208,7 @@ def read_new(made: Preparation, path: str | Path | File) -> Examples:
     Labels and sites are not known if it has none.
     """
     if isinstance(path, File) or made.source == "table":
-        return _new_table(made, path if isinstance(path, File) else open_table(Path(path), made.delimiter))
+        return _new_table(made, path if isinstance(path, File) else _opened(made, Path(path)))
     files, classes = images_in(Path(path)), {made.positive: 1, made.negative: 0}
     # Labels are those of their folders, if all are called as the classes were.
     labels = [classes.get(canonical(Path(file).parent.name), UNKNOWN) for file in files]
@@ -197,20 +216,33 @@ def read_new(made: Preparation, path: str | Path | File) -> Examples:
     return Examples(_pixels(made, Path(path), files), y[:, None], row=files)
 
 
+def _opened(made: Preparation, path: Path) -> File:
+    return open_table(path, made.delimiter, f"save it with {made.delimiter or ','!r} and decimal points")
+
+
 def _new_table(made: Preparation, file: File) -> Examples:
     image = [made.image.column] if made.image else []
     names = [column.name for column in made.columns]
     for name in (*names, *image):
-        require_column(file, name, "which the model reads")
-    others = [name for name in dict.fromkeys((made.label, *made.labels, made.site, made.id)) if name in file.columns]
+        require_column(file, name, "which the model reads", f"save it with {file.delimiter!r}, as training data were")
+    roles = dict.fromkeys((made.label, *made.labels, made.site, made.id, made.time))
+    others = [name for name in roles if name in file.columns]
     known = {column.name: list(column.values) if isinstance(column, Category) else None for column in made.columns}
     blocks: list[Any] = []
     texts: dict[str, list[str | None]] = {name: [] for name in (*others, *image)}
-    for _, block, batch in Features([file], names, (), known).blocks(list(texts)):
+    features, values = Features([file], names, (), known), np.zeros(len(names), np.int64)
+    for _, block, batch in features.blocks(list(texts)):
         blocks.append(made.apply(block))
+        values += (~np.isnan(block)).sum(0)
         for name, column in batch.items():
             texts[name] += column.to_pylist()
-    require(any(map(len, blocks)), f"{file.path} holds no rows, only the names of its columns")
+    rows = sum(map(len, blocks))
+    require(rows > 0, f"{file.path} holds no rows, only the names of its columns")
+    for name, count in zip(names, values.tolist(), strict=True):
+        if strange := features.strange[name]:
+            _warn(file, name, f"{strange:,} of {rows:,} rows hold a category that is new or was rare in training")
+        elif not count:
+            _warn(file, name, f"all {rows:,} rows are empty, so that it says nothing")
     where = f"{file.path}: column '{printable(image[0])}'" if image else ""
     paths = [within(path, where) for path in texts[image[0]]] if image else []
     folder = file.path.resolve().parent
@@ -219,12 +251,20 @@ def _new_table(made: Preparation, file: File) -> Examples:
     ids = texts[made.id] if made.id in texts else [str(number) for number in range(1, len(x) + 1)]
     sites, site = np.unique([text or "" for text in texts.get(made.site, ())], return_inverse=True)
     held: dict[str, Any] = {"site": site, "sites": tuple(sites.tolist())} if len(site) else {}
-    return Examples(x, _labels(made, texts, len(x), file.path), row=[row or "" for row in ids], **held)
+    y = _labels(made, texts, len(x), file.path)
+    if made.time in texts and bool((y != UNKNOWN).all()):  # without events, times say nothing
+        where = f"{file.path}: column '{printable(made.time)}'"
+        held["time"] = torch.from_numpy(amounts(texts[made.time], where, *AMOUNTS["time"]))
+    return Examples(x, y, row=[row or "" for row in ids], **held)
+
+
+def _warn(file: File, name: str, what: str) -> None:
+    log.warning("warning: %s: column '%s': %s", file.path, printable(name), what)
 
 
 def _pixels(made: Preparation, folder: Path, paths: Sequence[str]) -> Tensor:
     assert made.image is not None
-    return torch.from_numpy(decoded(folder, paths, made.image.size, made.image.channels))
+    return torch.from_numpy(decoded(folder, paths, made.image))
 
 
 def _labels(made: Preparation, columns: Mapping[str, Sequence[str | None]], rows: int, path: Path) -> Tensor:
@@ -247,8 +287,10 @@ def _labels(made: Preparation, columns: Mapping[str, Sequence[str | None]], rows
 def from_frame(
     frame: Any,
     *,
-    label: str | Sequence[str],
+    label: str | Sequence[str] = "",
     positive: Value | None = None,
+    time: str = "",
+    event: str = "",
     site: str = "",
     split: str = "",
     group: str = "",
@@ -261,6 +303,7 @@ def from_frame(
     validation: float = 0.2,
     test: float = 0.2,
     seed: int = 0,
+    preparation: str = "",
 ) -> Splits:
     """The sites of a data frame with numbers and categories, and what is held back of each: what `fit` takes.
 
@@ -272,6 +315,8 @@ def from_frame(
         label: The column to predict, which has two values; or several columns, with the same two values in all, and
             nothing where a label is not known.
         positive: The value that counts as positive; not needed for 0 and 1, or booleans.
+        time: The column of the time of an event, or of the last look at a row that had none until then.
+        event: In place of label, with time: the column that says whether the event was then (1) or not (0).
         site: The column that names the site, unless there is one data frame a site.
         split: The column that says train, validation or test; without it, they are drawn.
         group: The column of patients or the like: a group is never in two splits that are drawn.
@@ -285,17 +330,19 @@ def from_frame(
         validation: The share of rows to validate on, if splits are drawn.
         test: The share of rows to test on, if splits are drawn.
         seed: Of the draws.
+        preparation: The path of a preparation.json to use instead of fitting one.
     """
     require_pyarrow(NEEDS)
     for name, given in (("columns", columns), ("drop", drop), ("categorical", categorical)):
         right = isinstance(given, (list, tuple)) and all(isinstance(one, str) for one in given)
         require(right, f"{name} must be a list of columns' names, such as ['age'], not {kind_of(given)}")
     rows, site = _one_table(frame, site)
-    named = label if isinstance(label, str) else label_names(label)
     options = TableOptions(
-        positive=positive, site=site, split=split, group=group, query=query, id=id, columns=tuple(columns),
-        drop=tuple(drop), categorical=tuple(categorical), rare=rare, validation=validation, test=test, seed=seed,
+        positive=positive, time=time, event=event, site=site, split=split, group=group, query=query, id=id,
+        columns=tuple(columns), drop=tuple(drop), categorical=tuple(categorical), rare=rare, validation=validation,
+        test=test, seed=seed, preparation=preparation,
     )  # fmt: skip
+    named = label_of(label if isinstance(label, str) else label_names(label), options)
     return splits_of(check_columns([in_memory(rows)], named, options), named, options)
 
 
