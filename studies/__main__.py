@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import typer
 
 from fedxl.errors import UserError
-from studies import coverage, demo, heterogeneity, histograms, labels, ranking
+from studies import coverage, demo, drift, heterogeneity, histograms, labels, ranking, sites, times
 from studies.curious import study as curious
 from studies.hostile import study as hostile
 from studies.options import to_one_line
@@ -20,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Studies of the paper and of this library. A study that is stopped goes on where it was.",
+    help="Studies of the paper and of this library. A stopped study continues where it was.",
 )
 app.add_typer(paper, name="paper")
 COMMANDS: Mapping[str, Callable[..., None]] = {
@@ -33,18 +33,21 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "privacy": privacy.command,
     "labels": labels.command,
     "ranking": ranking.command,
+    "sites": sites.command,
+    "times": times.command,
     "coverage": coverage.command,
     "histograms": histograms.command,
     "optimisers": demo.optimisers,
     "participation": demo.participation,
     "settings": demo.settings,
+    "drift": drift.drift,
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
 
 
 def main() -> None:
-    """A user's mistake is one line and exit code 2; anything else is a bug and shows its traceback."""
+    """Run a command. Wrong input ends with one line and code 2; anything else is a bug and keeps its traceback."""
     try:
         app(prog_name="python -m studies")
     except UserError as error:

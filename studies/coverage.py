@@ -8,7 +8,7 @@ percent; cells outside of 93 to 97 % are bold, with the share of intervals that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Annotated, NamedTuple
 
@@ -27,6 +27,8 @@ from fedxl.evaluation.operating import at_specificity, at_threshold
 from fedxl.evaluation.scores import Scores
 from fedxl.reporting.text import as_markdown
 from fedxl.sampling import Floats, Indices
+from studies import coverage_survival
+from studies.coverage_survival import Found
 from studies.harness import Harness, Outcome, Planned, Row, group
 from studies.options import OUT, Folder, Jobs, check, finish
 
@@ -154,12 +156,6 @@ def two_scores(case: Case, rng: np.random.Generator, together: float = TOGETHER)
     own = rng.normal(size=(2, len(case.labels)))
     noise = math.sqrt(together) * shared + math.sqrt(1 - together) * own
     return scored(case, noise[0], case.auroc), scored(case, noise[1], case.other)
-
-
-class Found(NamedTuple):
-    low: float
-    high: float
-    truth: float
 
 
 def _delong(case: Case, rng: np.random.Generator, draws: int) -> Found:
@@ -320,26 +316,33 @@ GRID: dict[str, tuple[tuple[tuple[int, int], ...], tuple[tuple[float, ...], ...]
     "difference alike": (SIZES, TWO),
     **dict.fromkeys(("plain", "logit", "newcombe"), (ALL, ((0.7,), (0.8,), (0.9,), (0.95,), (0.99,)))),
 } | {kind: (RARE, ((0.7,), (0.8,), (0.9,), (0.95,))) for kind in KINDS if " of " in kind}
+SURVIVAL = "survival"  # all kinds of `coverage_survival`
+ALL_KINDS = (*KINDS, SURVIVAL)
 
 
 def measure(planned: Planned) -> Outcome:
     """The shares of intervals that hold the truth, that lie above it, and that lie below it."""
-    sets, draws, seed = (int(planned.case[name]) for name in ("sets", "draws", "seed"))
-    case = Case(**{name: value for name, value in planned.case.items() if name in Case._fields})
-    rng = np.random.default_rng(
-        [seed, list(KINDS).index(case.kind), *case[1:3], int(1000 * case.auroc)]
-    )  # all shapes
-    low, high, truth = np.array([KINDS[case.kind](case, rng, draws) for _ in range(sets)]).T
+    found = coverage_survival.intervals(planned) if "patients" in planned.case else _intervals(planned)
+    low, high, truth = np.array(list(found)).T
     inside = (low <= truth) & (truth <= high)  # an interval of NaN covers nothing
     shares = {"covers": inside, "above": low > truth, "below": high < truth}
     return {name: float(share.mean()) for name, share in shares.items()}, {}
+
+
+def _intervals(planned: Planned) -> Iterator[Found]:
+    sets, draws, seed = (int(planned.case[name]) for name in ("sets", "draws", "seed"))
+    case = Case(**{name: value for name, value in planned.case.items() if name in Case._fields})
+    seeds = [seed, list(KINDS).index(case.kind), *case[1:3], int(1000 * case.auroc)]  # of all shapes
+    rng = np.random.default_rng(seeds)
+    for _ in range(sets):
+        yield KINDS[case.kind](case, rng, draws)
 
 
 def cases(kinds: Sequence[str], shape: str, sets: int, draws: int, seed: int) -> list[Planned]:
     """Every cell of the tables of these kinds."""
     common = {"shape": shape, "sets": sets, "draws": draws, "seed": seed}
     found = []
-    for kind in kinds:
+    for kind in filter(KINDS.__contains__, kinds):
         sizes, areas = GRID[kind]
         for positives, negatives in sizes:
             for area in areas:
@@ -347,19 +350,20 @@ def cases(kinds: Sequence[str], shape: str, sets: int, draws: int, seed: int) ->
                 found.append(
                     Planned({"kind": kind, "positives": positives, "negatives": negatives, **models, **common})
                 )
-    return found
+    return found + (coverage_survival.cases(sets, seed) if SURVIVAL in kinds else [])
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """One table per kind and shape."""
     parts = ["# How often 95 % intervals cover the truth"]
-    for (kind, shape), own in group(rows, "kind", "shape").items():
+    timed, others = ([row for row in rows if ("patients" in row.case) == of_times] for of_times in (True, False))
+    for (kind, shape), own in group(others, "kind", "shape").items():
         described = "" if shape == "normal" else f"; {SHAPES[shape].described}"
         body = [[f"{p}, {n}", *map(_cell, found)] for (p, n), found in group(own, "positives", "negatives").items()]
         areas = [" and ".join(f"{area:g}" for area in pair if area) for pair in group(own, "auroc", "other")]
         table = as_markdown(body, ["positives, negatives", f"AUROC {areas[0]}", *areas[1:]])
         parts += [f"**{SHOWN[kind]}{described}**", table.strip()]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *coverage_survival.tables(timed, _cell)]) + "\n"
 
 
 def _cell(row: Row) -> str:
@@ -372,22 +376,22 @@ def command(
     sets: Annotated[int, typer.Option(help="Simulated sets per cell.")] = 2000,
     draws: Annotated[int, typer.Option(help="Of a bootstrap.")] = 500,
     seed: Annotated[int, typer.Option(help="Of the simulated sets.")] = 0,
-    only: Annotated[list[str] | None, typer.Option(help=f"{', '.join(KINDS)}; repeatable.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help=f"{', '.join(ALL_KINDS)}; repeatable.")] = None,
     shape: Annotated[str, typer.Option(help=f"Of the scores: {', '.join(SHAPES)}.")] = "normal",
     jobs: Jobs = 1,
     folder: Folder = OUT,
 ) -> None:
     """How often 95 % intervals cover the truth.
 
-    On simulated sets. 25 minutes on one core.
+    On simulated sets. 50 minutes on one core.
     """
     check(folder, jobs=jobs)
     require(sets >= 1 and draws >= 1, f"sets and draws must be at least 1, got {sets} and {draws}")
     for kind in only or ():
-        if kind not in KINDS:
-            raise unknown("kind", kind, KINDS)
+        if kind not in ALL_KINDS:
+            raise unknown("kind", kind, ALL_KINDS)
     if shape not in SHAPES:
         raise unknown("shape", shape, SHAPES)
     with Harness(folder / "coverage.jsonl", measure, jobs) as do:
-        rows = do(cases(only or list(KINDS), shape, sets, draws, seed))
+        rows = do(cases(only or ALL_KINDS, shape, sets, draws, seed))
     finish("coverage", folder, markdown(rows))

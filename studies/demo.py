@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from fedxl.config.experiment import Config
+from fedxl.errors import unknown
 from fedxl.experiments import demo
 from fedxl.files import write_json
 from fedxl.reporting.text import as_markdown
-from studies import harness
+from studies import harness, recorded
 from studies.harness import Harness, Planned, Row, cell, difference, group, machines, train, with_error
 from studies.options import OUT, Folder, Jobs, Rounds, Seeds, check, finish, length, shorten
 
@@ -32,9 +31,9 @@ class Variant(NamedTuple):
     tried: Sequence[float] = USUAL
 
     def config(self, value: float, seed: int) -> Config:
-        base = demo.ENTRIES[0]
+        base = recorded.FEDXL2
         changed = demo.Entry("", {**base.algorithm, **self.algorithm, self.tuned: value}, base.risk)
-        config = demo.experiment(changed, seed)
+        config = recorded.experiment(changed, seed)
         return config if self.risk is None else Config(**{**config.tables(), "risk": dict(self.risk)})
 
 
@@ -86,10 +85,10 @@ def optimisers_table(rows: Sequence[Row]) -> str:
 CLIENTS, COHORT, ROUNDS = 16, 4, 48
 HOURS, OFTEN, RARELY = 24, 12, 3
 RARE = (0, 1, 2, 3)  # clients that hold positives, and are rarely there
-METHODS: Mapping[str, tuple[int, Mapping[str, Any]]] = {  # the demo's entry, and what is changed
-    "FeDXL2": (0, {}),
-    "FeDXL2, pool of 4 rounds": (0, {"pool_rounds": 4}),
-    "Local Pair": (2, {}),
+METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # the demo's entry, and what is changed
+    "FeDXL2": ("FeDXL2", {}),
+    "FeDXL2, pool of 4 rounds": ("FeDXL2", {"pool_rounds": 4}),
+    "Local Pair": ("Local Pair", {}),
 }
 WAYS = ("uniform", "trace")
 
@@ -117,7 +116,7 @@ def participation(seeds: Seeds = 8, rounds: Rounds = ROUNDS, jobs: Jobs = 1, fol
 
     def plan(method: str, way: str, seed: int) -> Planned:
         entry, options = METHODS[method]
-        config = demo.experiment(demo.ENTRIES[entry], seed)
+        config = recorded.experiment(recorded.ENTRIES[entry], seed)
         config.algorithm.update(options)
         where = {"participation": "trace", "trace": str(folder / "trace.json")} if way == "trace" else {}
         config.run.update(cohort=COHORT, rounds=rounds, eval_every=min(2, rounds), **where)
@@ -149,57 +148,37 @@ def participation_table(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-TRIALS = 16
-TUNING_SEEDS = (100, 101, 102)  # none of which the demo uses
-PLAIN = {"lr": (0.03, 0.1, 0.3, 1.0, 3.0), "weight_decay": (0.0, 1e-4, 1e-3, 1e-2)}
-PAIRS = {"lr": (0.1, 0.3, 1.0, 3.0), "weight_decay": (0.0, 1e-3), "gamma": (0.1, 0.5), "lam": (0.5, 1.0, 3.0)}
-# FeDXL in the plain form of the paper: sites of the demo differ in their images, see docs/notes/skew.md.
-SPACES: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    "fedxl2": PAIRS | {"level": ("free",)},
-    "local_pair": PAIRS,
-    "sox": PAIRS,
-    "local_sgd": PLAIN,
-    "codasca": PLAIN,
-}
-Choice = tuple[tuple[str, Any], ...]
-
-
-def draw_choices(space: Mapping[str, Sequence[Any]], trials: int) -> list[Choice]:
-    """Settings drawn at random, none twice; the same for the same space."""
-    everything = [tuple(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
-    return random.Random(0).sample(everything, trials)
+TUNING_SEEDS = (100, 101, 102, 103, 104)  # none of which the demo uses
+RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 def settings(
-    algorithms: Annotated[str, typer.Option(metavar="NAME,...", help="Some only.")] = ",".join(SPACES),
-    trials: Annotated[int, typer.Option(help="For each algorithm.")] = TRIALS,
+    algorithms: Annotated[str, typer.Option(metavar="NAME,...", help="Some only.")] = "",
     rounds: Rounds = 0,
     jobs: Jobs = 1,
     folder: Folder = OUT,
 ) -> None:
-    """How the demo's settings were chosen.
+    """How the demo's learning rates were chosen.
 
-    As many random trials for every algorithm, on validation data only.
+    The same rates for every algorithm, all else its default, on validation data only.
     """
-    check(folder, trials, jobs)
+    check(folder, len(RATES), jobs)
+    names = {str(entry.algorithm["name"]): entry for entry in demo.ENTRIES}
 
-    def plan(name: str, choice: Choice, seed: int) -> Planned:
-        case = {"algorithm": name, **dict(choice), "seed": seed, **length(rounds)}
-        risk = {key: value for key, value in choice if key == "lam"}
-        entry = demo.Entry(name, {"name": name, **{k: v for k, v in choice if k != "lam"}}, risk)
+    def plan(name: str, lr: float, seed: int) -> Planned:
+        case = {"algorithm": name, "lr": lr, "seed": seed, **length(rounds)}
+        entry = names[name]._replace(algorithm={"name": name, "lr": lr})
         return Planned(case, shorten(demo.experiment(entry, seed), case))
 
-    planned = {
-        name: {c: [plan(name, c, seed) for seed in TUNING_SEEDS] for c in draw_choices(SPACES[name], trials)}
-        for name in algorithms.split(",")
-    }
+    wanted = algorithms.split(",") if algorithms else list(names)
+    for name in wanted:
+        if name not in names:
+            raise unknown("algorithm", name, names)
+    planned = {name: {lr: [plan(name, lr, seed) for seed in TUNING_SEEDS] for lr in RATES} for name in wanted}
     with Harness(folder / "settings.jsonl", train, jobs) as do:
         tuned = harness.tune(do, planned, SELECT)
-    body = [
-        [name, f"{found.value:.4f}", ", ".join(f"{key} {value}" for key, value in found.choice)]
-        for name, all_found in tuned.items()
-        for found in sorted(all_found, key=lambda trial: -trial.value)[:3]
-    ]
-    about = f"The best three of {trials} trials per algorithm: validation partial AUC, mean over three seeds."
-    table = as_markdown(body, ["algorithm", METRICS[SELECT], "settings"])
+    found = {name: {trial.choice: trial.value for trial in trials} for name, trials in tuned.items()}
+    body = [[name, *(f"{by_rate[lr]:.4f}" for lr in RATES)] for name, by_rate in found.items()]
+    about = f"Validation partial AUC by learning rate, mean over {len(TUNING_SEEDS)} seeds; all else is the default."
+    table = as_markdown(body, ["algorithm", *(f"{lr:g}" for lr in RATES)])
     finish("settings", folder, f"# The demo's settings\n\n{about}\n\n{table}")

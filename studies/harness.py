@@ -1,7 +1,7 @@
 """One harness for every study: planned runs, resumed, tuned alike, recorded as one row per run, tabled and grouped.
 
 A study plans its runs, each told from the others by its `case`. The harness does those that have no row yet and
-writes the file of rows after every run, whole or not at all: a study that is killed goes on where it was. Tables and
+writes the file of rows after every run, whole or not at all: a killed study continues where it was. Tables and
 pictures are made from rows alone. Arrays (test scores, curves) lie beside the rows and need not be kept.
 """
 
@@ -182,7 +182,7 @@ class Harness:
     ) -> None:
         self.stop()
         if isinstance(error, KeyboardInterrupt):
-            self.say("stopped; finished runs are kept, and the same command goes on from there")
+            self.say("stopped; finished runs are kept; run the command again to continue")
             sys.exit(130)
 
 

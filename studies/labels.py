@@ -15,7 +15,7 @@ from fedxl.errors import require, unknown
 from fedxl.reporting.plots import require_matplotlib
 from fedxl.reporting.text import as_markdown
 from fedxl.training.result import Result
-from studies import harness
+from studies import harness, recorded
 from studies.harness import Harness, Outcome, Planned, Row, group, machines, train
 from studies.options import OUT, Folder, Jobs, Seeds, check, finish
 
@@ -63,7 +63,7 @@ def plan(kind: str, label: str, rate: float, seed: int, rounds: int, data: Table
         },
         model={"name": "cnn", "channels": 8, "norm": "group"},
         risk=risk,
-        algorithm={"name": "fedxl2", "lr": rate},
+        algorithm={"name": "fedxl2", **recorded.EVEN, "lr": rate},
         run={
             "rounds": rounds * made.longer, "local_steps": 8, "batch1": made.batch[0], "batch2": made.batch[1],
             "eval_every": 5, "seed": seed,

@@ -19,7 +19,7 @@ from fedxl.reporting.plots import require_matplotlib
 OUT = Path("results")
 Folder = Annotated[Path, typer.Option("--out", help="Folder for results; finished runs in it are not repeated.")]
 Seeds = Annotated[int, typer.Option(help="Runs of each method to average.")]
-Jobs = Annotated[int, typer.Option(help="Runs in parallel, each in a process.")]
+Jobs = Annotated[int, typer.Option(help="Parallel runs, one process each.")]
 Rounds = Annotated[int, typer.Option(help="Rounds of each run, for a quick look; 0: as many as the study has.")]
 
 
@@ -60,5 +60,5 @@ def finish(name: str, folder: Path, text: str) -> None:
 
 
 def to_one_line(error: UserError) -> None:
-    """Show a user's mistake in one line."""
+    """Print an error for wrong input, in one line."""
     Console(stderr=True).print(f"studies: {error}", style="red", highlight=False, soft_wrap=True, markup=False)

@@ -43,7 +43,8 @@ def build_method(method: str, lr: float) -> Algorithm:
     family, _, risk = method.partition(": ")
     if method == POINTWISE:
         return build("local_sgd", fedxl.listwise(), lr=lr, loss="squared")
-    return build(FAMILIES[family], RISKS[risk](queries=QUERIES * (ARCHIVES if family == "centralised" else 1)), lr=lr)
+    made = RISKS[risk](queries=QUERIES * (ARCHIVES if family == "centralised" else 1))
+    return build(FAMILIES[family], made, lr=lr)
 
 
 def cells() -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from fedxl.algorithms.local_pair import SOX, CentralizedSGD, LocalPair
 from fedxl.algorithms.local_sgd import LocalSGD
 from fedxl.algorithms.pool import Pooling
 from fedxl.algorithms.protocol import Algorithm, Phase
-from fedxl.errors import unknown
+from fedxl.errors import kind_of, require, unknown
 from fedxl.options import call
 from fedxl.risks import XRisk
 
@@ -52,6 +52,7 @@ def build(name: str, risk: XRisk, **settings: Any) -> Algorithm:
     >>> build("fedxl1", auroc(), lr=0.5, level="free").lr
     0.5
     """
+    require(isinstance(name, str), f"name must be an algorithm's, such as 'fedxl2', not {kind_of(name)}")
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     return call(ALGORITHMS[name], settings, "algorithm", {"risk": risk})

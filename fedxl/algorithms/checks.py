@@ -40,7 +40,7 @@ def check_update(phase: Phase, server: Any, update: Any, assignment: Assignment)
     """
     if not all(map(torch.equal, tree.leaves(update.share), tree.leaves(assignment.share))):
         # With share 0 its scores would enter the pool, and its sizes would not be compared.
-        raise RefusedError("its share is not the one that it was given")
+        raise RefusedError("its share is not what the server assigned")
     if not 0 <= int(update.steps) <= assignment.steps:
         raise RefusedError(f"it reports {int(update.steps)} steps of {assignment.steps}")
     check_buffers(update.weights.buffers)
@@ -67,7 +67,7 @@ def _sizes_of_change(phase: Phase, server: Any, update: Any, steps: int) -> dict
     parts, before = phase.parts(update), phase.parts(server)
     more = [name for name in parts if name not in ("weights", "G")]  # which have sizes of their own
     ahead = 0.0 if more else tree.norm(tuple(others))
-    model = (_distance(params, server.weights.params) + ahead) / phase.growth(update.share)
+    model = (_distance(params, server.weights.params) + ahead) / phase.growth(update.share).clamp(min=1)
     buffers = tree.map(lambda new, old: new.double() - old, update.weights.buffers, server.weights.buffers)
     # Counters change by whole steps. In one norm with the statistics, they would hide changes of these.
     counts = {name for name, leaf in update.weights.buffers.items() if not leaf.is_floating_point()}
@@ -76,7 +76,7 @@ def _sizes_of_change(phase: Phase, server: Any, update: Any, steps: int) -> dict
         "change of buffers": tree.norm({name: leaf for name, leaf in buffers.items() if name not in counts}),
         "change of counters": tree.norm({name: buffers[name] for name in counts}),
     }
-    return sizes | {f"change of {name}": tree.norm(tree.map(torch.sub, parts[name], before[name])) for name in more}
+    return sizes | {f"change of {name}": tree.distance(parts[name], before[name]) for name in more}
 
 
 def _check_sent(phase: Phase, server: Any, scores: Scores, assignment: Assignment) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ def _distance(new: dict[str, Tensor], old: dict[str, Tensor]) -> Tensor:
     which may move by more than their own length. But honest weights hardly ever reverse.
     """
     turned = -tree.inner(new, old) / tree.norm(old).clamp(min=torch.finfo(torch.float64).tiny)
-    return tree.norm(tree.map(torch.sub, new, old)) + 10 * turned.clamp(min=0)
+    return tree.distance(new, old) + 10 * turned.clamp(min=0)
 
 
 def check_scores(risk: XRisk, scores: Scores) -> None:

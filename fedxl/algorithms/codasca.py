@@ -89,6 +89,7 @@ class CODASCA(Algorithm):
     """
 
     averaged: ClassVar[tuple[str, ...]] = ("weights", "scalars")
+    facts_read: ClassVar[tuple[str, ...]] = ("positive_share", "pairs")
     summable: ClassVar[bool] = False  # control variates are weighted by other shares than models
 
     risk: XRisk = field(default_factory=auroc, kw_only=False)  # what is reported
@@ -114,8 +115,9 @@ class CODASCA(Algorithm):
         require(self.stage_decay >= 1, f"stage_decay must be at least 1, got {self.stage_decay}")
 
     def with_facts(self, facts: DataFacts) -> CODASCA:
+        found = super().with_facts(facts)
         known = self.positive_share > 0 or not 0 < facts.positive_share < 1
-        return self if known else replace(self, positive_share=facts.positive_share)
+        return found if known else replace(found, positive_share=facts.positive_share)
 
     def init(self, weights: Weights) -> CODASCAServer:
         like = next(iter(weights.params.values()))
@@ -168,7 +170,7 @@ class CODASCA(Algorithm):
 
     def move(self, point: Point, direction: Point, reference: Point, step: Tensor) -> Point:
         dtype = point.a.dtype
-        rate = self.rate(step, dtype) * self.stage_decay ** -(step // self.stage_steps).to(dtype)
+        rate = self.descent.rate(self.lr, step, dtype) * self.stage_decay ** -(step // self.stage_steps).to(dtype)
         decay = tree.map(torch.zeros_like, point)._replace(
             params=tree.map(lambda w: self.descent.weight_decay * w, point.params)
         )

@@ -3,9 +3,8 @@
     momentum   m <- mu m + g                                               step: m
     adam       m <- mu m + (1 - mu) g,   v <- nu v + (1 - nu) g^2          step: m' / (sqrt(v') + epsilon)
 
-m' and v' are m and v over 1 - mu^t and 1 - nu^t. A client's g is its G; its moments begin anew in every round, so a
-round depends on the server's state alone, and nothing more is kept or sent. The server's rules (`server_rules.py`)
-use the same definitions.
+m' and v' are m and v over 1 - mu^t and 1 - nu^t. A client's g is its G; its moments begin anew in each round, so
+that nothing more is kept or sent. The server's rules (`server_rules.py`) use the same definitions.
 """
 
 from __future__ import annotations
@@ -131,10 +130,11 @@ class Descent:
         back = -rate if pace is None else -rate * pace
         return tree.map(lambda w, g: torch.addcmul(w, g, back), params, direction), state
 
-    def distance(self, lr: float, beta: float, steps: int, step: Tensor) -> Tensor:
+    def distance(self, lr: float, beta: float, steps: int, step: Tensor, hold: float = 0.0) -> Tensor:
         """How far a G of length 1 moves the model within so many steps; 0 by Adam, whatever the length of G."""
         speed, left = 0.0, 0.0
         for number in range(1, steps + 1):
-            speed = (1 - beta) ** number + (self.momentum * speed if self.descent == "momentum" else 0.0)
+            carried = self.momentum * speed if self.descent == "momentum" else 0.0
+            speed = (1 - hold if hold else (1 - beta) ** number) + carried
             left += speed  # what is left of G, step by step
         return self.rate(lr, step, torch.float64) * (0.0 if self.descent == "adam" else left)

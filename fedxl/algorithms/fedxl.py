@@ -11,7 +11,7 @@ round (passive, numbers from the pool):
 
 In the paper's letters: a and b are h(w; z) of S1 and S2, the pool is H1, H2 and U, what a client receives of it is
 R1, R2 and P. The engine draws examples and entries of the pool before the round. The defaults differ from the paper
-where that was measured to help (docs/maths.md): its own form is level = "free", one_class = "train", fresh = true.
+where that was measured to help (docs/maths.md): its own form is level = "free", fresh = true.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from fedxl.errors import require
 from fedxl.models import Score, Weights
 from fedxl.risks.pairing import Entry, Minibatch, PoolWeights, Share
 
-# What a client with one class does. lend: it scores, and does not train. train: it trains like all others. auto: it
-# lends if levels are even or balanced and some client holds both classes, and trains otherwise.
+# Clients with one class lend scores, or train like others. auto: with even levels they lend, unless all of them hold
+# the same class and most of its examples, or nobody holds both.
 OneClass = Literal["auto", "lend", "train"]
 
 
@@ -66,8 +66,8 @@ class FeDXL2(PairDescent):
     """
 
     first_round: ClassVar[int] = 0
+    facts_read: ClassVar[tuple[str, ...]] = ("one_class", "pairs")
 
-    level: Level = Level("even")  # the paper: "free"
     one_class: OneClass = "auto"  # clients with one class: lend scores, or train (the paper)
     pool: Pooling = Pooling()
     gradient: Exact = field(default=Exact(), metadata={"options": gradients.OPTIONS})
@@ -138,7 +138,9 @@ class FeDXL2(PairDescent):
         a, b = (self.gradient.blank(entry, share.mass[side], within) for side, entry in enumerate((sent.a, sent.b)))
         # Who only lends scores sends nothing else of its examples, above all no gradient.
         weights, G = tree.map(
-            lambda own, old: torch.where(work.pace > 0, own, old), (work.weights, work.G), (server.weights, server.G)
+            lambda own, old: torch.where(work.pace > 0, own, old),
+            (work.weights, self.own_G(server, work)),
+            (server.weights, server.G),
         )
         client = ClientEstimates(work.u, self.own_buffers(work.weights.buffers))
         return client, FeDXLUpdate(weights, G, Scores(a, sent.u, b), share, work.step - server.step)
@@ -154,13 +156,12 @@ class FeDXL2(PairDescent):
     # The server, after a round.
 
     def update_like(self, server: FeDXLServer, assignment: Assignment) -> FeDXLUpdate:
-        reading, pool = assignment.reading, server.pool
-        count1, count2 = (self.pool.count(assignment.steps * size) for size in (reading.size1, reading.size2))
-        like = Scores(pool.first.entry, pool.first.u, pool.second.entry)
-        first, second = (
-            tree.map(lambda leaf, n=count: leaf.new_zeros(n, *leaf.shape[1:]), like) for count in (count1, count2)
+        pool, steps = server.pool, assignment.steps
+        count1, count2 = (
+            self.pool.count(steps * size) for size in (assignment.reading.size1, assignment.reading.size2)
         )
-        scores = Scores(first.a, first.u, second.b)
+        a, u = tree.map(lambda leaf: leaf.new_zeros(count1, *leaf.shape[1:]), (pool.first.entry, pool.first.u))
+        scores = Scores(a, u, tree.map(lambda leaf: leaf.new_zeros(count2, *leaf.shape[1:]), pool.second.entry))
         return FeDXLUpdate(server.weights, server.G, scores, assignment.share, server.step)
 
     def aggregate(self, server: FeDXLServer, mean: dict[str, Any], updates: FeDXLUpdate) -> FeDXLServer:
@@ -175,7 +176,7 @@ class FeDXL2(PairDescent):
 
     def growth(self, share: Share) -> Tensor:
         factors = self.level.even_factors(share.factors.movedim(share.mass.ndim - 1, 0)).amax(0)
-        return self.risk.pairing.over_labels(factors).clamp(min=1).double()
+        return self.risk.pairing.over_labels(factors).double()
 
     def sent_scores(self, update: FeDXLUpdate) -> Scores:
         return update.scores
@@ -183,23 +184,22 @@ class FeDXL2(PairDescent):
     def pooled_scores(self, server: FeDXLServer) -> Pool:
         return server.pool
 
-    # Clients with one class.
-
     @property
-    def lends(self) -> bool:
-        """Whether a client with one class lends its scores and does not train."""
-        return self.one_class == "lend" or (self.one_class == "auto" and self.level.level in ("even", "balanced"))
+    def lends(self) -> bool:  # type: ignore[override]
+        return self.one_class == "lend" or (self.one_class == "auto" and self.level.level == "even")
 
     def trains_on(self, share: Share) -> Tensor:
         return share.both.to(share.model.dtype) if self.lends else super().trains_on(share)
 
-    @property
-    def needs_both_classes(self) -> bool:  # type: ignore[override]
-        return self.lends
-
     def with_facts(self, facts: DataFacts) -> FeDXL2:
-        """If no client holds both classes, nobody can be lent to, and `auto` lets all train."""
-        return self if self.one_class != "auto" or facts.both_classes else replace(self, one_class="train")
+        """Decides what `auto` means. A guard would keep scores of clients with one class from being compared."""
+        found = super().with_facts(facts)
+        if not self.risk.pairing.has_level:
+            return replace(found, level=Level("free"))
+        if found.one_class == "auto" and found.level.trains_one_class(found.risk, facts.one_class):
+            found = replace(found, one_class="train")
+        unguarded = facts.one_class > 0 and found.level.level == "even" and not found.lends
+        return replace(found, level=replace(found.level, guard=False)) if unguarded else found
 
     @property
     def private(self) -> bool:  # type: ignore[override]
@@ -223,27 +223,15 @@ class FeDXL1(FeDXL2):
 
 
 class WarmUp(Phase):
-    """Round 0: clients score their batches with the initial weights, and the server pools the scores.
-
-    The server computes the pool's first u from the pooled scores alone. So a client with one class contributes to the
-    pool from the beginning.
-    """
+    """Round 0: clients score batches with the initial weights; the server pools the scores and computes their u."""
 
     name = "warm-up"
     averaged = ()  # weights and G do not move
 
     def __init__(self, algorithm: FeDXL2) -> None:
         self.of, self.risk = algorithm, algorithm.risk
-        for name in (
-            "downlink",
-            "finish",
-            "update_like",
-            "counts",
-            "growth",
-            "position",
-            "sent_scores",
-            "pooled_scores",
-        ):
+        same = ["downlink", "finish", "update_like", "counts", "growth", "position", "sent_scores", "pooled_scores"]
+        for name in same:
             setattr(self, name, getattr(algorithm, name))  # as in every other round
 
     def start(self, server: FeDXLServer, client: ClientEstimates, share: Share) -> PairWork:

@@ -4,9 +4,10 @@ Gradients by scores sum to zero over all pairs of a federation, but not at one s
 positives than for its negatives moves all of its scores up, step after step, until the link is flat. The average over
 sites cannot undo that. docs/maths.md has the algebra.
 
-free: steps may do anything, as in the paper. bounded: if a client holds both classes, its level stays where the link
-passes gradient. even: besides, such a client pulls as hard on S1 as on S2, whatever it counts for on either.
-balanced: bounded, and no step of such a client moves its level at all.
+free: steps may do anything, as in the paper. even: a client that holds both classes pulls as hard on S1 as on S2,
+whatever it counts for on either, and a guard keeps its level where the link passes gradient. The guard changes the
+outputs of such clients alone, so it is left out where clients with one class train: scores could not be compared.
+And G is held: each step of a round adds to the server's G instead of its own (FedCM; Xu et al. 2021).
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from fedxl.errors import require
 from fedxl.options import require_types
 from fedxl.risks.xrisk import XRisk
 
-Kind = Literal["even", "balanced", "bounded", "free"]
-Guard = Literal["auto", "on", "off"]
+Kind = Literal["even", "free"]
 Members = Any  # which outputs [B, *t] are those of S1, and which are those of S2: `pairing.Slices`, or the like
 
 # The limits of the guard. Within them a sigmoid passes most of its gradient.
@@ -35,18 +35,24 @@ TINY = 1e-12
 class Level:
     """What a client's steps may do to the level of its scores."""
 
-    level: Kind = "free"  # what steps may do to the level of all scores: free, bounded, even or balanced
-    guard: Guard = "auto"  # whether such levels guard outputs: on, off; auto: on unless the network norms its scores
+    level: Kind = "even"  # of all scores: even keeps it, free (the paper) lets steps move it
+    guard: bool = True  # whether an even level guards outputs; not if one-class clients train, or scores are normed
+    hold: float = 0.3  # weight of a local gradient beside the G that an even level holds; 0: G moves in each step
 
     def __post_init__(self) -> None:
         require_types(type(self), vars(self))
-        on = self.guard == "on" and self.level == "free"
-        require(not on, "guard = 'on' needs a level that guards: set level = 'bounded', 'even' or 'balanced'")
+        require(0 <= self.hold < 1, f"hold must lie in [0, 1), got {self.hold}")
+
+    def kept(self, risk: XRisk) -> bool:
+        """Whether there is a level, and it is kept: an unbounded link never saturates, and vectors have no level."""
+        return self.level == "even" and risk.score_range.bounded and risk.single_score and risk.pairing.has_level
+
+    def trains_one_class(self, risk: XRisk, one_class: float) -> bool:
+        """Whether clients with one class should train, by `DataFacts.one_class`; scores without bounds run away."""
+        return one_class >= (2 if self.kept(risk) else 3)
 
     def guards(self, risk: XRisk) -> bool:
-        """Whether there is anything to guard: an unbounded link never saturates, and vectors have no level."""
-        wanted = self.level != "free" and self.guard != "off"
-        return wanted and risk.score_range.bounded and risk.single_score
+        return self.guard and self.kept(risk)
 
     def guard_outputs(self, risk: XRisk, h: Tensor, members: Members, both: Tensor) -> Tensor:
         """Outputs [B, *t] with their spread scaled down to MOST_SPREAD and their level moved to within MOST_LEVEL.
@@ -68,9 +74,3 @@ class Level:
             return factors
         mean = (factors[0] * factors[1]).sqrt().expand_as(factors)
         return torch.where(mean > 0, mean, factors)
-
-    def balance_gradient(self, risk: XRisk, d: Tensor, members: Members, both: Tensor) -> Tensor:
-        """Gradients by outputs [B, *t], each side shifted by half of their sum, so that together they sum to zero."""
-        if self.level != "balanced" or not risk.single_score:
-            return d
-        return torch.where(both > 0, members.shift(d, d.sum(0)), d)

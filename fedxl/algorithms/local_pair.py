@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedxl.algorithms.gradient import Exact
+from fedxl.algorithms.level import Level
 from fedxl.algorithms.protocol import Assignment, Batch, NoTrace
 from fedxl.algorithms.step import ClientEstimates, PairDescent, PairWork, own_pull
 from fedxl.errors import require
@@ -64,7 +65,7 @@ class LocalPair(PairDescent):
         self, server: LocalPairServer, share: Share, work: PairWork, trace: NoTrace
     ) -> tuple[ClientEstimates, LocalPairUpdate]:
         client = ClientEstimates(work.u, self.own_buffers(work.weights.buffers))
-        return client, LocalPairUpdate(work.weights, work.G, share, work.step - server.step)
+        return client, LocalPairUpdate(work.weights, self.own_G(server, work), share, work.step - server.step)
 
     def update_like(self, server: LocalPairServer, assignment: Assignment) -> LocalPairUpdate:
         return LocalPairUpdate(server.weights, server.G, assignment.share, server.step)
@@ -84,6 +85,7 @@ class CentralizedSGD(LocalPair):
     local_pairs: ClassVar[bool] = False
 
     beta: float = 1.0
+    level: Level = Level("free")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,3 +98,5 @@ class SOX(LocalPair):
 
     centralized: ClassVar[bool] = True
     local_pairs: ClassVar[bool] = False
+
+    level: Level = Level("free")

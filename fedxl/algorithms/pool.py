@@ -208,8 +208,9 @@ def estimate_u(risk: XRisk, before: Pool, pool: Pool) -> Pool:
         a = tree.map(lambda leaf, at=rows: leaf[at], first.entry)
         b = tree.map(lambda leaf, at=columns: leaf[at], second.entry)
         if bool(columns.any()):
-            share = second.weight[columns].expand(len(a.score), -1)
-            u[rows] = risk.estimate(risk.losses(a, b), share).to(u.dtype)
+            meets = risk.pairing.meets(a, b, risk.sides[1])
+            assert meets is not None
+            u[rows] = risk.estimate(risk.losses(a, b), second.weight[columns] * meets).to(u.dtype)
     return drop_unknown(risk, Pool(first._replace(u=u), second))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
     examples: Minibatch
     passive: Any  # what the phase's `passive` took from the pool for this step
     fresh: tuple[Minibatch, ...] = ()  # examples that are scored for the pool but not trained on: the paper's z-hat
-    noise: Any = ()  # draws of N(0, 1), as the phase's `noise_like` asks for
+    noise: Any = ()  # whole numbers, as the phase's `noise_like` asks for
 
 
 class NoTrace(NamedTuple):
@@ -61,7 +61,8 @@ class DataFacts(NamedTuple):
 
     # The probability that an example is positive, with clients weighted as in the run.
     positive_share: float = math.nan
-    both_classes: float = 1.0  # whether any client holds both classes: 1 or 0
+    one_class: float = 0.0  # clients with one class: 0: none; 1: should lend scores; 2: should train; 3: are all
+    pairs: Any = None  # what the pairing must know
 
 
 class ServerState(Protocol):
@@ -71,12 +72,10 @@ class ServerState(Protocol):
     def weights(self) -> Weights: ...
 
     @property
-    def step(self) -> Tensor:
-        """Local steps since the beginning."""
+    def step(self) -> Tensor: ...  # local steps since the beginning
 
     @property
-    def rules(self) -> Any:
-        """The states of the server's rules; an algorithm leaves them alone."""
+    def rules(self) -> Any: ...  # the states of the server's rules; an algorithm leaves them alone
 
 
 class ClientUpdate(Protocol):
@@ -158,7 +157,7 @@ class Phase:
         return share.model
 
     def growth(self, share: Share) -> Tensor:
-        """By how much a client's gradient is multiplied if it holds rare examples; at least 1."""
+        """By how much a client's gradient is multiplied, above 1 if it holds rare examples."""
         return torch.ones_like(share.model, dtype=torch.float64)
 
     def parts(self, state: Any) -> dict[str, Any]:
@@ -208,8 +207,9 @@ class Algorithm(Phase):
     summable: ClassVar[bool] = True  # whether the server needs `averaged` in sum only, so that secure sums suffice
     may_be_nan: ClassVar[tuple[str, ...]] = ()  # leaves of states and updates in which NaN means "unknown"
     first_round: ClassVar[int] = 1  # 0 if there is a warm-up round
+    facts_read: ClassVar[tuple[str, ...]] = ("pairs",)  # which of `DataFacts` real sites must be told
     # What may depend on settings; then it is a property.
-    needs_both_classes: ClassVar[bool] = False  # whether some client must hold both classes, or nobody would train
+    lends: ClassVar[bool] = False  # whether clients with one class lend their scores and do not train
     guards_level: ClassVar[bool] = True  # whether scores stay where their link passes gradient
     private: ClassVar[bool] = False  # whether it clips and adds noise, so that a run has an epsilon
     order: ClassVar[str] = "sorted"  # of uploaded scores, or "drawn"; algorithms that upload none count as sorted
@@ -232,10 +232,6 @@ class Algorithm(Phase):
     def rules(self) -> tuple[Rule, ...]:  # type: ignore[override]
         return self.server
 
-    def rate(self, step: Tensor, dtype: torch.dtype) -> Tensor:
-        """The learning rate at a step of the run."""
-        return self.descent.rate(self.lr, step, dtype)
-
     def phase(self, round: int) -> Phase:
         """What runs in this round."""
         return self
@@ -245,8 +241,9 @@ class Algorithm(Phase):
         return self
 
     def with_facts(self: A, facts: DataFacts) -> A:
-        """The algorithm with what it needs to know of the data filled in."""
-        return self
+        """The algorithm with what it needs to know of the data filled in; at real sites `facts_read` of it alone."""
+        pairing = self.risk.pairing.informed(facts.pairs)
+        return self if pairing is self.risk.pairing else replace(self, risk=replace(self.risk, pairing=pairing))
 
     def reading(self, batch1: int, batch2: int) -> Reading:
         """What a step reads, with the batch sizes of the run."""

@@ -82,15 +82,14 @@ class Clip:
         self, state: Tensor, phase: Phase, server: Any, updates: Any, shares: Tensor
     ) -> tuple[Any, Any, Tensor]:
         parts, origin = _normed(phase.parts(updates)), _normed(phase.parts(server))
-        growth, counted = phase.growth(updates.share), shares > 0
+        growth, counted = phase.growth(updates.share).clamp(min=1), shares > 0
         done, usual_now = {}, []
         for column, (name, part) in enumerate(parts.items()):
-            change = tree.map(torch.sub, part, origin[name])
-            sizes = _norms(change, len(shares), state) / growth  # [C]
+            sizes = _distances(part, origin[name], state.new_zeros(len(shares))) / growth  # [C]
             usual = usual_size(sizes[counted], state[:, column])
             scale = torch.where(sizes.isfinite(), (self.limit * usual / sizes).nan_to_num(1.0).clamp(max=1), 0.0)
             scale = torch.where(usual > 0, scale, torch.ones_like(scale))
-            done[name] = tree.map(partial(_shorten, scale), part, change, origin[name])
+            done[name] = tree.map(partial(_shorten, scale), part, origin[name]) if bool((scale < 1).any()) else part
             usual_now.append(median((sizes * scale)[counted]))
         latest = torch.stack(usual_now)
         # A part that nobody moved leaves what is known of it.
@@ -139,18 +138,19 @@ def median(sizes: Tensor) -> Tensor:
     return present.quantile(0.5) if len(present) else sizes.new_zeros(())
 
 
-def _norms(change: Any, clients: int, like: Tensor) -> Tensor:
-    """The norm of each client's change, over all leaves together, [C]."""
-    squares = like.new_zeros(clients)
-    for leaf in tree.leaves(change):
-        squares = squares + leaf.reshape(clients, -1).double().square().sum(1)
+def _distances(updates: Any, origin: Any, squares: Tensor) -> Tensor:
+    """How far each client's part is from where it began, over all leaves together, [C]. squares: zeros."""
+    for leaf, start in zip(tree.leaves(updates), tree.leaves(origin), strict=True):
+        rows = tree.pieces(leaf, len(squares))
+        for row, begun in zip(rows, start.reshape(1, -1).split(rows[0].shape[1], 1), strict=True):
+            squares = squares + torch.linalg.vector_norm(row - begun, dim=1, dtype=torch.float64).square()
     return squares.sqrt()
 
 
-def _shorten(scale: Tensor, leaf: Tensor, change: Tensor, origin: Tensor) -> Tensor:
+def _shorten(scale: Tensor, leaf: Tensor, origin: Tensor) -> Tensor:
     """origin + scale * change; the same bits if nothing is scaled, and the origin if nothing is left."""
     by = scale.view(-1, *[1] * (leaf.ndim - 1)).to(leaf.dtype)
-    shorter = torch.where(by > 0, origin + by * change, origin)
+    shorter = torch.where(by > 0, origin + by * (leaf - origin), origin)
     return torch.where(by < 1, shorter, leaf)
 
 

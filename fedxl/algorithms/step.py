@@ -77,6 +77,7 @@ class PairWork(NamedTuple):
     both: Tensor  # [*t] whether the client holds S1 and S2, as 1 or 0
     trains: Tensor  # [*t] whether its gradients count, as 1 or 0
     moments: Any  # of the local optimiser
+    total: dict[str, Tensor]  # if G is held, the sum of this round's directions; else {}
 
     @property
     def pace(self) -> Tensor:
@@ -91,21 +92,23 @@ class PairDescent(Algorithm):
     averaged: ClassVar[tuple[str, ...]] = ("weights", "G")
     may_be_nan: ClassVar[tuple[str, ...]] = ("u",)  # of an example never visited, and all u of a linear risk
 
-    beta: float = 0.1  # weight of the new gradient in G
+    beta: float = 0.1  # weight of the new gradient in G, if that is not held
     gamma: float = 0.1  # weight of the new inner estimate in u; 1: nothing is remembered (BSGD)
-    level: Level = Level()
+    level: Level = Level()  # the paper: "free"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.beta <= 1, f"beta must lie in (0, 1], got {self.beta}")
         require(0 < self.gamma <= 1, f"gamma must lie in (0, 1], got {self.gamma}")
-        still = self.level.level == "balanced" and self.descent.descent == "adam"
-        require(not still, "adam moves the level that level = 'balanced' keeps; use 'even', or descent = 'sgd'")
+
+    @property
+    def hold(self) -> float:
+        """The weight of a new gradient beside the server's G, which is held through the round; 0: it is not."""
+        return self.level.hold if self.beta < 1 and self.level.kept(self.risk) else 0.0
 
     def with_network(self: P, normed_scores: bool) -> P:
-        """Normed scores have a level and a spread already, and the guard would only hold back what they learn."""
-        guarded = self.level.guard != "auto" or not normed_scores
-        return self if guarded else replace(self, level=replace(self.level, guard="off"))
+        """Normed scores have a level and a spread already: neither guard nor held G has helped them."""
+        return replace(self, level=replace(self.level, guard=False, hold=0.0)) if normed_scores else self
 
     @property
     def guards_level(self) -> bool:  # type: ignore[override]
@@ -133,7 +136,9 @@ class PairDescent(Algorithm):
         weights = server.weights._replace(buffers=client.buffers or server.weights.buffers)
         moments = self.descent.optimiser.init(weights.params, server.step)
         both = share.both.to(factors.dtype)
-        return PairWork(weights, server.G, client.u, server.step, factors, both, self.trains_on(share), moments)
+        total = tree.map(torch.zeros_like, server.G) if self.hold else {}
+        trains = self.trains_on(share)
+        return PairWork(weights, server.G, client.u, server.step, factors, both, trains, moments, total)
 
     def active(
         self, score: Score, work: PairWork, batch: Batch, gradient: Exact
@@ -152,7 +157,7 @@ class PairDescent(Algorithm):
 
         def back(da: Tensor, db: Tensor) -> dict[str, Tensor]:
             (d,) = to_outputs((da, db))
-            return to_weights(self.level.balance_gradient(self.risk, d * work.trains, members, work.both))[0]
+            return to_weights(d * work.trains)[0]
 
         return (Entry(scores[0], targets[0]), Entry(scores[1], targets[1])), back, buffers
 
@@ -164,17 +169,24 @@ class PairDescent(Algorithm):
         return self.risk.pairing.members(of, self.risk.sides)
 
     def descend(self, work: PairWork, gradient: dict[str, Tensor], buffers: dict[str, Tensor]) -> PairWork:
-        """G <- (1 - beta) G + beta gradient, and a step along it."""
+        """G <- (1 - beta) G + beta gradient, and a step along it. If G is held, the next step begins so, too."""
         G = gradient
         if self.beta < 1:
-            G = tree.map(lambda old, new: torch.lerp(old, new, self.beta), work.G, gradient)
+            G = tree.map(lambda old, new: torch.lerp(old, new, self.hold or self.beta), work.G, gradient)
         params, moments = self.descent.move(work.weights.params, G, self.lr, work.step, work.moments, work.pace)
         after = work._replace(weights=Weights(params, buffers), step=work.step + 1, moments=moments)
-        return after._replace(G=G) if self.beta < 1 else after
+        if self.beta == 1:
+            return after
+        return after._replace(total=tree.map(torch.add, work.total, G)) if self.hold else after._replace(G=G)
+
+    def own_G(self, server: Any, work: PairWork) -> dict[str, Tensor]:
+        """The G that a client sends: its last one or, if G is held, the mean of its directions."""
+        steps = (work.step - server.step).clamp(min=1)
+        return tree.map(lambda total: total / steps, work.total) if self.hold else work.G
 
     def position(self, server: Any, updates: Any) -> tuple[Any, ...]:
         """Weights, and how far G moves them in the next round."""
-        ahead = self.descent.distance(self.lr, self.beta, int(updates.steps.max()), server.step)
+        ahead = self.descent.distance(self.lr, self.beta, int(updates.steps.max()), server.step, self.hold)
         return updates.weights.params, tree.map(lambda leaf: leaf.double() * ahead, updates.G)
 
     def optimised_scores(self, h: Tensor, y: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from fedxl.sampling import Indices, Purpose
 from fedxl.training.rounds import play_round
 from fedxl.training.settings import Hooks
 from fedxl.training.trainer import train
-from studies import pictures
+from studies import pictures, recorded
+from studies.curious import origins
 from studies.curious.attacks import Success, Upload, judge, link_nearest, link_rows, owners_read, rows_by_seed
 from studies.harness import Harness, Outcome, Planned, Row, difference, group, machine, machines
 from studies.options import OUT, Folder, Jobs, Rounds, check, finish, length, shorten
@@ -49,6 +50,12 @@ ABOUT = (
     "round before. A link is right if both are of one example; only scores whose example was read in both rounds "
     "count. Chance: a link drawn at random. A client of the demo reads each example about ten times per round."
 )
+OWNERS = (
+    "The attacker sees the pool of each round and guesses the site of each entry, and of each whole upload. It knows "
+    f"all owners of {origins.REFERENCES} rounds, the last before the attacked one unless a row says otherwise, and "
+    f"asks the {origins.NEIGHBOURS} entries of these that are nearest by rank in their pool. Fewer scores and noise "
+    'change what is seen, not the training. Without u: as with `pool_u = "server"`.'
+)
 
 
 class Sides(NamedTuple):
@@ -71,18 +78,21 @@ def make_secrets(clients: int, seed: int) -> Secrets:
 
 
 def config_of(case: Mapping[str, Any]) -> Config:
-    entry = demo.ENTRIES[0]
+    entry = recorded.FEDXL2
     order = {"order": "sorted"} if case.get("draws") == PRIVATE else {}
-    return shorten(demo.experiment(entry._replace(algorithm={**entry.algorithm, **order}), case["seed"]), case)
+    return shorten(recorded.experiment(entry._replace(algorithm={**entry.algorithm, **order}), case["seed"]), case)
 
 
 def cases(seeds: Sequence[int], attacked: Sequence[int]) -> list[dict[str, Any]]:
-    """Runs that are attacked, and runs of each arm whose metrics are compared."""
-    return [{"seed": seed} for seed in attacked] + [{"draws": arm, "seed": seed} for seed in seeds for arm in ARMS]
+    """Runs that are attacked, runs of each arm whose metrics are compared, and runs whose owners are guessed."""
+    runs = [{"seed": seed} for seed in attacked] + [{"draws": arm, "seed": seed} for seed in seeds for arm in ARMS]
+    return runs + [{"guess": "owner", "seed": seed} for seed in attacked]
 
 
 def run_case(planned: Planned) -> Outcome:
-    """Attacks on a run or, if its case names draws, its metrics."""
+    """Attacks on a run, guesses of owners or, if its case names draws, its metrics."""
+    if "guess" in planned.case:
+        return run_guesses(planned.case)
     return run_cost(planned.case) if "draws" in planned.case else run_attacks(planned.case)
 
 
@@ -123,6 +133,18 @@ def run_attacks(case: Mapping[str, Any]) -> Outcome:
     }
     curves = {name: np.array([np.nanmean(each, 0)[0] for each in links[name]]) for name in links if name[-2:] == "S1"}
     return {**found, "on": machine()}, curves
+
+
+def run_guesses(case: Mapping[str, Any]) -> Outcome:
+    """How many pooled scores, and whole uploads, are assigned to the site that they are of."""
+    rounds = Played(config_of(case), NO_SECRETS).rounds
+    found = {}
+    for side, short in SIDES.items():
+        uploads = [[getattr(client.sides, side) for client in each] for each in rounds]
+        for name, view in origins.VIEWS.items():
+            shares = origins.attack(uploads, view, case["seed"])._asdict()
+            found[f"{name}, {short}"] = {key: round(value, 8) for key, value in shares.items()}
+    return {"owner": found, "on": machine()}, {}
 
 
 class Played:
@@ -206,7 +228,7 @@ def _mean(found: Sequence[Sequence[Success]]) -> dict[str, float]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    attacked = [row.found for row in rows if "server" in row.found]
+    attacked, guessed = ([row.found for row in rows if who in row.found] for who in ("server", "owner"))
     parts = [
         "# Curious parties",
         ABOUT,
@@ -217,6 +239,9 @@ def markdown(rows: Sequence[Row]) -> str:
         "## A site that asks whose scores it reads",
         "Site 0 works out whose each score is that it reads of the pool. Chance: it names whoever fills most of it.",
         successes(attacked, "site", "the pool is drawn from"),
+        "## Whose a score is, by its value",
+        OWNERS,
+        successes(guessed, "owner", "what is seen", ("entries", "uploads", "chance")),
         "## What it costs",
         'Partial AUC (FPR <= 0.3) on test data, mean ± standard deviation. "Other draws" is the demo with other seeds'
         f" and nothing else: by so much do runs differ that differ in their draws alone. {costs(rows)}",
@@ -224,14 +249,16 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def successes(attacked: Sequence[Mapping[str, Any]], who: str, by: str) -> str:
+def successes(
+    attacked: Sequence[Mapping[str, Any]], who: str, by: str, shares: Sequence[str] = ("right", "chance")
+) -> str:
     """How many links or guesses are right, and how many would be by chance."""
     body = []
     for name in attacked[0][who]:
         what, _, side = name.rpartition(", ")
-        cells = [mean_with_spread([found[who][name][key] for found in attacked]) for key in ("right", "chance")]
+        cells = [mean_with_spread([found[who][name][key] for found in attacked]) for key in shares]
         body.append([what, side, *cells])
-    return as_markdown(body, [by, "side", "right", "chance"])
+    return as_markdown(body, [by, "side", *shares])
 
 
 def costs(rows: Sequence[Row]) -> str:
@@ -273,7 +300,7 @@ def command(
 ) -> None:
     """What a curious server or site finds out.
 
-    On the demo, and what it costs to prevent it. Four minutes on one core.
+    On the demo, and what it costs to prevent it. Five minutes on one core.
     """
     check(folder, min(seeds, attacked), jobs)
     todo = cases(demo.SEEDS[:seeds], demo.SEEDS[:attacked])

@@ -19,7 +19,7 @@ from fedxl.reporting.text import as_markdown, mean_and_spread, mean_with_spread
 from fedxl.training.settings import Hooks, Settings
 from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
-from studies import pictures
+from studies import pictures, recorded
 from studies.checked import Checked
 from studies.harness import Harness, Outcome, Planned, Row, difference, group, machine, machines
 from studies.hostile.attacks import ATTACKS, LABEL_FLIP, Attacked, with_flipped_labels
@@ -71,9 +71,9 @@ def choose_liars(seed: int, count: int, clients: int = CLIENTS) -> list[int]:
 
 
 def config_of(case: Mapping[str, Any]) -> Config:
-    entry = demo.ENTRIES[0]
+    entry = recorded.FEDXL2
     defended = {**entry.algorithm, **DEFENCES[case["defence"]].options}
-    return shorten(demo.experiment(entry._replace(algorithm=defended), case["seed"]), case)
+    return shorten(recorded.experiment(entry._replace(algorithm=defended), case["seed"]), case)
 
 
 def run_case(planned: Planned) -> Outcome:

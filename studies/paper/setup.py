@@ -94,20 +94,20 @@ class TableColumn:
 
 # The paper sets beta; gamma is our choice.
 AVERAGES = {"gamma": 0.1, "beta": 0.1}
-PLAIN = {"level": "free"}  # FeDXL as in the paper
+PLAIN: Table = {"level": "free"}  # FeDXL as in the paper, and Local Pair
 PAUC, PSM = {"name": "pauc"}, {"name": "auroc", "surrogate": "psm"}
 TABLE1 = (
     TableColumn("Centralized", {"name": "sox", **AVERAGES}, PAUC, tunes_lam=True, joint=True),
     TableColumn("Local SGD", {"name": "local_sgd"}, PAUC),
     TableColumn("CODASCA", {"name": "codasca"}, PAUC),
-    TableColumn("Local Pair", {"name": "local_pair", **AVERAGES}, PAUC, tunes_lam=True),
+    TableColumn("Local Pair", {"name": "local_pair", **PLAIN, **AVERAGES}, PAUC, tunes_lam=True),
     TableColumn("FeDXL", {"name": "fedxl2", **PLAIN, **AVERAGES}, PAUC, tunes_lam=True),
 )
 TABLE2 = (
     TableColumn("Centralized", {"name": "sgd"}, PSM, joint=True),
     TableColumn("Local SGD", {"name": "local_sgd"}, PSM),
     TableColumn("CODASCA", {"name": "codasca"}, PSM),
-    TableColumn("Local Pair", {"name": "local_pair", "beta": 1.0}, PSM),
+    TableColumn("Local Pair", {"name": "local_pair", **PLAIN, "beta": 1.0}, PSM),
     TableColumn("FeDXL", {"name": "fedxl1", **PLAIN}, PSM),
 )
 

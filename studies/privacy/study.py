@@ -69,12 +69,12 @@ def config_of(federation: str, noise: float, seed: int) -> Config:
     where = FEDERATIONS[federation]
     promise = {"dp_noise": noise, "dp_score_noise": SCORE_RATIO * noise, "dp_delta": DELTA, **where.private}
     chosen = promise if noise else where.plain
-    algorithm = {"name": "fedxl2", "level": "free", "pool_u": "server", "weight_decay": 1e-3, "gamma": 0.5, **chosen}
+    usual = {"name": "fedxl2", "level": "free", "pool_u": "server", "weight_decay": 1e-3, "gamma": 0.5}
     return Config(
         data={"name": "digits", "copies": COPIES, **where.data},
         model={"name": "linear"},
         risk={**demo.RISK, "lam": 0.5},
-        algorithm=algorithm,
+        algorithm={**usual, **chosen},
         run={**where.run, "eval_every": 2, "executor": "vmap", "device": "cpu", "seed": seed},
     )
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as nnf
 
-from fedxl import tree
+from fedxl import FeDXL2, UserError, tree
 from fedxl.algorithms import build
 from fedxl.data.examples import Examples, facts_about
 from fedxl.data.inputs import from_arrays
@@ -272,3 +272,9 @@ def test_local_sgd_with_several_classes_is_multinomial_cross_entropy():
     gradients = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
     for (name, before), gradient in zip(model.named_parameters(), gradients, strict=True):
         torch.testing.assert_close(after.weights.params[name], before - 0.5 * gradient, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [3, ["fedxl2"], None, FeDXL2])
+def test_what_is_no_name_of_an_algorithm_is_told(name):
+    with pytest.raises(UserError, match="name must be an algorithm's, such as 'fedxl2', not"):
+        build(name, auroc())

@@ -31,7 +31,7 @@ def problem(num_clients: int) -> tuple[nn.Module, Examples]:
 def squared_norms(risk: XRisk, clients: int, rounds: int, steps: int, seed: int, **options) -> Tensor:
     """|grad F|^2 at the averaged model after each round, F over all examples of all clients."""
     model, federation = problem(clients)
-    algorithm = build("fedxl2", risk, **options)
+    algorithm = build("fedxl2", risk, level="free", **options)
     engine = engine_for(algorithm, model, federation, vectorised, steps, 1, 1, seed=seed)
     server = algorithm.init(weights_of(model))
     x, y = federation.x, federation.y[:, 0]

@@ -1,4 +1,4 @@
-"""What keeps the level of scores: the guard, balanced and even pulls, and clients with one class that only lend."""
+"""What keeps the level of scores: the guard, even pulls, and clients with one class that only lend."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from fedxl import tree
 from fedxl.algorithms import build
 from fedxl.algorithms.level import MOST_LEVEL, MOST_SPREAD, Level
 from fedxl.algorithms.server_rules import next_state
+from fedxl.data.examples import Weighting, facts_about
 from fedxl.data.inputs import from_arrays
-from fedxl.engine.executors import loop, vectorised
+from fedxl.engine.executors import vectorised
 from fedxl.errors import UserError
 from fedxl.models import TwoViews, weights_of
 from fedxl.models.layers import ScoreNorm
-from fedxl.risks import auroc, average_precision, contrastive, partial_auc
+from fedxl.risks import auroc, contrastive, partial_auc
 from fedxl.risks.pairing import Masks, Slices
 from tests.algorithms.rounds import after_rounds, assert_agree
 from tests.conftest import EXECUTORS, make_clients
@@ -24,9 +25,9 @@ from tests.running import engine_for, fit_named, play
 
 OPTIONS = [
     {"level": "free"},
-    {"level": "bounded"},
-    {"level": "balanced"},
+    {"level": "even"},
     {"level": "even", "one_class": "train"},
+    {"level": "even", "hold": 0.0},
 ]
 SKEWED = [(6, 3), (5, 0), (0, 7), (2, 9)]
 
@@ -43,7 +44,7 @@ def members(size1: int = 5, size2: int = 7) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def guarded(h: torch.Tensor, both: float = 1.0) -> torch.Tensor:
-    return Level("bounded").guard_outputs(partial_auc(), h, members(), torch.tensor(both))
+    return Level("even").guard_outputs(partial_auc(), h, members(), torch.tensor(both))
 
 
 def test_a_guard_changes_nothing_within_its_limits():
@@ -72,38 +73,14 @@ def test_guarded_outputs_stay_where_a_sigmoid_passes_gradient(level, spread):
 
 
 def test_slices_are_masks_of_the_first_examples_and_the_others():
-    h, total = outputs(level=1.0, spread=2.0), torch.tensor(3.0, dtype=torch.float64)
+    h = outputs(level=1.0, spread=2.0)
     torch.testing.assert_close(Slices(5).mean(h), members().mean(h))
-    torch.testing.assert_close(Slices(5).shift(h, total), members().shift(h, total))
-
-
-def test_balanced_gradients_sum_to_zero():
-    """Over both sides together, which keeps the difference between the sides' sums."""
-    d, one = outputs(level=1.0, spread=2.0), torch.tensor(1.0)
-    even = Level("balanced").balance_gradient(partial_auc(), d, members(), one)
-    assert float(even.sum()) == pytest.approx(0, abs=1e-12)
-    assert float(even[:5].sum() - even[5:].sum()) == pytest.approx(float(d[:5].sum() - d[5:].sum()))
-    torch.testing.assert_close(even[:5] - even[0], d[:5] - d[0], rtol=0, atol=1e-12)
-    assert torch.equal(Level("balanced").balance_gradient(partial_auc(), d, members(), 0 * one), d), (
-        "not those of one class"
-    )
-    assert torch.equal(Level("even").balance_gradient(partial_auc(), d, members(), one), d)
-
-
-def test_balanced_gradients_of_a_label_without_couples_in_the_batch_sum_to_zero_too():
-    """Labels take turns, so a small batch holds no couple of some label; the pull on its S2 is there all the same."""
-    d, (first, second) = outputs(level=1.0, spread=2.0)[:, None].expand(12, 2), members()
-    couples = torch.stack((first, torch.zeros_like(first)), 1)
-    even = Level("balanced").balance_gradient(
-        partial_auc(), d, Masks(couples, second[:, None].expand(12, 2)), torch.ones(2)
-    )
-    assert even.sum(0).tolist() == pytest.approx([0, 0], abs=1e-12)
 
 
 def test_even_factors_are_their_geometric_mean_if_both_classes_are_there():
     factors = torch.tensor([[4.0, 3.0, 0.0], [1.0, 0.0, 2.0]])  # of three labels
     assert Level("even").even_factors(factors).tolist() == [[2, 3, 0], [2, 0, 2]]
-    assert torch.equal(Level("bounded").even_factors(factors), factors)
+    assert torch.equal(Level("free").even_factors(factors), factors)
 
 
 class Offset(nn.Module):
@@ -116,32 +93,6 @@ class Offset(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x) + self.offset
-
-
-def local_models(algorithm, clients, weighting="samples", steps=3) -> tuple[list[float], float]:
-    """How far each client moves its level in the first round, and how far the server's moves."""
-    torch.manual_seed(0)
-    model, federation = Offset().double(), from_arrays(clients)
-    engine = engine_for(algorithm, model, federation, loop, steps, 4, 4, weighting=weighting)
-    server = algorithm.init(weights_of(model))
-    everyone = np.arange(len(clients))
-    server = play(algorithm, engine, server, 0, everyone)
-    updates = engine.run_round(server, 1, everyone)
-    after = next_state(algorithm, server, updates)
-    return updates.weights.params["offset"].tolist(), float(after.weights.params["offset"])
-
-
-@pytest.mark.parametrize(
-    "risk", [auroc(), auroc(scores="sigmoid"), partial_auc(), partial_auc(scores="raw"), average_precision()]
-)
-def test_balanced_clients_conserve_the_level(risk):
-    """To rounding, with linear and nonlinear f, raw and sigmoid scores. The paper's plain form does not."""
-    clients = make_clients(SKEWED)
-    moved, server = local_models(build("fedxl2", risk, lr=0.3, level="balanced"), clients)
-    assert moved == pytest.approx([0] * 4, abs=1e-12), "one-class clients only lend"
-    assert server == pytest.approx(0, abs=1e-12)
-    free, _ = local_models(build("fedxl2", risk, lr=0.3, level="free"), clients)
-    assert all(abs(level) > 1e-4 for level in free)
 
 
 @pytest.mark.parametrize("risk", [auroc(), partial_auc(scores="raw")])
@@ -170,7 +121,7 @@ def test_the_ways_with_one_class():
     federation, model = from_arrays(clients), Offset().double()
     changes = {}
     for way in ("lend", "train"):
-        algorithm = build("fedxl2", partial_auc(), lr=0.5, level="balanced", one_class=way)
+        algorithm = build("fedxl2", partial_auc(), lr=0.5, level="even", one_class=way)
         engine = engine_for(algorithm, model, federation, vectorised, 3, 4, 4)
         server = play(algorithm, engine, algorithm.init(weights_of(model)), 0, np.arange(4))
         updates = engine.run_round(server, 1, np.arange(4))
@@ -218,31 +169,6 @@ def test_a_cohort_of_lenders_changes_the_pool_and_nothing_else():
     assert not torch.equal(after.pool.first.entry.score, server.pool.first.entry.score[:8])
 
 
-def test_the_average_over_alike_clients_is_unbiased():
-    """Balancing changes each client's step, not their average, where all clients see the same examples.
-
-    Two clients, one with each positive twice, one with each negative twice, so that their factors differ.
-    """
-    x, y = make_clients([(4, 4)])[0]
-    more = (torch.cat((x, x[y == 1])), torch.cat((y, y[y == 1])))
-    less = (torch.cat((x, x[y == 0])), torch.cat((y, y[y == 0])))
-    risk, model = auroc(), nn.Linear(5, 1, bias=False).double()
-    steps = {}
-    for level in ("free", "balanced"):
-        algorithm = build("fedxl2", risk, lr=1.0, beta=1.0, level=level)
-        federation = from_arrays([more, less])
-        engine = engine_for(algorithm, model, federation, vectorised, 1, 8, 8, weighting="samples")
-        server = play(algorithm, engine, algorithm.init(weights_of(model)), 0, np.arange(2))
-        # The scores of one client are those of all examples: a draw of 8 takes each once.
-        server = server._replace(pool=tree.map(lambda leaf: leaf[:8], server.pool))
-        updates = engine.run_round(server, 1, np.arange(2))
-        after = next_state(algorithm, server, updates)
-        steps[level] = updates.weights.params["weight"], after.weights.params["weight"]
-    local, average = ([steps[level][i] for level in steps] for i in range(2))
-    assert not torch.allclose(*local, atol=1e-4)
-    torch.testing.assert_close(*average, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("risk", [auroc(), partial_auc(), contrastive(dim=3)], ids=["auroc", "pauc", "contrastive"])
 def test_executors_agree(options, risk):
@@ -274,16 +200,16 @@ def test_the_reported_risk_is_that_of_the_scores_that_are_optimised():
 
 
 def test_a_network_that_norms_its_scores_needs_no_guard():
-    """On equal shards the default is the plain form there, to the bit; a guard that is asked for changes it."""
+    """On equal shards the default is the plain form there, to the bit; without the norm, it is guarded."""
     clients = make_clients([(12, 12)] * 2, seed=1)
-    model = nn.Sequential(nn.Linear(5, 1), ScoreNorm(1))
     sizes = {"rounds": 2, "local_steps": 3, "batch1": 4, "batch2": 4, "lr": 5.0}
-    plain, default, guarded_too = (
-        fit_named(model, clients, partial_auc(), **options, **sizes).server.weights.params
-        for options in ({"level": "free"}, {"level": "even"}, {"level": "even", "guard": "on"})
-    )
-    assert all(map(torch.equal, plain.values(), default.values()))
-    assert not all(map(torch.equal, plain.values(), guarded_too.values()))
+    for norms in (True, False):
+        model = nn.Sequential(nn.Linear(5, 1), ScoreNorm(1)) if norms else nn.Linear(5, 1)
+        plain, default = (
+            fit_named(model, clients, partial_auc(), level=level, **sizes).server.weights.params
+            for level in ("free", "even")
+        )
+        assert all(map(torch.equal, plain.values(), default.values())) == norms
 
 
 def test_plain_is_one_setting_away():
@@ -291,16 +217,18 @@ def test_plain_is_one_setting_away():
     for algorithm in (build("fedxl2", partial_auc(), level="free"), build("fedxl1", auroc(), level="free")):
         assert not algorithm.level.guards(algorithm.risk)
         assert not algorithm.lends
-    assert build("local_pair", partial_auc()).level.level == "free"
+    for centralised in (build("sox", partial_auc()), build("sgd", auroc())):
+        assert centralised.level.level == "free"
+    assert build("local_pair", partial_auc()).level.guards(partial_auc())
     assert build("fedxl2", partial_auc()).level.guards(partial_auc())
     assert build("fedxl2", partial_auc()).lends
 
 
-def test_a_rate_that_saturates_the_plain_form_trains_with_balanced_levels():
-    """On skewed clients, at a rate of 30: the plain form's scores end all alike, the balanced ones still rank."""
+def test_a_rate_that_saturates_the_plain_form_trains_with_even_levels():
+    """On skewed clients, at a rate of 30: the plain form's scores end all alike, the even ones still rank."""
     clients, held = make_clients([(30, 4), (3, 40), (12, 0), (0, 30)], seed=1), make_clients([(200, 200)], seed=2)[0]
     found = {}
-    for level in ("free", "balanced"):
+    for level in ("free", "even"):
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 1))
         result = fit_named(
@@ -308,8 +236,8 @@ def test_a_rate_that_saturates_the_plain_form_trains_with_balanced_levels():
             weighting="samples", validation=held, eval_every=12, executor="vmap", dtype="float64",
         )  # fmt: skip
         found[level] = result.history[-1]["validation"]["auroc"]
-    assert found["balanced"] > 0.75, found
-    assert found["balanced"] > found["free"] + 0.1, found
+    assert found["even"] > 0.75, found
+    assert found["even"] > found["free"] + 0.1, found
 
 
 @pytest.mark.parametrize(
@@ -317,7 +245,8 @@ def test_a_rate_that_saturates_the_plain_form_trains_with_balanced_levels():
     [
         ({"level": "balance"}, "level"),
         ({"one_class": "skip"}, "one_class"),
-        ({"level": "free", "guard": "on"}, "guard = 'on' needs a level that guards"),
+        ({"guard": "on"}, "guard"),
+        ({"level": "balanced"}, "was removed"),
     ],
 )
 def test_wrong_settings_are_one_line(options, says):
@@ -334,3 +263,43 @@ def test_a_federation_of_one_class_clients_alone_trains_unless_they_only_lend():
     model = nn.Linear(5, 1)
     result = fit_named(model, clients, auroc(), **sizes)
     assert not torch.equal(result.model.weight, model.weight), "auto: with nobody to lend to, all train"
+
+
+def decided(clients: list[tuple[int, int]], weighting: Weighting = "samples", **options):
+    """FeDXL2 as it trains on clients with these positives and negatives."""
+    facts = facts_about(from_arrays(make_clients(clients)).holdings(), weighting)
+    return build("fedxl2", partial_auc(), **options).with_facts(facts)
+
+
+@pytest.mark.parametrize(
+    ("clients", "trains"),
+    [
+        ([(6, 3), (5, 2)], False),
+        ([(6, 3), (0, 20)], True),  # most negatives are where there is nothing else
+        ([(6, 3), (20, 0)], True),
+        ([(6, 30), (0, 20)], False),  # but not if they are few
+        ([(6, 3), (0, 20), (4, 0)], False),  # nor if others hold the other class alone
+        ([(6, 0), (0, 20)], True),  # nobody else would
+    ],
+    ids=str,
+)
+def test_clients_with_one_class_train_if_they_all_hold_most_of_the_same_class(clients, trains):
+    assert decided(clients).lends is not trains
+    assert decided(clients).level.guard is not trains, "a guard would keep scores from being compared"
+    assert decided(clients, one_class="lend").lends
+    assert decided(clients, one_class="lend").level.guard
+    assert not decided(clients, one_class="train").lends
+    assert decided(clients, level="free").level.level == "free"
+    assert not decided(clients, level="free").lends
+
+
+def test_with_raw_scores_which_nothing_bounds_they_lend_unless_nobody_holds_both_classes():
+    for clients, lends in (([(6, 3), (0, 20)], True), ([(6, 0), (0, 20)], False)):
+        facts = facts_about(from_arrays(make_clients(clients)).holdings(), "clients")
+        assert build("fedxl1", auroc()).with_facts(facts).lends is lends
+
+
+def test_by_samples_they_lend_if_they_would_make_up_nearly_all_of_the_average():
+    clients = [(6, 3), (0, 90)]
+    assert decided(clients).lends
+    assert not decided(clients, "clients").lends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from fedxl import tree
 from fedxl.algorithms import ALGORITHMS, build
 from fedxl.algorithms.pool import Scores
-from fedxl.algorithms.private import Noise, noisy_mean, noisy_scores
+from fedxl.algorithms.private import UNITS, Noise, bounded, noisy_mean, noisy_scores
 from fedxl.algorithms.protocol import Batch
 from fedxl.algorithms.server_rules import next_state
 from fedxl.data.inputs import from_arrays
@@ -160,11 +161,21 @@ def test_an_example_without_a_finite_gradient_counts_for_nothing(bad):
     noise = tree.map(lambda leaf: torch.zeros_like(leaf[0]), slopes)
     found = noisy_mean(slopes, torch.full((3,), 0.1, dtype=torch.float64), noise, clip=1.0, sigma=1.0)
     for leaf in found.values():
-        torch.testing.assert_close(leaf, torch.full_like(leaf, 0.2))
+        torch.testing.assert_close(leaf, torch.full_like(leaf, 0.2), rtol=0, atol=1 / UNITS)
+
+
+@pytest.mark.parametrize(("slope", "d"), [(1e-37, 1e36), (0.0, 1e36), (1e-40, 1e38), (1e-40, -1e38)])
+def test_an_example_whose_weight_single_precision_cannot_hold_counts_for_nothing(slope, d):
+    """Its clipped gradient would be infinite, or 0 times infinity, and the sum tell that the example is there."""
+    slopes = {"w": torch.tensor([[slope, slope], [1.0, -1.0]])}
+    noise = {"w": torch.full((2,), 3.0)}
+    found = noisy_mean(slopes, torch.tensor([d, 0.1]).double(), noise, clip=1.0, sigma=0.5)["w"]
+    blank = noisy_mean({"w": slopes["w"] * torch.tensor([[0.0], [1.0]])}, torch.tensor([0.0, 0.1]), noise, 1.0, 0.5)
+    assert torch.equal(found, blank["w"])
 
 
 def test_noise_is_as_large_as_it_should_be():
-    draws, still = torch.from_numpy(drawing.normals(1, 0, 0, 0, 20_000)), torch.zeros(8, 20_000).double()
+    draws, still = torch.from_numpy(drawing.discrete_normals(1, 0, 0, 0, 20_000)), torch.zeros(8, 20_000).double()
     found = noisy_mean({"w": still}, torch.ones(8).double(), {"w": draws}, clip=2.0, sigma=3.0)["w"]
     assert stats.kstest(found.numpy() / (2.0 * 3.0 / 8), "norm").pvalue > 0.01
     within = partial_auc(scores="sigmoid").score_range
@@ -177,13 +188,102 @@ def test_noise_is_as_large_as_it_should_be():
     assert float(unknown) == 0.5
 
 
-def test_draws_are_normal_and_differ_for_every_client_round_step_and_seed():
+def test_draws_are_whole_normal_and_differ_for_every_client_round_step_and_seed():
     keys = list(itertools.product((0, 2**127 + 1), (0, 1), (1, 2), (0, 1)))  # seed, client, round, step
-    draws = np.stack([drawing.normals(*key, 4001) for key in keys])
-    assert stats.kstest(draws.ravel(), "norm").pvalue > 0.01
+    draws = np.stack([drawing.discrete_normals(*key, 4001) for key in keys])
+    assert draws.dtype == np.int64
+    assert stats.kstest(draws.ravel() / UNITS, "norm").pvalue > 0.01
+    assert stats.chisquare(np.bincount(draws.ravel() % 64, minlength=64)).pvalue > 0.01, "down to the last bit"
     correlation = np.corrcoef(draws) - np.eye(len(keys))
     assert np.abs(correlation).max() < 0.08  # five standard deviations
-    np.testing.assert_array_equal(drawing.normals(*keys[3], 4001), draws[3])
+    np.testing.assert_array_equal(drawing.discrete_normals(*keys[3], 4001), draws[3])
+
+
+def test_noise_of_many_steps_takes_little_more_memory_than_itself():
+    steps, like = 50, {"w": torch.zeros(4, 5000), "b": torch.zeros(5)}
+    tracemalloc.start()
+    found = drawing.draw_noise(like, [7], [3], 2, steps)  # tensors do not count: what counts is on the way to them
+    assert tracemalloc.get_traced_memory()[1] < 4 * steps * 20_005
+    tracemalloc.stop()
+    for step in (0, 49):
+        drawn = drawing.discrete_normals(7, 3, 2, step, 20_005)
+        assert np.array_equal(torch.cat([found[n][0, step].flatten() for n in ("w", "b")]).numpy(), drawn)
+    with pytest.raises(UserError, match="numbers is too much for a round; lower clients_at_once or local_steps"):
+        drawing.draw_noise({"w": torch.zeros(1).expand(2**20)}, [7], [3], 2, 2**10 + 1)
+
+
+def test_a_step_is_drawn_in_pieces_that_share_no_bits(monkeypatch):
+    whole = drawing.discrete_normals(7, 3, 2, 1, 100)
+    monkeypatch.setattr(drawing, "PIECE", 100)
+    draws = drawing.discrete_normals(7, 3, 2, 1, 40_050)
+    assert np.array_equal(draws[:100], whole)
+    assert stats.kstest(draws / UNITS, "norm").pvalue > 0.01
+    assert len({tuple(piece[:50]) for piece in np.split(draws[:40_000], 400)}) == 400
+
+
+def test_draws_have_the_probabilities_of_a_discrete_gaussian(monkeypatch):
+    """With a grid so coarse that each whole number can be counted."""
+    monkeypatch.setattr(drawing, "UNITS", 4)
+    draws = drawing.discrete_normals(3, 0, 0, 0, 400_000)
+    numbers = np.arange(-60, 61)
+    expected = np.exp(-(numbers**2) / (2 * 4**2))
+    expected *= len(draws) / expected.sum()
+    observed = np.array([(draws == number).sum() for number in numbers])
+    often = expected > 20
+    assert observed[~often].sum() < 2 * expected[~often].sum() + 20
+    expected *= observed[often].sum() / expected[often].sum()
+    assert stats.chisquare(observed[often], expected[often]).pvalue > 0.01
+
+
+def reachable(data: dict[str, Tensor], released: Tensor, clip: float, sigma: float) -> Tensor:
+    """Which released numbers some noise leads to, by this data set; near the noise that it would need."""
+    size = len(data["w"])
+    d, nothing = torch.full((size,), 1 / size), torch.zeros_like(released)
+    clean = noisy_mean(data, d, {"w": nothing}, clip, sigma)["w"]
+    needed = ((released.double() - clean.double()) * size / (sigma * clip) * UNITS).round()
+    tries = [noisy_mean(data, d, {"w": needed + shift}, clip, sigma)["w"] for shift in range(-3, 4)]
+    return (torch.stack(tries) == released).any(0)
+
+
+def test_no_released_number_tells_two_data_sets_apart():
+    """Noise in floating point leaves numbers that the sum of one data set never comes to, and that of another does.
+
+    Who sees one step of 65 weights then knows which it was (Mironov 2012), where noise of 7.5 allows 55 % at most.
+    """
+    clip, sigma, size, weights = 0.1, 7.5, 8, 65
+    rng, told = torch.Generator().manual_seed(5), 0
+    for trial in range(60):
+        data = {"w": torch.randn(size, weights, generator=rng)}
+        other = {"w": torch.cat((data["w"][:-1], torch.randn(1, weights, generator=rng)))}
+        noise = drawing.draw_noise({"w": torch.zeros(weights)}, [trial], [0], 1, 1)["w"][0, 0]
+        released = noisy_mean(data, torch.full((size,), 1 / size), {"w": noise}, clip, sigma)["w"]
+        assert bool(reachable(data, released, clip, sigma).all()), "the attacker tries the right noise, too"
+        told += not bool(reachable(other, released, clip, sigma).all())
+    assert told == 0, f"{told} of 60 guesses are certain"
+
+
+def test_uploaded_scores_lie_on_one_grid_whatever_the_score():
+    within = partial_auc(scores="sigmoid").score_range
+    noise = torch.from_numpy(drawing.discrete_normals(1, 0, 0, 0, 1000)).float()
+    released = noisy_scores(torch.rand(1000, generator=torch.Generator().manual_seed(1)).double(), noise, 0.1, within)
+    steps = (released[(released > 0) & (released < 1)] - 0.5) / (0.1 / UNITS)
+    torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-6)
+
+
+def test_lengths_of_large_gradients_are_not_rounded_in_single_precision():
+    """Sums of a million squares in single precision lose up to some percent, and the clip would be longer."""
+    slopes = torch.full((2, 2**24 + 1), 2.0**-13)
+    slopes[:, 0] = 1.0
+    clip = 0.5
+    weight = bounded({"w": slopes}, torch.ones(2), clip)
+    assert weight.dtype == torch.float64
+    lengths = (slopes.double() * weight[:, None]).norm(dim=1)
+    assert bool((lengths <= clip).all())
+    torch.testing.assert_close(lengths, torch.full((2,), clip).double(), rtol=2e-5, atol=0)
+    silent = {"w": torch.zeros(2**24 + 1)}
+    for row in slopes:
+        found = noisy_mean({"w": row[None]}, torch.ones(1), silent, clip, 1.0)["w"]
+        assert float(found.double().norm()) <= clip
 
 
 def test_what_a_client_uploads_holds_no_estimates_and_no_stand_ins(network):
@@ -212,6 +312,7 @@ REFUSED = {
     "no noise": ({"dp_noise": 0.0}, "dp_clip needs noise"),
     "no score noise": ({"dp_score_noise": 0.0}, "dp_clip needs noise"),
     "no clip": ({"dp_clip": 0.0}, "need dp_clip"),
+    "a tiny clip": ({"dp_clip": 1e-36}, "dp_clip must be at least 1e-09"),
     "negative": ({"dp_noise": -1.0}, "dp_noise must be a finite number"),
     "delta": ({"dp_delta": 0.0}, "dp_delta must lie in"),
 }

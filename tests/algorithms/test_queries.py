@@ -33,7 +33,7 @@ class Ranked:
         self.risk, self.federation, self.local = risk, scattered(), local
         self.y, self.group = self.federation.y[:, 0], self.federation.group
         self.random = torch.Generator().manual_seed(1)
-        self.items = risk.pairing.items(self.y, self.group, self.federation.parts, local)
+        self.items = risk.pairing.items(self.y, self.group, None, self.federation.parts, local, 0)
         self.h = torch.randn(len(self.federation), generator=self.random, dtype=torch.float64)
 
     def usable(self, client: int) -> list[Tensor]:
@@ -131,7 +131,7 @@ def test_a_query_that_the_pool_does_not_hold_is_left_out():
 def test_what_is_known_of_items():
     """Constants are those of whole queries, parts those of clients; nobody's items have no part."""
     federation = scattered()
-    items: Items = ndcg().pairing.items(federation.y[:, 0], federation.group, federation.parts[:2], local=False)
+    items: Items = ndcg().pairing.items(federation.y[:, 0], federation.group, None, federation.parts[:2], False, 0)
     first, other = federation.group == 10, torch.arange(len(federation)) == federation.parts[2][0]
     held = first & ~other
     assert items.size[held].tolist() == [5] * 5

@@ -308,7 +308,7 @@ def test_clipping_against_plain_numpy():
     rng, past = np.random.default_rng(0), [3.0, 5.0]
     start = {"w": torch.from_numpy(rng.normal(size=(2, 3))), "v": torch.from_numpy(rng.normal(size=4))}
     moves = rng.normal(size=(5, 10)) * np.array([1, 2, 100, 0.1, 3])[:, None]
-    factors = np.array([1.0, 2, 1, 1, 1])
+    factors = np.array([1.0, 2, 0.5, 1, 1])  # below 1, a client is not given less
     old = flat(start)
     stacked = {
         "w": torch.from_numpy((old + moves)[:, :6].reshape(5, 2, 3)),
@@ -323,7 +323,7 @@ def test_clipping_against_plain_numpy():
     updates = OwnUpdate(Weights(stacked, {}), share, torch.ones(5))
     after, found, _ = rule(state, algorithm, server, updates, share.model)
 
-    relative = np.linalg.norm(moves, axis=1) / factors
+    relative = np.linalg.norm(moves, axis=1) / np.maximum(factors, 1)
     usual = max(np.median(relative), np.median(past))
     lengths = np.minimum(1, 1.5 * usual / relative)
     assert (lengths < 1).sum() == 2, "the fifth is within the limit"

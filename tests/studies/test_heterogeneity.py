@@ -23,7 +23,7 @@ TINY = Budget(
     iterations=8, trial_iterations=8, rates=(0.1, 0.3), lams=(2.0,), local_steps=4, batch=4, evaluations=2,
     network={"name": "cnn"}, run=(("executor", "vmap"), ("weighting", "samples")),
 )  # fmt: skip
-FEDERATED = ["Local SGD", "CODASCA", "Local Pair", "Local Pair, guarded", "FeDXL, paper", "FeDXL, balanced", "FeDXL"]
+FEDERATED = [column.label for column in skew.METHODS if not column.joint]
 
 
 def study(folder: Path, said: list[str] | None = None) -> Study:
@@ -42,7 +42,7 @@ def test_every_cell_once_and_a_dash_where_nobody_has_both_classes(tmp_path):
         "equal and 0 are one"
     )
     reason = "no client holds both sides of a pair, so there is nothing to train on; use fedxl2"
-    without = dict.fromkeys(("Local Pair", "Local Pair, guarded"), reason)
+    without = dict.fromkeys(("Local Pair", "Local Pair, guarded", "Local Pair, held"), reason)
     assert [found.reasons for found in results] == [{}, {}, without]
     assert [found.one_class for found in results] == [[0, 0], results[1].one_class, [4, 4]]
     assert f"– Local Pair, digits (clients=4), 4 one-class sites: {reason}." in text
@@ -59,7 +59,7 @@ def test_every_cell_once_and_a_dash_where_nobody_has_both_classes(tmp_path):
     assert "All data in one place (Centralized), digits (clients=4): 0." in text
 
     before = read(tmp_path / "runs.jsonl")
-    assert len(before) == (3 * 7 - 2 + 1) * (2 + 2), "each method in each cell but two, and Centralized once"
+    assert len(before) == (3 * 8 - 3 + 1) * (2 + 2), "each method in each cell but three, and Centralized once"
     assert heterogeneity.run(study(tmp_path), make_plan("0.3,equal", "0,4")) == text
     heterogeneity.run(study(tmp_path), make_plan("0.3,1", "0", only="fedxl"))
     after = read(tmp_path / "runs.jsonl")

@@ -16,7 +16,7 @@ from tests.studies.running import command
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 RECORDS = sorted(RESULTS.glob("*.jsonl"))
-COMMANDS = ["rates", "complexity", "optimisers", "participation", "hostile", "curious", "privacy", "ranking"]
+COMMANDS = ["drift", "rates", "complexity", "optimisers", "participation", "hostile", "curious", "privacy", "ranking"]
 
 
 def test_records_are_small():
