@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedxl.errors import RefusedError, UserError, first_line, kind_of, require
+from fedxl.models.parts import frozen, frozen_tensors
 
 
 class Precision(NamedTuple):
@@ -66,6 +67,20 @@ def _switch(values: tuple[Any, ...]) -> None:
         backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision = values
 
 
+@contextmanager
+def _stepwise_attention() -> Iterator[None]:
+    """Inside, torch's encoder layers in evaluation mode compute as in training.
+
+    Their fused kernel has no rule for vmap, and gives 0 where an example is padded, which training does not.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 class Weights(NamedTuple):
     params: dict[str, Tensor]  # trained
     buffers: dict[str, Tensor]  # kept, but not trained: BatchNorm statistics
@@ -80,10 +95,19 @@ NEVER_NEGATIVE = ("running_var", "num_batches_tracked")  # buffers of torch's no
 Score = Callable[[Weights, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
+def uncompiled(model: Any) -> Any:
+    """What torch.compile was given: the weights of what it returns have other names."""
+    return getattr(model, "_orig_mod", model)
+
+
 def weights_of(model: nn.Module) -> Weights:
-    """A copy of everything that training changes. Frozen parameters stay in the model."""
-    params = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    return Weights(params, {name: b.detach().clone() for name, b in model.named_buffers()})
+    """A copy of everything that training changes. What is frozen stays in the model."""
+    still = frozen_tensors(model)
+    params, buffers = (
+        {name: leaf.detach().clone() for name, leaf in leaves if name not in still}
+        for leaves in (model.named_parameters(), model.named_buffers())
+    )
+    return Weights(params, buffers)
 
 
 def check_buffers(buffers: Mapping[str, Tensor]) -> None:
@@ -105,14 +129,20 @@ def load(model: nn.Module, weights: Weights) -> nn.Module:
 def scorer(model: nn.Module, training: bool, precision: str = "fp32", score_shape: tuple[int, ...] = ()) -> Score:
     """The model as a pure function. It calls a private copy, whose mode nobody else can change.
 
+    The copy shares what is frozen. Frozen modules run as in evaluation: BatchNorm stays, and dropout is off.
+
     score_shape: of an example's scores; (): one number, which a model may give as [B, 1], too.
     """
-    network, exact = copy.deepcopy(model).train(training), PRECISIONS[precision]
+    shared = dict[str, Tensor](model.named_parameters()) | dict(model.named_buffers())
+    memo = {id(shared[name]): shared[name] for name in frozen_tensors(model)}
+    network, exact = copy.deepcopy(model, memo).train(training), PRECISIONS[precision]
+    for module in frozen(network).values():
+        module.eval()
 
     def score(weights: Weights, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         # BatchNorm writes to its buffers in place. It gets copies, which we return.
         buffers = {name: b.clone() for name, b in weights.buffers.items()} if training else weights.buffers
-        with exact.casting(x.device):
+        with exact.casting(x.device), _stepwise_attention():
             h: Tensor = torch.func.functional_call(network, (weights.params, buffers), (x,))
         require(isinstance(h, Tensor), f"the model must return a tensor of scores, not {kind_of(h)}")
         h = h if exact.autocast is None else h.float()
@@ -127,6 +157,37 @@ def takes(model: nn.Module, x: Tensor) -> bool:
         scorer(model, training=False)(weights_of(model), x)
         return True
     return False
+
+
+def operations(model: nn.Module, probe: Tensor) -> float:
+    """Multiplications and additions of a forward pass in training per example."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def recurrent(x: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...], *_: Any, **more: Any) -> int:
+        return 2 * math.prod(x[:2]) * (math.prod(first) + math.prod(second))
+
+    x = torch.cat([probe, probe])  # BatchNorm takes no single example
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: recurrent})
+    with torch.random.fork_rng([x.device] if x.is_cuda else []), counter:
+        scorer(model, training=True)(weights_of(model), x)
+    return float(counter.get_total_flops()) / len(x)
+
+
+def check_training(model: nn.Module, score: Score, weights: Weights, x: Tensor) -> None:
+    """Raises UserError if torch cannot differentiate the model, as a function of its weights."""
+    hooked = any(module._backward_hooks or module._backward_pre_hooks for module in model.modules())
+    hooked |= any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
+    require(not hooked, "the model has backward hooks, which its pure function never calls; remove them")
+    x = torch.cat([x, x])  # BatchNorm takes no single example
+    try:
+        with torch.random.fork_rng([x.device] if x.is_cuda else []):
+            h, back, *_ = torch.func.vjp(lambda params: score(weights._replace(params=params), x)[0], weights.params)
+            back(torch.ones_like(h))
+    except UserError:
+        raise
+    except CANNOT as error:
+        how = "its forward must be of torch's differentiable functions, without .numpy()"
+        raise UserError(f"the model cannot be trained: {first_line(error)}; {how}") from error
 
 
 def check_output(model: nn.Module, x: Tensor, score_shape: tuple[int, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from fedxl.errors import UserError, require
 
+log = logging.getLogger("fedxl")  # one line on standard error, unless a program has it otherwise
 Norm = Callable[[int], nn.Module]  # channels -> layer
 
 NORMS: Mapping[str, Norm] = {
@@ -85,16 +87,18 @@ def load_file(model: M, path: str, head: str) -> M:
     """Write a file's weights into the model. Raises UserError if they do not belong to this network.
 
     head: the name of the last layer. The file's is taken if it fits; otherwise the network is for another task, and
-    its head begins afresh. A network for grey images takes the first convolution of one for colours summed over the
-    colours, which gives the scores of that one where each of its colours is the grey.
+    its head starts untrained. A network for grey images takes the first convolution of one for colours summed over
+    the colours, which gives the scores of that one where each of its colours is the grey.
     """
     own = model.state_dict()
-    stem = next(f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
+    convolutions = (f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
+    stem = next(convolutions, "")
     # Published files of torchvision's DenseNets use the old names `norm.1` and `conv.2` for `norm1` and `conv2`.
     old = r"(\.denselayer\d+\.(?:norm|conv))\.([12]\.)"
-    state: State = {re.sub(old, r"\1\2", name): tensor for name, tensor in _read(Path(path)).items()}
+    state: State = {re.sub(old, r"\1\2", name): tensor for name, tensor in read_tensors(Path(path)).items()}
     mine, theirs = ({name: t.shape for name, t in s.items() if _is_part(name, head)} for s in (own, state))
     if mine != theirs:
+        log.warning("%s: its last layer, '%s', belongs to another task; this network's starts untrained", path, head)
         state = {name: tensor for name, tensor in state.items() if not _is_part(name, head)}
     if stem in state and state[stem].ndim == 4 and (state[stem].shape[1], own[stem].shape[1]) == (3, 1):
         state = {**state, stem: state[stem].sum(1, keepdim=True)}
@@ -110,7 +114,7 @@ def load_file(model: M, path: str, head: str) -> M:
     return model
 
 
-def _read(path: Path) -> State:
+def read_tensors(path: Path) -> State:
     """The tensors of a file by name. Files of torch are pickles; only tensors are read, code is never run."""
     try:
         if path.suffix == ".safetensors":
