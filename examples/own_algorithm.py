@@ -22,7 +22,7 @@ class FeDXLProx(fedxl.FeDXL2):
     def step(self, score, server, work, batch):
         after, trace = super().step(score, server, work, batch)
         drift = tree.map(torch.sub, work.weights.params, server.weights.params)
-        pull = self.rate(work.step, torch.float32) * self.mu
+        pull = self.descent.rate(self.lr, work.step, torch.float32) * self.mu
         params = tree.map(lambda w, d: w - pull * d, after.weights.params, drift)
         return after._replace(weights=after.weights._replace(params=params)), trace
 

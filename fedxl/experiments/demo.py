@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedxl import metrics
-from fedxl.config.experiment import Config, execute, load_data
+from fedxl.config.experiment import Config, execute
 from fedxl.evaluation import resampling
 from fedxl.evaluation.scores import Floats
 from fedxl.files import write_atomically, write_json
 from fedxl.reporting import document, plots
-from fedxl.reporting.runs import from_result, is_centralized
+from fedxl.reporting.runs import is_centralized
 from fedxl.reporting.text import as_markdown, as_text, mean_with_spread, over_seeds
 from fedxl.training.result import Result
 from fedxl.training.run_folder import Run
-from fedxl.training.run_writer import members
 from fedxl.training.settings import Hooks
 
 MAX_FPR = 0.3
@@ -30,7 +28,7 @@ DRAWS = 400  # test sets drawn for the intervals of the picture
 # Not those of the tuning (100 to 102), nor those on which the task was tried while it was written (0 to 2).
 SEEDS = tuple(range(10, 20))
 RUN = {
-    "rounds": 40, "local_steps": 16, "batch1": 8, "batch2": 8, "eval_every": 2, "executor": "vmap", "device": "cpu",
+    "rounds": 80, "local_steps": 8, "batch1": 8, "batch2": 8, "eval_every": 4, "executor": "vmap", "device": "cpu",
 }  # fmt: skip
 RISK = {"name": "pauc", "scores": "sigmoid"}
 
@@ -43,15 +41,15 @@ class Entry(NamedTuple):
     risk: Mapping[str, Any] = {}
 
 
-# Chosen by `python -m studies settings`: sixteen trials for each algorithm, three other seeds, validation data only.
+# Learning rates chosen by `python -m studies settings`: six for each algorithm, other seeds, validation data only.
 ENTRIES = (
-    Entry("FeDXL2", {"name": "fedxl2", "level": "free", "lr": 0.3, "weight_decay": 1e-3, "gamma": 0.1}, {"lam": 0.5}),
-    Entry("Local SGD", {"name": "local_sgd", "lr": 0.3, "weight_decay": 0.0}),
-    Entry("Local Pair", {"name": "local_pair", "lr": 3.0, "weight_decay": 1e-3, "gamma": 0.1}, {"lam": 1.0}),
-    Entry("CODASCA", {"name": "codasca", "lr": 1.0, "weight_decay": 1e-4}),
-    Entry("Centralised SOX", {"name": "sox", "lr": 0.3, "weight_decay": 1e-3, "gamma": 0.1}, {"lam": 0.5}),
+    Entry("FeDXL2", {"name": "fedxl2", "lr": 1.0}),
+    Entry("Local SGD", {"name": "local_sgd", "lr": 0.3}),
+    Entry("Local Pair", {"name": "local_pair", "lr": 1.0}),
+    Entry("CODASCA", {"name": "codasca", "lr": 1.0}),
+    Entry("Centralised SOX", {"name": "sox", "lr": 0.3}),
 )
-COLUMNS = ("algorithm", "AUROC", f"partial AUC (FPR <= {MAX_FPR:g})", "seconds a run")
+COLUMNS = ("algorithm", "AUROC", f"partial AUC (FPR <= {MAX_FPR:g})", "seconds per run")
 
 
 def experiment(entry: Entry, seed: int) -> Config:
@@ -69,7 +67,6 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
     plots.require_matplotlib()
     document.require_jinja2()
     folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # programs this small gain nothing from a second one, and lose much on a busy machine
     began = time.monotonic()
     console.print(
         "Sixteen sites want to find rare digits together. They see the world differently, and six of them have "
@@ -156,10 +153,5 @@ def _ends(values: Floats) -> str:
 
 def runs_of(outcomes: Mapping[str, Sequence[Result]], seeds: Sequence[int]) -> list[Run]:
     """All runs as the report sees them: they were kept in memory."""
-    data = {seed: load_data(experiment(ENTRIES[0], seed)) for seed in seeds}
-    held = {seed: members(splits.names, splits.train.holdings()) for seed, splits in data.items()}
-    return [
-        from_result(f"{entry.label}-{seed}", entry.label, experiment(entry, seed), outcome, held[seed])
-        for entry in ENTRIES
-        for seed, outcome in zip(seeds, outcomes[entry.label], strict=True)
-    ]
+    each = ((label, zip(seeds, runs, strict=True)) for label, runs in outcomes.items())
+    return [outcome.as_run(f"{label}-{seed}", label) for label, runs in each for seed, outcome in runs]

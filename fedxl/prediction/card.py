@@ -12,6 +12,7 @@ from fedxl.config.experiment import SECTIONS, Config, dump
 from fedxl.errors import printable
 from fedxl.evaluation.assess import Assessment, Part
 from fedxl.evaluation.intervals import Interval
+from fedxl.evaluation.survival_part import error_of
 from fedxl.training.privacy import promise
 
 MOST_TITLE = 200  # characters of labels' names
@@ -21,9 +22,15 @@ SHARES = ("sensitivity", "specificity", "ppv", "npv")
 NOT_FOR = (
     "Decisions about people without a person who is responsible for them, and who knows what is below.",
     "Sites, devices or groups of people that are not among those below, before it has been measured there.",
-    "Data that were prepared in another way than `model.json` says, or whose columns mean something else by now.",
+    "Data that were prepared in another way than `model.json` says, or whose columns have changed their meaning.",
+)
+NO_PROBABILITIES = (
     "Reading its scores as probabilities. They rank; only the calibrated column is a probability, and only where the "
-    "share of positives is that of the validation data.",
+    "share of positives is that of the validation data."
+)
+NO_TIMES = (
+    "Reading its scores as times or probabilities. They rank; only the columns of survival are probabilities, and "
+    "only where events are as frequent as in the validation data."
 )
 
 FROM_COUNTS = (
@@ -34,18 +41,19 @@ FROM_COUNTS = (
 
 def card(about: Mapping[str, Any], found: Assessment | None, heard: str = "") -> str:
     """about: what model.json says; heard: how many sites the metrics rest on, if not all told theirs."""
+    timed = about.get("timed", False)
     parts = [
         f"# {_title(about)}",
         _summary(about),
         _use(about),
         "## What it is not for",
-        "\n".join(f"- {line}" for line in NOT_FOR),
+        "\n".join(f"- {line}" for line in (*NOT_FOR, NO_TIMES if timed else NO_PROBABILITIES)),
         "## Data",
-        _sites(about["training"].get("members", []), bool(about["labels"])),
+        _sites(about["training"].get("members", []), bool(about["labels"]), timed),
         "## How good it is",
         *_metrics(found, heard),
         "## What its scores mean",
-        *_decisions(about, found),
+        *(_survival(about, found) if timed else _decisions(about, found)),
         "## Training",
         *_training(about),
         "## Files",
@@ -71,6 +79,12 @@ def _summary(about: Mapping[str, Any]) -> str:
     risk = settings.get("risk.name") or settings.get("task.risk_name") or "an X-risk"
     network = (about.get("model") or {}).get("name", "a network of the user's own")
     several = len(about["labels"])
+    if about.get("timed", False):
+        return (
+            f"A model of time to event, {text(network)} for examples of shape {list(about['shape'])}, trained on "
+            f"{rows:,} rows of {len(members)} sites that did not pool them. Its scores rank by risk: the higher, the "
+            f"earlier the event ({text(risk)}, by {text(settings.get('algorithm.name', 'fedxl'))})."
+        )
     kind = f"A classifier with a score for each of {several} labels" if several else "A binary classifier"
     on = "rows" if several else f"{rows:,} rows"  # of several labels, a row may be both positive and negative
     return (
@@ -95,24 +109,25 @@ def _use(about: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _sites(members: Sequence[Mapping[str, Any]], several: bool) -> str:
+def _sites(members: Sequence[Mapping[str, Any]], several: bool, timed: bool) -> str:
     counts = [(text(each["name"]), each["positives"], each["negatives"]) for each in members]
     if several:
         rows = [[name, f"{positives:,}", f"{negatives:,}"] for name, positives, negatives in counts]
         return table(["site", "training rows with a positive label", "with a negative one"], rows)
     rows = [[name, f"{positives + negatives:,}", f"{positives:,}"] for name, positives, negatives in counts]
-    return table(["site", "training rows", "positives"], rows) if rows else "Who held the data is not recorded."
+    heads = ["site", "training rows", "events" if timed else "positives"]
+    return table(heads, rows) if rows else "Who held the data is not recorded."
 
 
 def _metrics(found: Assessment | None, heard: str) -> list[str]:
-    """Metrics by site, or by label with their means and by site; and notes."""
+    """Metrics by site, or by label with their means and by site; and notes. Of time to event, sites have one."""
     if found is None:
         return ["The run kept no scores of held-back data. `fedxl report` has what its sites disclosed, if they did."]
-    of_mean = "; that of the mean is of a jackknife of whole examples" if found.several else ""
+    of_mean = "; that of the mean from a jackknife of whole examples" if found.several else ""
     rest = f" They rest on {heard}." if heard else ""
     said = [
-        f"Measured on {found.split} data, with intervals of {found.level:.0%}{of_mean}. The intervals are of the "
-        f"examples, not of another training.{rest}"
+        f"Measured on {found.split} data, with intervals of {found.level:.0%}{of_mean}. The intervals cover the "
+        f"draw of examples, not another training.{rest}"
     ]
     names = list(found.pooled.mean)
     if found.several:
@@ -122,8 +137,13 @@ def _metrics(found: Assessment | None, heard: str) -> list[str]:
         sites = [[text(name), f"{s.examples:,}", interval(s.mean["auroc"])] for name, s in found.sites.items()]
         said += [table(["data of", "rows", "auroc, mean of the labels"], sites)] if sites else []
     else:
-        parts = {"all together": found.pooled.one} | {name: site.one for name, site in found.sites.items()}
-        said.append(table(["data of", "rows", "positives", *names], _rows(parts, names)))
+        parts, whole = {name: site.one for name, site in found.sites.items()}, {"all together": found.pooled.one}
+        counts = ["rows", "events" if found.timed else "positives"]
+        if found.timed:
+            said.append(table(["data of", *counts, *names], _rows(whole, names)))
+            said += [table(["data of", *counts, names[0]], _rows(parts, names[:1]))] if parts else []
+        else:
+            said.append(table(["data of", *counts, *names], _rows(whole | parts, names)))
     said += [f"Note: {text(note)}." for note in found.notes]
     one = None if found.several else found.pooled.one
     if one is not None and one.brier is not None and one.reliability is not None:
@@ -147,7 +167,7 @@ def _decisions(about: Mapping[str, Any], found: Assessment | None) -> list[str]:
     missing = {name: text(one["undecided"]) for name, one in told.items() if "undecided" in one}
     if not decided:
         why = "; ".join(f"{text(name)}: {each}" if name else each for name, each in missing.items())
-        return [f"Nothing but an order: no calibration and no threshold, because {why}."]
+        return [f"Ranking only: no calibration and no threshold, because {why}."]
     tested = found.pooled.labels if found is not None and found.split == "test" else None
     rows = []
     for name, one in decided.items():
@@ -172,6 +192,35 @@ def _decisions(about: Mapping[str, Any], found: Assessment | None) -> list[str]:
     return [*said, *([FROM_COUNTS] if about.get("decided_by") == COUNTS else [])]
 
 
+def _survival(about: Mapping[str, Any], found: Assessment | None) -> list[str]:
+    """Probabilities to survive horizons: how they are computed, and how good they are."""
+    told = about["survival"]
+    if told is None:
+        why = "; ".join(text(one["undecided"]) for one in about["decisions"].values())
+        return [f"Ranking only: no probability of survival, because {why}."]
+    said = [
+        "Probability of no event up to a time t: exp(-H(t) exp(score - c)). H is the cumulative hazard that "
+        "Breslow's sums over the validation data give to the score c; both are in `model.json`, under `survival`. "
+        "It holds where events are as frequent as there, and where the ratio of two hazards stays the same over time."
+    ]
+    part = None if found is None else found.survival
+    columns = [(f"survival@{at:g}", f"{at:g}") for at in told["horizons"]]
+    if part is None or found is None:
+        return [*said, f"Columns of predictions: {', '.join(f'`{name}`' for name, _ in columns)}."]
+    rows = []
+    for at, brier in part.brier.items():
+        error = error_of(part.calibration[at])
+        measured = "not defined" if error is None else f"{error:.3f}"
+        rows.append(
+            [f"`survival@{at:g}`", interval(found.pooled.one.metrics[f"auc_at@{at:g}"]), interval(brier), measured]
+        )
+    said.append(table([f"column, on {found.split} data", "AUC", "Brier score", "calibration error"], rows))
+    if part.integrated_brier is not None:
+        first, *_, last = told["horizons"]
+        said.append(f"Mean Brier score between {first:g} and {last:g}: {interval(part.integrated_brier)}.")
+    return said
+
+
 def _point(part: Part | None, rule: str) -> Mapping[str, Any]:
     point = part.points.get(rule) if part is not None else None
     return {} if point is None else point._asdict()
@@ -187,7 +236,7 @@ def _training(about: Mapping[str, Any]) -> list[str]:
         simulated = "" if "server.sites" in settings else " In this simulation the noise follows from `run.seed`."
         parts.append(
             f"Training examples have differential privacy: epsilon {text(told)} after all rounds, for one example, "
-            f"against whoever does not know the noise.{simulated}"
+            f"if the noise stays secret.{simulated}"
         )
     config = reproduced(settings)
     if "server.sites" in settings:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,19 @@ from fedxl.data.tables.prepare import Preparation
 from fedxl.errors import UserError, require
 from fedxl.evaluation.assess import SENSITIVITIES, SPECIFICITIES, Assessment, assess
 from fedxl.evaluation.decision import DecisionOptions, Decisions
-from fedxl.files import plain, read_bytes, read_json, write_atomically, write_json
+from fedxl.files import as_path, plain, read_bytes, read_json, write_atomically, write_json
 from fedxl.options import convert
 from fedxl.prediction import card
 from fedxl.prediction.card import COUNTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
-from fedxl.prediction.run import dtype_of, model_table, network_of, preparation_of, read_finished
+from fedxl.prediction.run import (
+    dtype_of,
+    model_table,
+    network_of,
+    preparation_of,
+    read_finished,
+    weights_of,
+)
 from fedxl.training.result import decisions_for
 from fedxl.training.run_folder import WEIGHTS, Form, Run, is_run, read_form
 from fedxl.training.settings import DTYPES
@@ -45,6 +53,7 @@ def export(
     calibration: str = "platt",
     specificity: float | None = None,
     sensitivity: float | None = None,
+    horizons: Sequence[float] = (),
     model: nn.Module | None = None,
     allow_code: bool = False,
     say: Callable[[str], None] = lambda line: None,
@@ -58,28 +67,52 @@ def export(
         calibration: platt or isotonic, fitted to the run's validation scores.
         specificity: The threshold between the classes reaches this on validation data; by default 0.9.
         sensitivity: Or it reaches this.
+        horizons: Of time to event: times up to which to survive; by default quartiles of validation events.
         model: A network of the run's architecture, for runs of `fit` with a network of your own.
         allow_code: Whether a network that the run names as "package.module:factory" may be imported.
         say: Receives lines about what the folder lacks.
     """
-    source, options = Path(run), DecisionOptions(calibration, specificity, sensitivity)
+    source, options = as_path(run, "run"), DecisionOptions(calibration, specificity, sensitivity, horizons)
     require(source.is_dir() and is_run(source), f"{source} holds no run")
-    found, target = read_finished(source), Path(out) if out is not None else source / "export"
+    found, target = read_finished(source), source / "export" if out is None else as_path(out, "out")
     free = not target.exists() or is_exported(target) or (target.is_dir() and not any(target.iterdir()))
     require(free, f"{target} holds something else; choose another folder")
     named = model_table(found) is not None
     # Where nobody has the network's code, and ONNX does not need it, there are weights alone.
     network = network_of(found, model, allow_code) if named or model is not None or onnx else None
-    decisions = decisions_for(found.form, found.scores, found.histograms, options)
+    decisions = decisions_for(found.form, found.scores, found.histograms, options, found.shown)
     checked = to_onnx(network, found.form) if onnx and network is not None else None
     if not named:
         say(NOT_REBUILT if checked else ONLY_WEIGHTS)
-    if decisions.why_none:
+    if found.timed:
+        why = "" if decisions.survival is not None else decisions.why_none
+        say(f"no probability to survive: {why}") if why else None
+    elif decisions.why_none:
         say(f"no calibration and no threshold: {decisions.why_none}")
     elif decisions.undecided:
         say(f"no calibration and no threshold of some labels: {decisions.reasons}")
     _write(target, found, decisions, checked, _assess(found, options))
     return read_exported(target)
+
+
+def for_sites(source: Path) -> dict[str, bytes]:
+    """The exported folder's files for sites that took part: no code, and no name, count or metric of any site."""
+    run = read_finished(source)
+    decisions = decisions_for(run.form, run.scores, run.histograms, DecisionOptions(), run.shown)
+    about, weights = description(run, decisions, None, None), weights_of(run)
+    unknown = {"undecided": "the run's validation data give none"}
+    about["decisions"] = {
+        name: unknown if "undecided" in each else {**each, "measured": {}}
+        for name, each in about["decisions"].items()
+    }
+    settings = {
+        key: value
+        for key, value in about["training"]["settings"].items()
+        if key.startswith(("model.", "risk.", "algorithm.", "run.")) and not key.startswith("run.track")
+    }
+    about["training"] = {"settings": settings, "best_round": run.best_round}
+    content = json.dumps({**about, "files": {WEIGHTS: digest(weights)}}, indent=1).encode()
+    return {DESCRIPTION: content, WEIGHTS: weights}
 
 
 def _assess(run: Run, options: DecisionOptions) -> Assessment | None:
@@ -88,7 +121,7 @@ def _assess(run: Run, options: DecisionOptions) -> Assessment | None:
     sensitivities = {*SENSITIVITIES} | ({options.sensitivity} if options.sensitivity is not None else set())
     found = assess(
         run.scores, run.histograms, specificities=sorted(specificities), sensitivities=sorted(sensitivities),
-        calibration=options.calibration,
+        calibration=options.calibration, horizons=options.horizons,
     )  # fmt: skip
     if found is None or found.split in run.scores:
         return found
@@ -97,7 +130,7 @@ def _assess(run: Run, options: DecisionOptions) -> Assessment | None:
 
 def _write(target: Path, run: Run, decisions: Decisions, onnx: Checked | None, assessment: Assessment | None) -> None:
     """All files, model.json last: a folder without it is no export, so a half-written one is never used."""
-    contents = {WEIGHTS: read_bytes(run.folder / WEIGHTS)}
+    contents = {WEIGHTS: weights_of(run)}
     if onnx is not None:
         contents[ONNX] = onnx.content
     about = description(run, decisions, onnx, assessment)
@@ -128,10 +161,12 @@ def description(
         "torch": torch.__version__,
         "model": model if model is None else {"name": "mlp", **model},
         **run.form._asdict(),
+        "timed": run.timed,
         "weights_dtype": dtype_of(run),
         "meaning": meaning,
         "preparation": None if prepared is None else prepared.to_json(),
         "decisions": decisions.to_json(),
+        "survival": None if decisions.survival is None else decisions.survival.to_json(),
         "decided_by": "scores" if "validation" in run.scores else COUNTS,
         "onnx": checked,
         "training": {**_without_paths(run.about), "best_round": run.best_round},
@@ -207,7 +242,7 @@ def read_exported(path: Path) -> Exported:
             require(isinstance(value, str) and len(value) == 64, f"files: the digest of {name} must be 64 hex digits")
         form, told = read_form(content, file), content.get("preparation")
         preparation = None if told is None else Preparation.from_json(told)
-        decisions = Decisions.from_json(content.get("decisions"), form.names)
+        decisions = Decisions.from_json(content.get("decisions"), form.names, content.get("survival"))
         return Exported(path, form, str(dtype), model, preparation, decisions, digests)
     except UserError as error:
         raise UserError(f"{file}: {error}" if str(file) not in str(error) else str(error)) from None

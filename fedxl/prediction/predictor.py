@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fedxl.data.examples import Digests, Examples
 from fedxl.data.tables.prepare import Preparation
 from fedxl.errors import UserError, require
 from fedxl.evaluation.decision import DecisionOptions, Decisions
+from fedxl.files import as_path
 from fedxl.prediction import onnx_file
 from fedxl.prediction.export import Exported, is_exported, read_exported
 from fedxl.prediction.onnx_file import ONNX
@@ -55,6 +57,7 @@ def load(
     calibration: str = "platt",
     specificity: float | None = None,
     sensitivity: float | None = None,
+    horizons: Sequence[float] = (),
     model: nn.Module | None = None,
     allow_code: bool = False,
     device: str = "cpu",
@@ -67,22 +70,24 @@ def load(
             the threshold.
         specificity: The threshold between the classes reaches this on validation data; by default 0.9.
         sensitivity: Or it reaches this.
+        horizons: Of time to event: times up to which to survive; by default quartiles of validation events.
         model: A network of the run's architecture, for runs of `fit` with a network of your own.
         allow_code: Whether a network that the folder names as "package.module:factory" may be imported.
         device: Where to score: cpu, cuda, ..., or auto.
     """
-    path = Path(folder)
+    path = as_path(folder, "folder")
     require(path.is_dir(), f"{path} is not a folder; give the folder of a run, or an exported one")
-    options, place = DecisionOptions(calibration, specificity, sensitivity), pick_device(device)
+    options, place = DecisionOptions(calibration, specificity, sensitivity, horizons), pick_device(device)
     if is_exported(path):
-        fixed = "its calibration and threshold were chosen when it was exported; export the run again to change them"
+        chosen = "its calibration, threshold and horizons were chosen when it was exported"
+        fixed = f"{chosen}; export the run again to change them"
         require(options == DecisionOptions(), f"{path} is an exported folder: {fixed}")
         return _exported(read_exported(path), model, allow_code, place)
     if not is_run(path):
         raise UserError(f"{path} holds neither a run nor an exported model")
     run = read_finished(path)
     scorer = scorer_of(network_of(run, model, allow_code), place)
-    decisions = decisions_for(run.form, run.scores, run.histograms, options)
+    decisions = decisions_for(run.form, run.scores, run.histograms, options, run.shown)
     return Predictor(scorer, run.form, preparation_of(run), decisions, trained_on(run))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
+import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,16 +22,20 @@ from fedxl import registry
 from fedxl.config.experiment import build_network
 from fedxl.data.examples import Digests
 from fedxl.data.tables.prepare import Preparation
-from fedxl.errors import RefusedError, UserError, first_line, require
-from fedxl.files import DAMAGED, read_bytes, read_json
-from fedxl.models import check_buffers
-from fedxl.training.run_folder import PREPARATION, TRAINED_ON, WEIGHTS, Form, Run, read_run
+from fedxl.errors import RefusedError, UserError, first_line, kind_of, require
+from fedxl.files import DAMAGED, read_bytes
+from fedxl.models import check_buffers, uncompiled
+from fedxl.models.libraries import library_of
+from fedxl.training.run_folder import ABOUT, PREPARATION, TRAINED_ON, WEIGHTS, Form, Run, read_run
+from fedxl.training.run_writer import BROKEN, metadata_of, unsealed
 from fedxl.training.settings import DTYPES
 
 OWN = (
     "the network of this run was an object in Python, and its code is not in the folder; name the function that "
     "builds it, --model package.module:factory (in Python model=...)"
 )
+COPY = "copy it again from where it was written, or train again"
+log = logging.getLogger("fedxl")
 
 
 def read_finished(path: Path) -> Run:
@@ -58,9 +64,22 @@ def model_table(run: Run) -> Mapping[str, Any] | None:
 
 
 def preparation_of(run: Run) -> Preparation | None:
-    """How its data were made of files; None: they were arrays."""
-    path = run.folder / PREPARATION
-    return Preparation.from_json(read_json(path)) if path.exists() else None
+    """How its data were made of files; None: they were arrays. Raises UserError if its file is damaged."""
+    path, known = run.folder / PREPARATION, run.about.get("preparation_digest")
+    require(path.exists() or known is None, f"there is no file {path}, which a run writes when it begins")
+    if not path.exists():
+        return None
+    content = read_bytes(path)
+    if _has_digest(path, known is not None):
+        same = hashlib.sha256(content).hexdigest() == known
+        require(same, f"{path} is damaged (its digest is not that in {ABOUT}); {COPY}")
+    return Preparation.from_text(content)
+
+
+def _has_digest(path: Path, known: bool) -> bool:
+    if not known:
+        log.warning("warning: %s is of an older version of fedxl, which kept no digest: damage goes unnoticed", path)
+    return known
 
 
 def trained_on(run: Run) -> Digests | None:
@@ -83,12 +102,23 @@ def network_of(run: Run, given: nn.Module | None = None, allow_code: bool = Fals
         require(table is not None, OWN)
         assert table is not None
         given = rebuilt(table, run.form, dtype_of(run), allow_code)
+    return with_weights(given, weights_of(run), run.folder / WEIGHTS)
+
+
+def weights_of(run: Run) -> bytes:
+    """The content of its file of weights, which is what was written. Raises UserError if it is damaged."""
     path = run.folder / WEIGHTS
     require(path.is_file() or not path.exists(), f"{path} is not a file")
     try:
-        return with_weights(given, read_bytes(path), path)
+        content = read_bytes(path)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}; a run writes it when it is finished") from None
+    try:
+        if _has_digest(path, "digest" in metadata_of(content)):
+            unsealed(path, content)
+    except BROKEN as error:
+        raise UserError(f"{path} is damaged ({first_line(error)}); {COPY}") from None
+    return content
 
 
 def rebuilt(model: Mapping[str, Any], form: Form, dtype: str, allow_code: bool) -> nn.Module:
@@ -105,14 +135,16 @@ def rebuilt(model: Mapping[str, Any], form: Form, dtype: str, allow_code: bool) 
             "(in Python allow_code=True)",
         )
     # The trained weights are in the file: those that training began with are not needed, and may be elsewhere.
-    table = {key: value for key, value in model.items() if key != "weights" or registry.own(name)}
+    code = registry.own(name) and not library_of(name)
+    table = {key: value for key, value in model.items() if key != "weights" or code}
     with nullcontext() if registry.own(name) else torch.device("meta"):
         return build_network(table, form.shape, form.score_shape, bool(form.labels)).to(DTYPES[dtype])
 
 
 def with_weights(network: nn.Module, content: bytes, path: Path) -> nn.Module:
     """The network with the weights of a file, in evaluation mode. Raises UserError if they are another network's."""
-    tensors = tensors_in(content, path)
+    require(isinstance(network, nn.Module), f"model must be a torch.nn.Module, not {kind_of(network)}")
+    network, tensors = uncompiled(network), tensors_in(content, path)
     own = network.state_dict()
     for name, tensor in own.items():
         require(name in tensors, f"{path} lacks '{name}' {list(tensor.shape)} of this network")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedxl.data.examples import UNKNOWN, Examples
@@ -45,9 +46,9 @@ def read_examples(path: Path, preparation: Preparation | None, count: int = 0) -
 
 
 def _arrays(path: Path, count: int) -> Examples:
-    """x, and optionally y and rows, what identifies each example."""
+    """x, and optionally y, of time to event its time, and rows, what identifies each example."""
     found = read(path, f"there is no file {path}")
-    require("x" in found, f"{path} lacks the array x; it must hold x, and may hold y and rows")
+    require("x" in found, f"{path} lacks the array x; it must hold x, and may hold y, time and rows")
     x, y, names = found["x"], found.get("y"), found.get("rows")
     right = x.dtype.kind in "biuf" and x.ndim >= 2
     require(right, f"{path}: x must hold rows of numbers, not {x.dtype} {list(x.shape)}")
@@ -62,7 +63,13 @@ def _arrays(path: Path, count: int) -> Examples:
         require(plain, f"{where} must hold numbers, not {y.dtype}")
         given = several(y, where, count) if count else binary(labels(y), where)
     require(len(given) == len(x), f"{where} must hold the labels of each of the {len(x)} examples")
-    return Examples(floats(x), given, row=list(map(str, range(len(x)) if names is None else names)))
+    times = found.get("time") if y is not None else None  # without events, times say nothing
+    if times is not None:
+        right = times.dtype.kind in "biuf" and times.shape == (len(x),)
+        right = right and bool((np.isfinite(times) & (times >= 0)).all())
+        require(right, f"{path}: time must be a number from 0 on for each of the {len(x)} examples")
+    time = None if times is None else torch.from_numpy(times.astype(np.float64))
+    return Examples(floats(x), given, time=time, row=list(map(str, range(len(x)) if names is None else names)))
 
 
 def write(path: Path, rows: Sequence[str], prediction: Prediction) -> int:
@@ -83,13 +90,16 @@ def prediction_columns(rows: Sequence[str], prediction: Prediction) -> dict[str,
     """What a file of predictions holds, by column; a label without a decision has its score alone."""
     table: dict[str, list[Any]] = {"row": list(rows)}
     scores, probabilities, classes, *_ = prediction
+    survival = (
+        {} if prediction.survival is None else dict(zip(prediction.horizons, prediction.survival.T, strict=True))
+    )
     for number, name in enumerate(prediction.labels or ("",)):
         end, at = (f"_{name}", (slice(None), number)) if prediction.labels else ("", ())
         table[f"score{end}"] = scores[at].tolist()
         if probabilities is not None and classes is not None and name not in prediction.undecided:
             table[f"probability{end}"] = probabilities[at].tolist()
             table[f"class{end}"] = classes[at].tolist()
-    return table
+    return table | {f"survival@{horizon:g}": each.tolist() for horizon, each in survival.items()}
 
 
 def harmless(text: str) -> str:

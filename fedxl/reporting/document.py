@@ -13,8 +13,8 @@ from fedxl import __version__
 from fedxl.errors import UserError, printable, require
 from fedxl.files import write_atomically
 from fedxl.reporting.charts.scale import Svg
-from fedxl.reporting.page import Page
-from fedxl.reporting.sections import comparison, labels, ranking, rounds, setup, sites, summary
+from fedxl.reporting.page import Page, table_html
+from fedxl.reporting.sections import comparison, labels, ranking, rounds, setup, sites, summary, survival
 from fedxl.reporting.study import study
 from fedxl.training.run_folder import Run, read_run, run_dirs
 
@@ -32,7 +32,10 @@ def build(runs: Sequence[Run], reference: str = "") -> Page:
     """The page. `reference` names the run, or the group of runs, that it looks at closely and compares with."""
     require(bool(runs), "a report needs a run")
     it = study(runs, reference)
-    of_focus = labels.sections(it) if it.several else [ranking.section(it), ranking.probabilities(it)]
+    if it.timed:
+        of_focus = [survival.section(it)]
+    else:
+        of_focus = labels.sections(it) if it.several else [ranking.section(it), ranking.probabilities(it)]
     of_runs = [rounds.section(it), setup.settings(it.groups), setup.reproduce(it.drawn)]
     sections = [comparison.section(it), *of_focus, sites.section(it), *of_runs]
     return summary.page(it, sections, preferred=not reference)
@@ -55,7 +58,7 @@ def render(page: Page) -> str:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     # Both are of this package, and go into the page as they are.
     trusted = {"style": Svg(style), "style_hash": Svg(f"sha256-{digest}")}
-    return str(template.render(page=page, version=__version__, **trusted))
+    return str(template.render(page=page, version=__version__, table=table_html, **trusted))
 
 
 def save(path: Path, page: Page) -> None:
@@ -64,7 +67,7 @@ def save(path: Path, page: Page) -> None:
     try:
         write_atomically(path, content)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another file with --html") from None
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another file") from None
 
 
 def _clean(value: object) -> object:

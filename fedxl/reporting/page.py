@@ -11,7 +11,9 @@ from fedxl import metrics
 from fedxl.errors import printable
 from fedxl.evaluation.intervals import Interval
 from fedxl.reporting.charts.chart import Key
-from fedxl.reporting.charts.scale import Svg
+from fedxl.reporting.charts.scale import Svg, element
+
+LINE = Svg("\n")
 
 
 class Cell(NamedTuple):
@@ -44,6 +46,36 @@ class Table(NamedTuple):
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Row]
+
+
+def table_html(found: Table) -> Svg:
+    """A table as HTML, in a box that scrolls where it is too wide."""
+    heads = [
+        element("th", column.name, scope="col", class_="num" if column.numeric else None) for column in found.columns
+    ]
+    rows = [_row_html(row, found.columns) for row in found.rows]
+    parts = [
+        element("caption", element("span", found.caption)),
+        element("thead", element("tr", *heads)),
+        element("tbody", *(part for row in rows for part in (LINE, row))),
+    ]
+    box = {"class_": "scroll", "tabindex": 0, "role": "region", "aria_label": found.caption}
+    return element("div", element("table", *parts), **box)
+
+
+def _row_html(row: Row, heads: Sequence[Column]) -> Svg:
+    first, *others = row.cells
+    tag = [element("span", row.key.letter, class_=f"tag {row.key.css}")] if row.key else []
+    cells = [element("th", *tag, *_texts(first), scope="row")]
+    for cell, head in zip(others, heads[1:], strict=True):
+        kind = "picture" if cell.svg else "num" if head.numeric else "value"
+        inside = cell.svg or element("span", *_texts(cell))
+        cells.append(element("td", inside, class_=kind, data_name=head.name))
+    return element("tr", *cells, class_="focus" if row.focus else None)
+
+
+def _texts(cell: Cell) -> list[str | Svg]:
+    return [cell.text, *([element("small", cell.more)] if cell.more else [])]
 
 
 class Figure(NamedTuple):
@@ -130,13 +162,19 @@ def metric_name(name: str) -> str:
 
     >>> metric_name("pauc@0.3"), metric_name("sensitivity"), metric_name("ndcg@10")
     ('partial AUC (FPR ≤ 0.3)', 'sensitivity', 'NDCG@10')
+    >>> metric_name("uno@1825"), metric_name("auc_at@730")
+    ("Uno's C (events before 1825)", 'AUC at 730')
     """
-    words = {"auroc": "AUROC", "ap": "average precision", "pauc": "partial AUC", "pauc_raw": "partial AUC, raw"}
+    words = {
+        "auroc": "AUROC", "ap": "average precision", "pauc": "partial AUC", "pauc_raw": "partial AUC, raw",
+        "cindex": "concordance index", "uno": "Uno's C", "auc_at": "AUC",
+    }  # fmt: skip
     base, at, limit = name.partition("@")
     if base in metrics.QUERY_METRICS:
         return shown(name, 20).upper()
     text = words.get(base, shown(base, 40))
-    return f"{text} (FPR ≤ {shown(limit, 10)})" if at else text
+    of_limit = {"uno": " (events before {})", "auc_at": " at {}"}.get(base, " (FPR ≤ {})")
+    return text + of_limit.format(shown(limit, 12)) if at else text
 
 
 def in_bytes(count: float) -> str:

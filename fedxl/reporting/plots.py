@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ def require_matplotlib() -> Any:
         import matplotlib
     except ImportError:
         raise UserError("plots need matplotlib: pip install 'fedxl[report]'") from None
-    matplotlib.use("Agg")
+    if "MPLBACKEND" not in os.environ:  # a notebook has one of its own
+        matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     return plt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,18 @@ import numpy as np
 
 from fedxl import metrics
 from fedxl.algorithms import ALGORITHMS
-from fedxl.config.experiment import Config, build_risk, dump
 from fedxl.errors import UserError, printable, unknown
-from fedxl.evaluation.compare import paired
+from fedxl.evaluation.compare import paired, seed_intervals
 from fedxl.evaluation.histogram import as_scores
-from fedxl.evaluation.intervals import Interval, intervals
+from fedxl.evaluation.intervals import Interval, intervals, reported
 from fedxl.evaluation.scores import Scores
 from fedxl.metrics import value_of
-from fedxl.options import call
 from fedxl.reporting.charts.chart import DASHES, Key
-from fedxl.reporting.page import between, shown
+from fedxl.reporting.page import between, interval_text, metric_name, shown
+from fedxl.reporting.text import mean_with_spread
 from fedxl.training.privacy import promise
-from fedxl.training.result import Result
-from fedxl.training.run_folder import Member, Run, read_run
-from fedxl.training.run_writer import FREE, environment
-from fedxl.training.settings import Settings
-from fedxl.training.simulation import flattened
+from fedxl.training.run_folder import Run, read_run
+from fedxl.training.run_writer import FREE
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # What follows from the seed where a config names the data: `fit` knows its data by nothing else.
@@ -99,10 +95,11 @@ def grouped(runs: Sequence[Run], reference: str = "") -> tuple[list[Group], Grou
 def _preference(runs: Sequence[Run]) -> Callable[[Run], float]:
     """How good a run is on validation data, the higher the better; minus infinity if that is not known.
 
-    By the metric that chose the best rounds; by AUROC if these differ, for values of two metrics cannot be compared.
+    By the metric that chose the best rounds. If these differ, by AUROC, of time to event by concordance: values of
+    two metrics cannot be compared.
     """
     chosen = {run.chosen_by for run in runs}
-    metric = chosen.pop() if len(chosen) == 1 else "auroc"
+    metric = chosen.pop() if len(chosen) == 1 else "cindex" if all(run.timed for run in runs) else "auroc"
 
     def preference(run: Run) -> float:
         value = value_of(run.shown.get("validation") or {}, metric)
@@ -159,9 +156,15 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     apart = len(set(algorithms)) == len(groups)
     found = []
     for runs, algorithm in zip(groups, algorithms, strict=True):
-        shared = algorithm if apart else f"{runs[0].name} and {len(runs) - 1} more"
+        shared = algorithm if apart else _folder(runs) or f"{runs[0].name} and {len(runs) - 1} more"
         found.append(runs[0].label or (runs[0].name if len(runs) == 1 else shared))
     return found
+
+
+def _folder(runs: Sequence[Run]) -> str:
+    """The folder that holds the runs of one `train --seeds`; empty if they are others."""
+    above = {run.path.resolve().parent for run in runs if run.path is not None and run.name == f"seed-{run.seed}"}
+    return above.pop().name if len(above) == 1 and all(run.path is not None for run in runs) else ""
 
 
 def differing(groups: Sequence[Group]) -> tuple[dict[str, list[Any]], Mapping[str, Any]]:
@@ -172,24 +175,6 @@ def differing(groups: Sequence[Group]) -> tuple[dict[str, list[Any]], Mapping[st
     unlike = {name: values for name, values in differ.items() if any(value != values[0] for value in values)}
     shared = {name: values[0] for name, values in differ.items() if name not in unlike}
     return unlike, shared
-
-
-def from_result(name: str, label: str, config: Config, result: Result, members: Sequence[Member]) -> Run:
-    """A run that was made in this process, and kept in memory."""
-    done = {"best_round": result.best_round, "seconds": result.seconds, "test": result.metrics["test"]}
-    last = result.history[-1]["round"] if result.history else 0
-    return Run(
-        name=name,
-        settings=flattened(config.tables()),
-        rows=result.history,
-        done=None if result.interrupted else {"round": last, **done},
-        members=members,
-        environment=environment(),
-        chosen_by=call(Settings, config.run, "run").selects_by(build_risk(config)),
-        config=dump(config),
-        label=label,
-        in_memory=(result.scores, result.histograms),
-    )
 
 
 def assessed_on(run: Run) -> str:
@@ -204,7 +189,7 @@ def scores_on(run: Run, split: str) -> Scores | None:
         found = as_scores(run.histograms[split][""])
     if found is None:
         return None
-    return found if len(found.labels) > 1 or found.both_classes else None
+    return found if len(found.labels) > 1 or found.has_metrics else None
 
 
 def epsilon(run: Run) -> str:
@@ -217,13 +202,68 @@ def is_centralized(algorithm: str) -> bool:
     return bool(getattr(ALGORITHMS.get(algorithm), "centralized", False))
 
 
+def overview(paths: Sequence[Path]) -> tuple[str, list[str], list[list[str]]]:
+    """A title, columns and rows of a table that fits a terminal: one row for runs that differ by their seed only.
+
+    It has the metric that chose the models, of runs that were chosen by several that of the preferred one, and AUROC.
+    """
+    runs = [read_run(path) for path in paths]
+    groups, focus = grouped(runs)
+    chosen, first = focus.shown.metric, "cindex" if focus.shown.timed else "auroc"
+    names = list(dict.fromkeys([chosen, first]))
+    risks, splits = (sorted({getattr(run, what) for run in runs} - {""}) for what in ("risk", "split"))
+    rows = []
+    for group in groups:
+        ended = [run for run in group.runs if run.done is not None] or group.runs
+        some = replace(group, runs=ended)
+        seconds = [float(found) for run in ended if (found := (run.done or run.shown).get("seconds"))]
+        head = [_called(group, len(ended)), shown(group.shown.algorithm, 40), _round(ended)]
+        head[-1] += f", {ended[0].split}" if len(splits) > 1 else ""
+        values = [_with_interval(some, chosen), *(_mean(some, each) for each in names[1:])]
+        rows.append([*head, *values, _number(float(np.mean(seconds)) if seconds else None, 1)])
+    on = f" on {' and '.join(splits)} data" if splits else ""
+    several = "; of several seeds means, ± standard deviation" if any(len(group.runs) > 1 for group in groups) else ""
+    title = f"{metric_name(chosen)}{on} [95 % interval]{several}; risk {shown(', '.join(risks), 60)}"
+    return title, ["run", "algorithm", "round", *map(printable, names), "seconds"], rows
+
+
+def _called(group: Group, ended: int) -> str:
+    """A run's name; of several seeds how many have ended, too, with their label unless it is the algorithm."""
+    if len(group.runs) == 1:
+        return shown(group.label, 60)
+    label = "" if group.label == group.shown.algorithm else shown(group.label, 60) + ", "
+    return f"{label}{ended} seeds" if ended == len(group.runs) else f"{label}{ended} of {len(group.runs)} seeds"
+
+
+def _round(runs: Sequence[Run]) -> str:
+    """The chosen rounds; of a run that has not finished, how far it is."""
+    best = sorted({run.best_round for run in runs if run.best_round is not None})
+    return runs[0].state if not best else f"{best[0]} to {best[-1]}" if len(best) > 1 else str(best[0])
+
+
+def _with_interval(group: Group, name: str) -> str:
+    """A metric as "0.931 [0.911, 0.951]" where scores are known."""
+    scores = group.scores()
+    if not scores or not all(_soon_known(name, found) for found in scores):
+        return _mean(group, name)
+    return interval_text(seed_intervals([name], scores, shared_examples(group.runs))[name])
+
+
+def _mean(group: Group, name: str) -> str:
+    values = group.over_runs(name)
+    return mean_with_spread(values) if values else ""
+
+
 def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of a table of runs: metrics of the best round once a run has finished, the latest ones before.
 
-    A metric of the user's own, and epsilon, have a column if any of the runs has them.
+    A metric of the user's own, and epsilon, have a column if any of the runs has them. If all runs are about time to
+    event, so has each other metric, AUROC among them.
     """
     runs = [read_run(path) for path in paths]
     names = metrics.shown(*(run.values for run in runs))
+    if all(run.timed for run in runs):
+        names = [name for name in names if any(name in run.values for run in runs)]
     private = any(map(epsilon, runs))
     columns = ["run", "algorithm", "risk", "state", "best round", *map(printable, names), "on", "seconds"]
     rows = []
@@ -239,12 +279,20 @@ def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
 
 
 def known_intervals(run: Run) -> dict[str, Interval]:
-    """Of AUROC, and of the metric that chose the model: where its scores are known, and without much waiting."""
+    """Of AUROC, or of concordance, and of the metric that chose the model: where scores are known, and soon."""
     found = run.scores.get(run.split)
     if found is None:
         return {}
-    chosen = run.metric.partition("@")[0] in metrics.usual() and len(found.labels) == 1 and len(found) <= MOST
-    return intervals(list(dict.fromkeys(["auroc", *([run.metric] if chosen else [])])), found)
+    first, *_ = reported(found.time is not None, 1.0)
+    return intervals([name for name in dict.fromkeys([first, run.metric]) if _soon_known(name, found)], found)
+
+
+def _soon_known(name: str, found: Scores) -> bool:
+    """Whether an interval of this metric takes no longer than a table may."""
+    timed = found.time is not None
+    usual = metrics.TIME_METRICS if timed else metrics.usual()
+    some = name.partition("@")[0] in usual and len(found.labels) == 1 and len(found) <= MOST
+    return some or name == reported(timed, 1.0)[0]
 
 
 def _number(value: Any, digits: int) -> str:

@@ -9,7 +9,7 @@ from fedxl import metrics
 from fedxl.errors import UserError
 from fedxl.evaluation.assess import Assessment, assess
 from fedxl.evaluation.compare import Difference, differences, seed_intervals
-from fedxl.evaluation.intervals import Interval
+from fedxl.evaluation.intervals import Interval, reported
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.runs import Group, as_pair, assessed_on, grouped, scores_on, shared_examples
 from fedxl.training.run_folder import Run
@@ -33,6 +33,7 @@ class Study(NamedTuple):
     measured: Mapping[str, Measured]  # by letter, of groups that have scores
     compared: Mapping[str, Mapping[str, Difference]]  # by letter and metric: differences to the focus
     names: Sequence[str]  # metrics that tables show, the one that chose the model first
+    timed: bool  # whether the focus is about time to event
     fpr: float  # the limit of the partial AUC
 
     @property
@@ -54,17 +55,18 @@ def study(runs: Sequence[Run], reference: str = "") -> Study:
     """`reference` names the run, or the group of runs, that the report looks at closely and compares with."""
     groups, focus = grouped(runs, reference)
     run, fpr = focus.shown, _fpr(focus.shown)
-    usual = ["auroc", f"pauc@{fpr:g}", "ap"]
     some = bool(run.labels) or any(scores_on(run, split) is not None for split in ("test", "validation"))
     found = assess(run.scores, run.histograms, fpr=fpr) if some else None
+    usual = list(found.pooled.mean) if found is not None else reported(run.timed, fpr)
     # One run in focus has been measured by its assessment.
     others = [group for group in groups if found is None or group is not focus or len(group.runs) > 1]
-    measured = {group.letter: each for group in others if (each := _measured(group, usual)) is not None}
+    alike = [group for group in others if group.shown.timed == run.timed]
+    measured = {group.letter: each for group in alike if (each := _measured(group, usual)) is not None}
     if found is not None:
         measured.setdefault(focus.letter, Measured(found.split, found.pooled.mean))
     chosen = [run.metric] if run.metric in usual or run.metric in run.values else []
     names = list(dict.fromkeys([*chosen, *usual, *_own(run)]))
-    return Study(groups, focus, found, measured, _compared(groups, focus, fpr), names, fpr)
+    return Study(groups, focus, found, measured, _compared(groups, focus, usual, fpr), names, run.timed, fpr)
 
 
 def _fpr(run: Run) -> float:
@@ -89,7 +91,9 @@ def _measured(group: Group, names: Sequence[str]) -> Measured | None:
     return Measured(assessed_on(group.shown), seed_intervals(names, scores, shared_examples(group.runs)))
 
 
-def _compared(groups: Sequence[Group], focus: Group, fpr: float) -> dict[str, Mapping[str, Difference]]:
+def _compared(
+    groups: Sequence[Group], focus: Group, names: Sequence[str], fpr: float
+) -> dict[str, Mapping[str, Difference]]:
     """Of each group that has runs on the same examples as the focus, seed by seed."""
     found: dict[str, Mapping[str, Difference]] = {}
     for group in groups:
@@ -101,5 +105,5 @@ def _compared(groups: Sequence[Group], focus: Group, fpr: float) -> dict[str, Ma
                 pairs[name] = pair
         if pairs:
             firsts, seconds = zip(*pairs.values(), strict=True)
-            found[group.letter] = differences(firsts, seconds, same=shared_examples(focus.runs), fpr=fpr)
+            found[group.letter] = differences(firsts, seconds, same=shared_examples(focus.runs), names=names, fpr=fpr)
     return found

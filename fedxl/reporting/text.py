@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +28,12 @@ def evaluation_in_words(row: Mapping[str, Any], split: str) -> str:
     return in_words(row.get(split) or {}) + (f"  ({heard})" if heard else "")
 
 
+def sites_in_words(remarks: Mapping[str, Any]) -> str:
+    """How many sites took part in the latest of these rounds: " (2 of 3 sites)"; "" in a simulation."""
+    latest = (remarks.get("participants") or [{}])[-1]
+    return f" ({len(latest['sites'])} of {latest['of']} sites)" if latest else ""
+
+
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation; of one value the latter is 0."""
     return float(np.mean(values)), float(np.std(values, ddof=min(1, len(values) - 1)))
@@ -45,10 +52,14 @@ def over_seeds(count: int, what: str = "mean ± standard deviation") -> str:
     return f"{what} over {count} seeds" if count > 1 else "one seed"
 
 
-def as_text(rows: Sequence[Sequence[str]], columns: Sequence[str], title: str = "") -> Table:
-    table = Table(title=title or None)
+def as_text(rows: Sequence[Sequence[str]], columns: Sequence[str], title: str = "", lines: bool = True) -> Table:
+    """lines: whether there are lines between columns, which cost room."""
+    table = Table(title=title or None, box=box.HEAVY_HEAD if lines else None, pad_edge=lines)
     for name, cells in zip(columns, zip(*rows, strict=True), strict=True):
-        table.add_column(Text(name), justify="right" if _numeric(cells) else "left", no_wrap=True)
+        numbers = _numeric(cells)
+        table.add_column(
+            Text(name), justify="right" if numbers else "left", no_wrap=lines or numbers, overflow="fold"
+        )
     for line in rows:
         table.add_row(*map(Text, line))  # as they are: a folder's name may look like rich's markup
     return table

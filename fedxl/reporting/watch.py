@@ -1,4 +1,4 @@
-"""A run while it goes on, from the files in its folder, which are never changed: in words, and for a terminal."""
+"""A run in progress, from the files in its folder, which are never changed: in words, and for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 from fedxl import metrics, toml
 from fedxl.errors import UserError, printable, require
 from fedxl.progress import time_left
-from fedxl.reporting.text import in_words
+from fedxl.reporting.text import in_words, sites_in_words
 from fedxl.training import run_folder
 from fedxl.training.choice import best_row
 from fedxl.training.run_folder import Row
@@ -148,6 +148,13 @@ def where(view: View) -> str:
     return f"round {view.round} of {max(view.rounds, view.round)}"
 
 
+def participants(view: View) -> str:
+    """round 19 (2 of 3 sites)"""
+    row = view.rows[-1] if view.rows else {}
+    found = sites_in_words(row)
+    return f"round {row['participants'][-1]['round']}{found}" if found else ""
+
+
 def pace(view: View) -> str:
     """3.2 rounds/s, about 90 s left"""
     seconds, rounds = view.pace
@@ -189,7 +196,7 @@ def warning(view: View) -> str:
 
 def line(view: View) -> str:
     """All of it in one line, for a log."""
-    parts = [where(view), state(view), standing(view), pace(view), warning(view), outcome(view)]
+    parts = [where(view), state(view), standing(view), participants(view), pace(view), warning(view), outcome(view)]
     away = [f"{site.name}: {site.note}" for site in view.sites if site.note]
     return ", ".join(filter(None, [*parts, *away]))
 
@@ -201,7 +208,7 @@ def panel(view: View, console: Console) -> RenderableType:
     parts: list[RenderableType] = [_progress(view, width)]
     others = dict((view.rows[-1].get("validation") if view.rows else None) or {})
     others.pop(metrics.key(view.metric), None)
-    parts += [Text(text) for text in (standing(view), in_words(others)) if text]
+    parts += [Text(text) for text in (standing(view), participants(view), in_words(others)) if text]
     if len(view.values) > 1:
         first, last = str(view.values[0][0]), str(view.values[-1][0])
         drawn = "\n".join(curve([value for _, value in view.values], width, blocks))

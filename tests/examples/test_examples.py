@@ -65,7 +65,7 @@ def test_ones_own_metric_chooses_the_model_and_is_reported(folder):
         look["validation"]["missed"] == pytest.approx(1 - value) for look, value in zip(looks, values, strict=True)
     )
     assert f"sensitivity {last['test']['sensitivity']:.4f}" in out
-    report = run(folder, "-m", "fedxl", "report", "run", "--markdown")
+    report = run(folder, "-m", "fedxl", "report", "run", "--all", "--markdown")
     assert "| sensitivity | missed |" in report.splitlines()[0]
     assert f"{last['test']['sensitivity']:.4f}" in report
 

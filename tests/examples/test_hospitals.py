@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("flwr", reason="needs fedxl[flower]")
+pytest.importorskip("cryptography", reason="needs fedxl[deploy]")
 
 from fedxl.cli.main import app
 from fedxl.cli.processes import free_port
 from fedxl.data.tables.prepare import Preparation
 from fedxl.data.tables.table import read_new
-from fedxl.deploy.supervise import children
 from fedxl.evaluation import histogram, scores
+from tests.deploy.deployment import processes_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOSPITALS = ("east", "north", "south")  # numbered as the simulator does, by name
@@ -124,8 +124,7 @@ def test_deployed_to_three_sites(folder):
         site.write_text(changed.replace('evaluate = "none"', f'evaluate = "{told}"'))
         assert "No problems found" in fedxl(folder, "data", "check", str(site))
     deploy(folder)
-    parties = [folder / "federation" / place / "flower" for place in ("server", *(f"sites/{n}" for n in HOSPITALS))]
-    assert not children.processes_of(parties), "nobody is left"
+    assert not processes_in(folder / "federation"), "nobody is left"
     run = folder / "federation" / "server" / "run"
     prepared = [json.loads((place / "preparation.json").read_text()) for place in (run, folder / "simulated")]
     deployed, simulated = map(Preparation.from_json, prepared)

@@ -30,6 +30,7 @@ from fedxl.training.health import COLLAPSED, Watch
 from fedxl.training.run_folder import checkpointed
 from fedxl.training.settings import Hooks
 from tests.conftest import make_clients, until
+from tests.training.faults import Disk, failing
 
 QUIET = Hooks(say=lambda line: None)
 
@@ -114,6 +115,34 @@ def test_test_data_are_never_looked_at(tmp_path, monkeypatch):
     assert set(scores.load(run / "scores.npz")) == {"validation"}
     monkeypatch.undo()
     configs.execute(config(rounds=1), hooks=QUIET)  # while a run on its own does
+
+
+def test_a_full_disk_ends_a_search_in_one_line_and_the_same_command_goes_on(tmp_path):
+    text = configs.dump(config(rounds=2)) + "[tune]\ntrials = 2\nsampler = 'random'\n"
+    (tmp_path / "c.toml").write_text(text)
+
+    def searched(folder: Path) -> BaseException | None:
+        found = CliRunner().invoke(app, ["tune", str(tmp_path / "c.toml"), "--out", str(folder)]).exception
+        assert found is None or isinstance(found, UserError), found
+        return found
+
+    assert searched(tmp_path / "whole") is None
+    expected = json.loads((tmp_path / "whole" / "results.json").read_text())["best"]
+    told, at = list[str](), 0
+    while True:
+        folder = tmp_path / f"at-{at}"
+        folder.mkdir()
+        with failing(Disk(folder, at=at, full=True)) as disk:
+            error = searched(folder)
+        assert (error is None) == (not disk.fired)
+        if error is None:
+            break
+        told.append(str(error))
+        assert searched(folder) is None
+        assert json.loads((folder / "results.json").read_text())["best"] == expected
+        at += 5
+    assert all("No space left on device" in line and len(line.splitlines()) == 1 for line in told), told
+    assert any("finished trials are kept" in line for line in told)
 
 
 def in_child(todo: Plan, folder: Path) -> multiprocessing.Process:
@@ -229,7 +258,7 @@ def test_a_trial_is_repeated_as_the_message_says(tmp_path):
     best = best_of(Search(todo, tmp_path)()["fedxl2"])
     store = TrialStore(tmp_path)
     store.path(best).unlink()
-    with pytest.raises(UserError, match="further than the record of its trial; remove it to repeat the trial"):
+    with pytest.raises(UserError, match="ahead of its trial's record; remove it to repeat the trial"):
         Search(todo, tmp_path)()
     shutil.rmtree(store.run(best, 0))
     assert results(todo, tmp_path) == before

@@ -54,6 +54,10 @@ def own_network() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, 1))
 
 
+def compiled_network() -> nn.Module:
+    return torch.compile(own_network(), backend="eager")  # type: ignore[return-value]
+
+
 COLUMNS = ("number", "age", "pressure", "sex", "hospital", "outcome")
 
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from fedxl.evaluation.intervals import delong
 from fedxl.prediction import predictor
 from fedxl.prediction.card import text
 from fedxl.prediction.export import export
-from tests.prediction.conftest import CONFIG, QUIET, own_network
+from tests.prediction.conftest import CONFIG, QUIET, compiled_network, own_network
 from tests.prediction.test_predict import command, read
 
 
@@ -108,6 +109,24 @@ def test_a_network_of_the_users_own_predicts_by_onnx(tmp_path):
     assert lines[-1].endswith("without it, model.safetensors cannot be used")
     with pytest.raises(UserError, match=r"holds no model\.onnx"):
         predictor.load(bare.path)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_compiled_network_takes_weights_as_the_network_itself(tmp_path, by_name):
+    """What torch.compile returns has other names for the same weights."""
+    data, factory = digits(clients=4), "tests.prediction.conftest:compiled_network"
+    options = {"validation": data.validation, "rounds": 1, "local_steps": 2, "hooks": QUIET}
+    fedxl.fit(own_network(), data.train, fedxl.FeDXL2(fedxl.auroc()), out=tmp_path / "run", **options)
+    expected = predictor.load(tmp_path / "run", model=own_network()).predict(data.test.x).scores
+    model = experiment.build_network({"name": factory}, (1, 8, 8), ()) if by_name else compiled_network()
+    found = export(tmp_path / "run", tmp_path / "model", model=model)
+    for folder in (tmp_path / "run", found.path):
+        assert np.array_equal(predictor.load(folder, model=model).predict(data.test.x).scores, expected)
+    np.savez(tmp_path / "new.npz", x=data.test.x.numpy())
+    command("predict", tmp_path / "run", tmp_path / "new.npz", "-o", tmp_path / "scores.csv", "--model", factory)
+    experiment.execute(replace(CONFIG, model={"name": factory}), tmp_path / "named", hooks=QUIET)
+    assert predictor.load(tmp_path / "named", allow_code=True).predict(data.test.x).scores.shape == expected.shape
 
 
 def test_an_export_replaces_an_export_and_nothing_else(run, tmp_path):

@@ -6,11 +6,13 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
@@ -217,6 +219,105 @@ def test_folders_that_cannot_predict_say_why(run, tmp_path):
         predictor.load(unfinished)
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "preparation.json"])
+def test_a_damaged_file_of_a_run_is_not_used(trained, tmp_path, file):
+    """One bit of a weight, or one digit of a mean: predictions and exports would be others without a word."""
+    folder = shutil.copytree(trained / "run", tmp_path / "run")
+    content = bytearray((folder / file).read_bytes())
+    at = len(content) - 3 if file == "model.safetensors" else content.index(b'"mean"') + 8
+    content[at] ^= 1
+    (folder / file).write_bytes(content)
+    for use in (predictor.load, lambda path: fedxl.export(path, tmp_path / "out")):
+        with pytest.raises(UserError, match=f"{file} is damaged .*; copy it again from where it was written"):
+            use(folder)
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_are_checked_where_nobody_has_the_networks_code(tmp_path):
+    result_of(torch.nn.Linear(64, 1), tmp_path / "run", torch.zeros(40, 64))
+    weights = tmp_path / "run" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match="is damaged"):
+        fedxl.export(tmp_path / "run", onnx=False)
+
+
+def test_a_run_of_an_older_version_has_no_digests_and_that_is_said(trained, tmp_path, caplog):
+    folder = shutil.copytree(trained / "run", tmp_path / "run")
+    wanted = predictor.load(folder).predict(trained / "patients.csv").scores
+    assert not caplog.messages
+    about = json.loads((folder / "run.json").read_text())
+    del about["preparation_digest"]
+    (folder / "run.json").write_text(json.dumps(about))
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")
+    assert np.array_equal(predictor.load(folder).predict(trained / "patients.csv").scores, wanted)
+    named = [line.split(" is of an older version")[0].rpartition("/")[2] for line in caplog.messages]
+    assert named == ["model.safetensors", "preparation.json"]
+
+
+def result_of(network: torch.nn.Module, out: Path | None, x: torch.Tensor, **more: Any) -> fedxl.Result:
+    algorithm = fedxl.FeDXL2(fedxl.auroc(), lr=0.1)
+    return fedxl.fit(network, [(x, torch.arange(len(x)) % 2)], algorithm, rounds=1, local_steps=2, out=out, **more)
+
+
+def test_images_are_in_the_type_of_training(tmp_path):
+    """Bytes become floats in [0, 1], other numbers stay as they are: scores would be those of other images."""
+    network, y = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 1)), torch.arange(40) % 2
+    x = torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    told = "images are .*, those of training were .*; give them in the same type"
+    others = [(x, [x.float(), x / 255, x.long()]), (x.float(), [x]), (x.long(), [x])]
+    others += [(x / 255, [x, x.long(), x.float()])]
+    for number, (mine, theirs) in enumerate(others):
+        result = result_of(network, tmp_path / str(number), mine, validation=(mine, y), test=(mine, y))
+        found = predictor.load(tmp_path / str(number), model=network)
+        assert np.array_equal(found.predict(mine).scores, result.predict(mine).scores)
+        for other in theirs:
+            for use in (result.predict, found.predict):
+                with pytest.raises(UserError, match=told):
+                    use(other)
+            for split in ("validation", "test"):
+                with pytest.raises(UserError, match=f"{split}: {told}"):
+                    result_of(network, None, mine, **{split: (other, y)})
+    for same in ((x > 127).float(), x[:1, :, :, :8] / 255, torch.zeros_like(x[:1]).double()):
+        found.predict(same)  # black and white in [0, 1]
+    flat = x.flatten(1)  # the numbers of a table stay as they are, in every type
+    result_of(torch.nn.Linear(64, 1), None, flat, validation=(flat.float(), y)).predict(flat.long())
+
+
+def test_what_is_no_folder_and_no_network_is_told(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where "" would be, were it taken for a folder
+    for given in (3, None, ["run"], "", "a\0b"):
+        for use in (fedxl.load, fedxl.export, lambda out: fedxl.export(run, out or "")):
+            with pytest.raises(UserError, match="must be a folder, such as 'runs/first', not"):
+                use(given)
+    with pytest.raises(UserError, match=r"model must be a torch\.nn\.Module, not an int"):
+        fedxl.load(run, model=3)
+    with pytest.raises(UserError, match="unknown calibration '3'"):
+        fedxl.load(run, calibration=3)
+    with pytest.raises(UserError, match="specificity must lie between 0 and 1"):
+        fedxl.load(run, specificity="a")
+    for horizons in (3, None, "a", [0.0], np.zeros(2)):
+        for use in (fedxl.load, fedxl.export):
+            with pytest.raises(UserError, match=r"horizons must be at most .* times above 0 in ascending order"):
+                use(run, horizons=horizons)
+
+
+def test_a_function_that_needs_arguments_is_told(run, npz, tmp_path):
+    words = ["predict", run, npz, "-o", tmp_path / "scores.csv", "--model", "torch.nn:Linear"]
+    error = CliRunner().invoke(app, list(map(str, words))).exception
+    assert isinstance(error, UserError)
+    assert "is called without arguments, but missing a required argument: 'in_features'" in str(error)
+
+
+def test_a_metric_to_select_by_is_checked_without_validation_data():
+    said: list[str] = []
+    with pytest.raises(UserError, match="unknown metric to select by 'nonsense'"):
+        result_of(torch.nn.Linear(5, 1), None, torch.zeros(40, 5), select="nonsense")
+    result_of(torch.nn.Linear(5, 1), None, torch.zeros(40, 5), select="ap", hooks=fedxl.Hooks(say=said.append))
+    assert "select = 'ap' chooses nothing: there are no validation data" in said
+
+
 def test_data_that_cannot_be_read_say_why(run, npz, tmp_path):
     out = tmp_path / "scores.csv"
     np.savez(tmp_path / "noise.npz", y=np.zeros(3))
@@ -235,7 +336,7 @@ def test_data_that_cannot_be_read_say_why(run, npz, tmp_path):
         with pytest.raises(UserError, match=said):
             command("predict", run, tmp_path / name, "-o", out)
     assert not out.exists()
-    with pytest.raises(UserError, match="is the data themselves"):
+    with pytest.raises(UserError, match="is the data file"):
         command("predict", run, npz, "-o", npz)
     with pytest.raises(UserError, match=r"must end in \.csv or \.parquet"):
         command("predict", run, npz, "-o", tmp_path / "scores.txt")

@@ -56,7 +56,7 @@ def test_an_export_predicts_when_the_run_and_its_data_are_gone(trained, tmp_path
         row.pop("outcome"), row.pop("hospital")
     write(tmp_path / "new.csv", unknown)
     said = command("predict", tmp_path / "run", tmp_path / "new.csv", "-o", tmp_path / "here.csv")
-    assert "20 identities begin like a formula" in said
+    assert "20 identities look like formulas" in said
     assert read(tmp_path / "here.csv")[0]["row"] == "'=P000"
     assert (tmp_path / "model" / "README.md").read_text().startswith("# Model card: outcome = sick")
     assert str(trained) not in (tmp_path / "model" / "model.json").read_text()

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedxl.evaluation.scores import Scores
 from fedxl.training.run_folder import Member, Run
+from tests.evaluation.sets import patients
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}\x1b[2J"
 
@@ -86,3 +87,23 @@ def labelled(count: int = 6, evil: str = "") -> Run:
     settings = {**of.settings, "risk.labels": list(names)}
     sited = {split: replace(found, sites=("north" + evil, "south", "east")) for split, found in each.items()}
     return replace(of, settings=settings, about={"labels": list(names)}, in_memory=(sited, {}))
+
+
+def timed(name: str = "cox", algorithm: str = "fedxl2", seed: int = 0, noise: float = 0.0, evil: str = "") -> Run:
+    """A run about time to event. Examples are the same for all; noise makes its scores worse."""
+    splits, sites = {}, ("north" + evil, "south", "east")
+    for number, split in enumerate(("validation", "test")):
+        scores, events, times = patients(240, seed=number)
+        scores = scores + noise * np.random.default_rng([seed, number]).normal(size=240)
+        splits[split] = Scores.of(scores, events, time=np.ceil(300 * times), site=np.arange(240) % 3, sites=sites)
+    metric = {"cindex": 0.75 - noise / 20, "risk": 3.5, "positives": 170, "negatives": 70}
+    rows = [{"round": round, "validation": metric, "seconds": float(round)} for round in (5, 10)]
+    of = run(name, algorithm, seed, 1.0, evil)
+    return replace(
+        of,
+        settings={**of.settings, "risk.name": "cox", "algorithm.noise": noise},
+        rows=rows,
+        done={"round": 10, "best_round": 10, "seconds": 9.0, "test": metric},
+        chosen_by="cindex",
+        in_memory=(splits, {}),
+    )

@@ -73,6 +73,15 @@ def test_a_run_that_goes_on(tmp_path):
         assert text in shown
 
 
+def test_how_many_sites_took_part(tmp_path):
+    took_part = [{"round": 14, "sites": ["a", "b", "c"], "of": 3}, {"round": 15, "sites": ["a", "c"], "of": 3}]
+    view = watch.look(a_run(tmp_path / "a", [*ROWS[:2], {**ROWS[2], "participants": took_part}]))
+    assert watch.participants(view) == "round 15 (2 of 3 sites)"
+    assert "round 15 (2 of 3 sites)" in drawn(view)
+    assert ", round 15 (2 of 3 sites), " in watch.line(view)
+    assert not watch.participants(watch.look(a_run(tmp_path / "b"))), "a simulation"
+
+
 def test_less_may_be_better(tmp_path):
     rows = [{"round": r, "seconds": r, "validation": {"risk": risk}} for r, risk in ((1, 0.5), (2, 0.3), (3, 0.4))]
     assert watch.look(a_run(tmp_path / "a", rows, "-risk")).best == (2, 0.3)

@@ -18,6 +18,7 @@ from fedxl.reporting.plots import STYLES, require_matplotlib
 from fedxl.reporting.text import as_markdown, mean_with_spread, over_seeds
 
 TOP = 5  # trials of each algorithm in the longer table
+ALL_FAILED = "every trial has diverged or collapsed; search smaller learning rates"
 MARKS = "osD^vPX"  # one per algorithm: told apart without colour, too
 ACROSS = 3  # panels in a row
 
@@ -45,11 +46,15 @@ def top(plan: Plan, found: Found) -> list[list[str]]:
     """The best trials of each algorithm, those that trained longest first."""
     lines: list[list[str]] = []
     for name, trials in found.items():
-        ended = [trial for trial in trials if math.isfinite(trial.value)]
-        ended.sort(key=lambda trial: (-trial.rounds, -trial.value, trial.number))
-        for trial in ended[:TOP]:
+        for trial in ranked(trials)[:TOP]:
             lines.append([name, str(trial.number), _value(plan, trial), str(trial.rounds), in_words(trial.settings)])
     return lines
+
+
+def ranked(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that have not failed, the best first; before them all, those that trained longest."""
+    ended = [trial for trial in trials if math.isfinite(trial.value)]
+    return sorted(ended, key=lambda trial: (-trial.rounds, -trial.value, trial.number))
 
 
 def _value(plan: Plan, trial: Trial) -> str:
@@ -61,7 +66,7 @@ def save(plan: Plan, found: Found, folder: Path, say: Callable[[str], None]) -> 
     """tune.md, results.json, best.toml, one config for each algorithm and tune.png: the names of what was written."""
     names = ["best.toml", "tune.md", "results.json"]
     ended = {name: trial for name, trials in found.items() if (trial := best_of(trials)) is not None}
-    require(bool(ended), "every trial has diverged or collapsed; search smaller learning rates")
+    require(bool(ended), ALL_FAILED)
     write_json(folder / "results.json", _as_json(plan, found, ended))
     write_atomically(folder / "tune.md", _as_markdown(plan, found).encode())
     for name, trial in ended.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedxl.errors import UserError, require
 from fedxl.experiments.tune.plan import FIRST_SEED, Distribution, Plan, Range, Rung, draw
-from fedxl.experiments.tune.trials import Outcome, RunOutcome, Trial, TrialRun, TrialStore, perform
+from fedxl.experiments.tune.trials import Build, Outcome, RunOutcome, Trial, TrialRun, TrialStore, built, perform
 from fedxl.experiments.workers import WorkerPool, report_progress
 from fedxl.files import plain, read_bytes, write_json
 from fedxl.progress import progress
@@ -30,6 +30,7 @@ class Search:
     folder: Path
     jobs: int = 1
     say: Callable[[str], None] = lambda line: None
+    build: Build = built
 
     def __call__(self) -> Found:
         """All trials, by algorithm."""
@@ -120,7 +121,7 @@ class Search:
     def _run(self, trial: Trial, seed: int, rung: Rung, base: int) -> TrialRun:
         run = {"rounds": rung.rounds, "seed": int(self.plan.config.run.get("seed", 0)) + FIRST_SEED + seed}
         config = self.plan.configure(trial.algorithm, trial.settings, run)
-        return TrialRun(config, self.store.run(trial, seed), base)
+        return TrialRun(config, self.store.run(trial, seed), base, self.build)
 
     def _line(self, trial: Trial) -> str:
         outcome, label = trial.last, f"{trial.algorithm} trial {trial.number} ({in_words(trial.settings)})"

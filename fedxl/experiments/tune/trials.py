@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,9 @@ from fedxl.errors import DivergedError, UserError, require
 from fedxl.files import read_bytes, write_json
 from fedxl.metrics import value_of
 from fedxl.options import call
-from fedxl.training.run_folder import COLLAPSED, checkpointed
+from fedxl.training.run_folder import COLLAPSED, CONFIG, checkpointed, is_run
 from fedxl.training.settings import Hooks, Progress
+from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
 
 
@@ -93,12 +94,21 @@ class TrialStore:
         return self.folder / "trials" / f"{name}-{trial.number:04d}.json"
 
 
+Build = Callable[[Config], tuple[Simulation, Mapping[str, str]]]  # a run, and files for its folder
+
+
+def built(config: Config) -> tuple[Simulation, Mapping[str, str]]:
+    """What a config names, without test data."""
+    return simulate(config, lambda line: None, test=False), {CONFIG: dump(config)}
+
+
 class TrialRun(NamedTuple):
     """One run of a trial, up to the end of a rung: a piece of work for a process."""
 
     config: Config
     folder: Path
     base: int = 0  # the end of the rung before
+    build: Build = built
 
     @property
     def rounds(self) -> int:
@@ -136,13 +146,12 @@ def perform(run: TrialRun, advance: Callable[[int], None]) -> RunOutcome:
         tell(done - run.base)
 
     ahead = checkpointed(run.folder) > run.base + run.rounds  # somebody removed the record of its trial
-    require(not ahead, f"{run.folder} is further than the record of its trial; remove it to repeat the trial")
-    simulation = simulate(run.config, lambda line: None, test=False)
+    require(not ahead, f"{run.folder} is ahead of its trial's record; remove it to repeat the trial")
+    simulation, files = run.build(run.config)  # files also of a resumed run, whose rounds have changed
     require("validation" in simulation.examiner.splits, "tuning needs validation data, and these data have none")
     hooks = Hooks(on_progress, say=lambda line: None, stop_collapsed=True)
-    files = {"config.toml": dump(run.config)}  # also of a resumed run, whose rounds have changed
     try:
-        result = train(simulation, hooks, run.folder, resume=(run.folder / "config.toml").exists(), files=files)
+        result = train(simulation, hooks, run.folder, resume=is_run(run.folder), files=files)
     except DivergedError as error:
         tell(run.rounds)  # the remaining rounds need not be done
         return RunOutcome(math.nan, done, 0.0, f"diverged: {error}")

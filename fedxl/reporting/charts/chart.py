@@ -15,7 +15,7 @@ from fedxl.evaluation.scores import Floats
 from fedxl.reporting.charts.scale import Axis, Svg, element, number
 
 WIDTH, HEIGHT = 400, 300  # of the plotting area with its axes; the legend comes below
-LEFT, RIGHT, TOP, BOTTOM = 48, 12, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 42
 ROW = 18  # height of a line of the legend
 DASHES = (None, "7 4", "2 3", "9 3 2 3", "14 4", "5 2 1 2 1 2")
 OFFSETS = np.array([(0, -11), (0, 11), (-11, -5), (11, 5), (11, -5), (-11, 5)], np.float64)

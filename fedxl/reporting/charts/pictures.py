@@ -13,6 +13,7 @@ from fedxl import metrics
 from fedxl.evaluation.calibration import Reliability
 from fedxl.evaluation.intervals import Interval
 from fedxl.evaluation.scores import Floats, Scores
+from fedxl.evaluation.survival_curves import KaplanMeier
 from fedxl.reporting.charts.chart import Chart, Key
 from fedxl.reporting.charts.scale import Axis, Svg, around, element, ticks_in, unit
 
@@ -93,10 +94,10 @@ def precision_recall(curves: Mapping[Key, Curve], prevalence: float, marks: Sequ
     return _with_marks(chart, marks)
 
 
-def _square(name: str, title: str, words: str, x: str, y: str, small: bool = False) -> Chart:
+def _square(name: str, title: str, words: str, x: str, y: str, small: bool = False, low: float = 0.0) -> Chart:
     if small:
         return Chart(name, title, words, unit(x, 2), unit(y, 2), height=SMALL, width=SMALL)
-    return Chart(name, title, words, unit(x), unit(y))
+    return Chart(name, title, words, unit(x, low=low), unit(y, low=low))
 
 
 def _with_marks(chart: Chart, marks: Sequence[Mark]) -> Svg:
@@ -108,13 +109,37 @@ def _with_marks(chart: Chart, marks: Sequence[Mark]) -> Svg:
     return chart.render()
 
 
-def reliability(curves: Mapping[Key, Reliability], small: str = "") -> Svg:
-    """How often predictions come true, with intervals. small: the name of one of many."""
-    words = f"Observed share of positives against the predicted probability: {_names(curves)}."
+def kaplan_meier(curves: Mapping[Key, KaplanMeier], end: float) -> Svg:
+    """The share without an event by time, up to `end`, as steps with bands."""
+    words = f"Share without an event against time, with bands of 95 %: {_names(curves)}."
+    chart = Chart("survival", "Kaplan-Meier curves", words, survival_axis(end), unit("share without an event"))
+    for key, curve in curves.items():
+        inside = np.concatenate([[0.0], curve.times[(curve.times > 0) & (curve.times < end)]])
+        last = min(end, float(curve.times[-1]))
+        x = np.append(np.repeat(inside, 2)[1:], max(last, inside[-1]))
+        share, low, high = (np.repeat(each, 2) for each in curve.at(inside))
+        chart.band(x, low, high, key)
+        chart.line(x, share, key)
+    return chart.render()
+
+
+def survival_axis(end: float) -> Axis:
+    """Time from 0 on."""
+    return Axis("time", 0.0, end, ticks_in(0.0, end))
+
+
+def reliability(
+    curves: Mapping[Key, Reliability], small: str = "", what: str = "share of positives", low: float = 0.0
+) -> Svg:
+    """How often predictions come true, with intervals.
+
+    small: the name of one of many; what: which share it is; low: where both axes begin.
+    """
+    words = f"Observed {what} against the predicted probability: {_names(curves)}."
     title = f"Calibration of {_names(curves)}" if small else "Calibration"
     x = "predicted" if small else "predicted probability"
-    chart = _square(small or "calibration", title, words, x, "observed share", bool(small))
-    chart.line([0, 1], [0, 1], Key("perfect"), legend=False)
+    chart = _square(small or "calibration", title, words, x, "observed share", bool(small), low)
+    chart.line([low, 1], [low, 1], Key("perfect"), legend=False)
     for key, bins in curves.items():
         for place, low, high in zip(bins.predicted, bins.low, bins.high, strict=True):
             chart.line([place, place], [low, high], key._replace(letter=""), legend=False, thin=True)
@@ -128,7 +153,7 @@ def reliability(curves: Mapping[Key, Reliability], small: str = "") -> Svg:
 
 
 def histogram(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Svg:
-    """How many examples have which predicted probability, by class."""
+    """Counts of examples by predicted probability, by class."""
     words = "Counts of positive and negative examples by predicted probability, after calibration."
     found = {
         Key(name, style): np.histogram(probabilities[labels == side], BINS)[0]

@@ -43,9 +43,9 @@ class Axis:
         return texts
 
 
-def unit(label: str, count: int = 5) -> Axis:
+def unit(label: str, count: int = 5, low: float = 0.0) -> Axis:
     """An axis of shares."""
-    return Axis(label, 0.0, 1.0, ticks_in(0.0, 1.0, count))
+    return Axis(label, low, 1.0, ticks_in(low, 1.0, count))
 
 
 def around(label: str, values: Sequence[float] | Floats, floor: float = -math.inf) -> Axis:

@@ -14,6 +14,8 @@ from fedxl.reporting.study import Study
 from fedxl.reporting.text import mean_with_spread
 from fedxl.training.run_folder import Run
 
+NO_EVENT = "its data hold no event, or its scores are not finite"
+
 
 def section(it: Study) -> Section:
     known = {name for found in it.measured.values() for name in found.metrics}
@@ -100,7 +102,7 @@ def why_no_scores(run: Run) -> str:
     if run.labels:
         return "it has several labels, and this is for one"
     if assessed_on(run):
-        return "its data do not hold both classes"
+        return NO_EVENT if run.timed else "its data do not hold both classes"
     if run.done is None:
         return "it has not finished, and scores are written at the end"
     if run.risk.startswith("contrastive"):

@@ -32,8 +32,8 @@ def _metrics(it: Study, found: Assessment) -> Section:
         counts = [Cell(f"{one.positives + one.negatives:,}"), Cell(f"{one.positives:,}")]
         parts.append(([Cell(shown(name, 60)), *counts], one.metrics))
     caption = (
-        f"{found.split.capitalize()} data, with 95 % intervals; n counts the examples of which a label is known. The "
-        "interval of the mean is of a jackknife of whole examples, because their labels go together."
+        f"{found.split.capitalize()} data, with 95 % intervals; n counts the examples whose label is known. The "
+        "interval of the mean is from a jackknife of whole examples, because labels of an example correlate."
     )
     names = list(found.pooled.mean)
     table = metric_table(caption, columns("label", "n", "positives"), parts, names, it.key)

@@ -26,7 +26,9 @@ ENOUGH = 1.6  # threshold probabilities are drawn up to this multiple of where t
 
 def section(it: Study) -> Section:
     found, key = it.found, it.key._replace(letter="")
-    measured = {group.key: [one for one in group.scores() if len(one.labels) == 1] for group in it.drawn}
+    measured = {
+        group.key: [one for one in group.scores() if len(one.labels) == 1 and one.time is None] for group in it.drawn
+    }
     scores = {each: runs for each, runs in measured.items() if runs}
     without = [group for group in it.drawn if group.key not in scores]
     missing = [f"{group.letter} has no curves: {why_no_scores(group.shown)}" for group in without]
@@ -38,7 +40,7 @@ def section(it: Study) -> Section:
     points = found.pooled.one.points if found else {}
     counts = {group.key: group.shown.counts.get(assessed_on(group.shown), {}).get("") for group in it.drawn}
     envelopes = {each: known.envelope() for each, known in counts.items() if known is not None}
-    binned = " The band holds every curve that the sites' counts in bins allow." if envelopes else ""
+    binned = " The band holds every curve that fits the sites' counts in bins." if envelopes else ""
     numbered = [(str(n), *each) for n, each in enumerate(points.items(), 1) if _known(each[1])]
     on_roc = [_mark(key, *each, "sensitivity", "specificity") for each in numbered]
     on_precision = [_mark(key, *each, "recall", "precision") for each in numbered]
@@ -93,7 +95,7 @@ def probabilities(it: Study) -> Section:
         f"{found.chosen_on} data, makes probabilities of them without changing the ranking."
     ]
     figures = [*_calibration(scores, it.key, found), _decision(focus, one.net_benefit, scores)]
-    same = ["calibration was fitted on the same data that it is shown on"] if found.chosen_on == found.split else []
+    same = ["calibration was fitted on the data that it is shown on"] if found.chosen_on == found.split else []
     return Section(name, title, text, figures=figures, missing=same)
 
 
@@ -136,7 +138,7 @@ def _decision(focus: Group, benefit: NetBenefit, scores: Scores) -> Figure:
         Key("act on nobody", nobody, "none"): np.zeros(int(shown_.sum())),
     }
     caption = (
-        "Net benefit per example: true positives less false positives, weighed by the odds of the probability from "
-        "which on one would act (Vickers and Elkin, 2006). The model is worth using where its line is the highest."
+        "Net benefit per example: true positives less false positives, weighted by the odds of the probability "
+        "threshold for action (Vickers and Elkin, 2006). Use the model where its line is the highest."
     )
     return Figure("Decision curve", pictures.decision(benefit.thresholds[shown_], series), caption)

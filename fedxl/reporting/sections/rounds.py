@@ -94,7 +94,7 @@ def _bytes_by_round(known: Sequence[tuple[Group, Cost]]) -> Figure:
     for group, found in known:
         rounds = np.array([0.0, *(float(row["round"]) for row in group.shown.rows)])
         totals[group.key] = rounds, rounds * found.per_round / size
-    caption = "What all clients of a round receive and send, summed up. The warm-up round is not counted."
+    caption = "Sum over all clients of a round, received and sent. The warm-up round is not counted."
     return Figure("Bytes by round", pictures.bytes_by_round(unit, totals), caption)
 
 

@@ -59,7 +59,9 @@ def section(it: Study) -> Section:
 
 def _from_scores(it: Study, found: Assessment, trained: Members) -> tuple[Table, list[str]]:
     run, pooled = it.focus.shown, found.pooled.one
-    names = [name for name in it.names if name in pooled.metrics]
+    names = [
+        n for n in it.names if all(n in part.metrics for part in (pooled, *(s.one for s in found.sites.values())))
+    ]
     everyone = (sum(each[0] for each in trained.values()), sum(each[1] for each in trained.values()))
     sites = [("all sites", everyone if trained else None, pooled)]
     sites += [(shown(name, 60), trained.get(name), site.one) for name, site in list(found.sites.items())[:MOST]]
@@ -69,12 +71,13 @@ def _from_scores(it: Study, found: Assessment, trained: Members) -> tuple[Table,
     ]
     caption = (
         f"{it.focus.title} at each site, {found.split} data, with 95 % intervals; the vertical line is the pooled "
-        "value. Intervals of sites with few positives are wide."
+        f"value. Intervals of sites with few {'events' if it.timed else 'positives'} are wide."
     )
-    heads = columns("site", "training: positives of n", f"{found.split}: positives of n")
+    heads = columns("site", f"training: {_counted(run)}", f"{found.split}: {_counted(run)}")
     one_class = [n for n, site in found.sites.items() if not math.isfinite(site.one.metrics[names[0]].value)]
     unknown = listed([shown(name, 40) for name in one_class])
-    notes = [f"one class only in the {found.split} data of {unknown}: no metric there"] if one_class else []
+    why = "no two examples can be compared" if it.timed else "one class only"
+    notes = [f"{why} in the {found.split} data of {unknown}: no metric there"] if one_class else []
     return metric_table(caption, heads, parts, names, it.key), notes
 
 
@@ -106,7 +109,7 @@ def _counts(found: tuple[int, int] | None, run: Run) -> Cell:
 
 
 def _counted(run: Run) -> str:
-    return "positives and negatives" if run.labels else "positives of n"
+    return "positives and negatives" if run.labels else "events of n" if run.timed else "positives of n"
 
 
 def _told(run: Run) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from fedxl.evaluation.assess import Assessment
 from fedxl.evaluation.intervals import Interval
 from fedxl.reporting.page import Fact, Page, Section, between, figure_of, interval_text, listed, metric_name, shown
 from fedxl.reporting.runs import Group, epsilon
+from fedxl.reporting.sections.survival import middle
 from fedxl.reporting.study import Study
 from fedxl.training.run_folder import Run
 
@@ -25,11 +26,15 @@ RISKS = {
     "contrastive": "a contrastive loss",
     "ndcg": "NDCG",
     "listwise": "the order of items within queries",
+    "cox": "survival (Cox's partial likelihood)",
+    "concordance": "the order of times to event (concordance)",
 }
 METHOD = (
     "Intervals of AUROC and partial AUC are DeLong's in Wilson's form; of average precision by test inversion; of "
     "other metrics by a stratified BCa bootstrap; of differences a jackknife's with Student's t, or both intervals "
-    "joined; of shares Wilson's; of means over several labels Wilson's with the variance of a jackknife. Of runs "
+    "joined; of shares Wilson's; of means over several labels Wilson's with the variance of a jackknife. Those of "
+    "metrics of time to event are an infinitesimal jackknife's in Wilson's form, and those of Kaplan-Meier curves "
+    "Greenwood's on the log-log scale. Of runs "
     "that differ by seed only, metrics are means, and Student's interval has the variance of seeds and of examples; "
     "pictures, thresholds and sites are of the run that is the best on validation data, or of one that was measured "
     "on the same examples."
@@ -56,14 +61,16 @@ def _question(it: Study) -> str:
     """Risk, metric and sites in one sentence."""
     run = it.focus.shown
     positives, total = sum(m.positives for m in run.members), sum(m.positives + m.negatives for m in run.members)
-    held = f", which hold {total:,} training examples, {positives:,} of them positive," if total else ""
+    kind = "with an event" if it.timed else "positive"
+    held = f", which hold {total:,} training examples, {positives:,} of them {kind}," if total else ""
     held = "" if run.labels else held  # a row may be both positive and negative
     data = f" ({shown(run.settings['data.name'], 40)})" if "data.name" in run.settings else ""
     split = (it.found.split if it.found else run.split) or "held-back"
     chosen = f"The best round is chosen by {metric_name(run.metric)} on validation data."
     if not any(row.get("validation") for row in run.rows):
         chosen = "Without validation data the last round is the result."
-    verb, rest = ("bring", "down its risk") if run.metric == "risk" else ("rank", "positives above negatives")
+    order = "earlier events above later ones" if it.timed else "positives above negatives"
+    verb, rest = ("bring", "down its risk") if run.metric == "risk" else ("rank", order)
     sites, goal = _sites(run) + held, f"{_goal(run)} without pooling their data? {chosen}"
     if len(it.groups) > 1:
         return f"Which of these runs {verb}s {rest} best on {split} data{data}, if {sites} train for {goal}"
@@ -93,7 +100,7 @@ def _answer(it: Study, preferred: bool) -> list[str]:
         reached = f"{name} reaches {metric_name(first)} {figure_of(value)} on {run.split} data{rest}"
         return [f"{reached}; intervals need scores."]
     measured = it.measured[focus.letter].metrics
-    metric = first if first in measured else "auroc"
+    metric = first if first in measured else next(iter(measured))
     lead = f"Validation data prefer {name}. It" if preferred and len(it.groups) > 1 else name
     each = {label: part.metrics[metric].value for label, part in found.pooled.labels.items()}
     each = {label: value for label, value in each.items() if math.isfinite(value)}
@@ -103,12 +110,13 @@ def _answer(it: Study, preferred: bool) -> list[str]:
     if over:
         reached = f"a mean {metric_name(metric)} of {interval_text(measured[metric])} over {' and '.join(over)}"
     lines = [f"{lead} reaches {reached} on {found.split} data{rest}.", *_against(it, metric)]
-    lines += _of_labels(found, each) if found.several else _at_threshold(focus, found)
-    sites = {site: parts.mean["auroc" if found.several else metric] for site, parts in found.sites.items()}
+    lines += _of_labels(found, each) if found.several else _at_horizon(found) or _at_threshold(focus, found)
+    of_sites = "cindex" if found.timed else "auroc" if found.several else metric
+    sites = {site: parts.mean[of_sites] for site, parts in found.sites.items()}
     known = {site: value for site, value in sites.items() if math.isfinite(value.value)}
     if len(known) > 1:
         worst = min(known, key=lambda site: known[site].value)
-        what = "the mean AUROC" if found.several else "it"
+        what = "the mean AUROC" if found.several else "it" if of_sites == metric else f"the {metric_name(of_sites)}"
         lines.append(f"By site {what} is lowest at {shown(worst, 40)}: {interval_text(known[worst])}.")
     if told := epsilon(run):
         lines.append(f"Training examples have differential privacy: epsilon {told}.")
@@ -124,6 +132,23 @@ def _at_threshold(focus: Group, found: Assessment) -> list[str]:
         f"With the threshold that gave specificity 0.9 on {found.chosen_on} data it{of} finds "
         f"{_percent(point.sensitivity)} of the positives and clears {_percent(point.specificity)} of the "
         f"negatives; of those it flags, {_percent(point.ppv)} are positive at this share of positives."
+    ]
+
+
+def _at_horizon(found: Assessment) -> list[str]:
+    """The share without an event up to the middle horizon, of the lowest risk and of the highest."""
+    part = found.survival
+    if part is None or not part.survival.horizons:
+        return []
+    horizon = middle(part.survival.horizons)
+    ends = [curve for curve in (part.curves[0], part.curves[-1]) if curve is not None]
+    shares = [[float(each) for each in curve.at(horizon)] for curve in ends]
+    if len(shares) < 2:
+        return []
+    low, high = (_percent(Interval(value, low, high, found.level, "")) for value, low, high in shares)
+    return [
+        f"Of the examples whose risk is in the lowest third of the {found.chosen_on} data, {low} have no event up to "
+        f"{horizon:g}; of those in the highest third {high}."
     ]
 
 
@@ -184,7 +209,8 @@ def _facts(it: Study, found: Assessment) -> list[Fact]:
             each.append(Fact(f"{found.split} examples", f"{found.pooled.examples:,}", ""))
         return each
     one = found.pooled.one
-    each.append(Fact(f"{found.split} examples", f"{one.positives + one.negatives:,}", f"{one.positives:,} positive"))
+    kind = "with an event" if found.timed else "positive"
+    each.append(Fact(f"{found.split} examples", f"{one.positives + one.negatives:,}", f"{one.positives:,} {kind}"))
     if found.sites:
         each.append(Fact("sites measured", str(len(found.sites)), "one row each below"))
     return each

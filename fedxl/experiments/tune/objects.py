@@ -1,0 +1,208 @@
+"""`fedxl.tune`: what `fedxl tune` does, for a network, data and an algorithm as `fit` takes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import nn
+
+from fedxl.algorithms.protocol import Algorithm
+from fedxl.config.file import Config
+from fedxl.errors import require
+from fedxl.experiments.compare import Network, network
+from fedxl.experiments.tune import outcome
+from fedxl.experiments.tune.plan import Distribution, Plan, Sampler, Space, TuneSettings, draw, parse
+from fedxl.experiments.tune.search import Search, best_of, in_words, natural, shown
+from fedxl.experiments.tune.trials import Trial
+from fedxl.files import as_path
+from fedxl.options import accepted, call, flatten
+from fedxl.reporting.notebook import page, write_svg
+from fedxl.reporting.page import Cell, Row, Table, columns
+from fedxl.training.fit import require_algorithm, simulation
+from fedxl.training.settings import Settings
+from fedxl.training.simulation import Simulation
+
+Tunable = Algorithm | Callable[..., Algorithm]
+FIXED = ("rounds", "seed", "select", "eval_every")  # by which trials are compared
+OF_DATA = ("validation", "test", "positive", "augment")  # arguments of `fit` that the splits hold, once they are made
+
+
+def tune(
+    model: Network,
+    clients: Any,
+    algorithm: Tunable,
+    space: Mapping[str, Any],
+    *,
+    trials: int = 16,
+    seeds: int = 1,
+    sampler: Sampler = "halving",
+    out: str | Path | None = None,
+    **settings: Any,
+) -> Tuned:
+    """Search settings on validation data, as `fedxl tune` does. Test data are not used.
+
+    Args:
+        model: A network, or a function that builds one, which is called with torch's seed set to each run's.
+        clients: The data, as for `fit`.
+        algorithm: An algorithm whose settings are searched, or a function of the searched settings that returns one,
+            such as `lambda lr, lam: fedxl.FeDXL2(fedxl.partial_auc(lam=lam), lr=lr)`.
+        space: By setting, of the algorithm by its flat name or of `fedxl.Settings`: a pair `(low, high)`, of whole
+            numbers, else in the logarithm if low is above 0; a list of values; or `{"uniform": [0.1, 0.9]}`.
+        trials: How many settings are tried.
+        seeds: Runs of each trial, to average.
+        sampler: halving (the best go on), random (all to the end) or optuna (TPE).
+        out: A folder for the trials; the same call continues them. By default nothing is kept.
+        settings: What else `fit` takes: validation, batch_size, rounds, ...
+    """
+    given = {"trials": trials, "seeds": seeds, "sampler": sampler}
+    options = call(TuneSettings, given, "tune")
+    require(
+        isinstance(space, Mapping) and len(space) > 0, "space must name the settings to search, as {'lr': (0.01, 1)}"
+    )
+    found: Space = {_setting(name): _distribution(value, name) for name, value in space.items()}
+    fixed = [name for name in ("out", "resume", "hooks", "progress") if name in settings]
+    require(not fixed, f"{', '.join(fixed)}: not for trials")
+    work = _Work(model, clients, algorithm, settings)
+    first = work.simulation(draw(found, options.seed, 1), {}, clients)  # checks all there is to check
+    require("validation" in first.examiner.splits, "tuning needs validation data, and these data have none")
+    work = _Work(model, first.splits._replace(test=None), algorithm, settings, made=True)
+    run = {name: getattr(first.problem.settings, name) for name in ("rounds", "eval_every", "seed")}
+    about = hashlib.sha256(json.dumps(first.description, sort_keys=True).encode()).hexdigest()[:12]
+    name = str(first.description["algorithm.name"])
+    config = Config({"name": "given", "digest": about}, {"name": "given"}, {"name": name}, {"name": "given"}, run)
+    plan = Plan(config, options, (name,), {name: found}, first.problem.select)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) if out is None else as_path(out, "out")
+        ended = Search(plan, folder, build=work.build)()
+    best = best_of(ended[name])
+    require(best is not None, outcome.ALL_FAILED)
+    assert best is not None
+    return Tuned(work.made_of(best.settings), _of(best.settings, "run"), best, plan, ended[name])
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What all trials share. made: whether the clients are splits that hold all data already."""
+
+    model: Network
+    clients: Any
+    algorithm: Tunable
+    settings: Mapping[str, Any]
+    made: bool = False
+
+    def build(self, config: Config) -> tuple[Simulation, Mapping[str, str]]:
+        """A run of a trial: what `trials.built` is for configs."""
+        chosen = {f"algorithm.{key}": value for key, value in config.algorithm.items() if key != "name"}
+        return self.simulation(chosen, config.run, self.clients), {}
+
+    def simulation(self, chosen: Mapping[str, Any], run: Mapping[str, Any], clients: Any) -> Simulation:
+        kept = {key: value for key, value in self.settings.items() if not (self.made and key in OF_DATA)}
+        given: dict[str, Any] = {**kept, **_of(chosen, "run"), **run}
+        start = network(self.model, int(given.get("seed", 0)))
+        assert isinstance(start, nn.Module)
+        return simulation(start, clients, self.made_of(chosen), lambda line: None, **given)
+
+    def made_of(self, chosen: Mapping[str, Any]) -> Algorithm:
+        """The algorithm with these settings."""
+        own = _of(chosen, "algorithm")
+        if not isinstance(self.algorithm, Algorithm):
+            require(callable(self.algorithm), "algorithm must be an algorithm, or a function that returns one")
+            found = call(self.algorithm, own, "space")
+            require_algorithm(found)
+            return found
+        flat = {name: value for name, value in flatten(self.algorithm).items() if name != "risk"}
+        return call(type(self.algorithm), {**flat, **own}, "space", {"risk": self.algorithm.risk})
+
+
+def _setting(name: str) -> str:
+    """With its section, by which trials know it."""
+    require(name not in FIXED, f"'{name}' must be the same in all trials")
+    return f"run.{name}" if name in accepted(Settings) else f"algorithm.{name}"
+
+
+def _of(chosen: Mapping[str, Any], section: str) -> dict[str, Any]:
+    return {name.partition(".")[2]: value for name, value in chosen.items() if name.startswith(f"{section}.")}
+
+
+def _distribution(value: Any, name: str) -> Distribution:
+    if isinstance(value, tuple) and len(value) == 2 and all(isinstance(end, (int, float)) for end in value):
+        kind = "whole" if all(isinstance(end, int) for end in value) else "log" if value[0] > 0 else "uniform"
+        value = {kind: list(value)}
+    return parse(value, name)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tuned:
+    """What a search came to."""
+
+    algorithm: Algorithm  # with the best settings
+    run: Mapping[str, Any]  # those of the best settings that `fit` takes itself
+    best: Trial
+    plan: Plan
+    trials: Sequence[Trial]
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """A row per trial, the best first and failed ones last: settings, metric, rounds trained, why it failed."""
+        ended = outcome.ranked(self.trials)
+        return [self._row(trial) for trial in (*ended, *(each for each in self.trials if each not in ended))]
+
+    def _row(self, trial: Trial) -> dict[str, Any]:
+        value = natural(trial.value, self._metric) if trial.last and trial.last.value is not None else None
+        settings = {name.partition(".")[2]: value for name, value in trial.settings.items()}
+        failed = trial.last.failed if trial.last else ""
+        return {
+            "trial": trial.number,
+            **settings,
+            self._metric.removeprefix("-"): value,
+            "rounds": trial.rounds,
+            "failed": failed,
+        }
+
+    @property
+    def _metric(self) -> str:
+        return self.plan.metric
+
+    def __repr__(self) -> str:
+        value = f"validation {shown(self.best.value, self._metric)}"
+        return f"{in_words(self.best.settings)}: {value}, the best of {len(self.trials)} trials"
+
+    def _repr_html_(self) -> str:
+        rows = [Row([Cell(_text(value)) for value in row.values()]) for row in self.table]
+        caption = "Trials, the best first. The best of many looks better on validation data than it is."
+        *heads, last = columns(*self.table[0])
+        return page(repr(self), [Table(caption, [*heads, last._replace(numeric=False)], rows)])
+
+    def plot(self) -> Drawing:
+        """The best metric so far by trial, and the metric against each setting. It needs `fedxl[report]`."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "tune.svg"
+            outcome.picture(self.plan, {self.best.algorithm: list(self.trials)}, self.best, path)
+            return Drawing(path.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, repr=False)
+class Drawing:
+    """A picture that a notebook shows."""
+
+    svg: str
+
+    def __repr__(self) -> str:
+        return "Drawing; save(path) writes an SVG file"
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def save(self, path: str | Path) -> Path:
+        """Write it into an SVG file."""
+        return write_svg(path, self.svg)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
