@@ -33,7 +33,7 @@ from fedxl.cli.main import app
 from fedxl.data import DATASETS
 from fedxl.deploy.provision.settings import ServerSettings, SiteSettings
 from fedxl.experiments.tune.plan import TuneSettings
-from fedxl.models import MODELS
+from fedxl.models import LIBRARIES, MODELS, with_parts
 from fedxl.options import accepted, groups_of
 from fedxl.risks import KNOWN_RISKS, SURROGATES
 from fedxl.training.advice import RULES
@@ -41,7 +41,7 @@ from fedxl.training.advice import RULES
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE")  # of the repository, shown on the site, too
 MARK = re.compile(r"^<!-- generate: (\w+) -->$", re.MULTILINE)
-FILLED_IN = {"score", "risk", "shape", "outputs"}  # what fedxl passes itself: no options of a user
+FILLED_IN = {"score", "risk", "shape", "outputs", "model"}  # what fedxl passes itself: no options of a user
 
 
 # What mkdocs calls.
@@ -77,9 +77,10 @@ def _check_names(markdown: str, page: Page) -> None:
         for name in re.findall(r"\b(?:fedxl|tests|benchmarks)/[\w/]+\.py\b", markdown)
         if not (ROOT / name).exists()
     ]
-    sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
-    gone += [name for name in re.findall(r"\btest_\w+\.py\b", markdown) if name not in sources]
-    functions = set(re.findall(r"^def (test_\w+)", "\n".join(sources.values()), re.MULTILINE))
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    names = {path.name for path in files}
+    gone += [name for name in re.findall(r"\btest_\w+\.py\b", markdown) if name not in names]
+    functions = set(re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in files), re.MULTILINE))
     gone += [name for name in re.findall(r"::(test_\w+)", markdown) if name not in functions]
     if gone:
         raise PluginError(f"{page.file.src_uri} names what is not there: {', '.join(sorted(set(gone)))}")
@@ -377,6 +378,8 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "surrogates": surrogates,
     "datasets": named(DATASETS),
     "models": named(MODELS),
+    "model_parts": settings_of(with_parts),
+    "libraries": lambda: summaries(LIBRARIES),
     "metrics": metrics_by_name,
     "api": api,
     "modules": modules,

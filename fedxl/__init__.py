@@ -28,19 +28,27 @@ if TYPE_CHECKING:  # `X as X` offers a name to type checkers
     from fedxl.data.examples import Examples as Examples
     from fedxl.data.examples import Splits as Splits
     from fedxl.data.inputs import from_queries as from_queries
+    from fedxl.data.inputs import from_times as from_times
     from fedxl.data.tables.table import from_frame as from_frame
     from fedxl.errors import UserError as UserError
     from fedxl.evaluation.scores import Scores as Scores
+    from fedxl.experiments.compare import compare as compare
+    from fedxl.experiments.tune.objects import Tuned as Tuned
+    from fedxl.experiments.tune.objects import tune as tune
     from fedxl.metrics import METRICS as METRICS
     from fedxl.metrics import Metric as Metric
     from fedxl.prediction.export import export as export
     from fedxl.prediction.predictor import Predictor as Predictor
     from fedxl.prediction.predictor import load as load
+    from fedxl.reporting.notebook import Comparison as Comparison
+    from fedxl.reporting.notebook import report as report
     from fedxl.risks import RISKS as RISKS
     from fedxl.risks import XRisk as XRisk
     from fedxl.risks import auroc as auroc
     from fedxl.risks import average_precision as average_precision
+    from fedxl.risks import concordance as concordance
     from fedxl.risks import contrastive as contrastive
+    from fedxl.risks import cox as cox
     from fedxl.risks import cvar_partial_auc as cvar_partial_auc
     from fedxl.risks import gap as gap
     from fedxl.risks import identity as identity
@@ -66,15 +74,18 @@ _HOMES = {
         "fedxl.algorithms": "ALGORITHMS Algorithm CODASCA CentralizedSGD Descent FeDXL1 FeDXL2 Level LocalPair "
         "LocalSGD Pooling SOX build",
         "fedxl.data.examples": "Augment Examples Splits",
-        "fedxl.data.inputs": "from_queries",
+        "fedxl.data.inputs": "from_queries from_times",
         "fedxl.data.tables.table": "from_frame",
         "fedxl.errors": "UserError",
         "fedxl.evaluation.scores": "Scores",
+        "fedxl.experiments.compare": "compare",
+        "fedxl.experiments.tune.objects": "Tuned tune",
         "fedxl.metrics": "METRICS Metric",
         "fedxl.prediction.predictor": "Predictor load",
         "fedxl.prediction.export": "export",
-        "fedxl.risks": "RISKS XRisk auroc average_precision contrastive cvar_partial_auc gap identity listwise named "
-        "ndcg p_norm_push partial_auc several two_way_partial_auc",
+        "fedxl.reporting.notebook": "Comparison report",
+        "fedxl.risks": "RISKS XRisk auroc average_precision concordance contrastive cox cvar_partial_auc gap "
+        "identity listwise named ndcg p_norm_push partial_auc several two_way_partial_auc",
         "fedxl.training.advice": "Advice advise",
         "fedxl.training.fit": "fit",
         "fedxl.training.result": "Prediction Result",

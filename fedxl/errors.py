@@ -1,4 +1,4 @@
-"""Errors that are a user's mistake, reported in one line. Any other exception is a bug and keeps its traceback."""
+"""Errors for wrong input, reported in one line. Any other exception is a bug and keeps its traceback."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ REMOVED = {
     **dict.fromkeys(("top_form", "tau1", "tau2"), "top = k alone counts the first k places"),
     "cohort_weights": "leave it out",
     "one_class=centre": "use 'lend' or 'train'",
+    **dict.fromkeys(("level=balanced", "level=bounded"), "use 'even'"),
     "aggregation=median": "use 'trimmed', which is never worse",
     "participation=cyclic": "use 'uniform'",
     "participation=reshuffled": "use 'uniform'",

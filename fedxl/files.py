@@ -9,13 +9,25 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO
 from zipfile import BadZipFile
 
-from fedxl.errors import UserError, first_line, require
+from fedxl.errors import UserError, first_line, kind_of, require
 
-# What numpy and zipfile raise for a damaged .npz file; NotImplementedError is a RuntimeError.
-DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, RuntimeError, MemoryError, zlib.error, BadZipFile)
+# What numpy and zipfile raise for a damaged .npy or .npz file; NotImplementedError is a RuntimeError.
+DAMAGED = (
+    OSError, ValueError, LookupError, EOFError, TypeError, RuntimeError, MemoryError,
+    zlib.error, BadZipFile, TokenError,
+)  # fmt: skip
+
+
+def as_path(given: Any, name: str) -> Path:
+    """What a user gave as the path of a folder."""
+    such = repr(given) if isinstance(given, str) else kind_of(given)
+    right = isinstance(given, (str, Path)) and bool(str(given)) and "\0" not in str(given)
+    require(right, f"{name} must be a folder, such as 'runs/first', not {such}")
+    return Path(given)
 
 
 def private_folder(path: Path) -> None:

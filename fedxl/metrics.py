@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedxl import registry
+from fedxl import censored, registry
 from fedxl.errors import UserError, require
 
 Floats = npt.NDArray[np.float64]
@@ -38,10 +38,12 @@ class Metric:
     range: tuple[float, float] = (-math.inf, math.inf)  # a site that tells a value outside is not believed
     larger_is_better: bool = True  # if not, models are selected by "-name"
     takes_limit: bool = False
+    needs_limit: bool = True  # if it takes one; without it `compute` is called without
     shown: bool | tuple[float, ...] = True  # whether reports show it; for a metric with a limit: at which limits
     name: str = ""  # of a metric passed to `fit`; empty: its function's. A row's name is its key in the table
     # `compute` takes scores, grades, the query of each item and a rank, which stands behind the @: "ndcg@10".
     by_query: bool = False
+    by_time: bool = False  # `compute` takes scores, events (0 or 1) and the time of each example: "cindex"
 
 
 Item = str | Metric | Callable[..., float]  # what names or is a metric
@@ -59,13 +61,16 @@ class NamedMetric(NamedTuple):
         """How to choose the best model by it: a minus says that less is better."""
         return self.name if self.metric.larger_is_better else f"-{self.name}"
 
-    def value(self, scores: Floats, labels: Labels, queries: Queries | None = None) -> float:
-        """NaN for scores that are not finite. With queries, labels are grades."""
+    def value(
+        self, scores: Floats, labels: Labels, queries: Queries | None = None, times: Floats | None = None
+    ) -> float:
+        """NaN for scores that are not finite. With queries, labels are grades; with times, events."""
         assert self.metric.compute is not None
         if not np.isfinite(scores).all():
             return math.nan
         require(queries is not None or not self.metric.by_query, f"the metric '{self.name}' needs data with queries")
-        more = [queries] if self.metric.by_query else []
+        require(times is not None or not self.metric.by_time, f"the metric '{self.name}' needs data with times")
+        more = [queries] if self.metric.by_query else [times] if self.metric.by_time else []
         found: Any = self.metric.compute(scores, labels, *more, *([] if self.limit is None else [self.limit]))
         try:
             return float(found)
@@ -191,7 +196,31 @@ QUERY_METRICS: Mapping[str, Metric] = {
         by_query=True,
     ),
 }
-KNOWN: Mapping[str, Metric] = {**METRICS, **QUERY_METRICS}
+# Of time to event: they are computed where the run's risk is one, and need the time of each example.
+TIME_METRICS: Mapping[str, Metric] = {
+    "cindex": Metric(
+        censored.harrell,
+        "Harrell's C: of two examples that can be compared, how often the earlier event scores higher",
+        (0.0, 1.0),
+        by_time=True,
+    ),
+    "uno": Metric(
+        censored.uno,
+        "Uno's C: Harrell's with weights against censoring, of events before a time if one is given",
+        (0.0, 1.0),
+        takes_limit=True,
+        needs_limit=False,
+        by_time=True,
+    ),
+    "auc_at": Metric(
+        censored.auc_at,
+        "AUC at a horizon: how often an example with an event by then scores higher than one without",
+        (0.0, 1.0),
+        takes_limit=True,
+        by_time=True,
+    ),
+}
+KNOWN: Mapping[str, Metric] = {**METRICS, **QUERY_METRICS, **TIME_METRICS}
 
 
 def usual() -> list[str]:
@@ -200,11 +229,13 @@ def usual() -> list[str]:
 
 
 def judge(
-    metrics: Iterable[NamedMetric], scores: Any, labels: Any, queries: Queries | None = None
-) -> dict[str, float]:
+    metrics: Iterable[NamedMetric], scores: Any, labels: Any, queries: Queries | None = None,
+    times: Floats | None = None,
+) -> dict[str, float]:  # fmt: skip
     """The values of these metrics by name, and how many examples of each class they rest on.
 
-    queries: of each item, if there are any; then labels are grades, and those above 0 count as positive.
+    queries: of each item, if there are any; then labels are grades, and those above 0 count as positive. times: of
+    events, which labels of 1 are, or of the last look at an example.
     """
     scores, grades = np.array(scores, np.float64), np.array(labels, np.int64 if queries is not None else None)
     labels = (grades > 0).astype(np.int64)
@@ -212,7 +243,8 @@ def judge(
         array.flags.writeable = False  # one metric must not change what the next one judges
     positives = int(labels.sum())
     values = {
-        metric.name: metric.value(scores, grades if metric.metric.by_query else labels, queries) for metric in metrics
+        metric.name: metric.value(scores, grades if metric.metric.by_query else labels, queries, times)
+        for metric in metrics
     }
     return values | dict(zip(COUNTS, (positives, len(labels) - positives), strict=True))
 
@@ -242,10 +274,12 @@ def _resolved(item: Item, limits: Sequence[float]) -> list[NamedMetric]:
         require(name.isidentifier(), f"the metric {item!r:.100} needs a name, as in Metric(..., name='sensitivity')")
     own = not isinstance(item, str) or registry.own(item)
     require(not own or name not in (*KNOWN, *COUNTS), f"'{name}' is a name of fedxl's own; give the metric another")
-    require(metric.compute is not None, f"'{name}' is always computed and need not be asked for")
+    require(metric.compute is not None, f"'{name}' is always computed; leave it out")
     require(limit is None or metric.takes_limit, f"the metric '{name}' takes no limit, as in '{item}'")
     if not metric.takes_limit:
         return [NamedMetric(name, metric)]
+    if limit is None and metric.by_time:  # horizons have no default
+        return [] if metric.needs_limit else [NamedMetric(name, metric)]
     several = RANKS if metric.by_query else limits
     return [NamedMetric(f"{name}@{each:g}", metric, each) for each in (several if limit is None else [limit])]
 
@@ -258,7 +292,7 @@ def _as_metric(found: Any, shown_as: str) -> Metric:
     require(_fits(found), f"a metric must be a name, a function or a Metric, not {shown_as:.100}")
     metric = found if isinstance(found, Metric) else Metric(found)
     if metric.compute is not None:
-        wanted = ["scores", "labels", *(["queries"] if metric.by_query else [])]
+        wanted = ["scores", "labels", *(["queries"] if metric.by_query else ["times"] if metric.by_time else [])]
         wanted += ["limit"] if metric.takes_limit else []
         try:
             inspect.signature(metric.compute).bind(*wanted)
@@ -282,6 +316,8 @@ def split(name: str) -> tuple[str, float | None]:
         raise UserError(f"the limit in '{name}' must be a number, as in 'pauc@0.3'") from None
     if base in QUERY_METRICS:
         require(limit >= 1 and limit == limit // 1, f"the rank in '{name}' must be a whole number, as in '{base}@10'")
+    elif base in TIME_METRICS:
+        require(0 < limit < math.inf, f"the horizon in '{name}' must be a time above 0, as in '{base}@365'")
     else:
         require(0 < limit <= 1, f"the limit in '{name}' must lie in (0, 1]")
     return base, limit

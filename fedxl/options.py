@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedxl.errors import REMOVED, UserError, unknown, was_removed
+from fedxl.errors import REMOVED, UserError, kind_of, unknown, was_removed
 
 R = TypeVar("R")
+EXAMPLES = {"XRisk": "fedxl.partial_auc()"}  # of a type's objects, where they are not made by its name
 
 
 def call(fn: Callable[..., R], options: Mapping[str, Any], where: str, ours: Mapping[str, Any] | None = None) -> R:
@@ -74,7 +75,9 @@ def require_types(fn: Callable[..., Any], given: Mapping[str, Any]) -> None:
         if each in (int, float, bool, str) or typing.get_origin(each) is typing.Literal:
             convert(value, hint, f"{fn.__name__}.{name}")
         elif dataclasses.is_dataclass(hint) and isinstance(hint, type) and not isinstance(value, hint):
-            kind = f"'{fn.__name__}.{name}' must be {_words(hint)}, such as {hint.__name__}(...), not {value!r}"
+            such = EXAMPLES.get(hint.__name__, f"{hint.__name__}(...)")
+            what = repr(value) if isinstance(value, str) else kind_of(value)
+            kind = f"'{fn.__name__}.{name}' must be {_words(hint)}, such as {such}, not {what}"
             raise UserError(f"{kind}; fedxl.build takes settings by their flat names")
 
 

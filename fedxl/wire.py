@@ -129,5 +129,5 @@ def _like(path: str, found: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) 
 
 
 def _require_finite(path: str, found: Tensor) -> None:
-    if found.is_floating_point() and not bool(torch.isfinite(found).all()):
+    if not tree.finite(found):
         raise RefusedError(f"{path} holds NaN or infinity")

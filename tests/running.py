@@ -24,7 +24,7 @@ from fedxl.training.simulation import simulator
 
 def problem_of(algorithm: Algorithm, model: nn.Module, data: Examples, **settings: Any) -> Problem:
     run = Settings(**{"device": "cpu", "dtype": "float64", **settings})
-    return assemble(model, algorithm, run, facts_about(data.holdings(), run.weighting))
+    return assemble(model, algorithm, run, facts_about(data.holdings(), run.weighting, algorithm.risk.pairing))
 
 
 def engine_for(

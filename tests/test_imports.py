@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# Names of modules that are loaded after the code, one a line.
+# Names of modules that are loaded after the code, one per line.
 REPORT = "\nimport sys\nprint('\\n'.join(sys.modules))"
 HEAVY = ("sklearn", "scipy", "matplotlib", "rich", "typer", "flwr", "PIL", "cryptography")
 

@@ -17,9 +17,9 @@ PACKAGE = ROOT / "fedxl"
 
 # From the bottom up: a module imports only from lines above its own, or from its own line.
 LAYERS = [
-    {"errors", "progress", "digest"},
+    {"errors", "progress", "display", "digest"},
     {"files", "tree", "options", "toml", "registry", "wire_precisions"},
-    {"wire", "sampling", "gaussian"},
+    {"wire", "sampling", "gaussian", "censored"},
     {"risks", "models", "metrics"},
     {"evaluation"},
     {"algorithms"},
@@ -46,6 +46,20 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names if node.module == "fedxl"}
     return {name.split(".")[1] for name in found if name.startswith("fedxl.") and "__" not in name}
+
+
+ROOM = {
+    ".ci", ".git", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff",
+    "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "benchmarks", "constraints.txt",
+    "containers", "docs", "examples", "fedxl", "mkdocs.yml", "pyproject.toml", "studies", "tests",
+}  # fmt: skip
+
+
+def test_the_root_holds_what_it_should_and_no_run():
+    """A test that begins a run in the working folder leaves its files here, and one commit took them along."""
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
+    found = {path.name for path in ROOT.iterdir() if not any(path.match(pattern) for pattern in ignored)}
+    assert found <= ROOM, f"{sorted(found - ROOM)}: remove it, or name it here"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
@@ -91,18 +105,13 @@ def test_every_public_name_loads_when_it_is_used():
         fedxl.fitt  # noqa: B018
 
 
-WITHOUT_FLOWER = ["fedxl", "fedxl.cli.main", "fedxl.cli.deploy", "fedxl.cli.report"]
-WITH_FLOWER = [
-    "fedxl.deploy.supervise.processes",
-    "fedxl.deploy.server.gateway_process",
-    "fedxl.deploy.server.superlink",
-]
+WAITING = ["fedxl", "fedxl.cli.main", "fedxl.cli.deploy", "fedxl.cli.report", "fedxl.deploy.processes"]
 
 
-@pytest.mark.parametrize("module", [*WITHOUT_FLOWER, *WITH_FLOWER])
-def test_whoever_only_watches_or_passes_messages_on_loads_no_torch(module):
-    if module in WITH_FLOWER:
-        pytest.importorskip("flwr", reason="needs fedxl[flower]")
+@pytest.mark.parametrize("module", WAITING)
+def test_whoever_only_waits_or_watches_loads_no_torch(module):
+    if module == "fedxl.deploy.processes":
+        pytest.importorskip("cryptography", reason="needs fedxl[deploy]")
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -125,6 +134,28 @@ def test_the_documentation_links_to_files_that_exist():
             file = page.parent / target
             assert file.exists(), f"{page.name} links to {target}"
             assert file.is_dir() or file.stat().st_size > 0, f"{target} is empty"
+
+
+PUBLIC = re.compile(  # what Flower and FLARE document for applications
+    r"flwr\.(app|clientapp|serverapp)|nvflare\.apis(\.impl\.controller|\.\w+)|nvflare\.fuel\.flare_api\.flare_api"
+)
+
+
+@pytest.mark.parametrize("engine", ["flower", "nvflare"])
+def test_engines_are_used_by_their_public_interface_alone_and_in_declared_versions(engine):
+    package = {"flower": "flwr"}.get(engine, engine)
+    nodes = [node for module in MODULES for node in ast.walk(ast.parse((ROOT / module).read_text()))]
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    assert not [name for name in plain if name.split(".")[0] == package], "name what is used"
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    used = [(str(node.module), alias.name) for node in imports for alias in node.names]
+    used = [(module, name) for module, name in used if module.split(".")[0] == package]
+    assert len({module for module, _ in used}) > 1
+    for module, name in used:
+        assert PUBLIC.fullmatch(module), module
+        assert not name.startswith("_"), f"{module}.{name}"
+    (declared,) = (line for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith(engine))
+    assert re.search(rf'"{package}>=[\d.]+', declared), "since which version"
 
 
 def test_no_pickle_and_no_ambient_randomness():

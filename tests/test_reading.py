@@ -11,7 +11,7 @@ from fedxl import FeDXL2
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("fedxl.algorithms.", "fedxl.risks.")
-FEATURES = r"label|quer|privat|noise|clip|guard|even|balanced|lend|one_class|pool_|sorted|momentum|adam|survival"
+FEATURES = r"label|quer|privat|noise|clip|guard|even|lend|one_class|pool_|sorted|momentum|adam|survival"
 
 
 def imports(path: Path) -> set[str]:

@@ -27,7 +27,8 @@ from fedxl.data.check import Findings, Inspected, check, inspect_folder, inspect
 from fedxl.data.examples import Splits
 from fedxl.data.tables.rawtable import RawTable
 from fedxl.errors import UserError, require, unknown
-from fedxl.models import MODELS, TwoViews
+from fedxl.models import LIBRARIES, MODELS, TwoViews, uncompiled, with_parts
+from fedxl.models.libraries import library_of
 from fedxl.options import accepted, call
 from fedxl.risks import KNOWN_RISKS, XRisk, several
 from fedxl.training import advice
@@ -156,15 +157,29 @@ def build_network(
     table: Table, shape: tuple[int, ...], score_shape: tuple[int, ...], labels: bool = False
 ) -> nn.Module:
     """A network by name, or `package.module:factory` of your own; labels: whether its scores are those of labels."""
-    name, found, options = _named({"name": "mlp", **table}, "model", MODELS)
-    outputs = math.prod(score_shape)
-    if registry.own(name):
-        model = call(found, options, "model")  # an error inside the factory is its own, and keeps its traceback
-        registry.require_type(model, nn.Module, name)
-        return model  # type: ignore[no-any-return]
-    if score_shape and not labels:  # two views, each embedded by the network
-        return TwoViews(call(found, options, "model", ours={"shape": shape[1:], "outputs": outputs // 2}))
-    return call(found, options, "model", ours={"shape": shape, "outputs": outputs})  # type: ignore[no-any-return]
+    name, found, options = _network_named(table)
+    known, library = accepted(found), library_of(name)
+    own = registry.own(name) and not library
+    parts = {each: options.pop(each) for each in accepted(with_parts) if each in options and each not in known}
+    views = bool(score_shape) and not labels and not own  # each embedded by the network
+    ours: dict[str, Any] = {"shape": shape[1:] if views else shape}
+    ours["outputs"] = math.prod(score_shape) // (2 if views else 1)
+    if own:
+        ours = {each: value for each, value in ours.items() if each in known and each not in options}
+    elif library:
+        ours["name"] = name.removeprefix(f"{library}:")
+    model = call(found, options, "model", ours)  # an error inside one's own factory keeps its traceback
+    registry.require_type(model, nn.Module, name)
+    model = call(with_parts, parts, "model", ours={"model": uncompiled(model)})
+    return TwoViews(model) if views else model
+
+
+def _network_named(table: Table) -> tuple[str, Callable[..., Any], Table]:
+    """The name of a network, what builds it, and its options."""
+    table = {"name": "mlp", **table}
+    if library := library_of(str(table["name"])):
+        return str(table["name"]), LIBRARIES[library], {key: table[key] for key in table if key != "name"}
+    return _named(table, "model", MODELS)
 
 
 def build_algorithm(config: Config) -> Algorithm:
@@ -204,7 +219,7 @@ def simulate(config: Config, announce: Callable[[str], None], test: bool = True,
 def advise(config: Config, splits: Splits | None = None) -> Advice:
     """What fits the federation that a config names, by its counts. splits: its data, if they have been read."""
     settings = call(Settings, config.run, "run")
-    _, factory, _ = _named({"name": "mlp", **config.model}, "model", MODELS)
+    _, factory, _ = _network_named(config.model)
     risk, train = build_risk(config), (splits or load_data(config)).train
     return advice.advise(train, risk, (settings.batch1, settings.batch2), accepted(factory))
 
@@ -213,7 +228,8 @@ def execute(config: Config, out: Path | None = None, resume: bool = False, hooks
     """Run a config from data to result."""
     hooks = hooks or Hooks()
     simulation = simulate(config, hooks.say)
-    return train(simulation, hooks, out, resume, files={} if resume else {"config.toml": dump(config)})
+    with simulation.threads():
+        return train(simulation, hooks, out, resume, files={} if resume else {"config.toml": dump(config)})
 
 
 def execute_on(
@@ -283,7 +299,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "risk": KNOWN_RISKS,
     "algorithm": ALGORITHMS,
 }
-OURS = {"model": ("shape", "outputs"), "algorithm": ("risk",)}  # filled in, and no settings
+OURS = {"model": ("model", "shape", "outputs"), "algorithm": ("risk",)}  # filled in, and no settings
 
 
 def require_settings_in_place(tables: Mapping[str, Mapping[str, Any]]) -> None:
@@ -310,4 +326,5 @@ def _known(section: str, name: Any) -> Collection[str] | None:
         return set(accepted(Settings))
     named = name or ("mlp" if section == "model" else "")
     build = TABLES[section].get(named) if isinstance(named, str) else None
-    return None if build is None else {*accepted(build)} - {*OURS.get(section, ())}
+    more = accepted(with_parts) if section == "model" else ()
+    return None if build is None else {*accepted(build), *more} - {*OURS.get(section, ())}

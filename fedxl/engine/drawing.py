@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from fedxl import sampling, tree
+from fedxl.algorithms.private import UNITS
 from fedxl.algorithms.protocol import Reading
 from fedxl.data.examples import Examples
 from fedxl.engine.executors import Draws
 from fedxl.errors import require
 from fedxl.risks.pairing import Held, PoolWeights
-from fedxl.sampling import Floats, Indices, Purpose, Stream
+from fedxl.sampling import Indices, Purpose, Stream
 
 
 class Schedule(NamedTuple):
@@ -165,7 +166,8 @@ def _even(pool: PoolWeights) -> bool:
     return isinstance(pool.first, int) and isinstance(pool.second, int) and pool.groups is None
 
 
-MOST = 2**32  # numbers of noise that a group of clients draws in a round: 16 GB in single precision
+MOST = 2**30  # numbers of noise that a group of clients draws in a round: 4 GiB in single precision
+PIECE = 2**20  # of which so many are drawn at a time, which takes about 130 bytes for each
 
 
 def draw_noise(like: Any, seeds: Sequence[int], numbers: Sequence[int], round: int, steps: int) -> Any:
@@ -179,26 +181,52 @@ def draw_noise(like: Any, seeds: Sequence[int], numbers: Sequence[int], round: i
     sizes = [leaf.numel() for leaf in leaves]
     what = f"noise for {len(seeds)} clients, {steps} steps and {sum(sizes):,} numbers is too much for a round"
     require(len(seeds) * steps * sum(sizes) <= MOST, f"{what}; lower clients_at_once or local_steps")
-    clients = zip(seeds, numbers, strict=True)
-    drawn = [[normals(*client, round, step, sum(sizes)) for step in range(steps)] for client in clients]
-    flat = np.array(drawn)  # [C, K, all leaves]
-    pieces = torch.from_numpy(flat).to(leaves[0].device).split(sizes, dim=-1)
-    each = zip(pieces, leaves, strict=True)
-    return tree.rebuild(like, (piece.to(leaf.dtype).reshape(*flat.shape[:2], *leaf.shape) for piece, leaf in each))
+    found = [leaf.new_empty(len(seeds), steps, *leaf.shape) for leaf in leaves]  # single precision holds them exactly
+    for at, client in enumerate(zip(seeds, numbers, strict=True)):
+        for step in range(steps):
+            drawn = torch.from_numpy(discrete_normals(*client, round, step, sum(sizes))).split(sizes)
+            for noise, piece, leaf in zip(found, drawn, leaves, strict=True):
+                noise[at, step] = piece.reshape(leaf.shape)
+    return tree.rebuild(like, found)
 
 
-DOMAIN = "fedxl noise for privacy"  # streams of this key serve nothing else
+DOMAIN = "fedxl whole numbers of noise for privacy"  # streams of this key serve nothing else
+# P(V >= v) for v = 9, 8, ..., 1 of V with probabilities in proportion to exp(-v^2 / 2), in units of 2^-64.
+_weights = [math.exp(-(v**2) / 2) for v in range(10)]
+TAILS = np.array([int(2**64 * (sum(_weights[v:]) / sum(_weights))) for v in range(9, 0, -1)], np.uint64)
 
 
-def normals(seed: int, client: int, round: int, step: int, count: int) -> Floats:
-    """`count` independent draws of N(0, 1) for one step of a client.
+def discrete_normals(seed: int, client: int, round: int, step: int, count: int) -> Indices:
+    """`count` independent draws of a discrete Gaussian for one step of a client.
 
-    >>> normals(7, client=0, round=1, step=0, count=3).round(3).tolist() == normals(7, 0, 1, 0, 3).round(3).tolist()
+    P(k) is in proportion to exp(-k^2 / (2 UNITS^2)). V whole standard deviations and a part u of one are proposed,
+    and taken with probability exp(-u (2 V + u) / 2) (Karney. Sampling Exactly from the Normal Distribution. 2016).
+    Each decision compares 63 or 64 random bits, so that even rare numbers have their probability
+    (docs/differential-privacy.md).
+
+    >>> discrete_normals(7, client=0, round=1, step=0, count=3).tolist() == discrete_normals(7, 0, 1, 0, 3).tolist()
     True
     """
-    pairs = -(-count // 2)
-    key = ",".join(map(str, (DOMAIN, seed, client, round, step)))
-    bits = np.frombuffer(hashlib.shake_256(key.encode()).digest(16 * pairs), "<u8")
-    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53  # never 0, whose logarithm is infinite
-    length, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * math.pi * uniform[pairs:]
-    return np.concatenate((length * np.cos(angle), length * np.sin(angle)))[:count]
+    found = np.empty(count, np.int64)
+    for start in range(0, count, PIECE):
+        of = (seed, client, round, step), (start // PIECE,) if start else ()
+        found[start : start + PIECE] = _normals(*of, min(PIECE, count - start))
+    return found
+
+
+def _normals(stream: tuple[int, ...], piece: tuple[int, ...], count: int) -> Indices:
+    found, left, attempt = [np.empty(0, np.int64)], count, 0
+    while left > 0:
+        key, proposals = ",".join(map(str, (DOMAIN, *stream, attempt, *piece))), left + left // 2 + 16
+        bits = hashlib.shake_256(key.encode()).digest(20 * proposals)
+        first, second = np.frombuffer(bits, "<u8", 2 * proposals).reshape(2, proposals)
+        third = np.frombuffer(bits, "<u4", proposals, 16 * proposals)
+        whole = len(TAILS) - np.searchsorted(TAILS, first, side="right")
+        part, negative = (third % UNITS).astype(np.int64), third >= 2**31
+        u = part / UNITS
+        taken = second >> 1 < (np.exp(-u * (2 * whole + u) / 2) * 2.0**63).astype(np.uint64)
+        size = whole * UNITS + part
+        taken &= ~negative | (size > 0)  # or 0 would come twice as often as it should
+        found.append(np.where(negative, -size, size)[taken][:left])
+        left, attempt = left - len(found[-1]), attempt + 1
+    return np.concatenate(found)

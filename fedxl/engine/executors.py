@@ -5,18 +5,19 @@ An executor gets a round, and the clients that run together, with everything dra
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp, vmap
+from torch.func import vmap
 
 from fedxl import tree
 from fedxl.algorithms.protocol import Batch, ClientUpdate, ServerState
-from fedxl.errors import first_line
-from fedxl.models import Score, Weights, weights_of
+from fedxl.errors import first_line, require
 from fedxl.risks.pairing import Share
 from fedxl.sampling import Indices
 
@@ -127,6 +128,32 @@ def vectorised(running: ClientRound, server: ServerState, group: Group) -> tuple
     return tree.unstack_ragged(stacked, group.clients), updates
 
 
+@dataclass
+class Vectorised:
+    """`vectorised`; for rounds with an operation that torch cannot vectorise `loop`, or if strict a UserError."""
+
+    say: Callable[[str], None]
+    strict: bool = False
+    refused: list[ClientRound] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        # Torch's advice to its own developers, on operations that vmap does one by one. Not only around a round: each
+        # time that filters change, Python shows other warnings again.
+        warnings.filterwarnings("ignore", "There is a performance drop")
+
+    def __call__(self, running: ClientRound, server: ServerState, group: Group) -> tuple[list[object], ClientUpdate]:
+        if running not in self.refused:
+            try:
+                return vectorised(running, server, group)
+            except Exception as error:  # whatever a model of the user's may raise
+                why = f"the model cannot be vectorised: {first_line(error)}"
+                require(not self.strict, f"{why}; leave executor = 'vmap' out, or set executor = 'loop'")
+                if not self.refused:
+                    self.say(f"executor: loop for rounds that need it, because {why}")
+                self.refused.append(running)
+        return loop(running, server, group)
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Dropout and the like draw from a stream of their own; the caller's is left as it was."""
@@ -140,11 +167,15 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 
 
 def executor(
-    name: str, compiled: bool = True, say: Callable[[str], None] = lambda line: None, **graph: Any
+    name: str,
+    compiled: bool = True,
+    say: Callable[[str], None] = lambda line: None,
+    strict: bool = False,
+    **graph: Any,
 ) -> Executor:
     """An executor; `graph` (with options of its own) keeps the step it has captured, so each engine has its own."""
     if name in ("loop", "vmap"):
-        return loop if name == "loop" else vectorised
+        return loop if name == "loop" else Vectorised(say, strict)
     try:
         # Not before it is needed: it builds on private modules of torch, which the next torch may not have.
         from fedxl.engine.cuda.graph import GraphExecutor
@@ -154,30 +185,12 @@ def executor(
     return GraphExecutor(compiled=compiled, say=say, **graph)
 
 
-def choose(model: nn.Module, score: Score, probe: Tensor, clients_at_once: int) -> tuple[str, str]:
+def choose(model: nn.Module, device: torch.device, clients_at_once: int) -> tuple[str, str]:
     """What `auto` runs, and why (measured in docs/benchmarks.md and docs/performance.md)."""
-    if probe.is_cuda:
+    if device.type == "cuda":
         return "graph", f"steps of {clients_at_once} clients, captured once and replayed on the GPU"
     if clients_at_once < 2:
         return "loop", "one client at a time"
     if any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
         return "loop", "grouped convolutions gain nothing on a CPU"
-    if why := not_for_vmap(model, score, probe):
-        return "loop", why
     return "vmap", f"{clients_at_once} clients as one program"
-
-
-def not_for_vmap(model: nn.Module, score: Score, probe: Tensor) -> str:
-    """Why clients with this model cannot run as one program; empty if they can."""
-
-    def gradient(weights: Weights, x: Tensor) -> Any:
-        h, backward, *_ = vjp(lambda params: score(weights._replace(params=params), x)[0], weights.params)
-        return backward(h)
-
-    probe = torch.cat([probe, probe]) if len(probe) == 1 else probe  # BatchNorm takes no single example
-    try:
-        with seeded(0, probe.device):
-            vmap(gradient, randomness="different")(tree.stack([weights_of(model)] * 2), torch.stack([probe] * 2))
-    except Exception as error:  # whatever a model of the user's may raise
-        return f"the model cannot be vectorised: {first_line(error)}"
-    return ""

@@ -89,7 +89,8 @@ class Simulator:
         self.reading: Reading = self.algorithm.reading(self.schedule.batch1, self.schedule.batch2)
         # What the pairing knows of examples besides their labels.
         pairing, labels = self.reading.pairing, self.reading.pairing.targets(self.data.y)
-        items = pairing.items(labels, self.data.group, self.data.parts, self.algorithm.local_pairs)
+        columns = (labels, self.data.group, self.data.time, self.data.parts)
+        items = pairing.items(*columns, self.algorithm.local_pairs, self.first_number)
         self.drawing = Drawing(self.data, self.reading, self.schedule, items, self.first_number, self.secrets)
         why = "differential privacy limits how often an example is read, and weights read some more often"
         require(not self.drawing.weighted or not self.algorithm.private, f"{why}; leave them out")

@@ -84,7 +84,7 @@ class _Follower:
             raise  # a library that is not there, or settings that are wrong: said before the first round
         except Exception as error:  # of whatever library, disk or network
             self.failures += 1
-            what = f"tracking with {self.name} failed ({printable(first_line(error))}); the run goes on"
+            what = f"tracking with {self.name} failed ({printable(first_line(error))}); the run continues"
             if self.failures == 1:
                 self.say(f"{what}, and the next evaluation tries again")
             elif self.failures == GIVE_UP:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedxl.data.examples import Examples, Holding, Splits
+from fedxl import display
+from fedxl.algorithms.level import Level
+from fedxl.data.examples import Examples, Holding, Splits, facts_about
 from fedxl.data.inputs import Clients, as_splits
 from fedxl.data.targets import Label
 from fedxl.errors import kind_of, printable, require
@@ -30,12 +32,14 @@ class Facts:
     examples: int
     one_class: int  # sites that hold one side only
     one_class_share: float  # of all examples, at these sites
+    one_class_trains: bool  # whether fedxl trains at these sites by default, or takes their scores alone
     rarest: Side  # the side with fewer examples
     rarest_total: int
     rarest_fewest: int  # at the site with the fewest of those that hold any
     apart: float  # total variation distance between the places of both sides: 0 the same mix everywhere, 1 disjoint
     unequal: float  # the largest site against the smallest
     linear: bool  # whether the risk's outer function is
+    timed: bool = False  # whether pairs depend on the times of events
     network: frozenset[str] = frozenset(NORM_OPTIONS)  # which of these options the network has
 
     @property
@@ -46,7 +50,14 @@ class Facts:
     def words(self) -> dict[str, Any]:
         """What a rule's text may name."""
         fedxl, centralized = ("fedxl1", "sgd") if self.linear else ("fedxl2", "sox")
-        return {**asdict(self), "fedxl": fedxl, "centralized": centralized}
+        rarest = examples_of(self.rarest, self.timed)
+        return {**asdict(self), "fedxl": fedxl, "centralized": centralized, "rarest_examples": rarest}
+
+
+def examples_of(side: Side, timed: bool) -> str:
+    if side == "positive" and timed:
+        return "events"
+    return "examples" if side == "all" else f"{side} examples"
 
 
 class Rule(NamedTuple):
@@ -68,10 +79,18 @@ RULES: Mapping[str, Sequence[Rule]] = {
             "one site holds all {examples:,} examples, so nothing needs to be federated",
         ),
         Rule(
-            "no site holds both classes",
-            lambda facts: facts.one_class == facts.sites,
-            {"algorithm.name": "{fedxl}", "algorithm.level": "bounded", "algorithm.one_class": "train"},
-            "no site holds both classes, so all must train on one, paired with the scores of others",
+            "examples have times of events",
+            lambda facts: facts.timed,
+            {"algorithm.name": "{fedxl}"},
+            "who has an event is compared with all who are at risk then, at any of {sites} sites; local_pair "
+            "compares within a site (sites without an event: {one_class})",
+        ),
+        Rule(
+            "no site holds both classes, or all that hold one hold the same, and most of its examples",
+            lambda facts: facts.one_class_trains,
+            {"algorithm.name": "{fedxl}"},
+            "{one_class} of {sites} sites hold one class, with {one_class_share:.0%} of the examples, and train on "
+            "it, paired with the scores of others; local_pair leaves them out",
         ),
         Rule(
             "some sites hold one class",
@@ -97,10 +116,16 @@ RULES: Mapping[str, Sequence[Rule]] = {
     ),
     "weighting": (
         Rule(
+            "sites with one class train",
+            lambda facts: facts.one_class_trains,
+            {"run.weighting": "clients"},
+            "by samples, sites with one class would count for {one_class_share:.0%} of every average",
+        ),
+        Rule(
             f"some sites hold one class, or the largest site is more than {UNEQUAL:g} times the smallest",
             lambda facts: facts.one_class > 0 or facts.unequal > UNEQUAL,
             {"run.weighting": "samples"},
-            "the {rarest} examples are the rarest side ({rarest_total:,} of {examples:,}), and a site with "
+            "the {rarest_examples} are the rarest side ({rarest_total:,} of {examples:,}), and a site with "
             "{rarest_fewest:,} of them must not count as much as one with many",
         ),
         Rule(
@@ -133,9 +158,15 @@ RULES: Mapping[str, Sequence[Rule]] = {
     ),
     "steps": (
         Rule(
+            "examples have times of events",
+            lambda facts: facts.timed,
+            {"run.local_steps": 8, "algorithm.lr": 0.03},
+            "scores of time to event have no bounds and need low learning rates; " + THEN,
+        ),
+        Rule(
             "sites are skewed, and the network has no norm (it is small)",
             lambda facts: facts.skewed and "norm" not in facts.network,
-            {"run.local_steps": 8, "algorithm.lr": 0.3},
+            {"run.local_steps": 8, "algorithm.lr": 1.0},
             "skewed sites drift apart within a round, and small networks tolerate high learning rates; " + THEN,
         ),
         Rule(
@@ -156,7 +187,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
 LINES: Sequence[Sequence[str]] = (("algorithm",), ("weighting", "norm"), ("steps",))  # topics of each line
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Advice:
     """Settings that fit a federation, each with its reason, and what to look at besides."""
 
@@ -164,9 +195,13 @@ class Advice:
     settings: Mapping[str, Any]
     lines: Sequence[str]
     flags: Sequence[str]
+    reasons: Sequence[tuple[str, str]] = ()  # settings as text, and why
 
     def __str__(self) -> str:
         return "\n".join([*self.lines, *self.flags])
+
+    __repr__ = __str__
+    _repr_html_ = display.html
 
     def as_json(self) -> dict[str, Any]:
         facts = {**asdict(self.facts), "network": sorted(self.facts.network)}
@@ -191,8 +226,8 @@ def advise(
 
     >>> import torch
     >>> advice = advise([(torch.zeros(40, 2), torch.ones(40)), (torch.zeros(60, 2), torch.zeros(60))])
-    >>> advice.settings["algorithm.one_class"]
-    'train'
+    >>> advice.settings["algorithm.name"], advice.facts.one_class_trains
+    ('fedxl2', True)
     """
     right = risk is None or isinstance(risk, XRisk)
     require(right, f"risk must be an object such as fedxl.partial_auc(), not {kind_of(risk)}")
@@ -205,7 +240,7 @@ def advise(
     holdings = as_splits(clients, positive, len(risk.pairing.labels)).train.holdings()
     facts = facts_of(holdings, risk, network)
     settings: dict[str, Any] = {}
-    lines = []
+    lines, reasons = [], []
     for topics in LINES:
         parts = []
         for topic in topics:
@@ -213,9 +248,10 @@ def advise(
             chosen = {name: _filled(value, facts) for name, value in rule.settings.items()}
             settings |= chosen
             said = ", ".join(f"{name} = {json.dumps(value)}" for name, value in chosen.items())
-            parts.append(f"{said}: {_filled(rule.why, facts)}" if said else _filled(rule.why, facts))
+            reasons.append((said, _filled(rule.why, facts)))
+            parts.append(": ".join(filter(None, reasons[-1])))
         lines.append("; ".join(parts))
-    return Advice(facts, settings, lines, list(_flags(holdings, risk.sides, sizes)))
+    return Advice(facts, settings, lines, list(_flags(holdings, risk, sizes)), reasons)
 
 
 def facts_of(holdings: Sequence[Holding], risk: XRisk, network: Collection[str] = NORM_OPTIONS) -> Facts:
@@ -226,30 +262,33 @@ def facts_of(holdings: Sequence[Holding], risk: XRisk, network: Collection[str] 
     rarest = int(totals.argmin())
     held = counts[counts[:, rarest] > 0, rarest]
     places = counts / np.maximum(totals, 1)
+    better = facts_about(holdings, "clients").one_class
     return Facts(
         sites=len(holdings),
         examples=int(sizes.sum()),
         one_class=int(one_sided.sum()),
         one_class_share=float(sizes[one_sided].sum() / sizes.sum()),
+        one_class_trains=bool(one_sided.any()) and Level().trains_one_class(risk, better),
         rarest=risk.sides[rarest],
         rarest_total=int(totals[rarest]),
         rarest_fewest=int(held.min()) if len(held) else 0,
         apart=float(np.abs(places[:, 0] - places[:, 1]).sum() / 2),
         unequal=float(sizes.max() / sizes.min()),
         linear=risk.linear,
+        timed=risk.pairing.timed,
         network=frozenset(NORM_OPTIONS) & frozenset(network),
     )
 
 
-def _flags(holdings: Sequence[Holding], sides: Sequence[Side], batch_size: Sequence[int]) -> Iterable[str]:
+def _flags(holdings: Sequence[Holding], risk: XRisk, batch_size: Sequence[int]) -> Iterable[str]:
     """Sites that hold some examples of a side, but fewer than a step reads."""
-    for number, (side, batch) in enumerate(zip(sides, batch_size, strict=True), 1):
+    for number, (side, batch) in enumerate(zip(risk.sides, batch_size, strict=True), 1):
         short = {site: held.count(side) for site, held in enumerate(holdings) if 0 < held.count(side) < batch}
         if short:
             listed = ", ".join(f"site {site}: {count}" for site, count in list(short.items())[:FEW])
             more = ", and others" if len(short) > FEW else ""
             who = "one site holds" if len(short) == 1 else f"{len(short)} sites hold"
-            what = "examples" if side == "all" else f"{side} examples"
+            what = examples_of(side, risk.pairing.timed)
             yield (
                 f"{who} fewer {what} than batch{number} = {batch}, so a step reads some twice; "
                 f"the least is {min(short.values())} ({listed}{more})"

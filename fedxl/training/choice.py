@@ -31,7 +31,7 @@ class Choice(NamedTuple):
         return (
             f"validation data hold {self.fewest} examples of the smaller class: {self.metric} is known to ± "
             f"{self.error:.3f} (one standard error), and {self.near} of {self.evaluations} evaluations lie that "
-            "close to the best: the choice among them is mostly chance"
+            "close to the best, so they cannot be told apart"
         )
 
 

@@ -44,16 +44,16 @@ class Evaluator:
 
     def scores_of(self, h: Tensor, data: Examples) -> Scores:
         """Outputs, [n] or of several labels [n, L], as a record."""
-        group = None if data.group is None else data.group.cpu().numpy()
+        group, time = (None if each is None else each.cpu().numpy() for each in (data.group, data.time))
         found = h.double().cpu().numpy().reshape(len(data), -1)
         y, names = data.y.to(torch.int64).cpu().numpy(), self.risk.pairing.labels or ("",)
-        return Scores(found, y, names, data.site, data.sites, group, tuple(data.row))
+        return Scores(found, y, names, data.site, data.sites, group, time, tuple(data.row))
 
     def findings(self, h: Tensor, data: Examples, split: str = "") -> Findings:
         """Metrics of outputs; of several labels their means, and each label's own as a remark."""
         targets = self.risk.pairing.targets(data.y)
         seen = self.shown(h, targets) if self.shown else h
-        risk = {"risk": float(self.risk.value(seen, targets, data.group))}
+        risk = {"risk": float(self.risk.value(seen, targets, data.group, data.time))}
         if not self.risk.single_score:
             return Findings(risk, outputs=(h, targets))
         found = self.scores_of(h, data)
@@ -104,12 +104,22 @@ class HeldBack:
         return self.evaluator.findings(self.evaluator.outputs(weights, data), data, split)
 
 
-def require_like(name: str, data: Examples, probe: Tensor, labels: int, clients: int, unknown: bool = False) -> None:
+def require_like(
+    name: str,
+    data: Examples,
+    probe: Tensor,
+    labels: int,
+    clients: int,
+    unknown: bool = False,
+    scale: str = "",
+) -> None:
     """Raises UserError unless held-back data are like the clients'.
 
-    probe: their example; labels: how many the risk has; unknown: whether a label may be unknown of some examples.
+    probe: their example; labels: how many the risk has; unknown: whether a label may be unknown of some examples;
+    scale: of the clients' images, where that is known.
     """
     data.require_valid(name, unknown)
+    data.require_scale(scale, name)
     seen = data.fetch(torch.tensor([0], device=data.x.device))
     shapes = [list(each.shape[1:]) for each in (seen, probe)]
     require(shapes[0] == shapes[1], f"{name} holds examples of shape {shapes[0]}, the clients of {shapes[1]}")
@@ -133,9 +143,10 @@ def asked_for(risk: XRisk, select: str, fprs: Sequence[float], more: Sequence[It
     limits = {f"{limit:g}": limit for limit in fprs}
     if base in METRICS and METRICS[base].takes_limit and (limit := metrics.split(select)[1]) is not None:
         limits[f"{limit:g}"] = limit
-    if risk.pairing.ranked:
-        more = [*more, *metrics.QUERY_METRICS, *([select] if base in metrics.QUERY_METRICS else [])]
-    items = [*metrics.usual(), *more, *([select.removeprefix("-")] if own else [])]
+    usual = ["cindex"] if risk.pairing.timed else metrics.usual()
+    more = [*more, *metrics.QUERY_METRICS] if risk.pairing.ranked else more
+    chosen = [select.removeprefix("-")] if own or base in {**metrics.QUERY_METRICS, **metrics.TIME_METRICS} else []
+    items = [*usual, *more, *chosen]
     return metrics.resolve(items, sorted(limits.values()))
 
 
@@ -143,8 +154,10 @@ def check_selection(select: str, evaluator: Evaluator, validation: Examples | No
     """That there is a metric of this name, and that the validation data, where they are at hand, have it."""
     if validation is not None and evaluator.risk.single_score:
         y = validation.y
-        both = bool(((y > 0).any(0) & (y == 0).any(0)).any())
+        both = bool(((y > 0).any(0) & (y == 0).any(0)).any()) or validation.time is not None
         require(both, "validation must hold both classes, or the best model cannot be chosen on it")
+        some = validation.time is None or bool((y > 0).any())
+        require(some, "validation must hold an event, or the best model cannot be chosen on it")
     known = {"-risk"} | {metric.select for metric in evaluator.metrics}
     sign = "-" if select.startswith("-") else ""  # less is better
     if sign + metrics.key(select) not in known:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from dataclasses import fields
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,14 @@ from fedxl.data.examples import Augment, Examples, Splits
 from fedxl.data.inputs import Clients, HeldBack, as_splits
 from fedxl.data.targets import Label
 from fedxl.errors import UserError, kind_of, printable, require
+from fedxl.files import as_path
+from fedxl.models import uncompiled
 from fedxl.options import call
+from fedxl.progress import rounds
 from fedxl.risks import XRisk
+from fedxl.training.interrupts import Interrupts, unhandled
 from fedxl.training.result import Result
-from fedxl.training.settings import Hooks, Settings
+from fedxl.training.settings import Hooks, Progress, Settings
 from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
 
@@ -40,11 +44,13 @@ def fit(
     out: str | Path | None = None,
     resume: bool = False,
     hooks: Hooks | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Result:
     """Train `model` on the clients' data, and choose the best round on validation data.
 
-    The model itself is left as it is: `Result.model` is a trained copy.
+    The model itself is left as it is: `Result.model` is a trained copy. Ctrl-C finishes the round and returns the
+    result so far, with `interrupted`; a second one raises KeyboardInterrupt at once.
 
     Args:
         model: Any network with one score per example, or as many as the risk pairs.
@@ -61,27 +67,52 @@ def fit(
         out: A folder for metrics and checkpoints.
         resume: Whether to continue from the last checkpoint in `out`.
         hooks: Functions that receive progress and messages, and one that may stop the run.
+        progress: Whether to show rounds as they are done; by default in a notebook and on a terminal, not in a log.
         settings: How to run: the fields of `fedxl.Settings`, for example `rounds=100, local_steps=32, seed=0`.
             Training starts from the weights that the model has, whatever the seed.
     """
-    _require_model(model)
-    named = [key for key in ("batch1", "batch2") if key in settings]
-    require(not named, f"{', '.join(named)}: give batch_size, one number or two")
-    given = {key: _several(value, key) if key in LISTS else _plain(value) for key, value in settings.items()}
-    sizes = batch_size if isinstance(batch_size, (list, tuple)) else (batch_size, batch_size)
-    require(len(sizes) == 2, f"batch_size must be one number or two, got {batch_size}")
-    given["batch1"], given["batch2"] = sizes  # checked with the other settings
-    run = call(Settings, given, "run")
-    folder = isinstance(out, (str, Path)) or out is None
-    require(folder, f"out must be a folder, such as 'runs/first', not {kind_of(out)}")
-    require(out is not None or not resume, "resume=True needs out, the folder of the run to go on with")
+    folder = None if out is None else as_path(out, "out")
+    require(folder is not None or not resume, "resume=True needs out, the folder of the run to resume")
     require(hooks is None or isinstance(hooks, Hooks), f"hooks must be fedxl.Hooks(...), not {kind_of(hooks)}")
     for item in fields(Hooks) if hooks else ():
         right = item.name == "stop_collapsed" or callable(getattr(hooks, item.name))
         require(right, f"hooks: {item.name} must be a function, not {kind_of(getattr(hooks, item.name))}")
-    right = isinstance(algorithm, Algorithm) and isinstance(algorithm.risk, XRisk)
-    found = printable(repr(algorithm), 60)
-    require(right, f"algorithm must be an object such as fedxl.FeDXL2(fedxl.auroc()), not {found}")
+    hooks = hooks or Hooks()
+    held: dict[str, Any] = {"validation": validation, "test": test, "positive": positive, "augment": augment}
+    found = simulation(model, clients, algorithm, hooks.say, batch_size=batch_size, **held, **settings)
+    with found.threads(), Interrupts(hooks.say, unhandled()) as interrupts, rounds(log=bool(progress)) as tell:
+        shown = interrupts.stopping(hooks if progress is False else _telling(hooks, tell))
+        return train(found, shown, folder, resume)
+
+
+def _telling(hooks: Hooks, tell: Callable[[int, int, str], None]) -> Hooks:
+    """These hooks, which show the rounds, too."""
+
+    def on_progress(now: Progress) -> None:
+        tell(now.round, now.rounds, now.latest)
+        hooks.on_progress(now)
+
+    return replace(hooks, on_progress=on_progress)
+
+
+def simulation(
+    model: nn.Module,
+    clients: Examples | Splits | Clients,
+    algorithm: Algorithm,
+    say: Callable[[str], None],
+    *,
+    batch_size: int | tuple[int, int] = (32, 32),
+    validation: HeldBack | None = None,
+    test: HeldBack | None = None,
+    positive: Label | None = None,
+    augment: Augment | None = None,
+    **settings: Any,
+) -> Simulation:
+    """What `fit` trains with these arguments, checked; nothing has begun yet."""
+    model = uncompiled(model)
+    _require_model(model)
+    require_algorithm(algorithm)
+    run = _run(batch_size, settings)
     columns, given_positive = len(algorithm.risk.pairing.labels), positive is not None
     require(not (columns and given_positive), "positive is for one label; of several, labels are 0 and 1 in columns")
     splits = as_splits(clients, positive, columns, validation, test)
@@ -89,9 +120,23 @@ def fit(
     crops = f"augment must be fedxl.Augment(crop=..., flip=..., noise=...), not {kind_of(augment)}{hint}"
     require(augment is None or isinstance(augment, Augment), crops)
     splits = splits if augment is None else splits._replace(train=splits.train.augmented(augment))
-    hooks = hooks or Hooks()
-    simulation = Simulation(model, splits, algorithm, run, hooks.say)
-    return train(simulation, hooks, None if out is None else Path(out), resume)
+    return Simulation(model, splits, algorithm, run, say)
+
+
+def _run(batch_size: int | tuple[int, int], settings: dict[str, Any]) -> Settings:
+    named = [key for key in ("batch1", "batch2") if key in settings]
+    require(not named, f"{', '.join(named)}: give batch_size, one number or two")
+    given = {key: _several(value, key) if key in LISTS else _plain(value) for key, value in settings.items()}
+    sizes = batch_size if isinstance(batch_size, (list, tuple)) else (batch_size, batch_size)
+    require(len(sizes) == 2, f"batch_size must be one number or two, got {batch_size}")
+    given["batch1"], given["batch2"] = sizes  # checked with the other settings
+    return call(Settings, given, "run")
+
+
+def require_algorithm(algorithm: Any) -> None:
+    right = isinstance(algorithm, Algorithm) and isinstance(algorithm.risk, XRisk)
+    found = printable(repr(algorithm), 60)
+    require(right, f"algorithm must be an object such as fedxl.FeDXL2(fedxl.auroc()), not {found}")
 
 
 def _require_model(model: Any) -> None:

@@ -19,11 +19,13 @@ import numpy as np
 from fedxl.algorithms.private import ByExample
 from fedxl.algorithms.protocol import Reading
 from fedxl.data.participation import Plan
-from fedxl.errors import UserError
+from fedxl.errors import UserError, require
 from fedxl.training.rounds import Task
 from fedxl.training.run_folder import Member
 from fedxl.training.settings import Settings
 
+CONDITION = "if no preparation of a table was made from private rows"  # of a promise on rows of tables
+SMALLEST = 1e-300  # of a squared noise; less is as if there were none, and could not be divided by
 MOST_MU = 100.0  # of a Gaussian mechanism, one over its noise; its epsilon is in the thousands, and promises nothing
 
 
@@ -35,7 +37,8 @@ class Releases(NamedTuple):
 
     def squared_mu(self, settings: ByExample) -> float:
         """Of the one Gaussian mechanism that all of these are together."""
-        return self.gradients / settings.dp_noise**2 + self.scores / (2 * settings.dp_score_noise) ** 2
+        pairs = zip(self, (settings.dp_noise, 2 * settings.dp_score_noise), strict=True)
+        return sum(count / max(noise * noise, SMALLEST) for count, noise in pairs)
 
 
 class Spent(NamedTuple):
@@ -44,9 +47,14 @@ class Spent(NamedTuple):
     delta: float
     gradients: int  # in how many sums of gradients the example that counts most takes part
     scores: int  # how many of its scores are uploaded
+    condition: str = ""  # what must hold besides
 
     def __str__(self) -> str:
-        return f"epsilon {promise(self._asdict())}"
+        return f"epsilon {promise(self.recorded())}"
+
+    def recorded(self) -> dict[str, Any]:
+        """For metrics rows and run.json: without a condition that is none."""
+        return {name: value for name, value in self._asdict().items() if value != ""}
 
 
 def promise(recorded: Any) -> str:
@@ -59,8 +67,9 @@ def promise(recorded: Any) -> str:
     epsilon, delta = told.get("epsilon", ""), told.get("delta")
     if not isinstance(delta, float) or not (epsilon is None or isinstance(epsilon, float)):
         return ""
-    finite = epsilon is not None and math.isfinite(epsilon)
-    return f"{f'{epsilon:.3g}' if finite else 'infinite'} at delta {delta:g}"
+    finite, condition = epsilon is not None and math.isfinite(epsilon), told.get("condition", "")
+    shown = f"{f'{epsilon:.3g}' if finite else 'infinite'} at delta {delta:g}"
+    return f"{shown} ({condition})" if condition == CONDITION else shown
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,8 @@ class Ledger:
     run: Settings
     members: Sequence[Member]
     plan: Plan
+    may_miss: bool = False  # whether a client of a cohort may not answer, as sites may not
+    condition: str = ""
 
     def __post_init__(self) -> None:
         accountant()  # missing software is said before the first round
@@ -82,21 +93,17 @@ class Ledger:
         for releases in set(self._releases(round)):
             worst = max(worst, releases, key=lambda each: each.squared_mu(settings))
         blank, replaced = (epsilon(worst, settings, blanks) for blanks in (1, 2))
-        return Spent(blank, replaced, settings.dp_delta, *worst)
+        return Spent(blank, replaced, settings.dp_delta, *worst, self.condition)
 
     def _releases(self, round: int) -> list[Releases]:
-        """Of every client and side."""
+        """Of every client and side; of one that may have missed the warm-up, also as if it had."""
         warm_ups, visits = self._visits(round)
-        (first, _, size1, size2, *_), steps, found = self.reading, self.run.local_steps, []
-        for member, warm_up, visited in zip(self.members, warm_ups, visits, strict=True):
+        found, steps = [], self.run.local_steps
+        for member, warm_up, visited in zip(self.members, warm_ups.tolist(), visits.tolist(), strict=True):
             sides = (member.positives, member.negatives)
-            trains = all(sides) or not self.algorithm.lends
-            for count, size in zip(sides if first == "positive" else sides[::-1], (size1, size2), strict=True):
-                if count:
-                    begin, rounds, total = int(warm_up), int(warm_up + visited), steps * size
-                    gradients = most_squared(count, size, begin * steps, rounds * steps) if trains else 0
-                    uploaded = most_uploaded(count, total, self.algorithm.pool.count(total), rounds)
-                    found.append(Releases(gradients, uploaded))
+            counts = sides if self.reading.first == "positive" else sides[::-1]
+            for begin in {warm_up, 0} if self.may_miss else {warm_up}:
+                found += most_released(self.algorithm, self.reading, steps, counts, begin, begin + visited)
         return found
 
     def _visits(self, round: int) -> tuple[Any, Any]:
@@ -110,17 +117,40 @@ class Ledger:
         return visits[0], visits[1]
 
 
+def most_released(
+    algorithm: Any, reading: Reading, steps: int, counts: Sequence[int], begin: int, rounds: int
+) -> list[Releases]:
+    """By one client, of either side. counts: its examples of S1 and S2; begin: its first round that trains."""
+    trains, found = begin < rounds and (all(counts) or not algorithm.lends), []
+    for count, size in zip(counts, (reading.size1, reading.size2), strict=True):
+        if count:
+            total = steps * size
+            gradients = most_squared(count, size, begin * steps, rounds * steps) if trains else 0
+            found.append(Releases(gradients, most_uploaded(count, total, algorithm.pool.count(total), rounds)))
+    return found
+
+
 def ledger(task: Task) -> Ledger | None:
     """The account of a run; None if its algorithm makes no promise."""
-    problem = task.problem
+    problem, made = task.problem, task.preparation
     if not problem.algorithm.private:
         return None
-    return Ledger(problem.algorithm, problem.reading, problem.settings, task.members, task.plan)
+    # Whether sites hold tables their server does not know: examples of tables are vectors.
+    tables = bool(made.columns) if made else task.may_miss and len(task.form.shape) == 1
+    known = (problem.algorithm, problem.reading, problem.settings, task.members, task.plan, task.may_miss)
+    return Ledger(*known, CONDITION if tables else "")
+
+
+def require_given(algorithm: Any, fitted: bool) -> None:
+    """Refuse private training on columns scaled by their own means: each row moves all others, or means leave."""
+    why = "with dp_clip, columns must not be scaled by their own means, which every row moves and which may leave"
+    made = "a table takes a preparation.json made from other rows (name it: preparation, in [data])"
+    require(not (fitted and algorithm.private), f"{why}; {made}")
 
 
 def spent(ledger: Ledger | None, round: int) -> dict[str, Any]:
     """For a metrics row, and for run.json: what has been spent once this round is done."""
-    return {} if ledger is None else {"privacy": ledger.after(round)._asdict()}
+    return {} if ledger is None else {"privacy": ledger.after(round).recorded()}
 
 
 @lru_cache(maxsize=4096)
@@ -167,22 +197,23 @@ def accountant() -> Any:
     return dp_accounting
 
 
-@lru_cache(maxsize=1024)
 def epsilon(releases: Releases, settings: ByExample, blanks: int = 1) -> float:
-    """The epsilon of all releases together at delta, by the privacy loss distribution of their composition.
+    """The epsilon of all releases together at delta.
 
     blanks: 1 for an example against a blank. Replacing one by another is two such steps, and moves sums twice as far.
     """
-    squared = blanks**2 * releases.squared_mu(settings)
-    if squared == 0:
+    return epsilon_of(blanks**2 * releases.squared_mu(settings), settings.dp_delta)
+
+
+@lru_cache(maxsize=1024)
+def epsilon_of(squared_mu: float, delta: float) -> float:
+    """The epsilon of one Gaussian mechanism, by its privacy loss distribution. Any number of them are one."""
+    if squared_mu == 0:
         return 0.0
-    if squared > MOST_MU**2:
+    if squared_mu > MOST_MU**2:
         return math.inf
-    dp, events = accountant(), []
-    for count, noise in zip(releases, (settings.dp_noise, 2 * settings.dp_score_noise), strict=True):
-        if count:
-            events.append(dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise / blanks), count))
+    mu, dp = math.sqrt(squared_mu), accountant()
     # Losses are spread over about mu, so a grid in proportion to it is as fine for every mu.
-    account = dp.pld.PLDAccountant(value_discretization_interval=1e-3 * max(1.0, math.sqrt(squared)))
-    account.compose(dp.ComposedDpEvent(events))
-    return float(account.get_epsilon(settings.dp_delta))
+    account = dp.pld.PLDAccountant(value_discretization_interval=1e-3 * max(1.0, mu))
+    account.compose(dp.GaussianDpEvent(1 / mu))
+    return float(account.get_epsilon(delta))

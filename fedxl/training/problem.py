@@ -51,7 +51,7 @@ class Problem:
     @property
     def needs_both_sides(self) -> bool:
         """Whether some client must hold both sides of a label, or nobody would train it."""
-        return self.algorithm.needs_both_classes or self.algorithm.local_pairs
+        return self.algorithm.lends or self.algorithm.local_pairs
 
     @property
     def dtype(self) -> torch.dtype:
@@ -138,7 +138,7 @@ def check_data(problem: Problem, holders: Sequence[Holder]) -> None:
     if algorithm.local_pairs:
         require(any(both), "no client holds both sides of a pair, so there is nothing to train on; use fedxl2")
     nobody = "no client holds both classes, and one with one class only lends its scores, so nobody would train"
-    require(any(both) or not algorithm.needs_both_classes, f"{nobody}; set one_class = 'train'")
+    require(any(both) or not algorithm.lends, f"{nobody}; set one_class = 'train'")
     check_classes(problem.model, all(both) or algorithm.local_pairs)
     enough = algorithm.centralized or cohort <= len(holders)
     require(enough, f"cohort is {cohort}, but there are only {len(holders)} clients")
@@ -167,10 +167,11 @@ def check_label_names(of_risk: Sequence[str], of_data: Sequence[str]) -> None:
 
 
 def check_queries(problem: Problem, data: Mapping[str, Examples]) -> None:
-    """Raises UserError unless data and risk agree on queries. data: of training, and to evaluate on."""
+    """Raises UserError unless data and risk agree on queries and times. data: of training, and to evaluate on."""
     for name, found in data.items():
         whose = "the data" if name == "train" else f"the {name} data"
         check_ranked(problem, found.group is not None, whose)
+        check_timed(problem, found.time is not None, whose)
 
 
 def check_ranked(problem: Problem, known: bool, whose: str = "the data") -> None:
@@ -186,11 +187,23 @@ def check_ranked(problem: Problem, known: bool, whose: str = "the data") -> None
     require(some, f"{type(problem.algorithm).__name__} does not rank items within queries: use {others}")
 
 
-def require_own_lists(problem: Problem) -> None:
-    """Raises UserError if scores of one query would have to meet across real sites."""
-    meets = problem.reading.pairing.ranked and not problem.algorithm.local_pairs
-    why = "scores of one query meet in simulations alone, since version 0.4: it gained nothing at real sites"
-    require(not meets, f"{why}; use local_pair, which ranks each site's own lists")
+def check_timed(problem: Problem, known: bool, whose: str = "the data") -> None:
+    """Raises UserError unless data, risk and algorithm agree on times of events."""
+    risk = problem.risk
+    if not risk.pairing.timed:
+        require(not known, f"{whose} have times of events; use a risk of time to event: cox or concordance")
+        return
+    told = f"the risk {risk} compares times of events, and {whose} have none"
+    require(known, f"{told}: give them (fedxl.from_times, or time in [data])")
+    others = "FeDXL2 (fedxl2), FeDXL1 for concordance, LocalPair, or SOX"
+    learns = problem.reading.pairing.timed
+    require(learns, f"{type(problem.algorithm).__name__} does not learn from times: use {others}")
+
+
+def require_for_sites(problem: Problem) -> None:
+    """Raises UserError if real sites cannot let scores meet as the risk wants it."""
+    why = "" if problem.algorithm.local_pairs else problem.reading.pairing.why_not_at_sites
+    require(not why, why)
 
 
 def match_types(problem: Problem, data: Examples) -> Examples:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from fedxl.engine.ranks.ranked import Ranked, as_bytes, costs, operations, row_bytes
+from fedxl.engine.ranks.ranked import Ranked, as_bytes, costs, row_bytes
 from fedxl.engine.ranks.team import Team
-from fedxl.models import Weights
+from fedxl.models import Weights, operations
 from fedxl.training.evaluate import Findings, HeldBack
 from fedxl.training.rounds import Task
 from fedxl.training.run_writer import Checkpoint, RunWriter
@@ -34,11 +34,10 @@ def split_up(simulation: Simulation, team: Team, say: Callable[[str], None]) -> 
 def ranked(simulation: Simulation, team: Team) -> Ranked:
     """The engine of all ranks together, with what each client costs."""
     engine, problem = simulation.engine, simulation.problem
-    _, _, size1, size2, fresh, *_ = problem.reading
     rows = [len(held.first) for held in engine.drawing.held]
     graph = engine.placement.device.type == "cuda"  # all clients have the longest one's memory there
-    forward, batch = operations(problem.model, simulation.probe), (size1 + size2) * (1 + fresh)
-    return Ranked(engine, team, costs(forward, batch, problem.settings.local_steps, rows, padded=graph))
+    forward = operations(problem.model, simulation.probe)
+    return Ranked(engine, team, costs(forward, simulation.batch, problem.settings.local_steps, rows, padded=graph))
 
 
 @dataclass(frozen=True)

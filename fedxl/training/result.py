@@ -5,8 +5,8 @@ Scores get their meaning, probabilities and classes, from the run's validation s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,19 +16,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from fedxl import display
+from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import ServerState
 from fedxl.data.examples import UNKNOWN, Digests, Examples, are_known, digests
 from fedxl.data.inputs import features, is_frame, read
 from fedxl.data.tables.prepare import Preparation
 from fedxl.data.tables.table import prepared, read_new
-from fedxl.errors import UserError, first_line, require
+from fedxl.errors import UserError, first_line, printable, require
 from fedxl.evaluation.histogram import Histograms, by_label
 from fedxl.evaluation.scores import Floats, Ints, Scores
+from fedxl.files import as_path, plain
 from fedxl.models import Weights, scorer, weights_of
 from fedxl.models.functional import PRECISIONS, products
 from fedxl.progress import progress
 from fedxl.training.rounds import Traffic
-from fedxl.training.run_folder import Form
+from fedxl.training.run_folder import ABOUT, CONFIG, PREPARATION, Form, Row, Run, described
+from fedxl.training.run_writer import RunWriter
 
 if TYPE_CHECKING:  # they load scipy, which training does not need
     from fedxl.evaluation.decision import DecisionOptions, Decisions
@@ -50,6 +54,8 @@ class Prediction(NamedTuple):
     labels: tuple[str, ...] = ()  # of several labels, the name of each column
     undecided: Mapping[str, str] = MappingProxyType({})  # by label: why it has none
     trained_on: int = 0  # how many of the examples are among the run's training data, where that is known
+    survival: Floats | None = None  # [n, horizons] of time to event: how likely an example has no event up to each
+    horizons: tuple[float, ...] = ()
 
 
 def scorer_of(network: nn.Module, device: torch.device) -> Scorer:
@@ -88,6 +94,7 @@ def examples(x: Any, form: Form, preparation: Preparation | None = None, where: 
     require(not (whole and x.is_floating_point()), f"{where}: this model takes whole numbers, not {x.dtype}")
     made = Examples(x, torch.full((len(x), len(form.names)), UNKNOWN))
     made.require_usable(where)
+    made.require_scale(form.scale, where)
     return made
 
 
@@ -106,6 +113,9 @@ def predict(
             advance(len(indices))
     bad = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))
     require(not len(bad), f"{len(bad)} examples have no finite score, the first of them is number {bad[:1]}")
+    if decisions is not None and decisions.survival is not None:
+        survival, horizons = decisions.survival.probabilities(found), decisions.survival.horizons
+        return Prediction(found, None, None, trained_on=known, survival=survival, horizons=horizons)
     if decisions is None or not decisions.decided:
         return Prediction(found, None, None, form.labels, trained_on=known)
     columns = found.reshape(len(found), -1)
@@ -129,18 +139,30 @@ def _scored(score: Scorer, x: Tensor, shape: tuple[int, ...]) -> Floats:
 
 
 def decisions_for(
-    form: Form, scores: Mapping[str, Scores], histograms: Mapping[str, Histograms], options: DecisionOptions
+    form: Form,
+    scores: Mapping[str, Scores],
+    histograms: Mapping[str, Histograms],
+    options: DecisionOptions,
+    row: Mapping[str, Any] = MappingProxyType({}),
 ) -> Decisions:
-    """What scores mean by the validation scores, or by sites' counts of them in bins."""
-    from fedxl.evaluation.decision import decide
+    """What scores mean by the validation scores, or by what sites told of them: counts in bins, sums of a hazard.
 
-    found = decide(form.names, by_label(scores, histograms).get("validation", {}), options)
+    row: the evaluation of the chosen round, as metrics rows have it.
+    """
+    from fedxl.evaluation.decision import decide
+    from fedxl.evaluation.survival_curves import HazardSums
+
+    told = row.get("validation_hazard")
+    sums = None if told is None else HazardSums.from_json(told)
+    found = decide(form.names, by_label(scores, histograms).get("validation", {}), options, sums)
     told = f"there is no threshold of {options.rule}: {found.why_none}"
     require(not (found.why_none and options.asks), told)
+    told = f"there is no probability to survive a horizon: {found.why_none}"
+    require(found.survival is not None or not options.horizons, told)
     return found
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """The result of a run: the chosen model, its metrics, and the history of evaluations."""
 
@@ -150,14 +172,62 @@ class Result:
     metrics: dict[str, dict[str, float]]  # by split: validation (of the best round) and test
     history: list[dict[str, Any]]  # a metrics row for each evaluation
     seconds: float  # since the run began, without interruptions
-    scores: dict[str, Scores] = field(default_factory=dict, repr=False)  # its scores by split, where they are known
-    histograms: dict[str, Histograms] = field(default_factory=dict, repr=False)  # or sites' counts in bins, by split
+    scores: dict[str, Scores] = field(default_factory=dict)  # its scores by split, where they are known
+    histograms: dict[str, Histograms] = field(default_factory=dict)  # or sites' counts in bins, by split
     traffic: Traffic | None = None  # bytes that a client receives and sends in a round
     interrupted: bool = False  # whether it was stopped before its last round
     stopped_early: bool = False  # whether it ended before its last round because it no longer became better
-    server: ServerState | None = field(default=None, repr=False)  # the state after the last round
-    form: Form | None = field(default=None, repr=False)  # what its network takes and gives
-    preparation: Preparation | None = field(default=None, repr=False)  # how its data were made of files, if they were
+    server: ServerState | None = None  # the state after the last round
+    form: Form | None = None  # what its network takes and gives
+    preparation: Preparation | None = None  # how its data were made of files, if they were
+    about: Mapping[str, Any] = field(default_factory=dict)  # settings, clients and versions: what run.json holds
+    final: Row | None = None  # the last metrics row, with the metrics of the test data; None: interrupted
+    files: Mapping[str, str] = field(default_factory=dict)  # that belong to the run: its config.toml, if it had one
+
+    def __repr__(self) -> str:
+        """One line, as "FeDXL2, best round 20 of 20, test auroc 0.9840"."""
+        run = self.as_run()
+        kind = getattr(ALGORITHMS.get(run.algorithm), "__name__", printable(run.algorithm, 60))
+        value = run.values.get(run.metric)
+        judged = "" if value is None else f", {run.split} {printable(run.metric)} {value:.4f}"
+        stopped = ", interrupted" if self.interrupted else ""
+        rounds = max(self.best_round, run.last_round)
+        return f"{kind}, best round {self.best_round} of {rounds}{judged}{stopped}"
+
+    _repr_html_ = display.html
+
+    def plot(self, *others: Any) -> Any:
+        """Its ROC curve, or survival by risk, and its validation metric by round; beside those of other runs.
+
+        A notebook shows what this returns, and its `save(path)` writes an SVG file. others: results, folders of runs.
+        """
+        return display.plot(self, *others)
+
+    def as_run(self, name: str = "", label: str = "") -> Run:
+        """The run as reports see it, kept in memory. label: what it is called among runs that differ by seed only."""
+        rows, known = [plain(row) for row in self.history], (self.scores, self.histograms)
+        config, about = self.files.get(CONFIG, ""), described(self.about)
+        run = Run(name, rows=rows, done=plain(self.final), config=config, label=label, in_memory=known, **about)
+        return run if name else replace(run, name=f"{run.algorithm}-{run.seed}")
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the folder that `fit(out=...)` would have written, without checkpoints, and return its path.
+
+        `fedxl.load`, `fedxl.export` and the command line read it. It does not hold digests of the training data, by
+        which predictions on these are told apart: `fit(out=...)` keeps them.
+        """
+        path = as_path(folder, "folder")
+        require(self.final is not None, "the run was interrupted; fit(..., out=...) keeps a run that can be resumed")
+        with RunWriter(path, resume=False) as writer:
+            for name, text in self.files.items():
+                writer.write(name, text)
+            if self.preparation is not None:
+                writer.write(PREPARATION, self.preparation.to_text())
+            for row in (*self.history, self.final or {}):
+                writer.append(row)
+            writer.save_result(self.scores, self.histograms, self.model.state_dict())
+            writer.write_json(ABOUT, self.about)  # last: where it is, the others are
+        return path
 
     @property
     def test_scores(self) -> tuple[Floats, Floats] | None:
@@ -182,8 +252,11 @@ class Result:
         calibration: str = "platt",
         specificity: float | None = None,
         sensitivity: float | None = None,
+        horizons: Sequence[float] = (),
     ) -> Prediction:
         """Scores of new examples; with validation data, calibrated probabilities and classes, too.
+
+        Of time to event: scores, the higher the earlier, and how likely an example has no event up to each horizon.
 
         Of several labels there is a column for each, and a calibration and a threshold for each label that has enough
         validation data; `undecided` says which has not.
@@ -194,12 +267,14 @@ class Result:
             calibration: platt or isotonic, fitted to the validation scores.
             specificity: The threshold between the classes reaches this on validation data; by default 0.9.
             sensitivity: Or it reaches this.
+            horizons: Times up to which to survive; by default quartiles of the validation data's events.
         """
         require(self.form is not None, "this result does not say what its network takes; score with its model")
         assert self.form is not None
         from fedxl.evaluation.decision import DecisionOptions  # loads scipy, which training does not need
 
-        options = DecisionOptions(calibration, specificity, sensitivity)
+        options = DecisionOptions(calibration, specificity, sensitivity, horizons)
         score = scorer_of(self.model, next(self.model.parameters()).device)
-        decisions = decisions_for(self.form, self.scores, self.histograms, options)
+        row = next((row for row in self.history if row["round"] == self.best_round), {})
+        decisions = decisions_for(self.form, self.scores, self.histograms, options, row)
         return predict(score, examples(x, self.form, self.preparation), self.form, decisions)

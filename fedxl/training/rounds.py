@@ -54,6 +54,7 @@ class Task:
     form: Form  # what the network takes and gives
     description: dict[str, Any]  # what must be the same when the run is resumed
     preparation: Preparation | None = None  # how its data were made of files, if they were
+    may_miss: bool = False  # whether a client may miss a round that it was to take part in, as sites may
 
     def digests(self) -> Digests | None:
         """Of the training examples, so that predictions on them can be told; None if they are elsewhere."""

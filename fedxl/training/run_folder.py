@@ -18,7 +18,7 @@ from fedxl.evaluation import histogram, scores
 from fedxl.evaluation.histogram import Histogram, Histograms
 from fedxl.evaluation.scores import Scores
 from fedxl.files import read_bytes, read_json
-from fedxl.metrics import COUNTS
+from fedxl.metrics import COUNTS, TIME_METRICS
 from fedxl.options import convert
 
 CONFIG = "config.toml"
@@ -55,6 +55,7 @@ class Form(NamedTuple):
     score_shape: tuple[int, ...]  # of a score; () is one number
     columns: tuple[str, ...] = ()  # of the data frames that examples came in
     labels: tuple[str, ...] = ()  # the names of several labels, each of which has a score
+    scale: str = ""  # of images: "bytes", which it gets in [0, 1], "whole" or "floats"; empty: not known
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -150,6 +151,12 @@ class Run:
         return (source or {}).get(self.split) or {}
 
     @property
+    def timed(self) -> bool:
+        """Whether it is about time to event: its scores have times, or its metrics need them."""
+        scored = any(found.time is not None for found in self.scores.values())
+        return scored or any(metrics.key(name).partition("@")[0] in TIME_METRICS for name in self.values)
+
+    @property
     def sites_heard(self) -> str:
         """How many sites its metrics rest on, as "2 of 3 sites"; empty if all data were in one place."""
         source = self.done if self.split == "test" else self.shown
@@ -222,18 +229,22 @@ def read_run(path: Path) -> Run:
     told = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
     measured = without_settings(path)
     try:
-        return replace(
-            measured,
-            settings={**convert(about.get("settings", {}), dict, "settings"), **told},
-            members=[_member(item) for item in about.get("members", [])],
-            environment={str(key): str(value) for key, value in about.get("environment", {}).items()},
-            begun=str(about.get("begun", "")),
-            chosen_by=str(about.get("select", "auroc")),
-            config=config,
-            about=about,
-        )
+        run = replace(measured, **described(about), config=config)
+        return replace(run, settings={**run.settings, **told})
     except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
         raise UserError(f"cannot read {path / ABOUT}: {type(error).__name__}; remove it to do without it") from None
+
+
+def described(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json says of a run, as fields of `Run`."""
+    return {
+        "settings": convert(about.get("settings", {}), dict, "settings"),
+        "members": [_member(item) for item in about.get("members", [])],
+        "environment": {str(key): str(value) for key, value in about.get("environment", {}).items()},
+        "begun": str(about.get("begun", "")),
+        "chosen_by": str(about.get("select", "auroc")),
+        "about": about,
+    }
 
 
 def without_settings(path: Path) -> Run:
@@ -261,14 +272,15 @@ def read_form(content: Mapping[str, Any], path: Path) -> Form:
     form = Form(**{name: convert(content[name], kind, f"{path}: {name}") for name, kind in kinds.items()})
     sizes = (*form.shape, *form.score_shape)
     small = len(sizes) <= 8 and all(0 < size <= 10**6 for size in sizes) and len(form.shape) > 0
-    require(small, f"{path}: shapes of {list(form.shape)} and {list(form.score_shape)} are none")
+    require(small, f"{path}: shapes of {list(form.shape)} and {list(form.score_shape)} are invalid")
     require(form.dtype in DTYPES, f"{path}: dtype must be one of {', '.join(DTYPES)}")
-    columns, labels = content.get("columns", []), content.get("labels", [])
+    columns, labels, scale = content.get("columns", []), content.get("labels", []), content.get("scale", "")
+    require(scale in ("", "bytes", "whole", "floats"), f"{path}: scale must be bytes, whole, floats or empty")
     named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
     require(named and len(columns) in (0, form.shape[0]), f"{path}: columns must name each number of an example")
     right = isinstance(labels, list) and all(isinstance(name, str) for name in labels)
     require(right and (not labels or (len(labels),) == form.score_shape), f"{path}: labels must name each score")
-    return form._replace(columns=tuple(columns), labels=label_names(labels) if labels else ())
+    return form._replace(columns=tuple(columns), labels=label_names(labels) if labels else (), scale=scale)
 
 
 def being_written(path: Path) -> bool | None:

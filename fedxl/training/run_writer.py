@@ -15,6 +15,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +25,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedxl import __version__
-from fedxl.data.examples import Digests, Holding
+from fedxl.data.examples import Holding
 from fedxl.errors import UserError, first_line, require
 from fedxl.evaluation import histogram, scores
 from fedxl.evaluation.histogram import Histograms
 from fedxl.evaluation.scores import Scores
-from fedxl.files import cannot_read, plain, read_bytes, write_atomically
+from fedxl.files import cannot_read, plain, read_bytes, read_json, write_atomically
 from fedxl.training import run_folder
 from fedxl.training.rounds import Task
 from fedxl.training.run_folder import Member, Row
@@ -55,8 +56,31 @@ class RunWriter:
             how = f"resume it (`fedxl resume {path}`, in Python resume=True)"
             raise UserError(f"{path} already holds a run; {how}, or choose another folder")
 
-    def write(self, name: str, text: str) -> None:
-        self._guard(lambda: write_atomically(self.path / name, text.encode()))
+    def write(self, name: str, text: str | bytes) -> None:
+        content = text.encode() if isinstance(text, str) else text
+        self._guard(lambda: write_atomically(self.path / name, content))
+
+    def describe(self, task: Task, described: Mapping[str, Any], resume: bool) -> None:
+        """Write run.json and what it has digests of; of a run that goes on, what is missing and still the same."""
+        about = self.path / run_folder.ABOUT
+        if not resume or not about.exists():  # a run may have been killed before it wrote it
+            kept = beside(task)
+            for name, content in kept.items():
+                self.write(name, content)
+            # Last: where it is, the others are, whenever the disk was full or the process killed.
+            self.write_json(
+                about.name, {**described, **{DIGESTS[name]: _sha256(file) for name, file in kept.items()}}
+            )
+            return
+        known = read_json(about)
+        missing = [name for name, digest in DIGESTS.items() if digest in known and not (self.path / name).exists()]
+        kept = beside(task) if missing else {}
+        for name in missing:
+            if name in kept and known[DIGESTS[name]] == _sha256(kept[name]):
+                self.write(name, kept[name])
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        self.write(name, json.dumps(content, indent=1) + "\n")
 
     def save(self, round: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
         self._guard(lambda: save_checkpoint(self.checkpoints, round, tensors, info))
@@ -83,12 +107,6 @@ class RunWriter:
         self.write(self.metrics.name, "".join(json.dumps(plain(row)) + "\n" for row in kept))
         return kept, [f"{unreadable} unreadable line(s) in {self.metrics.name} left out"] if unreadable else []
 
-    def save_digests(self, digests: Digests) -> None:
-        """Of the training examples, so that predictions on them can be told apart from those on new ones."""
-        buffer = io.BytesIO()
-        np.save(buffer, digests, allow_pickle=False)
-        self._guard(lambda: write_atomically(self.path / run_folder.TRAINED_ON, buffer.getvalue()))
-
     def save_result(
         self, found: Mapping[str, Scores], counts: Mapping[str, Histograms], weights: Mapping[str, Tensor]
     ) -> None:
@@ -97,14 +115,14 @@ class RunWriter:
             self._guard(lambda: scores.save(self.path / run_folder.SCORES, found))
         if counts:
             self._guard(lambda: histogram.save(self.path / run_folder.CURVES, counts))
-        self._guard(lambda: write_atomically(self.path / run_folder.WEIGHTS, save(_whole(weights))))
+        self._guard(lambda: write_atomically(self.path / run_folder.WEIGHTS, sealed(weights)))
 
     def _guard(self, write: Callable[[], object]) -> None:
         try:
             write()
         except OSError as error:
             raise UserError(
-                f"cannot write to {self.path}: {error.strerror}; earlier states are intact: make room and "
+                f"cannot write to {self.path}: {error.strerror}; earlier states are intact: free some space and "
                 f"`fedxl resume {self.path}`"
             ) from error
 
@@ -119,8 +137,24 @@ def members(names: Sequence[str], holdings: Sequence[Holding]) -> list[Member]:
     return [Member(name, held.positives, held.negatives) for name, held in zip(names, holdings, strict=True)]
 
 
-def describe_run(task: Task, privacy: Mapping[str, Any]) -> str:
-    """run.json: settings, members, and where the run began. privacy: what all rounds will have spent."""
+# Files beside run.json, by what it calls their digests.
+DIGESTS = {run_folder.PREPARATION: "preparation_digest", run_folder.TRAINED_ON: "trained_on_digest"}
+
+
+def beside(task: Task) -> dict[str, bytes]:
+    """The content of these files: how examples were made, and which were trained on, as far as they are here."""
+    found: dict[str, bytes] = {}
+    if task.preparation is not None:
+        found[run_folder.PREPARATION] = task.preparation.to_text().encode()
+    if (digests := task.digests()) is not None:
+        buffer = io.BytesIO()
+        np.save(buffer, digests, allow_pickle=False)
+        found[run_folder.TRAINED_ON] = buffer.getvalue()
+    return found
+
+
+def describe_run(task: Task, privacy: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json holds: settings, members, and where the run began. privacy: what all rounds will have spent."""
     content = {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": dict(task.description),
@@ -130,7 +164,13 @@ def describe_run(task: Task, privacy: Mapping[str, Any]) -> str:
         "environment": environment(),
         **privacy,
     }
-    return json.dumps(plain(content), indent=1) + "\n"
+    if task.preparation is not None:
+        content["preparation_digest"] = _sha256(task.preparation.to_text().encode())
+    return plain(content)  # type: ignore[no-any-return]
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def environment() -> dict[str, str]:
@@ -168,20 +208,28 @@ def save_checkpoint(
 ) -> Path:
     """Write the state after `round`, then drop all but the last two, or all but this one and that of round `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = _whole(tensors)
-    described = json.dumps(dict(info))
-    metadata = {"info": described, "digest": _digest(described, whole)}
     path = _path(folder, round)
-    write_atomically(path, save(whole, metadata), private)
+    write_atomically(path, sealed(tensors, info), private)
     files = _files(folder)
     for old in files[:-KEEP] if keep is None else set(files) - {path, _path(folder, keep)}:
         old.unlink()
     return path
 
 
-def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies, because views and expanded tensors share memory, which the format does not hold."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+def sealed(tensors: Mapping[str, Tensor], info: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+    """The content of a file with a digest of all that it holds; without info, the same bytes each time."""
+    # Copies, because views and expanded tensors share memory, which the format does not hold.
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    described = json.dumps(dict(info))
+    # Of two entries, the format may write either first.
+    return save(whole, {"digest": _digest(described, whole)} | ({"info": described} if info else {}))
+
+
+def metadata_of(content: bytes) -> dict[str, str]:
+    """What a safetensors file says of itself; empty if that is nothing. Raises one of `BROKEN` if it is damaged."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    return dict(header["__metadata__"]) if "__metadata__" in header else {}
 
 
 def load_checkpoint(folder: Path, round: int) -> Checkpoint | None:
@@ -192,7 +240,7 @@ def load_checkpoint(folder: Path, round: int) -> Checkpoint | None:
     except FileNotFoundError:
         return None
     try:
-        return _parsed(path, content)
+        return unsealed(path, content)
     except BROKEN:
         return None
 
@@ -209,7 +257,7 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     for path in reversed(files):
         content = read_bytes(path)
         try:
-            return _parsed(path, content), complaints
+            return unsealed(path, content), complaints
         except BROKEN as error:
             reason = first_line(error)
             complaints.append(f"checkpoint {path.name} is damaged ({reason}); going back to the one before it")
@@ -230,14 +278,16 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder / name for name in names if name.startswith("round-") and name.endswith(".safetensors"))
 
 
-def _parsed(path: Path, content: bytes) -> Checkpoint:
-    """The checkpoint in these bytes, which were read: if a disk fails, a mapped file would kill the process."""
-    tensors = load(content)
-    length = int.from_bytes(content[:8], "little")
-    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
-    if _digest(metadata["info"], tensors) != metadata["digest"]:
+def unsealed(path: Path, content: bytes) -> Checkpoint:
+    """What `sealed` made these bytes of, which were read: if a disk fails, a mapped file would kill the process.
+
+    Raises one of `BROKEN` if they are damaged.
+    """
+    tensors, metadata = load(content), metadata_of(content)
+    described = metadata.get("info", "{}")
+    if _digest(described, tensors) != metadata["digest"]:
         raise ValueError("its contents do not match their checksum")
-    info = json.loads(metadata["info"])
+    info = json.loads(described)
     if not isinstance(info, dict):
         raise ValueError("it does not say what it is")
     return Checkpoint(path, tensors, info)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
@@ -13,8 +13,8 @@ from fedxl import registry
 from fedxl.data.examples import Weighting
 from fedxl.data.participation import Participation
 from fedxl.engine.executors import EXECUTORS
-from fedxl.errors import UserError, first_line, require, unknown
-from fedxl.metrics import Item
+from fedxl.errors import UserError, first_line, printable, require, unknown
+from fedxl.metrics import Item, key
 from fedxl.models.functional import PRECISIONS
 from fedxl.risks import XRisk
 from fedxl.tracking import TRACKERS
@@ -107,6 +107,15 @@ class Progress(NamedTuple):
     rounds: int
     seconds: float
     record: dict[str, Any] | None  # the latest evaluation
+    remarks: Mapping[str, list[Any]] = {}  # what the engine remarked on this round
+    select: str = ""  # the metric that chooses the best round
+
+    @property
+    def latest(self) -> str:
+        """That metric of the latest evaluation, as "validation auroc 0.9312"; empty if there is none."""
+        name = key(self.select)
+        value = ((self.record or {}).get("validation") or {}).get(name)
+        return "" if value is None else f"validation {printable(name)} {value:.4f}"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +18,19 @@ from torch import nn
 
 from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.protocol import Algorithm
+from fedxl.data.check import leak
 from fedxl.data.examples import Digests, Examples, Holding, Splits, digests, facts_about, floats_as, numbered
 from fedxl.data.participation import Plan, Trace, read_trace, shares, weigh, weigh_by
-from fedxl.engine.executors import Executor, choose, executor, not_for_vmap
+from fedxl.engine.executors import Executor, choose, executor
 from fedxl.engine.simulator import Simulator
+from fedxl.engine.threads import threads_for
 from fedxl.errors import require
-from fedxl.models import check_output, weights_of
+from fedxl.models import check_output, check_training, digest, operations, weights_of
 from fedxl.options import flatten
 from fedxl.risks.pairing import Holder, Share
 from fedxl.training.evaluate import BATCH, HeldBack, check_selection, require_like
+from fedxl.training.health import remark_on
+from fedxl.training.privacy import require_given
 from fedxl.training.problem import Problem, assemble, check_data, check_labels, check_queries, match_types
 from fedxl.training.rounds import Task
 from fedxl.training.run_folder import Form
@@ -59,17 +64,23 @@ class Simulation(Task):
         self.num_clients = len(self.data.parts)
         self.cohort = 0 if algorithm.centralized else settings.cohort
         self.preparation = splits.preparation
+        require_given(algorithm, splits.fitted)
         self.announce, self.processes = announce, processes
         present = self._present_holdings(algorithm, settings)
-        self.problem = assemble(model, algorithm, settings, facts_about(present, settings.weighting))
+        facts = facts_about(present, settings.weighting, algorithm.risk.pairing)
+        self.problem = assemble(model, algorithm, settings, facts)
         self._check_data(present)
         self.data = match_types(self.problem, self.data)
         probe = self.data.fetch(torch.as_tensor(self.data.parts[0][:2]))
         self.probe = floats_as(probe.to(self.problem.device), self.problem.dtype)
         dtype, scores = str(self.probe.dtype).removeprefix("torch."), self.problem.risk.score_shape
         check_output(self.problem.model, self.probe, scores)
+        check_training(model, self.problem.score, weights_of(self.problem.model), self.probe)
+        remark = remark_on(self.problem.model, self.probe, self.problem.algorithm, self.problem.reading)
+        for line in filter(None, (remark, leak(splits))):
+            announce(line)
         columns, names = tuple(splits.columns), self.problem.label_names
-        self.form = Form(tuple(self.probe.shape[1:]), dtype, scores, columns, names)
+        self.form = Form(tuple(self.probe.shape[1:]), dtype, scores, columns, names, splits.train.scale)
         self.engine, self.plan = _engine(self.problem, self.data, self._executor(), self.names)
         self._announce_participation()
         self.examiner = self._examiner()
@@ -105,26 +116,39 @@ class Simulation(Task):
         here = math.ceil(cohort / self.processes)
         at_once = min(here, run.clients_at_once or here)
         if run.executor == "auto":
-            name, why = choose(self.problem.model, self.problem.score, self.probe, at_once)
+            name, why = choose(self.problem.model, self.problem.device, at_once)
         else:
             name, why, device = run.executor, "", self.problem.device.type
             if name == "graph" and device != "cuda":
                 name, why = "loop", f"graph needs a CUDA device, and this is {device}"
-            unfit = not_for_vmap(self.problem.model, self.problem.score, self.probe) if name == "vmap" else ""
-            require(not unfit, f"{unfit}; leave executor = 'vmap' out, or set executor = 'loop'")
         if why:
             self.announce(f"executor: {name} ({why})")
-        return executor(name, run.compile, self.announce)
+        self.together = at_once if name == "vmap" else 1  # clients whose steps are one program
+        return executor(name, run.compile, self.announce, strict=run.executor == "vmap")
+
+    @property
+    def batch(self) -> int:
+        """Examples that a step of a client scores."""
+        _, _, size1, size2, fresh, *_ = self.problem.reading
+        return (size1 + size2) * (1 + fresh)
+
+    def threads(self) -> AbstractContextManager[None]:
+        """Inside, torch uses as many threads of a CPU as the steps of this run occupy."""
+        if self.problem.device.type != "cpu":
+            return nullcontext()
+        forward = operations(self.problem.model, self.probe)
+        return threads_for(forward * self.batch * self.together, self.announce)
 
     def _examiner(self) -> HeldBack:
         found, labels, clients = self.problem.evaluator, self.problem.num_labels, len(self.names)
         data = {}
         for name, split in self.splits.held_back.items():
-            require_like(name, split, self.probe, labels, clients, bool(self.problem.label_names))
+            require_like(name, split, self.probe, labels, clients, bool(self.problem.label_names), self.form.scale)
             named = split if split.site is None else replace(split, sites=tuple(self.names))  # numbers get names
             data[name] = match_types(self.problem, named.to(self.problem.device))
-        if "validation" in data:
-            check_selection(self.problem.select, found, data["validation"])
+        check_selection(self.problem.select, found, data.get("validation"))
+        if self.problem.settings.select and "validation" not in data:
+            self.announce(f"select = '{self.problem.select}' chooses nothing: there are no validation data")
         train = {"train": self.engine.placed} if self.problem.settings.train_metrics else {}
         return HeldBack(found, data | train)
 
@@ -158,6 +182,7 @@ class Simulation(Task):
                 "risk": f"{risk.sides}, {lams}, {risk.score_shape} {risk.inner_shape}",
             },
         }
+        tables["task"] |= frozen_digest(self.problem.model)
         if isinstance(self.plan, Trace):
             tables["task"]["trace"] = _digest(self.plan.available.tolist())
         return flattened(tables)
@@ -206,6 +231,12 @@ def _describe(algorithm: Algorithm) -> dict[str, Any]:
     name = next((name for name, known in ALGORITHMS.items() if known is kind), f"{kind.__module__}:{kind.__name__}")
     chosen = {key: value for key, value in flatten(algorithm).items() if key != "risk"}
     return {"name": name, **chosen}
+
+
+def frozen_digest(model: nn.Module) -> dict[str, str]:
+    """What a run's description says of frozen weights, which its checkpoints do not hold."""
+    found = digest(model)
+    return {"frozen": found} if found else {}
 
 
 def flattened(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

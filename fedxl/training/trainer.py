@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from fedxl.training.health import Watch
 from fedxl.training.privacy import ledger, spent
 from fedxl.training.result import Result
 from fedxl.training.rounds import Task, Traffic, play_round, traffic
-from fedxl.training.run_folder import ABOUT, COLLAPSED, PREPARATION, STOPPED_EARLY
+from fedxl.training.run_folder import COLLAPSED, STOPPED_EARLY
 from fedxl.training.run_writer import STATES, VERSION, Checkpoint, RunWriter, describe_run, require_same
 from fedxl.training.settings import Hooks, Progress
 from fedxl.wire import RefusedError, fitted
@@ -48,6 +48,7 @@ class Standing:
     best_value: float
     seconds: float
     evaluating: float = 0.0
+    remarks: dict[str, list[Any]] = field(default_factory=dict)  # of rounds since the last evaluation
     settings: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -64,21 +65,16 @@ def train(
 ) -> Result:
     """Run all rounds that are still to do. `files` go into the folder of a new run before its first round."""
     run = task.problem.settings
+    about = describe_run(task, spent(ledger(task), run.rounds))
     if out is None:
         require(not run.track, "track needs a folder for the run: --out, in Python out=...")
-        return Trainer(task, hooks, None, resume).train()
+        return replace(Trainer(task, hooks, None, resume).train(), about=about, files=files or {})
     # First: what is missing for them is said before anything is written.
     trackers = trackers_of(run.track, run.tracking_uri, hooks.say)
     with open_folder(out, resume) as folder:
         for name, text in (files or {}).items():
             folder.write(name, text)
-        if not resume or not (out / ABOUT).exists():  # a run may have been killed before it wrote it
-            if task.preparation is not None:
-                folder.write(PREPARATION, task.preparation.to_text())
-            if (found := task.digests()) is not None:
-                folder.save_digests(found)
-            # Last: where it is, the others are, whenever the disk was full or the process killed.
-            folder.write(ABOUT, describe_run(task, spent(ledger(task), run.rounds)))
+        folder.describe(task, about, resume)
         trainer = Trainer(task, hooks, folder, resume, trackers)
         state = FAILED
         try:
@@ -89,7 +85,7 @@ def train(
             raise
         finally:
             trackers.end(state)
-        return result
+        return replace(result, about=about, files=files or {})
 
 
 class Trainer:
@@ -105,22 +101,25 @@ class Trainer:
         self.round = self.algorithm.first_round - 1  # the last round done
         self.best, self.best_round, self.best_value = self.server.weights, -1, -math.inf
         self.seconds, self.evaluating = 0.0, 0.0  # since the run began; of these, in evaluations
+        self.remarks: dict[str, list[Any]] = {}  # of the engine, since the last evaluation
         self.traffic: Traffic | None = None
         self.history: list[dict[str, Any]] = []
         self.found: Findings | None = None  # of the best round on the validation data; None after a resumption
-        self.watch = Watch(self.algorithm, hooks.say)
+        self.watch = Watch(self.algorithm, hooks.say, self.server.weights)
         self.ledger = ledger(task)
         needs = f"patience = {self.run.patience} needs validation data"
         known = not self.run.patience or "validation" in task.examiner.splits
-        require(known, f"{needs} to tell whether the model still becomes better")
+        require(known, f"{needs} to tell whether the model still improves")
         if folder and resume:
             checkpoint, complaints = folder.load()
             if checkpoint:
                 self._restore(checkpoint)
             elif complaints:
-                complaints.append("no whole checkpoint is left; starting from the beginning")
+                complaints.append("no intact checkpoint is left; starting from the beginning")
             self.history, more = folder.rewind(self.round, self._regular)
             self.watch.told = any(COLLAPSED in record for record in self.history)
+            for cost in (row["traffic"] for row in self.history if isinstance(row.get("traffic"), dict)):
+                self.traffic = Traffic(int(cost.get("down", 0)), int(cost.get("up", 0)))
             for line in complaints + more:
                 hooks.say(line)
         if folder:
@@ -141,6 +140,8 @@ class Trainer:
             if self.round > 0 and self.traffic is None:  # the warm-up is another kind of round; the rest are alike
                 phase = self.algorithm.phase(self.round)
                 self.traffic = traffic(phase, self.problem.reading, run.local_steps, before, updates)
+            remarks = self.task.engine.remarks()
+            self.remarks |= {name: [*self.remarks.get(name, []), *more] for name, more in remarks.items()}
             self.seconds = time.monotonic() - self.began
             interrupted = self.hooks.should_stop()
             if self._regular(self.round):
@@ -152,7 +153,8 @@ class Trainer:
             if self.folder and (due or interrupted):
                 self._checkpoint(self.folder)
             latest = self.history[-1] if self.history else None
-            self.hooks.on_progress(Progress(self.round, run.rounds, self.seconds, latest))
+            select = self.problem.select
+            self.hooks.on_progress(Progress(self.round, run.rounds, self.seconds, latest, remarks, select))
         if self.round < run.rounds and not self._out_of_patience:
             return self._result(interrupted=True)
         if self.round < run.rounds:
@@ -198,7 +200,8 @@ class Trainer:
                 found = task.examiner.examine(weights, name)
                 record |= {**({name: found.metrics} if found.metrics else {}), **found.remarks}
                 outputs, latest = found.outputs, found if name == "validation" else None
-        record |= task.engine.remarks() | self.watch(self.server, self.round, outputs)
+        record |= self.remarks | self.watch(self.server, self.round, outputs)
+        self.remarks = {}
         record |= spent(self.ledger, self.round)
         value = self._value(record)
         # Without validation data the latest round is the best.
@@ -252,9 +255,10 @@ class Trainer:
             require(done <= wanted, f"this run is at round {done} already, beyond rounds = {wanted}")
             self._take_up(checkpoint.tensors)
         except RefusedError as error:
-            raise UserError(f"{checkpoint.path} is whole, but it is no state of this run: {error}") from None
+            raise UserError(f"{checkpoint.path} is intact, but does not belong to this run: {error}") from None
         self.round, self.best_round, self.best_value = standing.round, standing.best_round, standing.best_value
         self.seconds, self.evaluating = standing.seconds, standing.evaluating
+        self.remarks = standing.remarks
 
     def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from the state in a checkpoint; RefusedError if it is not a state of this run."""
@@ -300,11 +304,11 @@ class Trainer:
         scores = {name: found.scores for name, found in examined.items() if found.scores is not None}
         histograms = {name: found.histograms for name, found in examined.items() if found.histograms}
         choice = self._choice(scores.get("validation"))
+        final: dict[str, Any] = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
+        final |= {**({STOPPED_EARLY: True} if early else {}), **test.remarks, "test": test.metrics}
+        final |= spent(self.ledger, self.round) | ({"choice": choice._asdict()} if choice else {})
         if self.folder and not interrupted:
             self.folder.save_result(scores, histograms, model.state_dict())
-            final: dict[str, Any] = {"round": self.round, "best_round": best_round, "seconds": self.seconds}
-            final |= {**({STOPPED_EARLY: True} if early else {}), **test.remarks, "test": test.metrics}
-            final |= spent(self.ledger, self.round) | ({"choice": choice._asdict()} if choice else {})
             self.folder.append(final)
             self.trackers.write(final)
         return Result(
@@ -313,6 +317,7 @@ class Trainer:
             best_round=best_round,
             metrics={"validation": record.get("validation", {}), "test": test.metrics},
             history=self.history,
+            final=None if interrupted else final,
             seconds=self.seconds,
             scores=scores,
             histograms=histograms,

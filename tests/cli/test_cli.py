@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import fedxl
 from fedxl import progress
+from fedxl.cli import processes
+from fedxl.cli.main import app
+from fedxl.cli.train import _new
+from fedxl.evaluation.compare import seed_intervals
+from fedxl.training import run_folder
 from tests.cli.test_errors import CONFIG, command
 from tests.conftest import PATIENCE, seen_at_a_terminal, until
 from tests.training.test_resume import ODD
@@ -52,14 +60,39 @@ def test_train_leaves_everything_in_a_new_folder(finished):
 
 
 def test_report_as_text_and_markdown(finished, monkeypatch, capsys):
-    code, out, _ = command(monkeypatch, capsys, "report", str(finished))
+    code, out, _ = command(monkeypatch, capsys, "report", str(finished), "--all")
     assert code == 0
     assert all(word in out for word in ("tiny-1", "tiny-2", "fedxl2", "local_sgd", "finished", "pauc@0.3"))
     code, out, _ = command(monkeypatch, capsys, "report", str(finished / "tiny-2"), "--markdown")
     lines = out.strip().splitlines()
-    assert lines[0].startswith("| run | algorithm | risk |")
+    assert lines[0].startswith("| run | algorithm | round | pauc@0.3 | auroc |")
     assert set(lines[1]) <= set("|-: ")
     assert len(lines) == 3
+
+
+def test_a_report_fits_80_columns_and_has_one_row_for_all_seeds(finished, monkeypatch, capsys):
+    """A row for each group; the means are those of the files, the interval that of the HTML report."""
+    given = ["train", "tiny.toml", "--set", "algorithm.lr=0.2", "--out", str(finished / "three")]
+    assert command(monkeypatch, capsys, *given, "--seeds", "3")[0] == 0
+    monkeypatch.setenv("COLUMNS", "80")
+    runs = [run_folder.read_run(path) for path in sorted((finished / "three").iterdir())]
+    code, out, err = command(monkeypatch, capsys, "report", str(finished), str(finished / "three"))
+    assert code == 0, err
+    assert max(map(len, out.splitlines())) <= 80
+    (row,) = [line for line in out.splitlines() if "3 seeds" in line]
+    found = seed_intervals(["pauc@0.3"], [run.scores["test"] for run in runs], same=False)["pauc@0.3"]
+    values = [run.done["test"]["auroc"] for run in runs]
+    assert f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]" in row
+    assert f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}" in row
+    assert len([line for line in out.splitlines() if "fedxl2" in line or "local_sgd" in line]) == 3
+    assert "on test data [95 % interval]; of several seeds means" in " ".join(out.split())
+    metrics = finished / "three" / "seed-2" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().splitlines()[0] + "\n")  # as if it had been killed after an evaluation
+    _, out, _ = command(monkeypatch, capsys, "report", str(finished / "three"))
+    assert "2 of 3 seeds" in out
+    assert f"{statistics.mean(values[:2]):.4f} ± {statistics.stdev(values[:2]):.4f}" in out, "those that have ended"
+    _, out, _ = command(monkeypatch, capsys, "report", str(finished / "three" / "seed-2"))
+    assert "at round 2" in out
 
 
 def test_report_of_a_run_whose_files_were_tampered_with(finished, monkeypatch, capsys):
@@ -72,7 +105,7 @@ def test_report_of_a_run_whose_files_were_tampered_with(finished, monkeypatch, c
     (run / "config.toml").write_text("[algorithm]\nname = '[/oops]'\n[risk]\nname = 5\n")
     code, out, _ = command(monkeypatch, capsys, "report", str(run))
     assert code == 0
-    assert all(name in out for name in ("[bold]tiny", "[/oops]", " 5 "))
+    assert all(name in out for name in ("[bold]tiny", "[/oops]", "risk 5"))
     for text in ("algorithm = 5", "x = " + "9" * 5000, "x = " + "[" * 5000, "a" + ".a" * 3000 + " = 1", "\udcff"):
         (run / "config.toml").write_text(text, errors="surrogateescape")
         code, _, err = command(monkeypatch, capsys, "report", str(run))
@@ -208,6 +241,87 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(tmp_path):
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["round"] == stopped_at + 3
 
 
+def test_three_runs_started_at_once_take_three_folders(tmp_path):
+    (tmp_path / "c.toml").write_text(CONFIG)
+    command = [*FEDXL, "train", "c.toml"]
+    options = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": ENVIRONMENT,
+        "cwd": tmp_path,
+    }
+    processes = [subprocess.Popen(command, **options) for _ in range(3)]
+    for process in processes:
+        _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert [folder.name for folder in folders] == ["c-1", "c-2", "c-3"]
+    assert all((folder / "model.safetensors").exists() for folder in folders)
+
+
+def test_one_command_runs_several_seeds_and_resumes_those_that_have_not_finished(tmp_path, monkeypatch, capsys):
+    (tmp_path / "c.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    given = ["train", "c.toml", "--set", "run.seed=4", "--out", "r"]
+    code, out, err = command(monkeypatch, capsys, *given, "--seeds", "3")
+    assert code == 0, err
+    folders = [Path("r") / f"seed-{seed}" for seed in (4, 5, 6)]
+    assert sorted(Path("r").iterdir()) == folders
+    rows = [json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1]) for folder in folders]
+    assert len({row["test"]["auroc"] for row in rows}) == 3
+    values = [row["test"]["auroc"] for row in rows]
+    told = f"over 3 seeds: auroc {statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+    assert told in out
+    models = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    for name in ("metrics.jsonl", "run.json", "scores.npz", "model.safetensors"):  # as if it had never begun
+        (folders[1] / name).unlink()
+    shutil.rmtree(folders[1] / "checkpoints")
+    code, out, err = command(monkeypatch, capsys, "resume", "r")
+    assert code == 0, err
+    assert (told in out, "seed 5 (2 of 3)" in out, "seed 4" in out) == (True, True, False)
+    assert [(folder / "model.safetensors").read_bytes() for folder in folders] == models
+    code, _, err = command(monkeypatch, capsys, *given)
+    assert (code, "r already holds a run" in err) == (2, True), err
+
+
+def test_several_seeds_on_several_devices_and_with_mistakes(tmp_path, monkeypatch, capsys):
+    (tmp_path / "c.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(processes, "start", lambda count, given, folder, limit: asked.append((count, given)))
+    command(monkeypatch, capsys, "train", "c.toml", "--seeds", "2", "--devices", "2", "--out", "r")
+    assert asked == [(2, ["resume", "r/seed-0"]), (2, ["resume", "r/seed-1"])]
+    mistakes = {"--set=run.cohort=99": "cohort is 99", "--seeds=0": "--seeds must lie between"}
+    for given, wanted in mistakes.items():
+        code, _, err = command(monkeypatch, capsys, "train", "c.toml", "--seeds", "2", given)
+        assert (code, wanted in err, list(Path("runs").glob("*"))) == (2, True, []), err
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = command(monkeypatch, capsys, "train", "c.toml", "--seeds", "2")
+    assert (code, "which torchrun cannot" in err, list(Path("runs").glob("*"))) == (2, True, []), err
+
+
+def test_a_folder_is_taken_for_good_only_by_a_run(tmp_path, monkeypatch, capsys):
+    (tmp_path / "c.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    assert [_new(Path("runs"), "c").name for _ in range(3)] == ["c-1", "c-2", "c-3"]
+    code, _, err = command(monkeypatch, capsys, "train", "c.toml", "--set", "run.cohort=99")
+    assert (code, "cohort is 99" in err) == (2, True), err
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["c-1", "c-2", "c-3"]
+
+
+def test_a_run_killed_before_its_config_was_written_can_be_started_again(tmp_path, monkeypatch, capsys):
+    (tmp_path / "c.toml").write_text(CONFIG)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = command(monkeypatch, capsys, "resume", "run")
+    assert code == 2
+    assert "run holds no run yet: fedxl train CONFIG --out run" in err.replace("\n", " ")
+    assert command(monkeypatch, capsys, "train", "c.toml", "--out", "run")[0] == 0
+
+
 def test_a_terminal_sees_a_progress_bar_and_a_pipe_does_not(tmp_path):
     (tmp_path / "c.toml").write_text(CONFIG.replace("rounds = 2", "rounds = 60\neval_every = 5"))
     arguments = ["train", str(tmp_path / "c.toml"), "--out"]
@@ -217,9 +331,8 @@ def test_a_terminal_sees_a_progress_bar_and_a_pipe_does_not(tmp_path):
     assert len([line for line in piped.stdout.strip().splitlines() if not line.startswith("round ")]) <= 5
 
     shown = seen_at_a_terminal([*FEDXL, *arguments, str(tmp_path / "shown")], COLUMNS="120")
-    assert b"rounds/s" in shown
     assert b"60/60" in shown
-    assert b"validation auroc" in shown
+    assert b"validation pauc@0.3" in shown, "the metric that selects"
 
 
 def test_whoever_follows_a_log_sees_where_a_long_run_stands(tmp_path, monkeypatch, capsys):
@@ -230,7 +343,25 @@ def test_whoever_follows_a_log_sees_where_a_long_run_stands(tmp_path, monkeypatc
     lines = [line for line in out.splitlines() if line.startswith("round ")]
     assert [re.sub(r"0\.\d{4}|\d+ (s|min)", "#", line) for line in lines] == [
         "round 1 of 5, about # left",
-        "round 2 of 5, validation auroc #, about # left",
-        "round 3 of 5, validation auroc #, about # left",
-        "round 4 of 5, validation auroc #, about # left",
+        "round 2 of 5, validation pauc@0.3 #, about # left",
+        "round 3 of 5, validation pauc@0.3 #, about # left",
+        "round 4 of 5, validation pauc@0.3 #, about # left",
     ]
+
+
+LISTING = """
+import sys
+from typer.testing import CliRunner
+from fedxl.cli.main import app
+print(CliRunner().invoke(app, ["--help"], terminal_width=200).stdout)
+assert "torch" not in sys.modules and "fedxl.cli.train" not in sys.modules
+"""
+
+
+def test_the_list_of_commands_loads_none_of_them():
+    done = subprocess.run([sys.executable, "-c", LISTING], check=True, capture_output=True, text=True)
+    shown = " ".join(done.stdout.replace("│", " ").split())
+    group = typer.main.get_command(app)
+    for name in group.list_commands(None):
+        said = " ".join(group.get_command(None, name).get_short_help_str(60).removesuffix("...").split())
+        assert said in shown, f"{name} says of itself what it does when it is loaded"

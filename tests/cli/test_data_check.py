@@ -42,7 +42,7 @@ def test_copies_end_in_exit_code_2(tmp_path, monkeypatch, capsys):
     code, out, _ = checked(monkeypatch, capsys, config(tmp_path, f'name = "npz"\npath = "{file}"'))
     assert code == 2
     assert "problem: 3 of 3 test examples are in train, too: #0 = 0 #0" in out
-    assert "Training on these data would be wrong" in out
+    assert "Fix the problems above before training" in out
 
 
 def test_data_that_cannot_be_read_are_one_line(tmp_path, monkeypatch, capsys):
@@ -147,3 +147,13 @@ def test_a_site_checks_its_own_data(tmp_path, monkeypatch, capsys):
     assert (code, "--set is for experiments" in err) == (2, True)
     path.write_text(path.read_text().replace("part = 0", "part = 7"))
     assert "part is 7, but the data have 3 client(s)" in checked(monkeypatch, capsys, path)[2]
+
+
+def test_events_are_not_called_positive(tmp_path, monkeypatch, capsys):
+    (tmp_path / "t.csv").write_text("age,days,died\n" + "".join(f"{50 + n % 7},{n + 1},{n % 2}\n" for n in range(60)))
+    told = f'name = "table"\npath = "{tmp_path / "t.csv"}"\ntime = "days"\nevent = "died"'
+    (tmp_path / "c.toml").write_text(f'[data]\n{told}\n[risk]\nname = "cox"\n[algorithm]\nname = "fedxl2"\n')
+    code, out, err = checked(monkeypatch, capsys, tmp_path / "c.toml")
+    assert code == 0, err
+    assert out.splitlines()[0].split() == ["site", "train", "events", "validation", "events", "test", "events"]
+    assert "positive" not in out

@@ -80,7 +80,7 @@ def test_a_rank_that_is_killed_ends_the_run_in_one_line_and_it_can_be_resumed(vi
     _, err = started.communicate(timeout=PATIENCE)
     assert started.returncode == 2
     assert len(err.strip().splitlines()) == 1, err
-    assert "go on with: fedxl resume run" in err
+    assert "continue with: fedxl resume run" in err
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     begun = configs.read(run / "config.toml")
     again = replace(begun, run={**begun.run, "rounds": checkpointed(run) + 2})

@@ -134,12 +134,19 @@ def torchrun(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     fedxl(words[words.index("-m") + 2 :], monkeypatch)
 
 
+def docker(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an image that is run, what its entry point gets."""
+    if words[0] == "run":
+        (image,) = [number for number, word in enumerate(words) if word.startswith("fedxl:")]
+        fedxl(words[image + 1 :], monkeypatch)
+
+
 def foreign(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of others, which may not be installed."""
 
 
 FORMS = {
     "fedxl": fedxl, "python": python, "make": make, "pip": pip, "pytest": pytest_, "torchrun": torchrun,
-    "pre-commit": foreign, "flwr": foreign, "flower-superlink": foreign, "tensorboard": foreign, "mlflow": foreign,
-    "cd": foreign, "sed": foreign,
+    "pre-commit": foreign, "flwr": foreign, "flower-supernode": foreign, "tensorboard": foreign, "mlflow": foreign,
+    "cd": foreign, "sed": foreign, "docker": docker, "kubectl": foreign, "sbatch": foreign,
 }  # fmt: skip

@@ -17,7 +17,7 @@ PROGRAMS = (
     "pytest",
     "torchrun",
     "flwr",
-    "flower-superlink",
+    "flower-supernode",
     "tensorboard",
     "mlflow",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,15 +21,12 @@ from tests.docs.pages import ROOT
 
 WHOLE = configs.read(ROOT / "examples" / "digits.toml")
 SHAPE = (3, 8, 8)
-FLOWER = {"project", "tool", "superlink"}  # sections of Flower's own files
 
 
 def check_settings(text: str, file: Path) -> None:
     """UserError if a setting is unknown, or has a wrong type or value. An example fills in what a part leaves out."""
     file.write_text(text)
     tables = read(file)
-    if tables.keys() & FLOWER:
-        return check_flower(tables)
     if "server" in tables:
         call(ServerSettings, {"sites": ["a", "b"], **tables.pop("server")}, "server")
     if "site" in tables:
@@ -44,7 +40,6 @@ def check_settings(text: str, file: Path) -> None:
     if tune is not None:
         file.write_text(text)
         plan.plan(whole, *plan.read(file, {}))
-    return None
 
 
 def check_experiment(config: configs.Config) -> None:
@@ -65,10 +60,3 @@ def unread(load: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return read_nothing
-
-
-def check_flower(tables: dict[str, Any]) -> None:
-    """The parts of Flower's files that name something of ours."""
-    for name in tables.get("tool", {}).get("flwr", {}).get("app", {}).get("components", {}).values():
-        module, _, attribute = name.partition(":")
-        assert hasattr(importlib.import_module(module), attribute), f"there is no {name}"

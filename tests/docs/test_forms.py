@@ -38,7 +38,8 @@ def test_commands_are_well_formed(page, monkeypatch):
         ("make test-flower FLOWER=1", "has no FLOWER"),
         ("pip install 'fedxl[flow]'", "no extra"),
         ("pytest tests/gone.py", "no file"),
-        ("docker run fedxl", "no parser"),
+        ("docker run -v a:b fedxl:cpu trian c.toml", "no command 'trian'"),
+        ("podman run fedxl", "no parser"),
     ],
 )
 def test_what_is_wrong_is_noticed(text, told, monkeypatch):
@@ -48,7 +49,7 @@ def test_what_is_wrong_is_noticed(text, told, monkeypatch):
 
 def test_an_unknown_argument_of_a_script_is_noticed(monkeypatch, capsys):
     with pytest.raises(SystemExit):
-        well_formed("python benchmarks/flower.py --places 2", monkeypatch)
+        well_formed("python benchmarks/engines.py --places 2", monkeypatch)
     assert "unrecognized arguments" in capsys.readouterr().err
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("flwr", reason="needs fedxl[flower]")
+pytest.importorskip("cryptography", reason="needs fedxl[deploy]")
 
 from fedxl.cli.main import app
 from tests.docs.pages import ROOT
 
 AT_A_SITE = ("request", "accept")
-LONG_LIVED = ("serve", "join")  # tests/deploy runs these
+LONG_LIVED = ("serve", "join", "fetch", "status")  # other tests run these
 
 
 def arrive(place: Path, site: Path) -> None:

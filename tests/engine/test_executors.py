@@ -14,8 +14,9 @@ from fedxl import UserError, fit, sampling, tree
 from fedxl.algorithms import ALGORITHMS, FeDXL2, build
 from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import choose, vectorised
-from fedxl.models import TwoViews, cnn, mlp, scorer, weights_of
+from fedxl.models import TwoViews, cnn, mlp, weights_of
 from fedxl.risks import RISKS, auroc, average_precision, contrastive, partial_auc, two_way_partial_auc
+from fedxl.training.settings import Hooks
 from tests.conftest import EXECUTORS, RAGGED, make_clients
 from tests.running import engine_for, play
 
@@ -202,16 +203,66 @@ class Branches(nn.Module):
 
 
 def test_auto_chooses_by_model_and_device():
-    def chosen(model: nn.Module, shape: tuple[int, ...], clients: int) -> tuple[str, str]:
-        return choose(model, scorer(model, True), torch.zeros(2, *shape), clients)
+    cpu = torch.device("cpu")
+    assert choose(mlp((5,)), cpu, 16)[0] == "vmap"
+    assert choose(mlp((5,)), cpu, 1)[0] == "loop"
+    assert choose(nn.Sequential(nn.Dropout(0.5), mlp((5,))), cpu, 16)[0] == "vmap"
+    assert choose(cnn((1, 8, 8)), cpu, 16)[0] == "loop"
+    assert choose(cnn((1, 8, 8)), torch.device("cuda"), 16)[0] == "graph"
 
-    assert chosen(mlp((5,)), (5,), 16)[0] == "vmap"
-    assert chosen(mlp((5,)), (5,), 1)[0] == "loop"
-    assert chosen(nn.Sequential(nn.Dropout(0.5), mlp((5,))), (5,), 16)[0] == "vmap"
-    assert chosen(cnn((1, 8, 8)), (1, 8, 8), 16)[0] == "loop"
-    name, why = chosen(Branches(), (5,), 16)
-    assert name == "loop"
-    assert "cannot be vectorised" in why
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.head = layer(1, 4, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.layer(x.unsqueeze(-1))[0][:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(1, 4), nn.Linear(4, 1)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.head(self.layer(self.first(x.unsqueeze(-1))).mean(1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Recurrent(nn.LSTM), lambda: Recurrent(nn.GRU), Attention, Branches],
+    ids=["lstm", "gru", "att", "if"],
+)
+@pytest.mark.parametrize("name", ["fedxl2", "local_pair"])
+def test_auto_runs_every_model_and_says_where_it_runs_client_by_client(name, make):
+    """Rounds that torch cannot vectorise run as with `loop`, and come to the same.
+
+    Torch's own words on what vmap does one by one are not for users; here warnings are errors.
+    """
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = make()
+    clients = [(x.float(), y) for x, y in make_clients([(4, 4)] * 2)]
+    settings: dict[str, Any] = {"rounds": 2, "local_steps": 2, "batch_size": 2, "device": "cpu"}
+    algorithm, lines = build(name, auroc(), lr=0.1), list[str]()
+    found = fit(model, clients, algorithm, executor="auto", hooks=Hooks(say=lines.append), **settings)
+    alone = fit(model, clients, algorithm, executor="loop", hooks=Hooks(say=lines.append), **settings)
+    for key, value in alone.weights.params.items():
+        torch.testing.assert_close(found.weights.params[key], value, rtol=0, atol=1e-5)
+    refused = [line for line in lines if line.startswith("executor: loop for rounds that need it, because the model")]
+    assert len(refused) == (isinstance(model, Branches) or (isinstance(model, Recurrent) and name == "fedxl2"))
+
+
+def test_a_private_run_of_a_model_without_gradients_by_example_ends_in_one_line():
+    clients = [(x.float(), y) for x, y in make_clients([(4, 4)] * 2)]
+    private = {"level": "free", "pool_u": "server", "dp_clip": 0.1, "dp_noise": 5.0, "dp_score_noise": 2.0}
+    algorithm = build("fedxl2", auroc(scores="sigmoid"), lr=0.1, **private)
+    norms = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 1))
+    for model in (Recurrent(nn.LSTM), norms):
+        with pytest.raises(UserError, match="dp_clip needs each example's own gradient, and torch cannot vectorise"):
+            fit(model, clients, algorithm, rounds=1, local_steps=2, batch_size=2, device="cpu")
 
 
 def test_a_model_that_cannot_be_vectorised_is_one_line_where_vmap_was_asked_for():

@@ -21,11 +21,11 @@ from fedxl import algorithms, sampling, tree
 from fedxl.algorithms.server_rules import begin
 from fedxl.data.inputs import from_arrays
 from fedxl.engine.executors import loop, vectorised
-from fedxl.engine.ranks.ranked import Ranked, costs, longest_first, operations
+from fedxl.engine.ranks.ranked import Ranked, costs, longest_first
 from fedxl.engine.ranks.team import NAMES, Team, Watch, place_of, seat
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import UserError
-from fedxl.models import weights_of
+from fedxl.models import operations, weights_of
 from fedxl.risks import auroc, partial_auc
 from tests.conftest import PATIENCE, RAGGED, make_clients
 from tests.ranks import on_ranks

@@ -6,10 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fedxl
+from fedxl import cox, from_times
 from fedxl.algorithms import ALGORITHMS
 from fedxl.data.examples import Holding
 from fedxl.models import MODELS
@@ -52,9 +54,9 @@ def test_facts_are_counts():
             "algorithm.name": "fedxl2", "run.weighting": "samples", "model.norm": "group", "run.local_steps": 8,
             "algorithm.lr": 0.1,
         }),
-        ([(50, 0), (0, 50)], [], {"algorithm.name": "fedxl2", "algorithm.one_class": "train"}),
+        ([(50, 0), (0, 50)], [], {"algorithm.name": "fedxl2", "run.weighting": "clients"}),
         (ONE_CLASS, [], {
-            "algorithm.name": "fedxl2", "run.weighting": "samples", "run.local_steps": 8, "algorithm.lr": 0.3,
+            "algorithm.name": "fedxl2", "run.weighting": "samples", "run.local_steps": 8, "algorithm.lr": 1.0,
         }),
         (MIXED, ["norm"], {
             "algorithm.name": "fedxl2", "run.weighting": "clients", "model.norm": "group", "run.local_steps": 8,
@@ -150,3 +152,20 @@ def test_clients_may_be_given_as_for_fit():
     assert "one site holds all 6 examples" in str(fedxl.advise([(x, y)]))
     with pytest.raises(fedxl.UserError, match="a federation needs at least one client"):
         fedxl.advise([])
+
+
+def test_times_of_events_want_pairs_across_sites_and_low_rates():
+    times, events = [3.0, 1, 2], [1, 0, 1]
+    splits = from_times([(np.ones((3, 2)), times, events), (np.ones((3, 2)), times, [0, 0, 0])])
+    found = advise(splits, cox())
+    assert found.settings["algorithm.name"] == "fedxl2"
+    assert found.settings["algorithm.lr"] == 0.03
+    assert "sites without an event: 1" in found.lines[0]
+
+
+def test_positives_of_time_to_event_are_called_events():
+    clients = [(np.ones((n, 2)), np.arange(n) + 1.0, np.arange(n) < events) for n, events in ((40, 3), (9, 9))]
+    found = advise(fedxl.from_times(clients), fedxl.cox(), batch_size=(8, 8))
+    assert "the events are the rarest side (12 of 49), and a site with 3 of them" in found.lines[1]
+    assert found.flags == ["one site holds fewer events than batch1 = 8, so a step reads some twice; "
+                           "the least is 3 (site 0: 3)"]  # fmt: skip

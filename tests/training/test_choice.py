@@ -99,7 +99,7 @@ def test_with_ten_positives_the_choice_is_said_to_be_uncertain(tmp_path):
     result = run(make_clients([(12, 30), (9, 20)]), few(10), tmp_path, say=said.append)
     (line,) = [line for line in said if line.startswith("validation data hold ")]
     assert line.startswith("validation data hold 10 examples of the smaller class: auroc is known to ± 0.")
-    assert line.endswith("of 6 evaluations lie that close to the best: the choice among them is mostly chance")
+    assert line.endswith("of 6 evaluations lie that close to the best, so they cannot be told apart")
     told = read_run(tmp_path).done["choice"]
     values = [record["validation"]["auroc"] for record in result.history]
     near = sum(value >= max(values) - told["error"] for value in values)

@@ -156,7 +156,21 @@ def broken() -> nn.Module:
     return network
 
 
+def hooked(name: str) -> nn.Module:
+    network = nn.Linear(5, 1)
+    getattr(network if hasattr(network, name) else network.weight, name)(lambda *seen: None)
+    return network
+
+
+HOOKS, PURE = "the model has backward hooks", "the model cannot be trained: "
 MISTAKES = {
+    "a backward hook": ({"model": hooked("register_full_backward_hook")}, HOOKS),
+    "a hook before": ({"model": hooked("register_full_backward_pre_hook")}, HOOKS),
+    "a hook of a weight": ({"model": hooked("register_hook")}, HOOKS),
+    "a hook after": ({"model": hooked("register_post_accumulate_grad_hook")}, HOOKS),
+    "numbers of numpy": ({"model": Two(lambda h: torch.tensor(h.detach().numpy()[:, 0]))}, PURE),
+    "an impossible folder": ({"out": "a\0b"}, "out must be a folder, such as 'runs/first', not 'a\\x00b'"),
+    "no folder": ({"out": ""}, "out must be a folder, such as 'runs/first', not ''"),
     "a class": ({"model": nn.Linear}, "model is the class Linear; give a network, such as Linear(...)"),
     "a function": ({"model": lambda x: x}, "model must be a torch.nn.Module, not a function"),
     "a name": ({"model": "mlp"}, "model must be a torch.nn.Module, not a str"),
@@ -188,13 +202,15 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", list(MISTAKES))
-def test_a_mistake_in_the_call_is_one_line(mistake):
+def test_a_mistake_in_the_call_is_one_line(mistake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where out = "" would be, were it taken for a folder
     options, told = MISTAKES[mistake]
     call = {"model": nn.Linear(5, 1), "clients": make_clients([(6, 6)]), "algorithm": fedxl.FeDXL2(fedxl.auroc())}
     with pytest.raises(UserError) as error:
         fedxl.fit(**{**call, **SIZES, **options})
     assert told in str(error.value)
     assert len(str(error.value)) < 250
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -211,6 +227,11 @@ def test_a_mistake_in_the_call_is_one_line(mistake):
             lambda: fedxl.build("fedxl2", fedxl.auroc(), pool_rounds=1.5),
             "'algorithm.pool_rounds' must be a whole number, not 1.5",
         ),
+        (
+            lambda: fedxl.FeDXL2("pauc"),
+            "'FeDXL2.risk' must be an XRisk, such as fedxl.partial_auc(), not 'pauc'; fedxl.build takes",
+        ),
+        (lambda: fedxl.FeDXL2(fedxl.partial_auc), "such as fedxl.partial_auc(), not a function; fedxl.build takes"),
         (lambda: fedxl.partial_auc(lam="1"), "'partial_auc.lam' must be a number, not '1'"),
         (lambda: fedxl.auroc(surrogate=3), "'auroc.surrogate' must be a text, not 3"),
         (lambda: fedxl.Augment(crop="4"), "'Augment.crop' must be a whole number, not '4'"),
@@ -251,3 +272,15 @@ def test_tokens_are_not_validated_on_floats():
         UserError, match=r"validation holds torch.float32, the clients torch.int64; give the same type"
     ):
         fedxl.fit(tokens(), [(x, y)], fedxl.FeDXL2(fedxl.auroc()), validation=(x.float(), y), device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_compiled_network_trains_as_the_network_itself(network):
+    """Its weights keep their own names, so that the network without compilation can load them."""
+    plain = network()
+    found, expected = (
+        fedxl.fit(model, make_clients(RAGGED), fedxl.FeDXL2(fedxl.auroc()), **SIZES)
+        for model in (torch.compile(plain), plain)
+    )
+    assert list(found.weights.params) == list(dict(plain.named_parameters()))
+    assert all(torch.equal(found.weights.params[name], value) for name, value in expected.weights.params.items())

@@ -6,23 +6,29 @@ import itertools
 import json
 import math
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import optimize, special
 from torch import nn
 
-from fedxl import UserError, auroc, fit, partial_auc
+from fedxl import UserError, auroc, fit, from_frame, partial_auc
 from fedxl.algorithms import FeDXL2, build
 from fedxl.algorithms.pool import thin
 from fedxl.algorithms.private import ByExample
+from fedxl.config.experiment import Config, simulate
 from fedxl.data.inputs import from_arrays
 from fedxl.data.participation import Plan
+from fedxl.data.tables.prepare import Number, Preparation
 from fedxl.engine.drawing import Drawing, Schedule
 from fedxl.prediction.export import export
 from fedxl.reporting import document, runs
-from fedxl.training.privacy import Ledger, Releases, epsilon, most_squared, most_uploaded
+from fedxl.training.privacy import Ledger, Releases, epsilon, most_squared, most_uploaded, promise
+from fedxl.training.result import Result
 from fedxl.training.run_folder import Member, read_run
 from fedxl.training.settings import Hooks, Settings
 from tests.conftest import RAGGED, make_clients
@@ -71,6 +77,8 @@ def test_nothing_released_costs_nothing_and_no_noise_promises_nothing():
     settings = ByExample(1.0, 1e-9, 1.0, 1e-5)
     assert epsilon(Releases(0, 0), settings) == 0
     assert epsilon(Releases(1, 0), settings) == math.inf
+    assert epsilon(Releases(1, 0), ByExample(1.0, 1e-200, 1.0, 1e-5)) == math.inf
+    assert epsilon(Releases(1, 1), ByExample(1.0, 1e200, 1e200, 1e-5)) == 0
 
 
 def test_an_example_counts_as_often_as_any_order_lets_it():
@@ -147,6 +155,27 @@ def test_who_is_not_drawn_spends_nothing():
     assert ledger.after(3).epsilon <= ledger.after(8).epsilon
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_a_site_that_may_miss_the_warm_up_is_accounted_for_as_if_it_had(rounds):
+    """What the engine draws in its first rounds, which are then all of training; over many seeds."""
+    steps, members = 2, [Member("a", 6, 6)]
+    algorithm = build("fedxl2", partial_auc(scores="sigmoid"), uploads=1, **PRIVATE)
+    reading, run = algorithm.reading(4, 4), Settings(rounds=rounds, local_steps=steps, batch1=4, batch2=4)
+    known = (algorithm, reading, run, members, Plan(num_clients=1, size=0, seed=0))
+    there, missed = Ledger(*known).after(rounds), Ledger(*known, may_miss=True).after(rounds)
+    found = 0
+    for seed in range(200):
+        drawing = Drawing(from_arrays(make_clients([(6, 6)])), reading, Schedule(steps, 4, 4, seed))
+        read = np.concatenate([drawing.draw(0, visit + 1, visit, None).examples for visit in range(rounds)])
+        found = max(found, *(int(((read == example).sum(1) ** 2).sum()) for example in range(12)))
+    assert found == most_squared(6, 4, 0, rounds * steps), "reached, and never exceeded"
+    assert found <= missed.gradients
+    assert missed.epsilon >= there.epsilon
+    if rounds == 1:
+        assert (there.gradients, found) == (2, 4)
+        assert missed.epsilon == pytest.approx(exact_epsilon(4 / 4.0**2 + 1 / (2 * 2.0) ** 2, 1e-5), rel=1e-3)
+
+
 def network() -> nn.Module:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
@@ -207,6 +236,41 @@ def test_without_dp_accounting_nothing_begins(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"pip install 'fedxl\[dp\]'"):
         train(tmp_path / "run", None)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.fixture
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    columns = {"age": rng.normal(50, 10, 80), "dose": rng.normal(size=80), "sick": [0, 1] * 40, "site": ["a"] * 80}
+    return pd.DataFrame(columns)
+
+
+def of_table(rows: Any, out: Path | None = None, **options: Any) -> Result:
+    """A private run on a table; it has two columns to learn from."""
+    algorithm = build("fedxl2", partial_auc(scores="sigmoid"), **PRIVATE)
+    splits, model = from_frame(rows, label="sick", site="site", **options), nn.Linear(2, 1)
+    return fit(model, splits, algorithm, rounds=1, local_steps=1, batch_size=2, device="cpu", out=out)
+
+
+def test_a_private_run_on_a_table_needs_a_preparation_of_other_rows(tmp_path, table):
+    with pytest.raises(UserError, match=r"columns must not be scaled by their own means.*takes a preparation\.json"):
+        of_table(table, tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "and nothing of the means is written"
+    public = Preparation((Number("age", 50.0, 10.0), Number("dose", 0.0, 1.0)), None, "sick", "1", "0", "site")
+    (tmp_path / "public.json").write_text(public.to_text())
+    result = of_table(table, tmp_path / "run", preparation=str(tmp_path / "public.json"))
+    assert result.preparation == public
+    promised = json.loads((tmp_path / "run" / "run.json").read_text())["privacy"]
+    assert promised["condition"] == "if no preparation of a table was made from private rows"
+    assert promise(promised).endswith("at delta 1e-05 (if no preparation of a table was made from private rows)")
+
+
+def test_a_config_of_a_private_run_on_a_table_needs_one_too(tmp_path, table):
+    table.to_csv(tmp_path / "all.csv", index=False)
+    data = {"name": "table", "path": str(tmp_path / "all.csv"), "label": "sick", "site": "site"}
+    risk, algorithm = {"name": "pauc", "scores": "sigmoid"}, {"name": "fedxl2", **PRIVATE}
+    with pytest.raises(UserError, match="columns must not be scaled by their own means"):
+        simulate(Config(data=data, risk=risk, algorithm=algorithm, run={}), lambda line: None)
 
 
 def test_other_runs_record_nothing_of_it(tmp_path):

@@ -138,6 +138,12 @@ def test_stopping_finishes_the_round_and_resuming_goes_on(tmp_path):
     assert all(torch.equal(resumed.weights.params[n], w) for n, w in expected.weights.params.items())
 
 
+def test_a_resumed_run_knows_what_its_rounds_have_cost(tmp_path):
+    expected = run(tmp_path, rounds=20).traffic
+    assert expected is not None
+    assert run(tmp_path, resume=True, rounds=20).traffic == expected, "with no round left to measure it in"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_finished_run_can_be_extended(tmp_path, seed):
     """Evaluated after 6 rounds because it ended there, it is not chosen when the run turns out longer."""

@@ -51,7 +51,8 @@ def test_predictions_on_rows_that_were_trained_on_are_counted(tmp_path, make):
 def test_damaged_digests_are_one_line(tmp_path):
     (x, y), *_ = make_clients([(6, 6)])
     fedxl.fit(nn.Linear(5, 1), [(x, y)], fedxl.FeDXL2(fedxl.auroc()), out=tmp_path, **SIZES)
-    for content in (b"", b"rubbish"):
+    whole = (tmp_path / TRAINED_ON).read_bytes()
+    for content in (b"", b"rubbish", whole.replace(b"}", b"y", 1)):
         (tmp_path / TRAINED_ON).write_bytes(content)
         with pytest.raises(UserError, match=r"cannot read .*trained_on.npy: .*; remove it to do without it") as error:
             fedxl.load(tmp_path, model=nn.Linear(5, 1))
@@ -80,6 +81,25 @@ def test_scores_and_counts_of_the_last_version_are_refused_in_one_line(tmp_path)
     with pytest.raises(UserError, match=rf"{older} counts") as error:
         _ = read_run(tmp_path).histograms
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_run_that_goes_on_writes_what_is_missing_beside_its_run_json(tmp_path):
+    """As a run has it that ended between the two in an older version, or whose file was removed."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": rng.normal(60, 9, 80), "site": ["a", "b"] * 40, "sick": [0, 0, 1, 1] * 20})
+    data, algorithm = fedxl.from_frame(frame, label="sick", site="site"), fedxl.FeDXL2(fedxl.auroc())
+    fedxl.fit(nn.Linear(1, 1), data, algorithm, out=tmp_path, **SIZES)
+    kept = {name: (tmp_path / name).read_bytes() for name in ("preparation.json", "trained_on.npy", "run.json")}
+    for name in ("preparation.json", "trained_on.npy"):
+        (tmp_path / name).unlink()
+    fedxl.fit(nn.Linear(1, 1), data, algorithm, out=tmp_path, resume=True, **SIZES)
+    assert kept == {name: (tmp_path / name).read_bytes() for name in kept}
+    (tmp_path / "preparation.json").unlink()
+    (tmp_path / "run.json").write_bytes(
+        kept["run.json"].replace(b'"preparation_digest": "', b'"preparation_digest": "0')
+    )
+    fedxl.fit(nn.Linear(1, 1), data, algorithm, out=tmp_path, resume=True, **SIZES)
+    assert not (tmp_path / "preparation.json").exists(), "what the data give now is not what the run began with"
 
 
 @pytest.mark.parametrize("last", ["preparation.json", "trained_on.npy", "run.json"])

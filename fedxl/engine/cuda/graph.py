@@ -105,7 +105,7 @@ class GraphExecutor:
                 return CapturedStep(self, algorithm, server, works, group)
         except CompilerError as error:
             reason = str(error)  # the error itself holds on to what was allocated
-        self.say(f"executor: the step stays as it is, for it cannot be compiled: {reason}")
+        self.say(f"executor: the step runs without the compiler, which cannot take it: {reason}")
         self.compiled = False  # for good: a round of other sizes would fail alike, after minutes
         with explained():
             return CapturedStep(self, algorithm, server, works, group)
@@ -134,7 +134,7 @@ class CapturedStep:
         together = "as one vectorised program" if self.plan.shared else "with a stream each"
         what = "compiled" if how.compiled else "not compiled"
         launch = self.repeats * self.plan.at_a_time
-        self.description = f"{len(group.clients)} clients {together}, {what}, {launch} steps a launch"
+        self.description = f"{len(group.clients)} clients {together}, {what}, {launch} steps per launch"
 
     def _captured(self, how: GraphExecutor, inputs: list[list[Tensor]]) -> Callable[[], None]:
         step: Callable[..., Any] = self.plan.traced.module
@@ -161,7 +161,7 @@ class CapturedStep:
         return algorithm is self.algorithm and all(given.shape == mine.shape for given, mine in pairs)
 
     def run(self, server: Any, works: Any, feed: Feed) -> tuple[Any, Any]:
-        """A whole round: (works, traces), a row a client. Nothing here waits for the device."""
+        """A whole round: (works, traces), one row per client. Nothing here waits for the device."""
         leaves, everyone = tree.leaves(server), self.plan.everyone
         everyone.k.zero_()
         into = [*self.server.values(), *tree.leaves((everyone.work, everyone.feed))]

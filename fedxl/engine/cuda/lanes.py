@@ -137,7 +137,7 @@ def _refuse_crossed(old: Any, new: Any) -> None:
 
 
 class Plan(NamedTuple):
-    """Who steps where: what one lane's step does, all lanes, and their memory as one, a row a client."""
+    """Who steps where: what one lane's step does, all lanes, and their memory as one, one row per client."""
 
     traced: Traced
     lanes: list[Lane]
@@ -171,7 +171,7 @@ def plan(
     lanes = tree.unstack(everyone, len(group.clients))
     traced = _trace(stepper, lanes[0], server, vectorised=False, compiled=compiled)
     if reason:
-        say(f"executor: a stream for each client, because {reason}")
+        say(f"executor: one stream per client, because {reason}")
     # On maps this small all layouts of a convolution's numbers look alike, and the compiler takes one for another
     # (torch 2.11; tests/engine/cuda/test_workarounds.py).
     as_products(traced.module, 1, pixels=SMALLEST_MAPS)

@@ -1,1 +1,1 @@
-"""Several processes, one a device, as one engine: nothing outside of this package imports torch.distributed."""
+"""Several processes, one per device, as one engine: nothing outside of this package imports torch.distributed."""

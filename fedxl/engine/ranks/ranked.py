@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedxl import tree
 from fedxl.algorithms.protocol import Assignment, ClientUpdate, ServerState
@@ -293,17 +293,6 @@ def costs(forward: float, batch: int, steps: int, num_first: Sequence[int], padd
     rows = np.asarray(num_first, np.float64)
     rows = np.full_like(rows, rows.max()) if padded else rows
     return steps * (STEP + BACKWARD * FLOP * forward * batch + ROW * rows)
-
-
-def operations(model: nn.Module, probe: Tensor) -> float:
-    """Multiplications and additions of a forward pass per example."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    training = model.training
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(probe)
-    model.train(training)
-    return float(counter.get_total_flops()) / len(probe)
 
 
 def longest_first(cost: Sequence[float], ranks: int, homes: Mapping[int, int] | None = None) -> list[int]:

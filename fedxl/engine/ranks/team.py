@@ -272,7 +272,7 @@ class Team:
                 return UserError(store.get(FAILED).decode(errors="replace")).__str__()
         except (RuntimeError, ValueError):
             pass
-        return f"rank {self.rank} of {self.size} has lost another one: {_in_words(first_line(error))}"
+        return f"rank {self.rank} of {self.size} lost another rank: {_in_words(first_line(error))}"
 
 
 def _in_words(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -66,10 +67,12 @@ def images(clients: int = 4, each: int = 30) -> Examples:
     return federation.augmented(Augment(crop=2, flip=True, noise=0.1, site_means=(0.1, 0.0, -0.1, 0.2)))
 
 
-def trained(name: str, executor, model: nn.Module, rounds: int = 4, precision: str = "fp32") -> dict:
+def trained(
+    name: str, executor, model: nn.Module, rounds: int = 4, precision: str = "fp32", risk=None, **options
+) -> dict:
     """The server's and the clients' state after several rounds on images."""
     federation = images().pooled() if ALGORITHMS[name].centralized else images()
-    algorithm, where = build(name, risk_for(name), lr=0.05), {"device": "cuda", "dtype": "float32"}
+    algorithm, where = build(name, risk or risk_for(name), lr=0.05, **options), {"device": "cuda", "dtype": "float32"}
     engine = engine_for(algorithm, model, federation, executor, 4, 6, 7, precision=precision, **where)
     algorithm = engine.algorithm
     server = algorithm.init(weights_of(model.to(CUDA)))
@@ -98,6 +101,18 @@ def test_graph_and_loop_agree(name, layout, deterministic):
     found = trained(name, executor, network_of(cnn))
     assert executor.captured is not None
     assert_close(found, trained(name, loop, network_of(cnn)), 1e-4)
+
+
+@pytest.mark.parametrize("layout", ["streams", "vectorised"])
+@pytest.mark.parametrize("name", ["fedxl1", "fedxl2"])
+def test_a_graph_adds_the_noise_of_the_loop(name, layout, deterministic):
+    """Gradients by example, clipped, cut to whole numbers and added to whole noise; noise on scores."""
+    risk = auroc(scores="sigmoid") if name == "fedxl1" else partial_auc(scores="sigmoid")
+    private = {"level": "free", "pool_u": "server", "dp_clip": 0.1, "dp_noise": 0.7, "dp_score_noise": 0.2}
+    executor, normed = GraphExecutor(compiled=False, layout=layout, say=never_falls_back), partial(cnn, norm="group")
+    found = trained(name, executor, network_of(normed), risk=risk, **private)
+    assert executor.captured is not None
+    assert_close(found, trained(name, loop, network_of(normed), risk=risk, **private), 1e-4)
 
 
 @pytest.mark.parametrize("layout", ["streams", "vectorised"])

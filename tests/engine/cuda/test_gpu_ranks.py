@@ -102,7 +102,7 @@ def test_a_killed_rank_ends_the_other_in_one_line_and_the_run_is_resumed(victim,
     told = [rank.communicate(timeout=PATIENCE)[1] for rank in ranks][1 - victim]
     assert ranks[1 - victim].returncode == 2, told
     if victim == 1 or torch.cuda.device_count() == 1:  # of those on one machine the first one speaks
-        assert "go on with: fedxl resume run" in told
+        assert "continue with: fedxl resume run" in told
         assert len(told.strip().splitlines()) == 1, told
     begun = configs.read(tmp_path / "run" / "config.toml")
     again = replace(begun, run={**begun.run, "rounds": checkpointed(tmp_path / "run") + 2})

@@ -251,7 +251,7 @@ def test_what_cannot_be_vectorised_has_streams():
     executor = GraphExecutor(capture=again, compiled=False, say=lines.append)
     found = Run(executor, model).state(0, 0, 4)
     assert_agree(Run(loop, model).state(0, 0, 4), found)
-    assert lines[0].startswith("executor: a stream for each client, because the model cannot be vectorised:")
+    assert lines[0].startswith("executor: one stream per client, because the model cannot be vectorised:")
     assert "with a stream each" in lines[1]
 
 
@@ -267,7 +267,7 @@ def test_compiled_steps_are_the_same_steps(layout):
     build = strided if layout == "streams" else shallow
     found = Run(executor, build(), images(), **settings).state(0, 0, 0)
     assert_agree(Run(loop, build(), images(), **settings).state(0, 0, 0), found)
-    assert lines[-1].endswith("compiled, 2 steps a launch"), lines
+    assert lines[-1].endswith("compiled, 2 steps per launch"), lines
     assert "not compiled" not in lines[-1]
     assert executor.captured.plan.at_a_time == (2 if layout == "vectorised" else 1)
 
@@ -385,7 +385,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch, network):
     executor = GraphExecutor(capture=again, say=lines.append)
     found = Run(executor, network()).state(0, 0, 4)
     assert_agree(Run(loop, network()).state(0, 0, 4), found)
-    assert lines[1] == "executor: the step stays as it is, for it cannot be compiled: no compiler here"
+    assert lines[1] == "executor: the step runs without the compiler, which cannot take it: no compiler here"
     assert "not compiled" in lines[2]
     assert executor.captured is not None
 
