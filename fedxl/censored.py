@@ -113,6 +113,36 @@ def uno(scores: Any, events: Any, times: Any, tau: float = math.inf) -> float:
     return pairs(scores, events, times, uno_weights(events, times, tau)).concordance
 
 
+def concordance_of_counts(events: Floats, left: Floats) -> tuple[float, float, float]:
+    """Harrell's C of counts by time and score: as if both were equal within bins, the least it can be, and the most.
+
+    events, left: [times, scores], ascending: how many have the event, and how many were last seen without it. Within
+    a bin of time two events may have come in either order, and who was last seen may have left before an event. So
+    for the least, all pairs there that are ranked wrong count, and none that is ranked right; for the most the
+    reverse. Some order within the bins reaches each.
+    """
+    every = events + left
+    later = _from_here_on(every) - every  # [times, scores] who has a later time
+    least, equal, most = _pairs_above(events, later)
+    at_once = _pairs_above(events, left)
+    both = events.sum(1)
+    either = float((both * (both - 1)).sum()) / 2  # pairs of events within a bin of time
+    met, met_at_once = (float((both * each.sum(1)).sum()) for each in (later, left))
+    ties = met + met_at_once
+    value = (equal + at_once[1]) / ties if ties > 0 else math.nan
+    low_of, high_of = met + either + met_at_once - at_once[0], met + either + at_once[2]
+    if min(low_of, high_of) <= 0:
+        return value, 0.0, 1.0
+    return value, least / low_of, (most + either + at_once[2]) / high_of
+
+
+def _pairs_above(first: Floats, second: Floats) -> tuple[float, float, float]:
+    """How many pairs within rows have a higher `first`: equal ones count 0, one half, and 1."""
+    below = np.cumsum(second, 1) - second
+    above, tied = float((first * below).sum()), float((first * second).sum())
+    return above, above + tied / 2, above + tied
+
+
 def event_weights(events: Any) -> Floats:
     """1 for each event: those of Harrell's C."""
     return (np.asarray(events) > 0).astype(np.float64)
@@ -175,7 +205,7 @@ def _counts(events: Any, times: Any) -> tuple[Floats, Floats, Floats]:
 
 
 def _from_here_on(counts: Floats) -> Floats:
-    return np.cumsum(counts[::-1])[::-1]
+    return np.cumsum(counts[::-1], axis=0)[::-1]
 
 
 def _ratio(above: Floats, below: Floats) -> Floats:

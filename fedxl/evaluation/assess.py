@@ -18,10 +18,11 @@ from fedxl.evaluation import calibration as calibrations
 from fedxl.evaluation import operating
 from fedxl.evaluation.calibration import Calibration, Reliability, brier, reliability
 from fedxl.evaluation.decision import FEWEST, DecisionOptions, decide, why_undecided
-from fedxl.evaluation.histogram import Histograms, by_label
+from fedxl.evaluation.histogram import Histograms, by_label, hazard_of
 from fedxl.evaluation.intervals import LEVEL, Interval, intervals, reported
 from fedxl.evaluation.operating import NetBenefit, OperatingPoint, at_sensitivity, at_specificity, at_threshold
 from fedxl.evaluation.scores import Scores, mean_defined
+from fedxl.evaluation.survival_curves import HazardSums
 from fedxl.evaluation.survival_part import SurvivalPart, metrics_at
 from fedxl.files import plain
 
@@ -134,9 +135,10 @@ def assess(
     if not known:
         return None
     split = known[0]
-    whole, held = scores.get(split), splits.get("validation", {})
-    held = held if any(map(len, held.values())) else {}
     labels, notes = list(splits[split]), []
+    whole = scores.get(split) if len(labels) > 1 else splits[split][labels[0]]
+    held = splits.get("validation", {})
+    held = held if any(map(len, held.values())) else {}
     if split == "validation":
         notes.append("there are no test data: everything was measured on validation data, which also chose the model")
     timed = whole is not None and whole.time is not None
@@ -146,7 +148,8 @@ def assess(
     survival: SurvivalPart | None = None
     more: list[str] = []
     if whole is not None and timed and held:
-        survival, more, why_not = _survival(held[""], whole, horizons, level)
+        sums = hazard_of(histograms.get("validation", {}))
+        survival, more, why_not = _survival(held[""], whole, horizons, level, sums)
         notes += [f"no survival up to a horizon: {why_not}"] if why_not else []
     held = {} if timed else held  # no classes: neither a threshold nor a calibration
     fewest = 1 if len(labels) == 1 else FEWEST
@@ -171,8 +174,7 @@ def assess(
         count = len(whole) if whole is not None else max(map(len, found.values()))
         return Parts(count, each, mean)
 
-    source = whole if whole is not None else next(iter(splits[split].values())) if len(labels) == 1 else None
-    by_site = {} if source is None else source.by_site()
+    by_site = {} if whole is None else whole.by_site()
     of_sites = names[:1] if timed or len(labels) > 1 else names
     each_site = {name: parts(found.by_label(), found, of_sites) for name, found in by_site.items()}
     pooled = parts(splits[split], whole, names)
@@ -189,10 +191,13 @@ def assess(
 
 
 def _survival(
-    held: Scores, found: Scores, horizons: Sequence[float], level: float
+    held: Scores, found: Scores, horizons: Sequence[float], level: float, sums: HazardSums | None
 ) -> tuple[SurvivalPart | None, list[str], str]:
-    """What validation scores chose of time to event, the metrics that need it, or why it is missing."""
-    decided = decide(held.labels, {"": held}, DecisionOptions(horizons=tuple(horizons)))
+    """What validation scores chose of time to event, the metrics that need it, or why it is missing.
+
+    sums: those of a hazard, where only counts are known.
+    """
+    decided = decide(held.labels, {"": held}, DecisionOptions(horizons=tuple(horizons)), sums)
     if decided.survival is None:
         return None, [], decided.why_none
     if not np.isfinite(found.scores).all():

@@ -267,7 +267,7 @@ def decide(
 
     found: by label; empty if no validation scores are known. sums: what sites told of them, of time to event.
     """
-    if not found and sums is not None and sums.events.any():
+    if sums is not None and sums.events.any():
         return Decisions(dict.fromkeys(labels, TIMED), Survival.of_sums(sums, tuple(options.horizons)))
     if not found:
         return Decisions(dict.fromkeys(labels, NO_SCORES))

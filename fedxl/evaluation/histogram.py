@@ -3,6 +3,8 @@
 Counts of several sites are added. At the edges of bins the ROC curve is exact. Within a bin nobody knows the order: a
 metric is that of scores which are equal within their bin, and its bounds are those of the best and the worst order.
 
+Of time to event, examples are counted by bins of their times, too: positives are those with the event.
+
 Bins are fixed before anybody counts, narrow near a centre and wider outwards: edges are uniform in
 asinh((score - centre) / scale), so that they serve scores of any size.
 """
@@ -15,15 +17,19 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fedxl.censored import concordance_of_counts
 from fedxl.errors import require
 from fedxl.evaluation.scores import Floats, Ints, Scores, load_arrays, mean_defined, save_arrays
 from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish
 from fedxl.metrics import split as split_name
+
+if TYPE_CHECKING:
+    from fedxl.evaluation.survival_curves import HazardSums
 
 FEWEST_BINS, MOST_BINS = 4, 65_536
 FARTHEST = 1e12  # of edges from zero
@@ -119,15 +125,17 @@ class Histogram:
     """How many positives and negatives have their score in each bin."""
 
     edges: Floats  # [bins - 1], ascending; the lowest and the highest bin are open
-    positives: Ints  # [bins], from the lowest bin up; with noise they may be negative
-    negatives: Ints  # [bins]
+    positives: Ints  # [bins], or [times, bins], from the lowest bin up; with noise they may be negative
+    negatives: Ints  # the same shape
     noise: float = 0.0  # its variance in each count
+    times: Floats | None = None  # [times] where bins of time begin, ascending; None: not of time to event
 
     def __post_init__(self) -> None:
         require(self.edges.ndim == 1 and len(self.edges) > 0, "bins need edges")
         ascending = bool(np.isfinite(self.edges).all() and (np.diff(self.edges) > 0).all())
         require(ascending, "the edges of bins must be finite and ascending")
-        counted = self.positives.shape == self.negatives.shape == (len(self.edges) + 1,)
+        rows = () if self.times is None else self.times.shape
+        counted = self.positives.shape == self.negatives.shape == (*rows, len(self.edges) + 1)
         require(counted, f"{len(self.edges)} edges need {len(self.edges) + 1} counts of each class")
         known = math.isfinite(self.noise) and self.noise >= 0
         require(known, f"the variance of noise must not be negative, got {self.noise}")
@@ -136,9 +144,14 @@ class Histogram:
 
     # What is known of all scores together
 
+    @property
+    def _layout(self) -> tuple[Any, ...]:
+        """Counts can be added if this is the same."""
+        return tuple(None if each is None else each.tolist() for each in (self.edges, self.times))
+
     def counts(self) -> tuple[Floats, Floats]:
         """Negatives and positives at or above each edge, from the highest down: from (0, 0) to all."""
-        positives, negatives = self._likely
+        positives, negatives = self._by_bin
         return _from_above(negatives), _from_above(positives)
 
     def totals(self) -> tuple[float, float]:
@@ -188,6 +201,10 @@ class Histogram:
         high = p * (t + p) / (t + p + above)
         return Bounded(*(float(each.sum() / true[-1]) for each in (equal, low, high)))
 
+    def concordance(self) -> Bounded:
+        """Of time to event."""
+        return Bounded(*concordance_of_counts(*self._likely)) if self.times is not None else UNKNOWN
+
     def at_specificity(self, specificity: float) -> EdgePoint:
         """The lowest edge with at least this specificity."""
         fpr, tpr = self.roc()
@@ -204,17 +221,30 @@ class Histogram:
         (fpr, tpr), edges = self.roc(), np.concatenate(([math.inf], self.edges[::-1], [-math.inf]))
         return EdgePoint(float(edges[at]), float(tpr[at]), float(1 - fpr[at]), more)
 
-    def as_scores(self) -> tuple[Floats, Ints]:
-        """Scores and labels with these counts: each score in the middle of its bin. For calibration, for example."""
+    def as_scores(self) -> Scores:
+        """Scores with these counts: each in the middle of its bin, and so its time. For calibration, for example."""
         total = sum(self.totals())
         require(total <= MOST_SCORES, f"counts of {total:g} examples are too many to stand for scores one by one")
-        sides = [np.repeat(self._middles, rounded(counts)) for counts in self._likely]
-        labels = np.repeat([1, 0], list(map(len, sides)))
-        return np.concatenate(sides), labels.astype(np.int64)
+        each = [rounded(counts) for counts in self._likely]
+        scores = [np.repeat(np.broadcast_to(self._middles, counts.shape).ravel(), counts.ravel()) for counts in each]
+        labels, time = np.repeat([1, 0], list(map(len, scores))), None
+        if self.times is not None:
+            middles = (self.times + np.append(self.times[1:], self.times[-1:])) / 2
+            time = np.concatenate([np.repeat(middles, counts.sum(1)) for counts in each])
+        return Scores.of(np.concatenate(scores), labels, time=time)
+
+    def hazard(self) -> HazardSums | None:
+        """The sums that a baseline hazard takes, at the times between which examples are counted."""
+        if self.times is None or not self.totals()[0]:
+            return None
+        from fedxl.evaluation.survival_curves import hazard_sums  # as above
+
+        found = self.as_scores()
+        return hazard_sums(*found.flat, found.time, self.times, math.ceil(found.scores.max()))
 
     def bins_around(self, bins: int) -> Bins:
         """Bins for scores such as these, with narrow bins where most of them lie; needs at least one."""
-        below = np.cumsum(sum(self._likely))
+        below = np.cumsum(sum(self._by_bin))
         low, centre, high = (int(np.searchsorted(below, share * below[-1])) for share in (0.25, 0.5, 0.75))
         at = min(max(centre, 1), len(self.edges) - 1)
         known = float(self.edges[at] - self.edges[at - 1])  # nobody sees further than this
@@ -235,6 +265,12 @@ class Histogram:
         sides = (self.positives.astype(np.float64), self.negatives.astype(np.float64))
         return (_without_noise(sides[0]), _without_noise(sides[1])) if self.noise else sides
 
+    @property
+    def _by_bin(self) -> tuple[Floats, Floats]:
+        """Likely counts [bins], of all times."""
+        positives, negatives = (each.reshape(-1, len(self.edges) + 1).sum(0) for each in self._likely)
+        return positives, negatives
+
     def without_noise(self) -> Histogram:
         """With likely counts, which are not negative, in place of noisy ones. Their noise stays on record."""
         positives, negatives = map(rounded, self._likely)
@@ -244,7 +280,7 @@ class Histogram:
         """Endlessly: likely counts with as much noise added again, and removed again."""
         rng, likely = np.random.default_rng(seed), self.without_noise()
         while True:
-            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, len(self.positives)))).astype(np.int64)
+            noise = np.rint(rng.normal(scale=math.sqrt(self.noise), size=(2, *self.positives.shape))).astype(np.int64)
             both = likely.positives + noise[0], likely.negatives + noise[1]
             yield replace(self, positives=both[0], negatives=both[1]).without_noise()
 
@@ -252,24 +288,31 @@ class Histogram:
 UNKNOWN = Bounded(math.nan, math.nan, math.nan)
 
 
-def count(edges: Floats, scores: Floats, labels: Ints) -> Histogram:
-    """The counts of these scores. One that is no number counts as the lowest."""
-    scores = np.where(np.isnan(scores), -np.inf, scores)
-    bins = np.searchsorted(edges, scores, side="right")
+def count(
+    edges: Floats, scores: Floats, labels: Ints, time: Floats | None = None, times: Floats | None = None
+) -> Histogram:
+    """The counts of these scores. One that is no number counts as the lowest.
+
+    times: where bins of time begin, of time to event. What comes before the first counts as in it.
+    """
+    bins, shape = np.searchsorted(edges, np.where(np.isnan(scores), -np.inf, scores), side="right"), [len(edges) + 1]
+    if time is not None and times is not None:
+        row = np.maximum(np.searchsorted(times, time, side="right") - 1, 0)
+        bins, shape = bins + row * shape[0], [len(times), *shape]
     positives, negatives = (
-        np.bincount(bins[side], minlength=len(edges) + 1).astype(np.int64) for side in (labels > 0, labels <= 0)
+        np.bincount(bins[side], minlength=math.prod(shape)).astype(np.int64).reshape(shape)
+        for side in (labels > 0, labels <= 0)
     )
-    return Histogram(edges, positives, negatives)
+    return Histogram(edges, positives, negatives, times=times)
 
 
 def pooled(parts: Iterable[Histogram]) -> Histogram:
     """The counts of several sites in the same bins, added."""
     first, *others = parts
     for part in others:
-        require(np.array_equal(part.edges, first.edges), "counts can be added only if their bins are the same")
-        first = Histogram(
-            first.edges, first.positives + part.positives, first.negatives + part.negatives, first.noise + part.noise
-        )
+        require(part._layout == first._layout, "counts can be added only if their bins are the same")
+        names = ("positives", "negatives", "noise")
+        first = replace(first, **{name: getattr(first, name) + getattr(part, name) for name in names})
     return first
 
 
@@ -279,6 +322,7 @@ FROM_COUNTS: Mapping[str, Callable[..., Bounded]] = {
     "pauc": Histogram.partial_auc,
     "pauc_raw": Histogram.partial_auc_raw,
     "ap": Histogram.average_precision,
+    "cindex": Histogram.concordance,
 }
 
 
@@ -352,10 +396,12 @@ def _from_above(counts: Floats) -> Floats:
 
 
 def _without_noise(counts: Floats) -> Floats:
-    """Counts that are not negative, with the same sum: their running sums are the nearest ascending ones.
+    """Counts that are not negative, with the same sum in each row: running sums are the nearest ascending ones.
 
     Cutting each count off at zero would turn the noise of empty bins into examples, and pull AUROC towards one half.
     """
+    if counts.ndim > 1:
+        return np.stack(list(map(_without_noise, counts)))
     total = max(float(counts.sum()), 0.0)
     from scipy.optimize import isotonic_regression  # as above
 
@@ -365,7 +411,7 @@ def _without_noise(counts: Floats) -> Floats:
 
 def rounded(counts: npt.NDArray[np.floating[Any]]) -> Ints:
     """Whole numbers whose running sums are those of the counts, rounded."""
-    return np.diff(np.rint(np.cumsum(counts)), prepend=0.0).astype(np.int64)
+    return np.diff(np.rint(np.cumsum(counts)), prepend=0.0).astype(np.int64).reshape(counts.shape)
 
 
 def save(path: Path, splits: Mapping[str, Histograms]) -> None:
@@ -375,6 +421,7 @@ def save(path: Path, splits: Mapping[str, Histograms]) -> None:
         for label, sites in found.items():
             each = list(sites.values())
             counts = {n: np.stack([getattr(one, n) for one in each]) for n in ("positives", "negatives", "noise")}
+            counts |= {} if each[0].times is None else {"times": each[0].times}
             arrays[f"{split}/{label}"] = {"edges": each[0].edges, "sites": np.array(list(sites), np.str_), **counts}
     save_arrays(path, arrays)
 
@@ -395,8 +442,9 @@ def _read(arrays: Mapping[str, Any]) -> dict[str, Histogram]:
     names = [str(name) for name in arrays["sites"]]
     same = len(names) == len(set(names)) == len(noise) == len(positives) == len(negatives)
     require(same and bool(names), "its counts do not have one site each")
+    times = arrays["times"].astype(np.float64) if "times" in arrays else None
     rows = enumerate(names)
-    return {name: Histogram(edges, positives[row], negatives[row], float(noise[row])) for row, name in rows}
+    return {name: Histogram(edges, positives[row], negatives[row], float(noise[row]), times) for row, name in rows}
 
 
 def as_scores(sites: Mapping[str, Histogram]) -> Scores:
@@ -405,11 +453,17 @@ def as_scores(sites: Mapping[str, Histogram]) -> Scores:
     Noise is removed from sums of counts: what is left of one site's own would stay in far bins, and count for all.
     """
     if any(found.noise for found in sites.values()):
-        return Scores.of(*pooled(sites.values()).as_scores())
+        return pooled(sites.values()).as_scores()
     each = [found.as_scores() for found in sites.values()]
-    site = np.repeat(np.arange(len(each)), [len(labels) for _, labels in each])
-    scores, labels = (np.concatenate(column) for column in zip(*each, strict=True))
-    return Scores.of(scores, labels, site=site, sites=tuple(sites))
+    scores, labels = (np.concatenate(column) for column in zip(*(one.flat for one in each), strict=True))
+    time = None if each[0].time is None else np.concatenate([one.time for one in each if one.time is not None])
+    site = np.repeat(np.arange(len(each)), list(map(len, each)))
+    return Scores.of(scores, labels, site=site, sites=tuple(sites), time=time)
+
+
+def hazard_of(found: Histograms) -> HazardSums | None:
+    """What counts say of a baseline hazard, of all sites together; None if they are not of time to event."""
+    return next((pooled(sites.values()).hazard() for sites in found.values()), None)
 
 
 def by_label(

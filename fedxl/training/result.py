@@ -24,7 +24,7 @@ from fedxl.data.inputs import features, is_frame, read
 from fedxl.data.tables.prepare import Preparation
 from fedxl.data.tables.table import prepared, read_new
 from fedxl.errors import UserError, first_line, printable, require
-from fedxl.evaluation.histogram import Histograms, by_label
+from fedxl.evaluation.histogram import Histograms, by_label, hazard_of
 from fedxl.evaluation.scores import Floats, Ints, Scores
 from fedxl.files import as_path, plain
 from fedxl.models import Weights, scorer, weights_of
@@ -153,7 +153,7 @@ def decisions_for(
     from fedxl.evaluation.survival_curves import HazardSums
 
     told = row.get("validation_hazard")
-    sums = None if told is None else HazardSums.from_json(told)
+    sums = hazard_of(histograms.get("validation", {})) if told is None else HazardSums.from_json(told)
     found = decide(form.names, by_label(scores, histograms).get("validation", {}), options, sums)
     told = f"there is no threshold of {options.rule}: {found.why_none}"
     require(not (found.why_none and options.asks), told)

@@ -17,8 +17,10 @@ from fedxl.deploy.provision.settings import SiteFile, SiteSettings
 from fedxl.deploy.server.directory import read_times
 from fedxl.deploy.site import requests
 from fedxl.errors import RefusedError, UserError
+from fedxl.evaluation.noise import variance
 from fedxl.prediction import predictor
 from fedxl.prediction.export import export
+from fedxl.reporting import document
 from fedxl.risks.timetable import EDGES
 from tests.deploy.federated import SITES, InProcess, assert_same, deployed, secrets_of, simulated
 
@@ -238,7 +240,7 @@ def test_a_site_that_tells_rubbish_of_times_is_refused(text):
 
 @pytest.mark.parametrize("kind", ["scores", "curve"])
 def test_scores_without_times_are_no_evaluation(tmp_path, kind):
-    found = experiment(tmp_path, rounds=2)
+    found = experiment(tmp_path, {"name": "local_pair", "lr": 0.2}, {"name": "cox"}, rounds=2)
     outcome = deployed(tmp_path, found, Hospitals(tmp_path, found, evaluate=kind), evaluate="sites")
     told = outcome.history[-1]["validation_by_site"]
     assert all('its site.toml may say evaluate = "metrics"' in str(each) for each in told.values())
@@ -324,3 +326,49 @@ def test_sites_tell_their_concordance(tmp_path):
     outcome = deployed(tmp_path, found, Hospitals(tmp_path, found, evaluate="metrics"), evaluate="sites")
     told = outcome.history[-1]["validation_by_site"]
     assert 0 <= told["a"]["cindex"] <= 1
+
+
+def test_counts_of_sites_give_concordance_with_bounds_survival_and_a_report(tmp_path):
+    found = experiment(tmp_path, rounds=2)
+    outcome = deployed(tmp_path, found, Hospitals(tmp_path, found, evaluate="curve", fewest=1), evaluate="sites")
+    row, exact = outcome.history[-1], simulated(found)
+    assert row["validation_from"] == "curves of a, b, c, d"
+    assert not outcome.scores, "no score has left a site"
+    (counted,) = outcome.histograms["validation"].values()
+    assert all(np.isin(each.times, EDGES).all() for each in counted.values())
+    value, bound = row["validation"]["cindex"], row["validation_bounds"]["cindex"]
+    true = exact.metrics["validation"]["cindex"]
+    assert 0 < abs(value - true) <= bound < 0.3, "few patients in ten bins of time"
+    folder = tmp_path / "server" / "run"
+    survival = predictor.load(folder, horizons=(100, 300)).predict(np.zeros((3, 3))).survival
+    of_scores = exact.predict(np.zeros((3, 3)), horizons=(100, 300)).survival
+    np.testing.assert_allclose(survival, of_scores, atol=0.05)
+    document.write(tmp_path / "report.html", [folder])
+    text = (tmp_path / "report.html").read_text()
+    assert "sites disclosed counts in" in text
+    assert "Survival by predicted risk" in text
+
+
+def test_noise_hides_counts_of_times_and_each_patient_is_in_one(tmp_path):
+    """All epsilon is for one count of each patient, however many bins of time there are."""
+    found = experiment(tmp_path, rounds=1, eval_every=1)
+    carrier = Hospitals(tmp_path, found, evaluate="curve", epsilon=50.0, epsilon_total=200.0, bins=16)
+    outcome = deployed(tmp_path, found, carrier, evaluate="sites", bins=16)
+    (counted,) = outcome.histograms["validation"].values()
+    assert {each.noise for each in counted.values()} == {variance(50.0)}
+
+
+def test_counts_of_other_times_are_refused(tmp_path):
+    found = experiment(tmp_path, rounds=1, eval_every=1)
+
+    class Wider(Hospitals):
+        def _handle(self, node: str, kind: Any, request: Envelope) -> Any:
+            reply = super()._handle(node, kind, request)
+            if kind == "evaluate" and node == "101":
+                reply = reply._replace(tensors={k: torch.cat((t, t), 1) for k, t in reply.tensors.items()})
+            return reply
+
+    outcome = deployed(tmp_path, found, Wider(tmp_path, found, evaluate="curve", fewest=1), evaluate="sites")
+    told = outcome.history[-1]["validation_by_site"]
+    assert str(told["b"]).startswith("its reply is invalid")
+    assert "cindex" in told["a"]

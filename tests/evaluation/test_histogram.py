@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from random import Random
@@ -15,11 +16,12 @@ from sklearn import metrics as reference
 from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
 
-from fedxl import metrics
+from fedxl import censored, metrics
 from fedxl.errors import UserError
 from fedxl.evaluation import histogram
 from fedxl.evaluation.histogram import MOST_BINS, Bins, Histogram, Spread, count, pooled
 from fedxl.evaluation.noise import noise, variance
+from fedxl.evaluation.survival_curves import hazard_sums
 
 METRICS = {
     "auroc": (Histogram.auroc, metrics.auroc),
@@ -151,7 +153,7 @@ def tenth(scores: Any, labels: Any) -> float:
 def test_scores_in_the_middle_of_their_bins_stand_for_those_that_nobody_sees():
     scores, labels = example()
     found = count(Bins().edges(), scores, labels)
-    middles, same = found.as_scores()
+    middles, same = found.as_scores().flat
     assert (same.sum(), len(same)) == (labels.sum(), len(labels))
     for side in (0, 1):
         gap = np.abs(np.sort(middles[same == side]) - np.sort(scores[labels == side]))
@@ -162,7 +164,7 @@ def test_calibration_from_counts_is_that_of_the_scores():
     """Logistic regression (Platt's scaling) and the observed rate by predicted probability, by scikit-learn."""
     scores, labels = example(3000)
     exact = LogisticRegression(C=1e9).fit(scores[:, None], labels)
-    middles, same = count(Bins().edges(), scores, labels).as_scores()
+    middles, same = count(Bins().edges(), scores, labels).as_scores().flat
     found = LogisticRegression(C=1e9).fit(middles[:, None], same)
     assert found.coef_[0, 0] == pytest.approx(exact.coef_[0, 0], rel=0.01)
     assert found.intercept_[0] == pytest.approx(exact.intercept_[0], rel=0.01)
@@ -401,3 +403,80 @@ def test_what_are_no_bins_is_refused_in_one_line(kind):
 def test_what_does_not_describe_bins_is_refused(content):
     with pytest.raises(UserError, match="bins are described by bins, centre, reach, scale"):
         Bins.from_json(content)
+
+
+def timed(n: int, seed: int, bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Histogram]:
+    """Scores, events and times up to 10, and their counts between whole times."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=n)
+    at = np.minimum(rng.exponential(4 * np.exp(-scores)), 9.99)
+    events = (rng.random(n) < 0.7).astype(np.int64)
+    edges = np.linspace(-2, 2, bins - 1)
+    return scores, events, at, count(edges, scores, events, at, np.arange(10.0))
+
+
+def test_concordance_of_counts_is_that_of_equal_scores_and_times_and_its_bounds_hold_all_others():
+    for seed in range(200):
+        scores, events, at, found = timed(2 + seed, seed, 4 + seed % 40)
+        equal = censored.harrell(np.searchsorted(found.edges, scores, side="right"), events, np.floor(at))
+        exact = censored.harrell(scores, events, at)
+        value, low, high = found.concordance()
+        assert value == pytest.approx(equal, nan_ok=True)
+        assert math.isnan(exact) or low - ROUNDING <= exact <= high + ROUNDING
+
+
+def test_some_order_within_bins_reaches_each_bound_of_concordance():
+    """All examples of a bin are told apart by one number: times that fall with it, and times that rise with it."""
+    for seed in range(50):
+        scores, events, at, found = timed(60, seed, 5)
+        bins, times = np.searchsorted(found.edges, scores, side="right"), np.floor(at)
+        reached = []
+        for sign in (1, -1):
+            order = np.lexsort((-sign * events, sign * times, bins))
+            place = np.empty(60)
+            place[order] = np.arange(60) / 60  # by score; within a bin of scores by time, forwards or backwards
+            reached.append(censored.harrell(place, events, times + (place if sign > 0 else 1 - place) / 2))
+        _, low, high = found.concordance()
+        assert reached == pytest.approx([low, high])
+
+
+def test_counts_of_times_of_several_sites_are_added_saved_and_stand_for_scores(tmp_path):
+    parts = {f"s{seed}": timed(80, seed, 16)[3] for seed in range(3)}
+    histogram.save(tmp_path / "curves.npz", {"test": {"": parts}})
+    ((_, sites),) = histogram.load(tmp_path / "curves.npz")["test"].items()
+    together, again = pooled(parts.values()), pooled(sites.values())
+    assert again.concordance() == together.concordance()
+    assert np.array_equal(again.times, np.arange(10.0))
+    stand_in = histogram.as_scores(parts)
+    counted = count(together.edges, *stand_in.flat, stand_in.time, together.times)
+    for side in ("positives", "negatives"):  # who is in the lowest bin stands at its edge, with which the next begins
+        mine, wanted = (
+            np.hstack([each[:, :2].sum(1, keepdims=True), each[:, 2:]])
+            for each in (getattr(counted, side), getattr(together, side))
+        )
+        assert np.array_equal(mine, wanted)
+    assert stand_in.sites == ("s0", "s1", "s2")
+    with pytest.raises(UserError, match="their bins are the same"):
+        pooled([parts["s0"], replace(parts["s1"], times=np.arange(10.0) + 1)])
+
+
+def test_a_hazard_of_counts_is_that_of_their_examples_up_to_the_width_of_bins():
+    scores, events, at, found = timed(3000, 0, 2000)
+    told = found.hazard()
+    assert told is not None
+    wanted = hazard_sums(scores, events, at, np.arange(10.0), told.centre)
+    assert np.array_equal(told.events, wanted.events)
+    inside = np.abs(scores) < 2  # beyond the outermost edges a score counts as one there
+    shifted = hazard_sums(np.where(inside, scores, 2 * np.sign(scores)), events, at, np.arange(10.0), told.centre)
+    np.testing.assert_allclose(told.at_risk, shifted.at_risk, rtol=2e-3)
+
+
+def test_noise_in_counts_of_times_is_removed_row_by_row():
+    *_, exact = timed(2000, 1, 12)
+    rng = np.random.default_rng(0)
+    added = rng.integers(-3, 4, (2, *exact.positives.shape))
+    noisy_ = Histogram(exact.edges, exact.positives + added[0], exact.negatives + added[1], 4.0, exact.times)
+    likely = noisy_.without_noise()
+    assert int(likely.positives.min()) >= 0
+    np.testing.assert_allclose(likely.positives.sum(1), noisy_.positives.sum(1), atol=1)
+    assert likely.concordance().value == pytest.approx(exact.concordance().value, abs=0.02)

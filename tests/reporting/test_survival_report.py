@@ -153,9 +153,11 @@ def test_a_curve_is_drawn_where_lifelines_says_it_is():
     fitter = lifelines.KaplanMeierFitter().fit(times, events)
     assert tuple(found[0]) == pytest.approx((0, 1))
     assert found[-1, 0] == pytest.approx(end), "what lies beyond is cut off"
-    at = np.arange(0.5, end)  # between times, which are whole numbers
-    place = np.searchsorted(found[:, 0], at) - 1
-    np.testing.assert_allclose(found[place, 1], fitter.predict(at), atol=5e-3)
+    grid = np.linspace(0, end, pictures.SURVIVAL_STEPS + 1)
+    place = np.searchsorted(found[:, 0], grid[:-1] + 1)  # after each step
+    np.testing.assert_allclose(found[place, 1], fitter.predict(grid[:-1]), atol=5e-3)
+    apart = np.abs(found[:, :1] - grid).min(1)
+    assert apart.max() < 0.05, "a step would be at the time of a patient"  # the picture has one digit
     flat = np.isclose(found[1:, 1], found[:-1, 1], atol=1e-3) | np.isclose(found[1:, 0], found[:-1, 0], atol=1e-3)
     assert flat.all(), "it consists of steps"
     (band,) = drawn(root, "band")

@@ -26,6 +26,7 @@ from fedxl.evaluation.survival_curves import HazardSums, pooled
 from fedxl.files import write_json
 from fedxl.metrics import COUNTS, key, value_of
 from fedxl.models import Weights
+from fedxl.sampling import Floats
 from fedxl.training.choice import pairs_in
 from fedxl.training.evaluate import Evaluator, Findings
 
@@ -91,9 +92,15 @@ class Disclosed(NamedTuple):
     spent: float  # by all of its curves so far, over all runs
 
 
-def read_curve(reply: Envelope, bins: Sequence[Bins], labels: Sequence[str], limit: float | None) -> Disclosed:
-    """A site's counts, if it can have them. limit: the most examples that the site is approved for, None: any."""
-    empty = torch.zeros(len(bins), bins[0].bins, dtype=torch.int64)
+def read_curve(
+    reply: Envelope, bins: Sequence[Bins], labels: Sequence[str], limit: float | None, times: Floats | None = None
+) -> Disclosed:
+    """A site's counts, if it can have them.
+
+    limit: the most examples that the site is approved for, None: any. times: between which it counts examples.
+    """
+    rows = () if times is None else times.shape
+    empty = torch.zeros(len(bins), *rows, bins[0].bins, dtype=torch.int64)
     received = wire.restore(CurveReply(empty, empty), reply.tensors)
     epsilon, spent = (_number(reply.facts.get(name)) for name in ("epsilon", "spent"))
     refuse(spent < epsilon, "it says that it spent less than its curve takes")
@@ -101,7 +108,7 @@ def read_curve(reply: Envelope, bins: Sequence[Bins], labels: Sequence[str], lim
         exactly(epsilon)
     withheld = _withheld(reply.facts.get("withheld"), labels)
     found = {
-        label: _counts(CurveReply(*(counts[number] for counts in received)), one, epsilon / len(bins), limit)
+        label: _counts(CurveReply(*(counts[number] for counts in received)), one, epsilon / len(bins), limit, times)
         for number, (label, one) in enumerate(zip(labels, bins, strict=True))
         if label not in withheld
     }
@@ -118,15 +125,16 @@ def _withheld(text: Any, names: Sequence[str]) -> dict[str, str]:
         raise RefusedError("it does not say which labels it withholds") from None
 
 
-def _counts(received: CurveReply, bins: Bins, epsilon: float, limit: float | None) -> Histogram:
+def _counts(received: CurveReply, bins: Bins, epsilon: float, limit: float | None, times: Floats | None) -> Histogram:
     """Counts that a site can have, with noise of this epsilon in each; 0: without."""
     least = -IMPOSSIBLE * (1 + 1 / epsilon) if epsilon else 0
     for name, counts in received._asdict().items():
         lowest = int(counts.min())
-        most = max(sum(counts.tolist()), int(counts.max()))  # whole numbers of any size: nothing overflows
+        most = max(sum(counts.flatten().tolist()), int(counts.max()))  # whole numbers of any size: no overflow
         refuse(lowest < least, f"it counts {lowest} {name} in a bin")
         refuse(most > MOST_COUNTED, f"it counts {most} {name}")
-    found = Histogram(bins.edges(), received.positives.numpy(), received.negatives.numpy(), variance(epsilon))
+    positives, negatives = (each.numpy() for each in received)
+    found = Histogram(bins.edges(), positives, negatives, variance(epsilon), times)
     return _bounded(found, limit) if epsilon else found
 
 
@@ -225,7 +233,9 @@ class SiteExaminer:
     def _curve(self, name: str, bins: Sequence[Bins], reply: Envelope) -> Findings:
         """A site's counts, in its own findings."""
         refuse(not self.evaluator.risk.single_score, "it counts scores, and the risk pairs vectors")
-        found = read_curve(reply, bins, self.labels, self.directory.limit(name))
+        pairing = self.evaluator.risk.pairing
+        refuse(pairing.timed and pairing.public_times is None, "it counts times, and there are no public ones")
+        found = read_curve(reply, bins, self.labels, self.directory.limit(name), pairing.public_times)
         if not found.epsilon:
             most = max(sum(each.totals()) for each in found.histograms.values())
             self.directory.require_within_limit(name, most)

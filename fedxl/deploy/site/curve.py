@@ -22,7 +22,7 @@ from fedxl.deploy.storage import locked, recall, remember
 from fedxl.errors import UserError, require
 from fedxl.evaluation.histogram import Bins, Histogram, count
 from fedxl.evaluation.noise import LEAST_EPSILON, exactly, noise, written
-from fedxl.evaluation.scores import Scores
+from fedxl.evaluation.scores import Floats, Scores
 from fedxl.risks import XRisk
 
 BINS = "bins.json"  # of a run, by split
@@ -49,11 +49,17 @@ def granted(site: SiteFile, facts: Mapping[str, Any], risk: XRisk) -> Grant:
     return Grant(bins, *_spend(site))
 
 
-def disclosed(site: SiteFile, grant: Grant, scores: Scores) -> tuple[dict[str, Any], CurveReply]:
-    """The facts and the counts of a reply. It says why counts of some labels are withheld: then they are 0."""
-    parts = [one.flat for one in scores.by_label().values()]
-    found = [count(bins.edges(), *part) for bins, part in zip(grant.bins, parts, strict=True)]
-    counts = np.stack([[one.positives for one in found], [one.negatives for one in found]])  # [2, L, bins]
+def disclosed(
+    site: SiteFile, grant: Grant, scores: Scores, times: Floats | None = None
+) -> tuple[dict[str, Any], CurveReply]:
+    """The facts and the counts of a reply. It says why counts of some labels are withheld: then they are 0.
+
+    times: the public times between which examples are counted, of time to event. Each is in one count, as without.
+    """
+    parts = scores.by_label().values()
+    found = [count(bins.edges(), *one.flat, one.time, times) for bins, one in zip(grant.bins, parts, strict=True)]
+    # [2, L, bins], or [2, 1, times, bins]
+    counts = np.stack([[one.positives for one in found], [one.negatives for one in found]])
     withheld: dict[str, str] = {}
     if grant.epsilon:
         # Nothing is refused or withheld: that would depend on single examples.
@@ -129,6 +135,6 @@ def _require_harmless(site: SiteFile, found: Histogram) -> None:
         number, least = int(counts.sum()), site.settings.fewest
         few = 0 < number < least
         require(not few, f"this site has fewer than {least} {name}, too few for a curve (fewest)")
-    both = found.positives + found.negatives
+    both = (found.positives + found.negatives).reshape(-1, len(found.edges) + 1).sum(0)
     outside = int(both[0] + both[-1])
     require(2 * outside <= int(both.sum()), "most scores of this site lie outside of the bins")

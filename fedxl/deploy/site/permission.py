@@ -32,6 +32,7 @@ RUN_ID = re.compile(r"[0-9a-f]{8,64}")
 SORTED = "sorted"
 # By kind of request: the setting that limits it.
 COUNTED = {"train": "rounds", "evaluate": "evaluations", "frozen": "rounds", "model": "rounds"}
+INSTEAD = 'its site.toml may say evaluate = "metrics"'
 ANSWERED = "answered.json"  # of a private run: what was asked, by round
 FIXED = "fixed.json"  # of a private run: a digest of what its first request has fixed
 MOST_ANSWERED = 2**30  # bytes: more rounds than any run has
@@ -104,6 +105,16 @@ def require_times(site: SiteFile, problem: Problem) -> None:
     told = 'pooled scores carry the bin of each time; its site.toml may say times = "bins" in [site]'
     pooled = problem.risk.pairing.timed and not problem.algorithm.local_pairs
     require(not pooled or site.settings.times == "bins", f"this site does not share event times: {told}")
+
+
+def require_useful(site: SiteFile, problem: Problem) -> None:
+    """Refuse an evaluation of which what this site discloses would give no metric."""
+    kind, pairing = site.settings.evaluate, problem.risk.pairing
+    scores = "this site discloses scores, and scores without their queries or times give no metric of these"
+    require(kind != "scores" or not (pairing.timed or pairing.ranked), f"{scores}; {INSTEAD}")
+    curves = 'curves of time to event need times that all share: time_bins in [risk], and times = "bins" in site.toml'
+    known = kind != "curve" or not pairing.timed or shared_times(site, problem) is not None
+    require(known, f"{curves}; {INSTEAD}")
 
 
 def shared_times(site: SiteFile, problem: Problem) -> Floats | None:

@@ -172,15 +172,13 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     # The risk's own code may have named a metric, too; nothing is imported for it that the site does not allow.
     permission.require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     check_queries(problem, {split: held})
-    told = "this site discloses {0}, and {0} without their queries or times give no metric of these"
-    pairing = problem.risk.pairing
-    useful = kind == "metrics" or not (pairing.timed or (pairing.ranked and kind == "scores"))
-    require(useful, f'{told.format(kind + "s" * (kind == "curve"))}; its site.toml may say evaluate = "metrics"')
+    permission.require_useful(site, problem)
     evaluator, device = problem.evaluator, problem.device
     grant = curve.granted(site, request.facts, problem.risk) if kind == "curve" else None
     h = evaluator.outputs(tree.to(weights, device), match_types(problem, held).to(device)).cpu()
     if grant is not None:
-        facts, counts = curve.disclosed(site, grant, evaluator.scores_of(h, held))
+        times = permission.shared_times(site, problem)
+        facts, counts = curve.disclosed(site, grant, evaluator.scores_of(h, held), times)
         return Envelope({**header, "kind": kind, **facts}, wire.flatten(counts))
     if kind == "scores":
         return Envelope({**header, "kind": kind}, wire.flatten(_in_no_order(h, held.y)))

@@ -20,6 +20,7 @@ from fedxl.reporting.charts.scale import Axis, Svg, around, element, ticks_in, u
 Curve = tuple[Floats, Floats]
 BINS = np.linspace(0, 1, 21)
 GRID = np.linspace(0, 1, 501)
+SURVIVAL_STEPS = 100
 SMALL = 200  # sides of one of many pictures, so that its letters are as large as those of the others
 
 
@@ -110,14 +111,14 @@ def _with_marks(chart: Chart, marks: Sequence[Mark]) -> Svg:
 
 
 def kaplan_meier(curves: Mapping[Key, KaplanMeier], end: float) -> Svg:
-    """The share without an event by time, up to `end`, as steps with bands."""
+    """The share without an event up to `end`, with bands, in steps at even spaces: none shows an example's time."""
     words = f"Share without an event against time, with bands of 95 %: {_names(curves)}."
     chart = Chart("survival", "Kaplan-Meier curves", words, survival_axis(end), unit("share without an event"))
+    grid = np.linspace(0.0, end, SURVIVAL_STEPS + 1)
     for key, curve in curves.items():
-        inside = np.concatenate([[0.0], curve.times[(curve.times > 0) & (curve.times < end)]])
-        last = min(end, float(curve.times[-1]))
-        x = np.append(np.repeat(inside, 2)[1:], max(last, inside[-1]))
-        share, low, high = (np.repeat(each, 2) for each in curve.at(inside))
+        found = [each[np.isfinite(each)] for each in curve.at(grid)]  # until the last example has left
+        share, low, high = (np.repeat(each, 2)[:-1] for each in found)
+        x = np.repeat(grid[: len(found[0])], 2)[1:]
         chart.band(x, low, high, key)
         chart.line(x, share, key)
     return chart.render()

@@ -69,7 +69,8 @@ def _keys(part: SurvivalPart) -> list[Key]:
 def _curves(curves: Mapping[Key, KaplanMeier], end: float, found: Assessment) -> Figure:
     caption = (
         f"Kaplan-Meier curves of {found.split} data by predicted risk, in thirds of the {found.chosen_on} data, with "
-        "bands of 95 %. The further apart, the better. Drawn until 95 % of the examples have left."
+        "bands of 95 %. The further apart, the better. Drawn until 95 % of the examples have left, at evenly spaced "
+        "times: no step is at the time of an example."
     )
     return Figure("Survival by predicted risk", pictures.kaplan_meier(curves, end), caption)
 
