@@ -53,7 +53,7 @@ def ours(path: Path) -> dict[str, float]:
     from fedxl.data.tables.roles import TableOptions
     from fedxl.data.tables.table import table
 
-    splits = table(str(path), "label", TableOptions(site="site"))
+    splits = table(str(path), TableOptions(label="label", site="site"))
     every = [found.x for found in (splits.train, *splits.held_back.values())]
     return {"data": sum(x.numel() * x.element_size() for x in every) / 1e6, "sites": len(splits.train.parts)}
 

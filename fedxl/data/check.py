@@ -17,8 +17,8 @@ from fedxl.data.examples import Digests, Examples, Splits, digests
 from fedxl.data.images import images_in, unreadable
 from fedxl.data.sets.own import FolderOptions
 from fedxl.data.tables.rawtable import Features, among_numbers
-from fedxl.data.tables.roles import Keys, TableOptions, label_of
-from fedxl.data.tables.table import Label, feature_names, image_paths, open_files, read_rows
+from fedxl.data.tables.roles import Keys, TableOptions
+from fedxl.data.tables.table import feature_names, image_paths, open_files, read_rows
 from fedxl.data.targets import quoted
 from fedxl.errors import printable
 from fedxl.sampling import Indices
@@ -311,15 +311,12 @@ class Inspected(NamedTuple):
 
 def inspect_table(
     path: str | tuple[str, ...],
-    label: Label = "",
     options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
 ) -> Inspected:
     """The settings are those of the data set `table`."""
-    label = label_of(label, options)
-    files = open_files(path, label, options)
-    names = [] if options.image else feature_names(files[0], label, options)
-    features = Features(files, names, options.categorical, None)
-    keys, _, chunks = read_rows(features, label, options)
+    files = open_files(path, options)
+    features = Features(files, [] if options.image else feature_names(files[0], options), options.categorical)
+    keys, _, chunks = read_rows(features, options)
     problems, remarks = _groups(keys, options.group)
     if options.id:  # rows that predictions could not tell apart
         ids, name = keys.texts[options.id], f"column '{printable(options.id, 40)}', which identifies rows"
@@ -329,10 +326,10 @@ def inspect_table(
     if options.image:
         damaged = unreadable(*image_paths(files, keys, options.image))
         return Inspected([*problems, *damaged], remarks, {"unreadable_images": len(damaged)})
-    missing = np.zeros(len(names), np.int64)
+    missing = np.zeros(len(features.names), np.int64)
     for rows in np.array_split(np.arange(chunks.count, dtype=np.int32), chunks.count // ROWS + 1):
         missing += np.isnan(chunks.take(rows)).sum(0)
-    if some := {name: count for name, count in zip(names, missing.tolist(), strict=True) if count}:
+    if some := {name: count for name, count in zip(features.names, missing.tolist(), strict=True) if count}:
         few = [f"{printable(name, 40)} {count / len(keys.y):.1%}" for name, count in list(some.items())[:FEW]]
         more = f" and {len(some) - FEW} more columns" if len(some) > FEW else ""
         remarks.append(f"values are missing: {', '.join(few)}{more}; the preparation fills them in")

@@ -110,7 +110,7 @@ def test_constant_columns_of_a_table_are_called_by_their_names(tmp_path):
     pytest.importorskip("pyarrow", reason="needs fedxl[table]")
     rows = [f"{'abc'[n % 3]},7,{'' if n % 4 else n},same,{'no' if n % 2 else 'yes'},{n % 2}" for n in range(120)]
     (tmp_path / "t.csv").write_text("\n".join(["word,still,age,one,well,sick", *rows]))
-    splits = table(str(tmp_path / "t.csv"), "sick", TableOptions(rare=1))
+    splits = table(str(tmp_path / "t.csv"), TableOptions(label="sick", rare=1))
     found = check(splits)
     assert found.facts["constant_columns"] == ["still", "one"]
     assert "the label of every training example follows from 'well' alone" in " ".join(found.remarks)
@@ -160,12 +160,12 @@ def test_tiny_clients_are_checked(count):
 def test_a_text_among_numbers_is_a_remark(tmp_path):
     rows = "".join(f"{i % 9},{'ab'[i % 2]},{i % 7 if i % 10 else 'unknown'},{i % 2}\n" for i in range(100))
     (tmp_path / "t.csv").write_text("n,w,age,y\n" + rows)
-    found = inspect_table(str(tmp_path / "t.csv"), "y").remarks
+    found = inspect_table(str(tmp_path / "t.csv"), TableOptions(label="y")).remarks
     assert found == [
         "column 'age' holds numbers, but also 'unknown': all of it counts as categories; correct it, or name it in "
         "categorical"
     ]
-    assert not inspect_table(str(tmp_path / "t.csv"), "y", TableOptions(categorical=("age",))).remarks
+    assert not inspect_table(str(tmp_path / "t.csv"), TableOptions(label="y", categorical=("age",))).remarks
 
 
 def test_of_time_to_event_only_events_must_be_there():

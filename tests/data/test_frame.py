@@ -52,8 +52,8 @@ def same(one, other) -> None:
 def test_a_frame_gives_what_its_file_gives(tmp_path):
     frame = rows()
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    options = TableOptions(positive="sick", group="patient", site="hospital")
-    same(fedxl.from_frame(frame, site="hospital", **OPTIONS), table(str(tmp_path / "rows.csv"), "finding", options))
+    options = TableOptions(label="finding", positive="sick", group="patient", site="hospital")
+    same(fedxl.from_frame(frame, site="hospital", **OPTIONS), table(str(tmp_path / "rows.csv"), options))
 
 
 def test_a_frame_for_each_site_and_an_arrow_table_give_the_same():

@@ -161,7 +161,7 @@ def test_a_table_names_the_query_of_each_row(tmp_path):
         ]
     path = tmp_path / "items.csv"
     path.write_text("\n".join(rows))
-    splits = table(str(path), "grade", TableOptions(site="city", query="query"))
+    splits = table(str(path), TableOptions(label="grade", site="city", query="query"))
     train = splits.train
     assert train.x.shape[1] == 1
     assert sorted(set(train.y[:, 0].tolist())) == [0, 1, 2]
@@ -178,7 +178,7 @@ def test_a_table_names_the_query_of_each_row(tmp_path):
             TableOptions(query="query", **options)
     for label, told in (("city", "a label is a grade from 0 to 30"), ("size", "a label is a grade")):
         with pytest.raises(UserError, match=told):
-            table(str(path), label, TableOptions(query="query"))
-    raw = unfitted(str(path), "grade", TableOptions(site="city", query="query"))
+            table(str(path), TableOptions(label=label, query="query"))
+    raw = unfitted(str(path), TableOptions(label="grade", site="city", query="query"))
     validation = raw.held_back(raw.fitted())["validation"]
     assert validation.group.tolist() == splits.validation.group.tolist(), "a server's own table keeps them"

@@ -48,8 +48,8 @@ def listed(tmp_path: Path) -> Path:
 
 
 def test_a_table_of_images_in_colour(listed):
-    options = TableOptions(image="file", size=8, channels=3, site="site", id="file")
-    splits = table(str(listed), "odd", options)
+    options = TableOptions(label="odd", image="file", size=8, channels=3, site="site", id="file")
+    splits = table(str(listed), options)
     assert splits.train.shape == (3, 8, 8)
     for split in (splits.validation, splits.test):
         numbers = [int(Path(row).stem) for row in split.row]
@@ -63,11 +63,11 @@ def test_a_table_of_images_in_colour(listed):
 
 
 def test_the_cache_is_used_and_notices_other_images(listed):
-    options = TableOptions(image="file", size=8, split="", validation=0.0, test=0.0)
-    first = table(str(listed), "odd", options).train
+    options = TableOptions(label="odd", image="file", size=8, split="", validation=0.0, test=0.0)
+    first = table(str(listed), options).train
     assert len(list(listed.parent.glob("images-8-*.npy"))) == 1
     save(listed.parent / "pictures" / "3.png", 200)
-    second = table(str(listed), "odd", options).train
+    second = table(str(listed), options).train
     assert second.x[3].amax() == 200 != first.x[3].amax()
 
 
@@ -83,7 +83,7 @@ def test_a_table_does_not_reach_out_of_its_folder(listed, path):
     lines = listed.read_text().replace("pictures/5.png", path)
     listed.write_text(lines)
     with pytest.raises(UserError, match="outside of the table's folder"):
-        table(str(listed), "odd", TableOptions(image="file", size=8))
+        table(str(listed), TableOptions(label="odd", image="file", size=8))
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -96,11 +96,11 @@ def test_a_link_does_not_lead_out_of_the_tables_folder(listed, tmp_path_factory,
     (listed.parent / "pictures" / "near.png").symlink_to(listed.parent / "pictures" / "6.png")
     text = listed.read_text().replace("pictures/6.png", "pictures/near.png")
     listed.write_text(text)
-    options = TableOptions(image="file", size=8, split="", validation=0.0, test=0.0)
-    assert len(table(str(listed), "odd", options).train)
+    options = TableOptions(label="odd", image="file", size=8, split="", validation=0.0, test=0.0)
+    assert len(table(str(listed), options).train)
     listed.write_text(text.replace("pictures/5.png", "elsewhere/5.png" if folder else "pictures/link.png"))
     with pytest.raises(UserError, match="is a link that leads out of"):
-        table(str(listed), "odd", options)
+        table(str(listed), options)
 
 
 def test_all_unreadable_images_are_told(listed):
@@ -108,7 +108,7 @@ def test_all_unreadable_images_are_told(listed):
         (listed.parent / "pictures" / f"{number}.png").write_bytes(b"not an image")
     (listed.parent / "pictures" / "20.png").unlink()
     with pytest.raises(UserError, match=r"cannot read the image .*\(and 4 more\)") as told:
-        table(str(listed), "odd", TableOptions(image="file", size=8))
+        table(str(listed), TableOptions(label="odd", image="file", size=8))
     assert str(told.value).count("image /") == 5
     found = unreadable(listed.parent, [f"pictures/{number}.png" for number in range(40)])
     assert len(found) == 9
@@ -183,13 +183,13 @@ def test_images_are_upright(tmp_path):
 
 @pytest.mark.parametrize("part", [b"}", b"\n"], ids=["its shape", "an image"])
 def test_a_damaged_cache_is_made_anew(listed, part):
-    options = TableOptions(image="file", size=8, split="", validation=0.0, test=0.0)
-    first = table(str(listed), "odd", options).train.x.clone()
+    options = TableOptions(label="odd", image="file", size=8, split="", validation=0.0, test=0.0)
+    first = table(str(listed), options).train.x.clone()
     (cache,) = listed.parent.glob("images-8-*.npy")
     content = bytearray(cache.read_bytes())
     content[content.index(part) + (part == b"\n")] ^= 4
     cache.write_bytes(content)
-    assert torch.equal(table(str(listed), "odd", options).train.x, first)
+    assert torch.equal(table(str(listed), options).train.x, first)
     assert cache.read_bytes() != content
 
 

@@ -126,7 +126,7 @@ def test_examples_do_not_depend_on_blocks(tmp_path, small, monkeypatch):
     found = []
     for size, name in ((2**20, "csv"), (777, "csv"), (1, "parquet")):
         small(size)
-        splits = table(str(tmp_path / f"t.{name}"), "y", TableOptions(site="site"))
+        splits = table(str(tmp_path / f"t.{name}"), TableOptions(label="y", site="site"))
         found.append((splits.train.x, splits.validation.x, splits.test.x, splits.preparation))
     for other in found[1:]:
         assert all(torch.equal(one, another) for one, another in zip(found[0][:3], other[:3], strict=True))

@@ -200,7 +200,7 @@ def test_what_has_another_meaning_is_not_learned_from():
 
 def test_ids_that_repeat_are_a_remark(tmp_path):
     (tmp_path / "t.csv").write_text(GOOD.replace("1,a", "1,"))
-    found = inspect_table(str(tmp_path / "t.csv"), "sick", TableOptions(positive="yes", id="w"))
+    found = inspect_table(str(tmp_path / "t.csv"), TableOptions(label="sick", positive="yes", id="w"))
     assert "20 of 40 rows have nothing in column 'w', which identifies rows" in found.remarks
     assert "19 of 40 rows repeat another row in column 'w', which identifies rows" in found.remarks
 
@@ -234,8 +234,8 @@ def test_a_group_is_one_however_its_number_is_written(tmp_path):
     rows = [f"{name(1 + n)},{n},{'yes' if n % 2 else 'no'}" for name in names for n in range(10)]
     (tmp_path / "t.csv").write_text("\n".join(["patient,x,sick", *rows]))
     files = [open_table(tmp_path / "t.csv")]
-    options = TableOptions(group="patient", positive="yes")
-    keys, _, _ = read_rows(Features(files, ["x"], (), None), "sick", options)
+    options = TableOptions(label="sick", group="patient", positive="yes")
+    keys, _, _ = read_rows(Features(files, ["x"]), options)
     assert keys.groups.tolist() == [*range(10)] * 3 + [*range(10, 20)]
 
 

@@ -131,8 +131,8 @@ def test_new_rows_are_read_with_the_labels_they_have(path, tmp_path):
 
 
 def test_a_table_with_several_labels_is_inspected(path):
-    options = TableOptions(site="site", split="part")
-    assert inspect_table(str(path), LABELS, options).problems == []
+    options = TableOptions(label=LABELS, site="site", split="part")
+    assert inspect_table(str(path), options).problems == []
     found = check(load_data(experiment(path)))
     data = labelled()
     for site, count in zip(SITES, found.held_by_site["test"], strict=True):
@@ -166,12 +166,12 @@ def test_labels_must_be_those_of_the_risk_in_order(path, tmp_path):
         execute(experiment(path, ["nodule", "mass", "edema"]), hooks=QUIET)
     kept = tmp_path / "preparation.json"
     kept.write_text(load_data(experiment(path)).preparation.to_text())
-    again = table(str(path), LABELS, TableOptions(site="site", split="part", preparation=str(kept)))
+    again = table(str(path), TableOptions(label=LABELS, site="site", split="part", preparation=str(kept)))
     assert again.preparation == load_preparation(kept)
     with pytest.raises(
         UserError, match="the preparation is for the labels 'mass', 'nodule', 'edema', and the table has"
     ):
-        table(str(path), LABELS[::-1], TableOptions(site="site", split="part", preparation=str(kept)))
+        table(str(path), TableOptions(label=LABELS[::-1], site="site", split="part", preparation=str(kept)))
 
 
 def test_a_hostile_preparation_is_refused():

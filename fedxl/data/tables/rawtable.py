@@ -39,7 +39,11 @@ class Features:
     """Reads some columns of files that agree in them. `texts` grow as they are met, unless they are given."""
 
     def __init__(
-        self, files: Sequence[File], names: Sequence[str], categorical: Sequence[str], known: Mapping[str, Any] | None
+        self,
+        files: Sequence[File],
+        names: Sequence[str],
+        categorical: Sequence[str] = (),
+        known: Mapping[str, Any] | None = None,
     ) -> None:
         """known: the texts of each column of categories, None for numbers: of a preparation; then nothing is new."""
         self.files, self.names, self.fixed = files, list(names), known is not None

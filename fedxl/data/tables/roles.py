@@ -30,6 +30,7 @@ AMOUNTS = {
 class TableOptions:
     """Settings of tables."""
 
+    label: str | tuple[str, ...] = ""  # the column to predict, which has two values; or those of several labels
     positive: Label | None = None  # the label's value that is positive; not needed for 0 and 1, or true and false
     site: str = ""  # the column that names the site; "": one site per file, named after the file or its folder
     called: str = ""  # the site's name, if there is one file and no such column; "": as the file
@@ -64,8 +65,27 @@ class TableOptions:
         require(alone, "with query, a query is a group and labels are grades; leave group and positive out")
         require(not (self.query and self.time), "query and time cannot be combined; leave one out")
         require(bool(self.time) or not self.event, "event needs time, the column that says when; or name a label")
+        require(not (self.label and self.event), "event is the label of time to event: leave label out")
+        require(not (self.several and self.time), "with time, one column says whether there was an event")
+        require(not (self.several and self.query), "with query, a label is one column of grades; name one")
         told = "with image, other columns are not features; leave columns out"
         require(not (self.image and self.columns), told)
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several labels, as a list of one column is, too."""
+        return not isinstance(self.label, str)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns to predict."""
+        named = self.event or self.label
+        return (named,) if isinstance(named, str) else named
+
+    @property
+    def roles(self) -> list[str]:
+        """The columns that say what a row is."""
+        return [name for name in (*self.labels, *(getattr(self, role) for role in ROLES)) if name]
 
 
 class Keys(NamedTuple):
@@ -83,25 +103,10 @@ class Keys(NamedTuple):
     columns: Mapping[str, np.ndarray]  # of `Examples`: its group (of queries), time and weight, if columns say so
 
 
-def role_names(label: str | tuple[str, ...], options: TableOptions) -> list[str]:
-    """The columns that say what a row is."""
-    return [
-        name for name in (*((label,) if isinstance(label, str) else label), *map(vars(options).get, ROLES)) if name
-    ]
-
-
-def label_of(label: str | tuple[str, ...], options: TableOptions) -> str | tuple[str, ...]:
-    """The column to predict, or those of several labels."""
-    require(not (label and options.event), "event is the label of time to event: leave label out")
-    require(isinstance(label, str) or not options.time, "with time, one column says whether there was an event")
-    return options.event or label
-
-
 def keys_of(
     files: Sequence[File],
     counts: list[int],
     texts: Mapping[str, Any],
-    label: str | tuple[str, ...],
     options: TableOptions,
     file_sites: Sequence[str],
 ) -> Keys:
@@ -116,8 +121,8 @@ def keys_of(
     def coded(name: str, wanted: str, many: bool = False) -> tuple[Whole, list[str]]:
         return encode(texts[name], f"{where}: column '{printable(name)}'", wanted, many)
 
-    labels = (label,) if isinstance(label, str) else label
-    columns = [coded(name, "a label" if isinstance(label, str) else "") for name in labels]
+    labels = options.labels
+    columns = [coded(name, "" if options.several else "a label") for name in labels]
     y, value = _labels(columns, options, f"{where}: column{'s' * (len(labels) > 1)} {quoted(labels)}")
     one, other = ("", "") if options.query else value
     if options.site:

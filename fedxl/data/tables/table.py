@@ -20,24 +20,13 @@ from fedxl.data.splits import Order, Whole, all_splits, draw
 from fedxl.data.tables.prepare import Category, Preparation
 from fedxl.data.tables.rawtable import Chunks, Features, RawTable
 from fedxl.data.tables.read import File, find, in_memory, names_of, open_table, require_column, require_pyarrow
-from fedxl.data.tables.roles import (
-    AMOUNTS,
-    ROLES,
-    Keys,
-    TableOptions,
-    amounts,
-    keys_of,
-    label_of,
-    role_names,
-    row_numbers,
-)
+from fedxl.data.tables.roles import AMOUNTS, ROLES, Keys, TableOptions, amounts, keys_of, row_numbers
 from fedxl.data.targets import Label as Value
 from fedxl.data.targets import canonical, quoted
 from fedxl.errors import UserError, first_line, kind_of, printable, require
 from fedxl.files import read_bytes
 from fedxl.risks.several import label_names
 
-Label = str | tuple[str, ...]  # the column of the label, or those of several
 NEEDS = "a data frame that is to be prepared"
 SITE = "site"  # the column that names the sites of several data frames
 log = logging.getLogger("fedxl")  # one line on standard error, unless a program has it otherwise
@@ -45,7 +34,6 @@ log = logging.getLogger("fedxl")  # one line on standard error, unless a program
 
 def table(
     path: str | tuple[str, ...],
-    label: str | tuple[str, ...] = "",
     options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
 ) -> Splits:
     """Your own CSV or Parquet files, with a label; numbers and categories, or images whose paths a column holds.
@@ -55,28 +43,25 @@ def table(
     Numbers are standardised, and missing ones replaced by the mean, with a column that says so; each category that is
     not rare gets a column. Both are fitted on the training data alone.
     """
-    label = label_of(label, options)
-    return splits_of(open_files(path, label, options), label, options)
+    return splits_of(open_files(path, options), options)
 
 
-def splits_of(files: list[File], label: Label, options: TableOptions) -> Splits:
+def splits_of(files: list[File], options: TableOptions) -> Splits:
     """The examples of files whose columns were checked."""
     if options.image:
-        return _images(files, label, options)
-    raw = read_raw(files, label, options)
+        return _images(files, options)
+    raw = read_raw(files, options)
     made = load_preparation(Path(options.preparation)) if options.preparation else raw.fitted()
     return raw.splits(made)._replace(fitted=not options.preparation)
 
 
 def unfitted(
     path: str | tuple[str, ...],
-    label: Label = "",
     options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
 ) -> RawTable:
     """The same table before it is scaled, for sites that fit a preparation together."""
     require(not options.image, "images need no preparation of all sites")
-    label = label_of(label, options)
-    return read_raw(open_files(path, label, options), label, options)
+    return read_raw(open_files(path, options), options)
 
 
 def load_preparation(path: Path) -> Preparation:
@@ -87,20 +72,16 @@ def load_preparation(path: Path) -> Preparation:
         raise UserError(f"there is no file {path}; preparation must name a preparation.json") from None
 
 
-def open_files(path: str | tuple[str, ...], label: Label, options: TableOptions) -> list[File]:
+def open_files(path: str | tuple[str, ...], options: TableOptions) -> list[File]:
     """The files, checked for the columns that settings name."""
-    return check_columns([open_table(file, options.delimiter) for file in find(path)], label, options)
+    return check_columns([open_table(file, options.delimiter) for file in find(path)], options)
 
 
-def check_columns(files: list[File], label: Label, options: TableOptions) -> list[File]:
+def check_columns(files: list[File], options: TableOptions) -> list[File]:
     """The same files. Raises UserError if they lack a column that settings name, or have different columns."""
-    several = () if isinstance(label, str) else label_names(label)
-    require(bool(label), "label must name the column to predict, or a list of such columns")
-    require(not (several and options.query), "with query, a label is one column of grades; name one")
-    named = [
-        *(("label", name) for name in several or (label,)),
-        *((role, getattr(options, role)) for role in ROLES),
-    ]
+    labels = label_names(options.labels) if options.several else options.labels
+    require(labels != ("",), "label must name the column to predict, or a list of such columns")
+    named = [*(("label", name) for name in labels), *((role, getattr(options, role)) for role in ROLES)]
     named += [(many, name) for many in ("columns", "drop", "categorical") for name in getattr(options, many)]
     for file in files:
         for setting, name in named:
@@ -120,31 +101,30 @@ def file_sites(files: Sequence[File], called: str = "") -> list[str]:
     return [called] if len(files) == 1 and called else names_of(paths, "; name a column with the site: site = '...'")
 
 
-def feature_names(file: File, label: Label, options: TableOptions) -> list[str]:
+def feature_names(file: File, options: TableOptions) -> list[str]:
     """The columns to learn from."""
-    roles = {"", *role_names(label, options)}
+    roles = {"", *options.roles}
     doubled = [name for name in options.columns if name in roles or options.columns.count(name) > 1]
     require(not doubled, f"columns names '{''.join(doubled[:1])}', which has another role; name each column once")
     names = [n for n in options.columns or file.columns if n not in roles and n not in options.drop]
-    besides = quoted([label] if isinstance(label, str) else label)
-    require(bool(names), f"{file.path} has no feature column besides {besides}")
+    require(bool(names), f"{file.path} has no feature column besides {quoted(options.labels)}")
     return names
 
 
-def read_raw(files: Sequence[File], label: Label, options: TableOptions) -> RawTable:
+def read_raw(files: Sequence[File], options: TableOptions) -> RawTable:
     """All rows of a table of features."""
-    features = Features(files, feature_names(files[0], label, options), options.categorical, None)
-    keys, order, chunks = read_rows(features, label, options)
-    ids, about = identities(files, keys, options.id), _about(keys, label, options)
+    features = Features(files, feature_names(files[0], options), options.categorical)
+    keys, order, chunks = read_rows(features, options)
+    ids, about = identities(files, keys, options.id), _about(keys, options)
     return RawTable(order, chunks, features.names, features.texts, keys.y, ids, about, options.rare, keys.columns)
 
 
-def read_rows(features: Features, label: Label, options: TableOptions) -> tuple[Keys, Order, Chunks]:
+def read_rows(features: Features, options: TableOptions) -> tuple[Keys, Order, Chunks]:
     """One pass over all files: features as numbers, other columns as texts, which decide the order of rows."""
     import pyarrow as pa
 
     files, chunks = features.files, Chunks(len(features.names))
-    found: dict[str, list[Any]] = {name: [] for name in role_names(label, options)}
+    found: dict[str, list[Any]] = {name: [] for name in options.roles}
     counts = [0] * len(files)
     for number, block, texts in features.blocks(list(found)):
         chunks.append(block)
@@ -153,7 +133,7 @@ def read_rows(features: Features, label: Label, options: TableOptions) -> tuple[
             found[name].append(column)
     pa.default_memory_pool().release_unused()
     columns = {name: pa.chunked_array(pieces, pa.string()) for name, pieces in found.items()}
-    keys = keys_of(files, counts, columns, label, options, file_sites(files, options.called))
+    keys = keys_of(files, counts, columns, options, file_sites(files, options.called))
     splits = keys.splits
     if splits is None:
         shares = (options.validation, options.test)
@@ -162,11 +142,11 @@ def read_rows(features: Features, label: Label, options: TableOptions) -> tuple[
     return keys, Order(splits, keys.sites, keys.names), chunks
 
 
-def _about(keys: Keys, label: Label, options: TableOptions) -> dict[str, Any]:
+def _about(keys: Keys, options: TableOptions) -> dict[str, Any]:
+    named = {"label": "", "labels": options.labels} if options.several else {"label": options.labels[0]}
+    values = {"positive": keys.positive, "negative": keys.negative}
     taken = {"site": options.site, "id": options.id, "delimiter": options.delimiter}
-    named = {"label": label} if isinstance(label, str) else {"label": "", "labels": label}
-    taken |= {"time": options.time} if options.time else {}
-    return {**named, "positive": keys.positive, "negative": keys.negative, **taken}
+    return named | values | taken | ({"time": options.time} if options.time else {})
 
 
 def identities(files: Sequence[File], keys: Keys, id: str) -> Callable[[Whole], Sequence[str]]:
@@ -176,15 +156,15 @@ def identities(files: Sequence[File], keys: Keys, id: str) -> Callable[[Whole], 
     return partial(row_numbers, np.cumsum(keys.counts), file_sites(files) if len(files) > 1 else [""])
 
 
-def _images(files: Sequence[File], label: Label, options: TableOptions) -> Splits:
+def _images(files: Sequence[File], options: TableOptions) -> Splits:
     """Images in the order of splits and sites, mapped into memory from the cache."""
-    keys, order, _ = read_rows(Features(files, [], (), None), label, options)
+    keys, order, _ = read_rows(Features(files, []), options)
     order.require_trained()  # before an image is opened
     image = Image(options.size, options.channels, options.image, options.bits)
     folder, paths = image_paths(files, keys, options.image)
     cache = Path(options.cache or folder)
     x, image = resized(folder, [paths[row] for row in order.rows], image, cache, "images", stamped=True)
-    made, ids = Preparation(image=image, **_about(keys, label, options)), identities(files, keys, options.id)
+    made, ids = Preparation(image=image, **_about(keys, options)), identities(files, keys, options.id)
     return all_splits(order, made, torch.from_numpy(x), keys.y, ids, keys.columns)
 
 
@@ -230,7 +210,7 @@ def _new_table(made: Preparation, file: File) -> Examples:
     known = {column.name: list(column.values) if isinstance(column, Category) else None for column in made.columns}
     blocks: list[Any] = []
     texts: dict[str, list[str | None]] = {name: [] for name in (*others, *image)}
-    features, values = Features([file], names, (), known), np.zeros(len(names), np.int64)
+    features, values = Features([file], names, known=known), np.zeros(len(names), np.int64)
     for _, block, batch in features.blocks(list(texts)):
         blocks.append(made.apply(block))
         values += (~np.isnan(block)).sum(0)
@@ -338,12 +318,12 @@ def from_frame(
         require(right, f"{name} must be a list of columns' names, such as ['age'], not {kind_of(given)}")
     rows, site = _one_table(frame, site)
     options = TableOptions(
-        positive=positive, time=time, event=event, site=site, split=split, group=group, query=query, id=id,
-        columns=tuple(columns), drop=tuple(drop), categorical=tuple(categorical), rare=rare, validation=validation,
-        test=test, seed=seed, preparation=preparation,
+        label=label if isinstance(label, str) else label_names(label), positive=positive, time=time, event=event,
+        site=site, split=split, group=group, query=query, id=id, columns=tuple(columns), drop=tuple(drop),
+        categorical=tuple(categorical), rare=rare, validation=validation, test=test, seed=seed,
+        preparation=preparation,
     )  # fmt: skip
-    named = label_of(label if isinstance(label, str) else label_names(label), options)
-    return splits_of(check_columns([in_memory(rows)], named, options), named, options)
+    return splits_of(check_columns([in_memory(rows)], options), options)
 
 
 def prepared(frame: Any, preparation: Preparation) -> Examples:
