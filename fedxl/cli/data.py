@@ -70,7 +70,7 @@ MOST_LINES = 50  # problems, or remarks
 
 def print_findings(findings: Findings, advice: Advice | None, console: Console) -> None:
     """A table of sites, then problems, remarks and advice."""
-    if findings.train:
+    if findings.names:
         console.print(_table(findings))
     for lines, style, word in ((findings.problems, "red", "problem"), (findings.remarks, "yellow", "remark")):
         for line in lines[:MOST_LINES]:

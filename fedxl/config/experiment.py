@@ -23,7 +23,7 @@ from fedxl.config.file import TUNE as TUNE
 from fedxl.config.file import Config as Config
 from fedxl.config.file import Table as Table
 from fedxl.data import DATASETS, UNFITTED
-from fedxl.data.check import Findings, Inspected, check, inspect_folder, inspect_table
+from fedxl.data.check import Findings, check, inspect_folder, inspect_table
 from fedxl.data.examples import Splits
 from fedxl.data.tables.rawtable import RawTable
 from fedxl.errors import UserError, require, unknown
@@ -262,22 +262,22 @@ def _named(
 
 
 # Of data sets whose files tell more than the examples made of them. Each takes the data set's own settings.
-INSPECTORS: Mapping[str, Callable[..., Inspected]] = {"table": inspect_table, "folder": inspect_folder}
+INSPECTORS: Mapping[str, Callable[..., Findings]] = {"table": inspect_table, "folder": inspect_folder}
 
 
 def check_data(config: Config, part: Callable[[Splits], Splits] | None = None) -> tuple[Findings, Splits | None]:
     """What is found in the data, or in a part of them, and the data themselves unless their files cannot be read."""
     options = dict(config.data)
     inspector = INSPECTORS.get(options.pop("name", ""))
-    seen = call(inspector, options, "data") if inspector else Inspected([], [], {})
+    seen = call(inspector, options, "data") if inspector else Findings()
     try:
         splits = load_data(config)
         splits = part(splits) if part else splits
     except UserError:
         if not seen.problems:
             raise
-        return Findings((), [], [], {}, {}, seen.problems, seen.remarks, seen.facts), None
-    return check(splits, seen.problems, seen.remarks, whole=part is None, **seen.facts), splits
+        return seen, None
+    return check(splits, seen, whole=part is None), splits
 
 
 def check_config(config: Config) -> tuple[Findings, Advice | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedxl.data.examples import Digests, Examples, Splits, digests
+from fedxl.data.examples import Digests, Examples, Splits, are_known, digests, not_finite
 from fedxl.data.images import images_in, unreadable
 from fedxl.data.sets.own import FolderOptions
 from fedxl.data.tables.rawtable import Features, among_numbers
@@ -23,7 +23,6 @@ from fedxl.data.targets import quoted
 from fedxl.errors import printable
 from fedxl.sampling import Indices
 
-SPLITS = ("train", "validation", "test")
 FEW, SHOWN = 5, 3  # names and duplicates that a line lists
 BLOCK = 1024  # examples that are looked at together
 FEWEST = 5  # of a class; of fewer, some column has one value by chance
@@ -45,67 +44,59 @@ class Count(NamedTuple):
 class Findings:
     """What was found. Problems must be mended before training; remarks are worth a look."""
 
-    shape: tuple[int, ...]  # of an example
-    names: Sequence[str]  # of the sites
-    train: Sequence[Count]  # by site
-    held: dict[str, Count]  # by split
-    held_by_site: dict[str, Sequence[Count]]  # by split, where that is known
-    problems: Sequence[str]
-    remarks: Sequence[str]
-    facts: dict[str, Any] = field(default_factory=dict)  # missing values and the like, by name
+    problems: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)  # missing values and the like, by name
+    shape: tuple[int, ...] = ()  # of an example
+    names: Sequence[str] = ()  # of the sites; empty: the data could not be read
+    counts: Mapping[str, Count] = field(default_factory=lambda: {"train": Count(0, 0)})  # by split, training first
+    by_site: Mapping[str, Sequence[Count]] = field(default_factory=dict)  # by split, where sites are known
     timed: bool = False  # whether positives are events
 
     def site_table(self, most: int) -> tuple[list[str], list[list[str]]]:
         """Columns and rows: examples of each site in each split, of all sites last. most: sites that are listed."""
-        shown = [split for split in SPLITS if split == "train" or split in self.held]
         rows = []
         for at, name in enumerate(self.names[:most]):
-            held = [by[at] if (by := self.held_by_site.get(split)) else None for split in shown[1:]]
-            rows.append([printable(name, 40), *_cells(self.train[at], *held)])
+            counts = [self.by_site[split][at] if split in self.by_site else None for split in self.counts]
+            rows.append([printable(name, 40), *_cells(counts)])
         if (left := len(self.names) - most) > 0:
-            rows.append([f"... and {left:,} more", *([""] * 2 * len(shown))])
-        rows.append(["all", *_cells(total(self.train), *(self.held[split] for split in shown[1:]))])
-        return ["site", *(name for split in shown for name in (split, "events" if self.timed else "positive"))], rows
+            rows.append([f"... and {left:,} more", *([""] * 2 * len(self.counts))])
+        rows.append(["all", *_cells(self.counts.values())])
+        positive = "events" if self.timed else "positive"
+        return ["site", *(name for split in self.counts for name in (split, positive))], rows
 
     def to_json(self) -> dict[str, Any]:
-        sites = [{"name": name, "train": self.train[at]._asdict()} for at, name in enumerate(self.names)]
-        for split, counts in self.held_by_site.items():
-            for site, count in zip(sites, counts, strict=True):
-                site[split] = count._asdict()
+        sites = [
+            {"name": name, **{split: counts[at]._asdict() for split, counts in self.by_site.items()}}
+            for at, name in enumerate(self.names)
+        ]
         return {
             "shape": list(self.shape),
             "sites": sites,
-            "train": total(self.train)._asdict(),
-            **{split: count._asdict() for split, count in self.held.items()},
+            **{split: count._asdict() for split, count in self.counts.items()},
             **self.facts,
             "problems": list(self.problems),
             "remarks": list(self.remarks),
         }
 
 
-def _cells(*counts: Count | None) -> list[str]:
+def _cells(counts: Iterable[Count | None]) -> list[str]:
     """Examples and positives of each split, as far as they are known."""
     return [f"{number:,}" if each else "" for each in counts for number in each or ("", "")]
 
 
-def total(counts: Sequence[Count]) -> Count:
-    return Count(sum(count.examples for count in counts), sum(count.positives for count in counts))
-
-
-def check(
-    splits: Splits, problems: Sequence[str] = (), remarks: Sequence[str] = (), *, whole: bool = True, **facts: Any
-) -> Findings:
-    """All that can be told from the data as training would get them; more may have been found in their files.
+def check(splits: Splits, found: Findings = Findings(), whole: bool = True) -> Findings:  # noqa: B008 (frozen)
+    """All that can be told from the data as training would get them, beside what was found in their files.
 
     whole: whether these are all data of the federation; one of its sites may hold one class only.
     """
     looked = _Data(splits)
-    found, worth = [*problems, *looked.problems()], [*remarks, *looked.remarks()]
-    (found if whole else worth).extend(looked.one_sided())
+    problems, remarks = [*found.problems, *looked.problems()], [*found.remarks, *looked.remarks()]
+    (problems if whole else remarks).extend(looked.one_sided())
     for bad, line in looked.duplicates():
-        (found if bad else worth).append(line)
-    about = {"constant_columns": looked.constant, "blank_images": looked.blank, **facts}
-    return replace(looked.counted(), problems=found, remarks=worth, facts=about)
+        (problems if bad else remarks).append(line)
+    facts = {"constant_columns": looked.constant, "blank_images": looked.blank, **found.facts}
+    return replace(looked.counted(), problems=problems, remarks=remarks, facts=facts)
 
 
 def site_table(splits: Splits, most: int) -> tuple[list[str], list[list[str]]]:
@@ -124,26 +115,25 @@ class _Data:
     def __init__(self, splits: Splits) -> None:
         self.train, self.held, self.preparation = splits.train, splits.held_back, splits.preparation
         self.names, self.timed = splits.names, splits.train.time is not None
-        self.counts = [Count(held.count("all"), held.positives) for held in splits.train.holdings()]
         self.owners = np.repeat(np.arange(len(self.names)), [len(part) for part in splits.train.parts])
 
     def counted(self) -> Findings:
         """How many examples there are, and where."""
-        held = {name: _count(split.y) for name, split in self.held.items()}
-        by_site: dict[str, Sequence[Count]]
-        by_site = {name: self.by_site(split) for name, split in self.held.items() if split.site is not None}
-        return Findings(self.train.shape, self.names, self.counts, held, by_site, (), (), timed=self.timed)
+        splits = {"train": self.train, **self.held}
+        counts = {name: _count(split.y) for name, split in splits.items()}
+        by_site = {"train": [counts["train"]]}  # of one client
+        by_site |= {name: self._by_site(split) for name, split in splits.items() if split.site is not None}
+        return Findings(shape=self.train.shape, names=self.names, counts=counts, by_site=by_site, timed=self.timed)
 
-    def by_site(self, split: Examples) -> list[Count]:
+    def _by_site(self, split: Examples) -> list[Count]:
         assert split.site is not None
-        count = len(self.names)
         positive = split.site[(split.y > 0).any(1).numpy()]  # for any of their labels
-        both = np.bincount(split.site, minlength=count), np.bincount(positive, minlength=count)
-        return [Count(int(n), int(positive)) for n, positive in zip(*both, strict=True)]
+        both = (np.bincount(sites, minlength=len(self.names)).tolist() for sites in (split.site, positive))
+        return [Count(*counts) for counts in zip(*both, strict=True)]
 
     def one_sided(self) -> list[str]:
         """Classes that are not there. Of time to event, only events must be there."""
-        whole, missing = total(self.counts), self._missing("validation")
+        whole, missing = _count(self.train.y), self._missing("validation")
         found = [
             (whole.positives == 0, f"no training example {'has an event' if self.timed else 'is positive'}"),
             (whole.positives == whole.examples and not self.timed, "no training example is negative"),
@@ -160,10 +150,10 @@ class _Data:
 
     def problems(self) -> list[str]:
         wanted = self.train.shape
-        wrong = sum(_not_finite(block) for block in self._trained())
+        wrong = sum(not_finite(block) for block in self._trained())
         found = [(wrong > 0, f"{wrong:,} training examples hold NaN or infinity")]
         for name, split in self.held.items():
-            wrong = _not_finite(split.x)
+            wrong = not_finite(split.x)
             told = f"{name} holds examples of shape {list(split.shape)}, training of {list(wanted)}"
             found += [(split.shape != wanted, told), (wrong > 0, f"{wrong:,} {name} examples hold NaN or infinity")]
         return [line for wrong, line in found if wrong]
@@ -287,32 +277,21 @@ def first_equal(rows: Digests) -> Indices:
 def also_in(mine: Digests, theirs: Digests) -> tuple[Indices, Indices]:
     """(rows of the first, the first equal rows of the second)."""
     known, first = np.unique(theirs, return_index=True)
-    places = np.searchsorted(known, mine)
-    found = np.flatnonzero(np.append(known, b"")[places] == mine)
-    return found, first[places[found]]
+    found = np.flatnonzero(are_known(mine, known))
+    return found, first[np.searchsorted(known, mine[found])]
 
 
 def _count(labels: Tensor) -> Count:
     return Count(len(labels), int((labels > 0).any(1).sum()))
 
 
-def _not_finite(x: Tensor) -> int:
-    return int((~torch.isfinite(x.flatten(1))).any(1).sum()) if x.is_floating_point() else 0
-
-
 ROWS = 2**14  # looked at together
-
-
-class Inspected(NamedTuple):
-    problems: list[str]
-    remarks: list[str]
-    facts: dict[str, Any]
 
 
 def inspect_table(
     path: str | tuple[str, ...],
     options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
-) -> Inspected:
+) -> Findings:
     """The settings are those of the data set `table`."""
     files = open_files(path, options)
     features = Features(files, [] if options.image else feature_names(files[0], options), options.categorical)
@@ -325,7 +304,7 @@ def inspect_table(
         remarks += [f"{count:,} of {len(ids):,} rows {what} in {name}" for count, what in counts if count]
     if options.image:
         damaged = unreadable(*image_paths(files, keys, options.image))
-        return Inspected([*problems, *damaged], remarks, {"unreadable_images": len(damaged)})
+        return Findings([*problems, *damaged], remarks, {"unreadable_images": len(damaged)})
     missing = np.zeros(len(features.names), np.int64)
     for rows in np.array_split(np.arange(chunks.count, dtype=np.int32), chunks.count // ROWS + 1):
         missing += np.isnan(chunks.take(rows)).sum(0)
@@ -337,13 +316,13 @@ def inspect_table(
         if (text := among_numbers(list(texts))) and name not in options.categorical:
             told = f"column '{printable(name, 40)}' holds numbers, but also '{printable(text, 40)}'"
             remarks.append(f"{told}: all of it counts as categories; correct it, or name it in categorical")
-    return Inspected(problems, remarks, {"missing_values": some})
+    return Findings(problems, remarks, {"missing_values": some})
 
 
-def inspect_folder(path: str, options: FolderOptions = FolderOptions()) -> Inspected:  # noqa: B008 (frozen)
+def inspect_folder(path: str, options: FolderOptions = FolderOptions()) -> Findings:  # noqa: B008 (frozen)
     """The settings are those of the data set `folder`."""
     damaged = unreadable(Path(path), images_in(Path(path)))
-    return Inspected(damaged, [], {"unreadable_images": len(damaged)})
+    return Findings(damaged, [], {"unreadable_images": len(damaged)})
 
 
 def _groups(keys: Keys, column: str) -> tuple[list[str], list[str]]:

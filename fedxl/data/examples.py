@@ -181,9 +181,8 @@ class Examples:
     def require_usable(self, where: str) -> None:
         """Raises UserError if there are no examples, or some that are not finite."""
         require(len(self) > 0, f"{where} has no examples; leave it out or give it some")
-        if self.x.is_floating_point():
-            bad = int((~torch.isfinite(self.x.flatten(1))).any(1).sum())
-            require(bad == 0, f"{where}: {bad} of {len(self)} examples hold NaN or infinity; drop or impute them")
+        bad = not_finite(self.x)
+        require(bad == 0, f"{where}: {bad} of {len(self)} examples hold NaN or infinity; drop or impute them")
 
     @property
     def scale(self) -> str:
@@ -408,6 +407,11 @@ class Splits(NamedTuple):
         """Validation and test data, as far as there are any."""
         both = {"validation": self.validation, "test": self.test}
         return {name: found for name, found in both.items() if found is not None}
+
+
+def not_finite(x: Tensor) -> int:
+    """How many examples hold NaN or infinity."""
+    return int((~torch.isfinite(x.flatten(1))).any(1).sum()) if x.is_floating_point() else 0
 
 
 Digests = npt.NDArray[np.bytes_]  # [n] of 16 bytes

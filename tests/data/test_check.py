@@ -29,9 +29,8 @@ def good() -> Splits:
 def test_counts_by_site_and_split():
     found = check(good())
     assert (found.problems, found.remarks) == ([], [])
-    assert found.train == [Count(10, 5), Count(20, 10)]
-    assert found.held == {"validation": Count(14, 7), "test": Count(12, 6)}
-    assert found.held_by_site == {"validation": [Count(6, 3), Count(8, 4)]}
+    assert found.counts == {"train": Count(30, 15), "validation": Count(14, 7), "test": Count(12, 6)}
+    assert found.by_site == {"train": [Count(10, 5), Count(20, 10)], "validation": [Count(6, 3), Count(8, 4)]}
     told = found.to_json()
     assert told["sites"][1] == {
         "name": "south",
@@ -147,14 +146,14 @@ def test_blank_images_and_images_of_other_types():
 
 
 def test_findings_without_data_are_json_too():
-    empty = Findings((), [], [], {}, {}, ["cannot read the image a.png"], [])
+    empty = Findings(["cannot read the image a.png"])
     assert empty.to_json()["problems"] == ["cannot read the image a.png"]
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_tiny_clients_are_checked(count):
     x, y = drawn(count, 0)
-    assert check(as_splits([(x, y)])).train == [Count(count, count // 2)]
+    assert check(as_splits([(x, y)])).counts["train"] == Count(count, count // 2)
 
 
 def test_a_text_among_numbers_is_a_remark(tmp_path):

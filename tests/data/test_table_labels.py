@@ -135,7 +135,7 @@ def test_a_table_with_several_labels_is_inspected(path):
     assert inspect_table(str(path), options).problems == []
     found = check(load_data(experiment(path)))
     data = labelled()
-    for site, count in zip(SITES, found.held_by_site["test"], strict=True):
+    for site, count in zip(SITES, found.by_site["test"], strict=True):
         here = arrays(data[(data.site == site) & (data.part == "test")])
         assert count == (len(here), (here == 1).any(1).sum())
 
