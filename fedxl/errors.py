@@ -93,6 +93,13 @@ def unknown(kind: str, name: str, known: Iterable[str], section: str = "") -> Us
     return UserError(f"unknown {kind} '{section}{name}'; {hint}")
 
 
+def require_known(kind: str, name: str, known: Iterable[str], section: str = "") -> None:
+    """Raise the error for an unknown name unless it is in the table."""
+    known = list(known)
+    if name not in known:
+        raise unknown(kind, name, known, section)
+
+
 def was_removed(what: str, instead: str) -> UserError:
     """The error for something that an older version knew.
 

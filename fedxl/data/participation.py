@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedxl import sampling, tree
 from fedxl.data.examples import Weighting
-from fedxl.errors import UserError, kind_of, printable, require, unknown
+from fedxl.errors import UserError, kind_of, printable, require, require_known
 from fedxl.files import read_json
 from fedxl.risks.pairing import Share
 from fedxl.sampling import Floats, Indices, Purpose
@@ -100,8 +100,7 @@ def read_trace(path: Path, names: Sequence[str]) -> Available:
     except FileNotFoundError:
         raise UserError(f"there is no file {path}, which run.trace names") from None
     for key in content:
-        if key != ROUNDS:
-            raise unknown("key", printable(key, 60), [ROUNDS])
+        require_known("key", printable(key, 60), [ROUNDS])
     rounds = content.get(ROUNDS)
     require(isinstance(rounds, list) and bool(rounds), f'{path} must read {{"rounds": [[...], ...]}}, not be empty')
     assert isinstance(rounds, list)

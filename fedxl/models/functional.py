@@ -6,13 +6,15 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fedxl.errors import RefusedError, UserError, first_line, kind_of, require
+from fedxl.errors import UserError, first_line, kind_of, refuse, require
 from fedxl.models.parts import frozen, frozen_tensors
+
+T = TypeVar("T")
 
 
 class Precision(NamedTuple):
@@ -34,7 +36,16 @@ PRECISIONS: Mapping[str, Precision] = {
 
 
 @contextmanager
-def products(precision: Precision) -> Iterator[None]:
+def temporarily(change: Callable[[T], object], before: T, inside: T) -> Iterator[None]:
+    """Inside, a setting of a library has another value than before."""
+    change(inside)
+    try:
+        yield
+    finally:
+        change(before)
+
+
+def products(precision: Precision) -> AbstractContextManager[None]:
     """Set the precision of matrix products and convolutions; torch's defaults differ between the two.
 
     torch has an old and a new interface for it, and raises an error if both are used. This uses the caller's.
@@ -42,11 +53,7 @@ def products(precision: Precision) -> Iterator[None]:
     before = switched()
     old = "high" if precision.tf32 else "highest", precision.tf32
     new = ("tf32" if precision.tf32 else "ieee",) * 2
-    _switch(old if isinstance(before[1], bool) else new)
-    try:
-        yield
-    finally:
-        _switch(before)
+    return temporarily(_switch, before, old if isinstance(before[1], bool) else new)
 
 
 def switched() -> tuple[Any, ...]:
@@ -67,18 +74,12 @@ def _switch(values: tuple[Any, ...]) -> None:
         backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision = values
 
 
-@contextmanager
-def _stepwise_attention() -> Iterator[None]:
+def _stepwise_attention() -> AbstractContextManager[None]:
     """Inside, torch's encoder layers in evaluation mode compute as in training.
 
     Their fused kernel has no rule for vmap, and gives 0 where an example is padded, which training does not.
     """
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    return temporarily(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled(), False)
 
 
 class Weights(NamedTuple):
@@ -113,8 +114,7 @@ def weights_of(model: nn.Module) -> Weights:
 def check_buffers(buffers: Mapping[str, Tensor]) -> None:
     """Refuse impossible statistics: one negative variance makes every score NaN."""
     for name, leaf in buffers.items():
-        if name.endswith(NEVER_NEGATIVE) and bool((leaf < 0).any()):
-            raise RefusedError(f"its buffer {name} is negative")
+        refuse(name.endswith(NEVER_NEGATIVE) and bool((leaf < 0).any()), f"its buffer {name} is negative")
 
 
 def load(model: nn.Module, weights: Weights) -> nn.Module:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedxl.errors import UserError, first_line, require, unknown
+from fedxl.errors import UserError, first_line, require, require_known
+from fedxl.models.functional import temporarily
 from fedxl.models.layers import load_file, read_tensors
 
 ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, AssertionError, ImportError)
@@ -70,8 +70,7 @@ def transformers(
     auto, kind = package.AutoConfig, package.AutoModelForSequenceClassification
     known = _built(lambda: auto.for_model(name), name).to_dict()
     for setting in settings:
-        if setting not in known or setting.startswith("_"):
-            raise unknown("setting", setting, known, section="model.")
+        require_known("setting", setting, (name for name in known if not name.startswith("_")), "model.")
     # Plain attention: the kernels of others have no rules for vmap, or would be fetched.
     given = {**settings, "num_labels": outputs, "attn_implementation": "eager"}
     config = _built(lambda: auto.for_model(name, **given), name)
@@ -118,7 +117,8 @@ def _hugging_weights(package: Any, model: Any, config: Any, weights: str) -> Any
     """The network with a file's weights, by the rules of transformers: old names, and encoders without a head."""
     state = dict(read_tensors(Path(weights)))
     given = {"config": config, "state_dict": state, "ignore_mismatched_sizes": True, "output_loading_info": True}
-    with _quiet(package.logging):
+    reports = package.logging  # one line of ours says what matters
+    with temporarily(reports.set_verbosity, reports.get_verbosity(), logging.ERROR):
         model, told = _built(lambda: type(model).from_pretrained(None, **given), weights)
     new = sorted({*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])})
     fits = 2 * len(new) < len(model.state_dict())
@@ -126,14 +126,3 @@ def _hugging_weights(package: Any, model: Any, config: Any, weights: str) -> Any
     if new:
         log.warning("%s: these layers are not in it and start untrained: %s", weights, ", ".join(new))
     return model
-
-
-@contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
-    """Without the reports of transformers: one line of ours says what matters."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

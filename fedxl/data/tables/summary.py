@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedxl.data.tables.read import LONGEST, MOST_COLUMNS, Block
-from fedxl.errors import RefusedError, UserError, printable, require
+from fedxl.errors import RefusedError, UserError, printable, refuse, require
 from fedxl.risks.several import label_names
 
 ROWS = 1024  # summed at a time: a site comes to the same bits wherever it sums, and squares take little memory
@@ -67,8 +67,7 @@ class Summary:
     @classmethod
     def from_json(cls, text: str, examples: int) -> Summary:
         """What a site sent, if a site with so many examples can have sent it."""
-        if len(text) > MOST_TEXT:
-            raise RefusedError(f"its summary has more than {MOST_TEXT:,} characters")
+        refuse(len(text) > MOST_TEXT, f"its summary has more than {MOST_TEXT:,} characters")
         try:
             content = json.loads(text)
             found = {str(name): TYPES[kind](*told) for name, (kind, *told) in content["columns"].items()}
@@ -204,8 +203,8 @@ def _check(summary: Summary, examples: int) -> None:
     """Refuse numbers that no honest site can have; all sites' data would be scaled by them."""
     # Of several labels, a row may have none that is known: then it is no example, and scales columns all the same.
     more = LABELS in summary.about and _whole(summary.rows) and summary.rows > examples
-    if not _whole(summary.rows) or (summary.rows != examples and not more):
-        raise RefusedError(f"its summary is of {printable(summary.rows)} rows, but it has {examples} examples")
+    wrong = not _whole(summary.rows) or (summary.rows != examples and not more)
+    refuse(wrong, f"its summary is of {printable(summary.rows)} rows, but it has {examples} examples")
     about = {**summary.about}
     labels = about.pop(LABELS, [])
     try:
@@ -213,13 +212,13 @@ def _check(summary: Summary, examples: int) -> None:
     except UserError:
         named = False
     texts = all(isinstance(text, str) and len(text) <= LONGEST for text in about.values())
-    if not texts or not {*about} <= {*ABOUT} or not named:
-        raise RefusedError("what its summary says of its label cannot be read")
+    right = texts and named and {*about} <= {*ABOUT}
+    refuse(not right, "what its summary says of its label cannot be read")
     taken = [*labels, *(about.get(role) for role in ("label", "site", "id", "time"))]
-    if any(name in taken for name in summary.columns):
-        raise RefusedError("its summary has a column that is its label, its site, its id or its time, too")
-    if not 0 < len(summary.columns) <= MOST_COLUMNS:
-        raise RefusedError(f"its summary has {len(summary.columns)} columns")
+    twice = any(name in taken for name in summary.columns)
+    refuse(twice, "its summary has a column that is its label, its site, its id or its time, too")
+    count = len(summary.columns)
+    refuse(not 0 < count <= MOST_COLUMNS, f"its summary has {count} columns")
     for name, told in summary.columns.items():
         right = 0 < len(name) <= LONGEST
         if isinstance(told, Numbers):
@@ -232,8 +231,7 @@ def _check(summary: Summary, examples: int) -> None:
             right &= isinstance(told.counts, dict) and len(told.counts) <= MOST_CATEGORIES
             right = right and all(0 < len(text) <= LONGEST and _whole(n) for text, n in told.counts.items())
             right = right and sum(told.counts.values()) <= summary.rows
-        if not right:
-            raise RefusedError(f"its summary of column '{printable(name, 60)}' cannot be that of its data")
+        refuse(not right, f"its summary of column '{printable(name, 60)}' cannot be that of its data")
 
 
 def _whole(value: Any) -> bool:
