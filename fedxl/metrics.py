@@ -167,59 +167,42 @@ def _both(scores: Any, labels: Any) -> bool:
     return bool(positive.any() and not positive.all() and np.isfinite(np.asarray(scores, np.float64)).all())
 
 
+SHARE = (0.0, 1.0)
 METRICS: Mapping[str, Metric] = {
-    "auroc": Metric(auroc, "area under the ROC curve", (0.0, 1.0)),
+    "auroc": Metric(auroc, "area under the ROC curve", SHARE),
     "pauc": Metric(
-        partial_auc,
-        "partial AUC up to a false positive rate, on McClish's scale: 0.5 for chance, 1 for a perfect ranking",
-        (0.0, 1.0),
-        takes_limit=True,
-        shown=(0.3, 0.5),
+        partial_auc, range=SHARE, takes_limit=True, shown=(0.3, 0.5),
+        summary="partial AUC up to a false positive rate, on McClish's scale: 0.5 for chance, 1 if perfect",
     ),
     "pauc_raw": Metric(
-        partial_auc_raw,
-        "partial AUC as the area itself, at most the false positive rate",
-        (0.0, 1.0),
-        takes_limit=True,
-        shown=False,
+        partial_auc_raw, range=SHARE, takes_limit=True, shown=False,
+        summary="partial AUC as the area itself, at most the false positive rate",
     ),
-    "ap": Metric(average_precision, "average precision", (0.0, 1.0)),
+    "ap": Metric(average_precision, "average precision", SHARE),
     "risk": Metric(None, "the run's own risk, exactly", larger_is_better=False),
-}
+}  # fmt: skip
 # Of items in queries: they are computed where the run's risk is one of queries, and need the query of each item.
 QUERY_METRICS: Mapping[str, Metric] = {
     "ndcg": Metric(
-        ndcg,
-        "normalised discounted cumulative gain of the first places, the mean over queries; gains are 2^grade - 1",
-        (0.0, 1.0),
-        takes_limit=True,
-        by_query=True,
+        ndcg, range=SHARE, takes_limit=True, by_query=True,
+        summary="normalised discounted cumulative gain of the first places, mean over queries; gains are 2^grade - 1",
     ),
-}
+}  # fmt: skip
 # Of time to event: they are computed where the run's risk is one, and need the time of each example.
 TIME_METRICS: Mapping[str, Metric] = {
     "cindex": Metric(
-        censored.harrell,
-        "Harrell's C: of two examples that can be compared, how often the earlier event scores higher",
-        (0.0, 1.0),
-        by_time=True,
+        censored.harrell, range=SHARE, by_time=True,
+        summary="Harrell's C: of two examples that can be compared, how often the earlier event scores higher",
     ),
     "uno": Metric(
-        censored.uno,
-        "Uno's C: Harrell's with weights against censoring, of events before a time if one is given",
-        (0.0, 1.0),
-        takes_limit=True,
-        needs_limit=False,
-        by_time=True,
+        censored.uno, range=SHARE, takes_limit=True, needs_limit=False, by_time=True,
+        summary="Uno's C: Harrell's with weights against censoring, of events before a time if one is given",
     ),
     "auc_at": Metric(
-        censored.auc_at,
-        "AUC at a horizon: how often an example with an event by then scores higher than one without",
-        (0.0, 1.0),
-        takes_limit=True,
-        by_time=True,
+        censored.auc_at, range=SHARE, takes_limit=True, by_time=True,
+        summary="AUC at a horizon: how often an example with an event by then scores higher than one without",
     ),
-}
+}  # fmt: skip
 KNOWN: Mapping[str, Metric] = {**METRICS, **QUERY_METRICS, **TIME_METRICS}
 
 
