@@ -6,8 +6,8 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO
@@ -46,14 +46,22 @@ def open_private(path: Path) -> BinaryIO:
 
 def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
     """Write a file completely or not at all, even if the process or the machine stops at any moment."""
-    partial = path.with_name(f".{path.name}.partial")
+    with whole_file(path, private) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole_file(path: Path, private: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
+    """A file to write, which gets its name once it is complete. shared: other processes may be writing it, too."""
+    own = f".{os.getpid()}" if shared else ""
+    partial = path.with_name(f".{path.name}{own}.partial")
     try:
         with open_private(partial) if private else partial.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             partial.unlink()  # on a full disk it would take space that others need
         raise

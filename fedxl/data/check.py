@@ -85,7 +85,7 @@ def _cells(counts: Iterable[Count | None]) -> list[str]:
     return [f"{number:,}" if each else "" for each in counts for number in each or ("", "")]
 
 
-def check(splits: Splits, found: Findings = Findings(), whole: bool = True) -> Findings:  # noqa: B008 (frozen)
+def check(splits: Splits, found: Findings = Findings(), whole: bool = True) -> Findings:
     """All that can be told from the data as training would get them, beside what was found in their files.
 
     whole: whether these are all data of the federation; one of its sites may hold one class only.
@@ -285,13 +285,7 @@ def _count(labels: Tensor) -> Count:
     return Count(len(labels), int((labels > 0).any(1).sum()))
 
 
-ROWS = 2**14  # looked at together
-
-
-def inspect_table(
-    path: str | tuple[str, ...],
-    options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
-) -> Findings:
+def inspect_table(path: str | tuple[str, ...], options: TableOptions = TableOptions()) -> Findings:
     """The settings are those of the data set `table`."""
     files = open_files(path, options)
     features = Features(files, [] if options.image else feature_names(files[0], options), options.categorical)
@@ -305,9 +299,8 @@ def inspect_table(
     if options.image:
         damaged = unreadable(*image_paths(files, keys, options.image))
         return Findings([*problems, *damaged], remarks, {"unreadable_images": len(damaged)})
-    missing = np.zeros(len(features.names), np.int64)
-    for rows in np.array_split(np.arange(chunks.count, dtype=np.int32), chunks.count // ROWS + 1):
-        missing += np.isnan(chunks.take(rows)).sum(0)
+    each = (np.isnan(piece).sum(0) for piece in chunks.pieces if piece is not None)
+    missing = sum(each, np.zeros(len(features.names), np.int64))
     if some := {name: count for name, count in zip(features.names, missing.tolist(), strict=True) if count}:
         few = [f"{printable(name, 40)} {count / len(keys.y):.1%}" for name, count in list(some.items())[:FEW]]
         more = f" and {len(some) - FEW} more columns" if len(some) > FEW else ""
@@ -319,7 +312,7 @@ def inspect_table(
     return Findings(problems, remarks, {"missing_values": some})
 
 
-def inspect_folder(path: str, options: FolderOptions = FolderOptions()) -> Findings:  # noqa: B008 (frozen)
+def inspect_folder(path: str, options: FolderOptions = FolderOptions()) -> Findings:
     """The settings are those of the data set `folder`."""
     damaged = unreadable(Path(path), images_in(Path(path)))
     return Findings(damaged, [], {"unreadable_images": len(damaged)})

@@ -50,8 +50,7 @@ class Augment:
 
     def __post_init__(self) -> None:
         require_types(Augment, vars(self))
-        require(self.crop >= 0, f"crop must not be negative, got {self.crop}")
-        require(self.crop <= MOST_CROP, f"crop must be at most {MOST_CROP} pixels, got {self.crop}")
+        require(0 <= self.crop <= MOST_CROP, f"crop must lie between 0 and {MOST_CROP} pixels, got {self.crop}")
         require(self.noise >= 0, f"noise must not be negative, got {self.noise}")
         require(all(map(math.isfinite, self.site_means)), f"site_means must be finite, got {self.site_means}")
 
@@ -287,8 +286,7 @@ class Examples:
     def _members(self, side: Side) -> npt.NDArray[np.bool_]:
         """[n, L] which labels put their example into a side; one that is not known does not."""
         y = self.y.cpu()
-        found: npt.NDArray[np.bool_] = (belongs(y, side) & (y >= 0)).numpy()
-        return found
+        return np.asarray(belongs(y, side) & (y >= 0))
 
     def holdings(self) -> list[Holding]:
         """What each client holds, in numbers."""
@@ -332,8 +330,7 @@ class Holding(NamedTuple):
 
     def by_label(self, side: Side) -> npt.NDArray[np.int64]:
         positives, negatives = self.label_counts
-        found: npt.NDArray[np.int64] = {"positive": positives, "negative": negatives}.get(side, positives + negatives)
-        return found
+        return np.asarray({"positive": positives, "negative": negatives}.get(side, positives + negatives))
 
     @property
     def ranked(self) -> bool:

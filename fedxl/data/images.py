@@ -10,7 +10,6 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -18,9 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from fedxl.data.splits import Order, Shares
 from fedxl.errors import UserError, printable, require
-from fedxl.files import DAMAGED
+from fedxl.files import DAMAGED, whole_file
 from fedxl.progress import progress
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -51,6 +53,28 @@ class Image:
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.channels, self.size, self.size
+
+
+@dataclass(frozen=True)
+class ImageOptions(Shares):
+    """Settings of images in files."""
+
+    size: int = 64  # images become squares of so many pixels a side
+    channels: int = 1  # 1: grey, 3: colour
+    bits: int = 0  # of grey values of 16 bits, those that are used; 0: as many as the largest value needs
+    cache: str = ""  # where prepared images are kept; "": beside the files
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Image(self.size, self.channels, bits=self.bits)  # checks them
+
+    def load(self, order: Order, folder: Path, paths: Sequence[str], column: str = "") -> tuple[Tensor, Image]:
+        """The images in this order, mapped into memory from the cache. paths: of all rows, in the files' order."""
+        order.require_trained()  # before an image is opened
+        image = Image(self.size, self.channels, column, self.bits)
+        listed = [paths[row] for row in order.rows]
+        x, image = resized(folder, listed, image, Path(self.cache or folder), "images", stamped=True)
+        return torch.from_numpy(x), image
 
 
 def images_in(root: Path) -> list[str]:
@@ -154,11 +178,10 @@ def _load(path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, int] | None:
 
 
 def _write(target: Path, shape: tuple[int, ...], bits: int, images: Iterable[np.ndarray]) -> None:
-    """Write the file, under a temporary name until it is complete: array, bits, and a checksum of both."""
-    unfinished = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    """Write the file: array, bits, and a checksum of both."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
+        with whole_file(target, shared=True) as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             start = io.BytesIO()
             np.lib.format.write_array_header_1_0(start, header)
@@ -167,14 +190,8 @@ def _write(target: Path, shape: tuple[int, ...], bits: int, images: Iterable[np.
                 checksum = zlib.crc32(part, checksum)
                 file.write(part)
             file.write(checksum.to_bytes(4, "little"))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(target)
     except OSError as error:
         raise UserError(f"cannot write the resized images to {target}: {error}") from None
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()
 
 
 def _each(read: Callable[[Path], T], folder: Path, paths: Sequence[str]) -> Iterator[T]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,8 +117,8 @@ def as_examples(x: Any, y: Any, where: str, encode: Encoder = encoder()) -> Exam
     exchanged = x.ndim == 1 and shape is not None and len(shape) >= 2 and shape[0] == len(x)
     require(not exchanged, f"{where}: examples and labels seem exchanged; give (x, y), the labels last")
     require(x.ndim >= 2, f"{where}: examples must be rows of features or images, got shape {list(x.shape)}")
-    labels = encode(y, where) if len(x) else torch.empty(0, 1)
     require(len(x) > 0, f"{where} has no examples; leave it out or give it some")
+    labels = encode(y, where)
     require(len(x) == len(labels), f"{where}: {len(x)} examples but {len(labels)} labels")
     require(x.numel() > 0, f"{where}: examples of shape {list(x.shape[1:])} hold no numbers")
     found = Examples(x, labels)
@@ -131,8 +131,8 @@ def as_examples(x: Any, y: Any, where: str, encode: Encoder = encoder()) -> Exam
 
 class _Opened(NamedTuple):
     examples: Examples
-    columns: tuple[str, ...]
-    labels: Any  # as they were given
+    columns: tuple[str, ...] = ()
+    labels: Any = None  # as they were given
 
 
 def as_splits(
@@ -150,19 +150,16 @@ def as_splits(
         splits = Splits(clients)
     else:
         _require_many(clients)
-        names = _names(clients) if isinstance(clients, Mapping) else ()
-        each = list(clients.values() if isinstance(clients, Mapping) else clients)
-        empty = "a federation needs at least one client (a generator that was read before is empty: give a list)"
-        require(len(each) > 0, empty)
-        opened = [_open(data, _called(number, names), encode) for number, data in enumerate(each)]
+        names, opened = _open_all(clients, partial(_open, encode=encode))
         found, columns = _joined(opened, names)
         if positive is not None and not labels:
             negative = _negative(found, opened, positive)
         splits = Splits(found, columns=columns)
-    held = {"validation": validation, "test": test}
-    some = {name: data for name, data in held.items() if data is not None}
-    given = {name: _held_back(data, name, splits, encode, negative) for name, data in some.items()}
-    return splits._replace(**given)  # type: ignore[arg-type]
+    for name, data in (("validation", validation), ("test", test)):
+        if data is not None:
+            held: Any = {name: _held_back(data, name, splits, encode, negative)}
+            splits = splits._replace(**held)
+    return splits
 
 
 def from_arrays(clients: Clients, positive: Label | None = None, labels: int = 0) -> Examples:
@@ -206,20 +203,16 @@ def _from_triples(
     clients: Mapping[str, Triple] | Sequence[Triple], validation: Triple | None, test: Triple | None, named: str,
     read: Callable[[Any, Any, Any, str], Examples],
 ) -> Splits:  # fmt: skip
-    def opened(data: Any, where: str) -> Examples:
+    def opened(data: Any, where: str) -> _Opened:
         right = isinstance(data, (tuple, list)) and len(data) == 3
         require(right, f"{where} must be a triple (x, {named}), not {kind_of(data)}")
         x, first, second = data
-        return read(x, first, second, where)
+        return _Opened(read(x, first, second, where))
 
-    names = tuple(map(str, clients)) if isinstance(clients, Mapping) else ()
-    each = list(clients.values() if isinstance(clients, Mapping) else clients)
-    require(len(each) > 0, "a federation needs at least one client")
-    held = [opened(client, names[at] if names else f"client {at}") for at, client in enumerate(each)]
-    train, _ = _joined([_Opened(one, (), None) for one in held], names)
+    names, held = _open_all(clients, opened)
     later = {"validation": validation, "test": test}
-    found = {name: None if data is None else opened(data, name) for name, data in later.items()}
-    return Splits(train, found["validation"], found["test"])
+    found = {name: None if data is None else opened(data, name).examples for name, data in later.items()}
+    return Splits(_joined(held, names)[0], found["validation"], found["test"])
 
 
 def ranked(x: Any, y: Any, queries: Any, where: str) -> Examples:
@@ -248,7 +241,6 @@ def _held_back(data: Any, where: str, splits: Splits, encode: Encoder, negative:
     """
     if isinstance(data, Examples):
         return data
-    _require_no_loader(data, where)
     clients, columns = splits.names, tuple(splits.columns)
     if isinstance(data, Mapping):
         named = {str(name): held for name, held in data.items()}
@@ -274,12 +266,21 @@ def _held_back(data: Any, where: str, splits: Splits, encode: Encoder, negative:
     return replace(found, site=of[found.site] if len(of) else None, sites=splits.train.sites if len(of) else ())
 
 
+def _open_all(clients: Any, open: Callable[[Any, str], _Opened]) -> tuple[tuple[str, ...], list[_Opened]]:
+    """The clients' names, if they have some, and their data."""
+    names = _names(clients) if isinstance(clients, Mapping) else ()
+    each = list(clients.values() if isinstance(clients, Mapping) else clients)
+    empty = "a federation needs at least one client (a generator that was read before is empty: give a list)"
+    require(len(each) > 0, empty)
+    return names, [open(data, _called(number, names)) for number, data in enumerate(each)]
+
+
 def _open(data: Any, where: str, encode: Encoder) -> _Opened:
     _require_no_loader(data, where)
     if isinstance(data, Dataset):
         data = read(data, where)
     if isinstance(data, Examples):
-        return _Opened(data, (), data.y)
+        return _Opened(data, labels=data.y)
     require(not is_frame(data), f"{where} is a data frame; give a pair (x, y), or use fedxl.from_frame")
     many = isinstance(data, (tuple, list))
     told = f"{kind_of(data)} of {len(data)}" if many else kind_of(data)
@@ -422,15 +423,9 @@ def _tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...] | None:
 
 
 def _example(x: Any, where: str) -> Tensor:
-    if isinstance(x, Tensor):
-        return x.detach()
+    """An item of a Dataset."""
     if hasattr(x, "getbands") and hasattr(x, "mode"):  # of PIL, which need not be installed
         require(x.mode in MODES, f"{where} is an image of mode {x.mode}; convert it to {' or '.join(MODES)}")
         pixels = np.array(x)
         return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-    right = hasattr(x, "__array__") or isinstance(x, (list, tuple))
-    require(right, f"{where} must be a tensor, an array or a PIL image, not {kind_of(x)}")
-    try:
-        return as_tensor(np.asarray(x), where)
-    except (TypeError, ValueError) as error:
-        raise error if isinstance(error, UserError) else UserError(f"{where} must be an array of numbers") from None
+    return features(x, where).x

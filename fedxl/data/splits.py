@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedxl.data.examples import NOTHING, UNKNOWN, Augment, Examples, Splits
-from fedxl.errors import printable, require, unknown
-from fedxl.sampling import Indices, Purpose, generator
+from fedxl.errors import printable, require, require_known
+from fedxl.sampling import Floats, Indices, Purpose, generator
 
 if TYPE_CHECKING:
     from fedxl.data.tables.prepare import Preparation
@@ -45,12 +45,20 @@ class Stream(IntEnum):
     KNOWN = 7
 
 
-def check_shares(validation: float, test: float, seed: int) -> None:
-    """Refuse settings of a draw that leave nothing to train on, or that are no seed."""
-    require(seed >= 0, f"seed must not be negative, got {seed}")
-    for name, share in (("validation", validation), ("test", test)):
-        require(0 <= share < 1, f"{name} must be a share in [0, 1), got {share}")
-    require(validation + test < 1, f"validation and test are {validation + test:g} of all rows; nothing is left")
+@dataclass(frozen=True)
+class Shares:
+    """What is held back of rows, where nothing else says so."""
+
+    validation: float = 0.2  # the share to draw
+    test: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
+        for name, share in (("validation", self.validation), ("test", self.test)):
+            require(0 <= share < 1, f"{name} must be a share in [0, 1), got {share}")
+        both = self.validation + self.test
+        require(both < 1, f"validation and test are {both:g} of all rows; nothing is left")
 
 
 def draw(
@@ -100,6 +108,12 @@ def in_order(sites: Whole, names: list[str]) -> tuple[Whole, list[str]]:
     place = np.empty(len(names), np.int32)
     place[order] = np.arange(len(names))
     return place[sites], [names[at] for at in order]
+
+
+def sites_of(texts: Sequence[str]) -> tuple[Whole, list[str]]:
+    """The site of each row, and the sites' names in order."""
+    names, at = np.unique(np.array(texts), return_inverse=True)
+    return in_order(at.astype(np.int32), names.tolist())
 
 
 class Order:
@@ -153,7 +167,7 @@ def wide(column: np.ndarray) -> np.ndarray:
     return column.astype(np.int64) if column.dtype.kind == "i" else column
 
 
-def all_splits(order: Order, made: Preparation, *columns: Any) -> Splits:
+def all_splits(order: Order, made: Preparation | None, *columns: Any) -> Splits:
     """All splits. columns: those of `assemble`. Raises UserError if a site has no training rows."""
     order.require_trained()
     train, validation, test = (assemble(order, split, *columns) for split in (TRAIN, VALIDATION, TEST))
@@ -193,9 +207,7 @@ class Sites:
 
     def __post_init__(self) -> None:
         require(self.clients >= 1, f"clients must be at least 1, got {self.clients}")
-        if self.partition not in PARTITIONS:
-            raise unknown("partition", self.partition, PARTITIONS)
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+        require_known("partition", self.partition, PARTITIONS)
         require(1e-6 <= self.alpha <= 1e6, f"alpha must lie between 0.000001 and 1,000,000, got {self.alpha}")
         even = self.one_class % 2 == 0 and 0 <= self.one_class <= self.clients
         told = f"one_class must be an even number from 0 to the number of clients, {self.clients}"
@@ -203,8 +215,7 @@ class Sites:
         fits = self.one_class == 0 or self.partition == "one_class"
         require(fits, f'one_class = {self.one_class} is for partition = "one_class", not for "{self.partition}"')
         require(0 <= self.flipped <= 1, f"flipped must lie in [0, 1], got {self.flipped}")
-        require(self.site_noise >= 0, f"site_noise must not be negative, got {self.site_noise}")
-        require(self.site_noise <= 1000, f"site_noise must be at most 1000, got {self.site_noise}")
+        require(0 <= self.site_noise <= 1000, f"site_noise must lie between 0 and 1000, got {self.site_noise}")
         Augment(self.crop)  # checks it
         require(0 < self.known <= 1, f"known must lie in (0, 1], got {self.known}")
         require(self.seed >= 0, f"seed must not be negative, got {self.seed}")
@@ -261,9 +272,7 @@ def dirichlet(labels: Indices, clients: int, rng: np.random.Generator, alpha: fl
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        ends = np.rint(np.cumsum(rng.dirichlet(np.full(clients, alpha))) * len(members))
-        ends[-1] = len(members)  # exact, despite rounding of the sum
-        owner[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
+        owner[members] = deal(len(members), rng.dirichlet(np.full(clients, alpha)))
     return _nobody_empty([rng.permutation(np.flatnonzero(owner == client)) for client in range(clients)])
 
 
@@ -290,6 +299,17 @@ def trade_classes(labels: Indices, clients: int, rng: np.random.Generator, alpha
         require(bool(positive.any() and not positive.all()), told)
         parts[first : first + 2] = [both[positive], both[~positive]]
     return parts
+
+
+def deal(count: int, shares: Floats) -> Indices:
+    """Who gets each of so many examples in a row: everyone a run of them, as long as its share.
+
+    >>> deal(5, np.array([2.0, 0.0, 3.0])).tolist()
+    [0, 0, 2, 2, 2]
+    """
+    ends = np.rint(np.cumsum(shares) / shares.sum() * count)
+    ends[-1] = count  # exact, despite rounding of the sum
+    return np.searchsorted(ends, np.arange(count), side="right")
 
 
 def _nobody_empty(parts: Parts) -> Parts:

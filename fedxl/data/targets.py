@@ -231,8 +231,7 @@ def two_values(found: Sequence[str], positive: Label | None, where: str) -> Mapp
 
     Raises UserError if that cannot be told.
     """
-    names = ", ".join(f"'{printable(text, 40)}'" for text in sorted(found)[:5])
-    told = f"{where} holds {names}" + (f" and {len(found) - 5} more values" if len(found) > 5 else "")
+    told = f"{where} holds {quoted(sorted(found))}"
     require(len(found) == 2, f"{told}; a label has two values: keep two, or drop the other rows")
     one, other = sorted(found)
     if positive is None:

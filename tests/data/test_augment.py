@@ -76,7 +76,7 @@ def test_what_is_evaluated_is_left_alone():
 
 
 def test_mistakes_are_one_line():
-    with pytest.raises(UserError, match="crop must not be negative"):
+    with pytest.raises(UserError, match="crop must lie between 0 and"):
         Augment(crop=-1)
     with pytest.raises(UserError, match="noise must not be negative"):
         Augment(noise=-0.1)

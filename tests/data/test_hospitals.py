@@ -290,7 +290,7 @@ def test_checksums_are_those_of_unpacked_text(tmp_path):
         ({"SEX": "X"}, "SEX: a value must be M, F, not 'X'"),
         ({"AGE": "old"}, "AGE: a value must be a number, not 'old'"),
         ({"AGE": "inf"}, "AGE: a value must be a number, not 'inf'"),
-        ({"died14": "maybe"}, "died14: a value must be yes, no, 1, 0, not 'maybe'"),
+        ({"died14": "maybe"}, "died14: a value must be YES, NO, 1, 0, not 'maybe'"),
     ],
 )
 def test_a_wrong_value_is_named(changed, line, tmp_path):

@@ -204,7 +204,10 @@ CLIENTS: dict[str, tuple[Any, str]] = {
         [Items(lambda i: (X[i][: 3 + i], 0))],
         "item 1 is torch.float32 of shape [4], item 0",
     ),
-    "a Dataset of texts": ([Items(lambda i: ("a.png", 0))], "must be a tensor, an array or a PIL image, not a str"),
+    "a Dataset of texts": (
+        [Items(lambda i: ("a.png", 0))],
+        "item 0: examples must be a tensor, an array or a data frame, not a str",
+    ),
     "three tensors": ([TensorDataset(*[torch.zeros(3, 2)] * 3)], "must hold two tensors, x and y, not 3"),
 }
 

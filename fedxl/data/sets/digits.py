@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from fedxl.data.examples import Examples, Splits
-from fedxl.data.splits import PARTITIONS, Sites, Stream, at_most, corrupt, first_parts
-from fedxl.errors import require, unknown
+from fedxl.data.splits import PARTITIONS, Sites, Stream, at_most, corrupt, deal, first_parts
+from fedxl.errors import require, require_known
 from fedxl.sampling import Indices, Purpose, generator
 
 SKEW = "skew"  # the partition of the demo, which other data sets do not have
@@ -44,8 +44,7 @@ def digits(
     everywhere: hold back every image at every site instead, for metrics by site that differ by their sites alone.
     """
     require(clients >= 1, f"clients must be at least 1, got {clients}")
-    if partition not in (SKEW, *PARTITIONS):
-        raise unknown("partition", partition, (SKEW, *PARTITIONS))
+    require_known("partition", partition, (SKEW, *PARTITIONS))
     shared = None if partition == SKEW else Sites(clients, 0, partition, alpha, one_class or 0, seed=seed)
     without = 3 * clients // 8 if one_class is None else one_class
     right = shared is not None or 0 <= without < clients
@@ -53,8 +52,7 @@ def digits(
     require(0 < skew <= 1e6, f"skew must lie in (0, 1,000,000], got {skew}")
     require(ratio > 0, f"ratio must be positive, got {ratio}")
     require(abs(shift) <= 10, f"shift must lie in [-10, 10], got {shift}")
-    require(noise >= 0, f"noise must not be negative, got {noise}")
-    require(noise <= 1000, f"noise must be at most 1000, got {noise}")
+    require(0 <= noise <= 1000, f"noise must lie between 0 and 1000, got {noise}")
     require(seed >= 0, f"seed must not be negative, got {seed}")
     require(0 <= flipped <= 1, f"flipped must lie in [0, 1], got {flipped}")
     require(1 <= copies <= 1000, f"copies must lie between 1 and 1000, got {copies}")
@@ -119,6 +117,5 @@ def _assign(labels: Indices, clients: int, one_class: int, skew: float, rng: np.
     sites = np.empty(len(labels), np.int64)
     for label, share in shares.items():
         members = rng.permutation(np.flatnonzero(labels == label))
-        ends = np.rint(np.cumsum(share) / share.sum() * len(members)).astype(int)
-        sites[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
+        sites[members] = deal(len(members), share)
     return sites

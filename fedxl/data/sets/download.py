@@ -1,17 +1,18 @@
-"""Published data files: their addresses, their checksums, and how to download one."""
+"""Published data files: their addresses, their checksums, how to download one, and how to read a table."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import http.client
-import os
 import urllib.request
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from fedxl.errors import UserError, require, unknown
+from fedxl.errors import UserError, require, require_known
+from fedxl.files import whole_file
 from fedxl.progress import progress
 
 CHUNK = 2**20
@@ -79,26 +80,37 @@ def fetch(name: str, root: Path, files: Mapping[str, Published] | None = None) -
     if name in ON_REQUEST:
         raise UserError(f"{name} cannot be fetched by a program; {how_to_get(name, root)}")
     require(name != "medmnist", f"name one of MedMNIST's sets: {', '.join(MEDMNIST)}")
-    if name not in files:
-        raise unknown("file to fetch", name, [*files, *ON_REQUEST])
+    require_known("file to fetch", name, [*files, *ON_REQUEST])
     wanted, target = files[name], root / files[name].file
     if target.exists():
         right = target.is_file() and md5_of(target) == wanted.md5
         require(right, f"{target} exists, but it is not the published file; remove it to fetch it again")
         return target
-    partial = root / f"{target.name}.{os.getpid()}.partial"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        md5 = _download(wanted.url, partial)
-        require(md5 == wanted.md5, f"what {wanted.url} sent has the md5 {md5}, not the published {wanted.md5}")
-        partial.replace(target)
+        with whole_file(target, shared=True) as file:
+            md5 = _download(wanted.url, file)
+            require(md5 == wanted.md5, f"what {wanted.url} sent has the md5 {md5}, not the published {wanted.md5}")
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise UserError(f"cannot fetch {wanted.url} into {root}: {reason}") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink()
     return target
+
+
+def rows_of(lines: Iterable[str], where: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a CSV file that has these columns among others. No value is None."""
+    try:
+        reader = csv.DictReader(lines, strict=True)
+        rows = list(reader)
+    except csv.Error as error:
+        raise UserError(f"cannot read {where}: {error}") from None
+    names = reader.fieldnames or ()
+    missing = [name for name in columns if name not in names]
+    require(not missing, f"{where} lacks the column(s) {', '.join(missing)}")
+    require(len(rows) > 0, f"{where} has no rows")
+    whole = all(None not in row and None not in row.values() for row in rows)
+    require(whole, f"{where}: every row must have {len(names)} values")
+    return rows
 
 
 def md5_of(path: Path) -> str:
@@ -106,11 +118,11 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, _md5).hexdigest()
 
 
-def _download(url: str, target: Path) -> str:
+def _download(url: str, file: BinaryIO) -> str:
     """Write what the address sends. Returns its md5."""
     request = urllib.request.Request(url, headers={"User-Agent": "fedxl"})
     digest = _md5()
-    with urllib.request.urlopen(request, timeout=60) as answer, target.open("wb") as file:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         length = answer.headers.get("Content-Length")
         with progress(url.rpartition("/")[2], int(length) if length else None, bytes=True) as advance:
             while chunk := answer.read(CHUNK):

@@ -7,14 +7,14 @@ Pfisterer, Detrano, Heart Disease (UCI Machine Learning Repository, 1988). TCGA-
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import io
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -22,9 +22,11 @@ import numpy.typing as npt
 import torch
 
 from fedxl.data.examples import Splits
-from fedxl.data.splits import TEST, TRAIN, VALIDATION, Codes, Order, Whole, assemble, check_shares, draw, in_order
-from fedxl.errors import UserError, printable, require, unknown
-from fedxl.sampling import Floats
+from fedxl.data.sets.download import rows_of
+from fedxl.data.splits import TEST, TRAIN, Codes, Order, Shares, Whole, all_splits, draw, sites_of
+from fedxl.data.targets import as_number
+from fedxl.errors import UserError, printable, require, require_known
+from fedxl.sampling import Floats, Indices
 
 LARGEST = 2**26  # bytes of a file's text; the largest published one has 8 million
 TRAINED = 0.66  # the share of patients that FLamby trains on
@@ -72,7 +74,7 @@ CATEGORIES = {
     "RCT": ("N", "Y"), "RVISINF": ("N", "Y"), "RHEP24": ("N", "Y", ""), "RASP3": ("N", "Y", ""),
     **{f"RDEF{number}": ("N", "Y", "C") for number in range(1, 9)}, "STYPE": ("PACS", "LACS", "TACS", "POCS", "OTH"),
 }  # fmt: skip
-DIED = {"yes": 1, "no": 0, "1": 1, "0": 0}
+DIED = {"YES": 1, "NO": 0, "1": 1, "0": 0}
 OUTCOMES = ("died14", "ID14")  # names of the column that says who died within 14 days
 
 
@@ -85,20 +87,17 @@ def ist(
     test: the share of patients to test on, drawn alike at every hospital and the same for every seed; validation: the
     share of the others that is held back, drawn by the seed; checksum: whether ist.csv must be the known file.
     """
-    check_shares(validation, test, seed)
-    found = next((each for each in IST_FILES if _path(each, Path(root))), IST_FILES[1])
-    where, text = _text(found, Path(root), checksum)
-    rows = _table(text, where, ("HOSPNUM", *NUMBERS, *CATEGORIES))
+    Shares(validation, test, seed)  # checks them
+    file = next((each for each in IST_FILES if _path(each, Path(root))), IST_FILES[1])
+    where, rows = _table(file, Path(root), checksum, ("HOSPNUM", *NUMBERS, *CATEGORIES))
     outcome = next((name for name in OUTCOMES if name in rows[0]), "")
     require(bool(outcome), f"{where} lacks the column {' or '.join(OUTCOMES)}")
-    numbers = np.array([[_number(row[name], f"{where}, {name}") for name in NUMBERS] for row in rows])
-    dummies = [_dummies([row[name] for row in rows], name, where) for name in CATEGORIES]
-    y = np.array([_known(row[outcome], DIED, f"{where}, {outcome}") for row in rows], np.int8)
-    at, names = _sites([row["HOSPNUM"] for row in rows])
+    dummies = [_dummies(rows, name, values, where) for name, values in CATEGORIES.items()]
+    y = _codes(rows, outcome, DIED, where).astype(np.int8)
+    at, names = sites_of([row["HOSPNUM"] for row in rows])
     codes = draw(at, y, None, names, (0.0, test), TEST_SEED)
-    x = np.concatenate((_scaled(numbers, codes != TEST), *dummies), 1)
-    _hold_back(codes, at, y, names, validation, seed)
-    return _splits(x, y, codes, at, names, [str(number) for number in range(len(rows))])._replace(fitted=True)
+    x = np.concatenate((_scaled(_numbers(rows, NUMBERS, where), codes != TEST), *dummies), 1)
+    return _splits(x, y, codes, (at, names), [str(number) for number in range(len(rows))], validation, seed)
 
 
 def heart(
@@ -113,15 +112,13 @@ def heart(
     held back, drawn by the seed; by_site: whether features are centred and scaled at each hospital, as in FLamby, or
     as those of all; checksum: whether files must be the published ones.
     """
-    from sklearn.model_selection import (
-        train_test_split,
-    )  # takes a second, which users of other data need not wait for
+    # This takes a second, which users of other data need not wait for.
+    from sklearn.model_selection import train_test_split
 
-    check_shares(validation, 0.0, seed)
+    Shares(validation, 0.0, seed)  # checks them
     tables, codes, ids = [], [], []
     for name, file in HEART_FILES.items():
-        where, text = _text(file, Path(root), checksum)
-        table = _heart_table(text, where)
+        table = _heart_table(*_text(file, Path(root), checksum))
         tables.append(table)
         ids += [f"{name} {number}" for number in range(len(table))]
         sick, all_ = table[:, -1] > 0, np.arange(len(table))
@@ -132,11 +129,9 @@ def heart(
     names = list(HEART_FILES)
     at = np.repeat(np.arange(len(names)), [len(table) for table in tables]).astype(np.int32)
     x, y = _with_dummies(whole[:, :-1], (2, 6)), (whole[:, -1] > 0).astype(np.int8)
-    for site in range(len(names)) if by_site else [None]:
-        own = at == site if site is not None else np.ones(len(at), bool)
+    for own in [at == site for site in range(len(names))] if by_site else [at >= 0]:
         x[own] = _scaled(x[own], split[own] != TEST)
-    _hold_back(split, at, y, names, validation, seed)
-    return _splits(x, y, split, at, names, ids)._replace(fitted=True)
+    return _splits(x, y, split, (at, names), ids, validation, seed)
 
 
 Clients = Literal["regions", "sites"]
@@ -157,36 +152,29 @@ def tcga_brca(
     the seed; standardise: whether age, the one covariate that is not 0 or 1, is centred and scaled, unlike FLamby's;
     checksum: whether files must be the published ones.
     """
-    check_shares(validation, 0.0, seed)
-    if clients not in get_args(Clients):
-        raise unknown("clients", clients, get_args(Clients))
-    where, text = _text(BRCA_SPLIT, Path(root), checksum)
-    split = {row["pid"]: row for row in _table(text, where, ("pid", "fold", "fold2"))}
+    Shares(validation, 0.0, seed)  # checks them
+    require_known("clients", clients, get_args(Clients))
+    where, rows = _table(BRCA_SPLIT, Path(root), checksum, ("pid", "fold", "fold2"))
+    split = {row["pid"]: row for row in rows}
     folds = {row["fold"] for row in split.values()}
     require(folds == {"train", "test"}, f"{where}: fold must be train or test, found {', '.join(sorted(folds))}")
-    where, text = _text(BRCA_TABLE, Path(root), checksum)
-    rows = [row for row in _table(text, where, ("pid", "E", "T")) if row["pid"] in split]
+    where, rows = _table(BRCA_TABLE, Path(root), checksum, ("pid", "E", "T"))
+    rows = [row for row in rows if row["pid"] in split]
     lacking = len(split) - len(rows)
     require(lacking == 0, f"{where} lacks {lacking} of the {len(split)} patients of {BRCA_SPLIT.names[0]}")
     features = [name for name in rows[0] if name not in ("pid", "E", "T")]
     require(len(features) == 39, f"{where} must hold 39 covariates, found {len(features)}")
-    x, outcome = (
-        np.array([[_number(row[name], f"{where}, {name}") for name in names] for row in rows])
-        for names in (features, ("E", "T"))
-    )
-    y, time = outcome[:, 0].astype(np.int8), outcome[:, 1]
-    right = bool(np.isin(outcome[:, 0], (0, 1)).all()) and bool((time >= 0).all())
+    x, (event, time) = _numbers(rows, features, where), _numbers(rows, ("E", "T"), where).T
+    right = bool(np.isin(event, (0, 1)).all()) and bool((time >= 0).all())
     require(right, f"{where}: E must be 0 or 1, and T not negative")
     known = [split[row["pid"]] for row in rows]
     codes = np.array([TEST if each["fold"] == "test" else TRAIN for each in known], np.int8)
-    at, names = _sites(
-        [each["fold2"].rpartition("_")[2] if clients == "regions" else each["pid"][5:7] for each in known]
-    )
+    regions = clients == "regions"
+    sites = sites_of([each["fold2"].rpartition("_")[2] if regions else each["pid"][5:7] for each in known])
     if standardise:
         x[:, :1] = _scaled(x[:, :1], codes != TEST)
-    _hold_back(codes, at, y, names, validation, seed)
-    splits = _splits(x, y, codes, at, names, [row["pid"] for row in rows], time)
-    return splits._replace(fitted=standardise)
+    ids = [row["pid"] for row in rows]
+    return _splits(x, event.astype(np.int8), codes, sites, ids, validation, seed, standardise, {"time": time})
 
 
 # Files.
@@ -217,48 +205,39 @@ def _text(file: Published, root: Path, checksum: bool) -> tuple[Path, str]:
     return path, text
 
 
-def _table(text: str, where: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file that has these columns among others. No value is None."""
-    try:
-        reader = csv.DictReader(io.StringIO(text), strict=True)
-        rows = list(reader)
-    except csv.Error as error:
-        raise UserError(f"cannot read {where}: {error}") from None
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
-    require(not missing, f"{where} lacks the column(s) {', '.join(missing)}")
-    require(len(rows) > 0, f"{where} has no rows")
-    whole = all(None not in row and None not in row.values() for row in rows)
-    require(whole, f"{where}: every row must have {len(reader.fieldnames or ())} values")
-    return rows
+def _table(file: Published, root: Path, checksum: bool, columns: Sequence[str]) -> tuple[Path, list[dict[str, str]]]:
+    """Where a CSV file is, and its rows, which have these columns among others."""
+    path, text = _text(file, root, checksum)
+    return path, rows_of(io.StringIO(text), path, columns)
+
+
+def _numbers(rows: Sequence[Mapping[str, str]], names: Sequence[str], where: Path) -> Floats:
+    """[n, columns] of these columns."""
+    return np.array([[_number(row[name], f"{where}, {name}") for name in names] for row in rows])
 
 
 def _number(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = as_number(text)
     require(math.isfinite(value), f"{where}: a value must be a number, not '{printable(text, 40)}'")
     return value
 
 
-def _known(text: str, values: dict[str, int], where: str) -> int:
-    value = values.get(text.strip().lower())
-    require(value is not None, f"{where}: a value must be {', '.join(values)}, not '{printable(text, 40)}'")
-    assert value is not None
-    return value
-
-
-def _dummies(texts: Sequence[str], name: str, where: Path) -> Floats:
-    """[n, values but the first] 1 for the value that a row has."""
-    values = CATEGORIES[name]
-    found = [text.strip().upper() for text in texts]
-    strange = next((text for text in found if text not in values), None)
+def _codes(rows: Sequence[Mapping[str, str]], name: str, values: Mapping[str, int], where: Path) -> Indices:
+    """The number that stands for each text of a column, in capital letters."""
+    found = [row[name].strip().upper() for row in rows]
+    strange = next((row[name] for row, text in zip(rows, found, strict=True) if text not in values), None)
     told = f"{where}, {name}: a value must be {', '.join(value or 'empty' for value in values)}"
     require(strange is None, f"{told}, not '{printable(strange or '', 40)}'")
-    return np.array([[float(text == value) for value in values[1:]] for text in found])
+    return np.array([values[text] for text in found])
 
 
-def _heart_table(text: str, where: Path) -> Floats:
+def _dummies(rows: Sequence[Mapping[str, str]], name: str, values: Sequence[str], where: Path) -> Floats:
+    """[n, values but the first] 1 for the value that a row has."""
+    codes = _codes(rows, name, {value: at for at, value in enumerate(values)}, where)
+    return np.eye(len(values))[codes, 1:]
+
+
+def _heart_table(where: Path, text: str) -> Floats:
     """[patients, 10 features and the diagnosis] of patients without a gap."""
     rows = [line.split(",") for line in text.split()]
     require(bool(rows) and all(len(row) == 14 for row in rows), f"{where} must hold rows of 14 values")
@@ -284,33 +263,15 @@ def _scaled(x: Floats, by: npt.NDArray[np.bool_]) -> Floats:
     return np.asarray((x - x[by].mean(0)) / np.where(spread > 0, spread, 1.0))
 
 
-def _sites(texts: Sequence[str]) -> tuple[Whole, list[str]]:
-    """The site of each row, and the names of the sites in order."""
-    names, at = np.unique(np.array(texts), return_inverse=True)
-    return in_order(at.astype(np.int32), names.tolist())
-
-
-def _hold_back(codes: Codes, at: Whole, y: Codes, names: Sequence[str], share: float, seed: int) -> None:
-    """Mark a share of the training rows as validation data, drawn by site and class."""
-    rest = np.flatnonzero(codes == TRAIN)
-    codes[rest] = draw(at[rest], y[rest], None, names, (share, 0.0), seed)
-
-
 def _splits(
-    x: Floats,
-    y: Codes,
-    codes: Codes,
-    at: Whole,
-    names: Sequence[str],
-    ids: Sequence[str],
-    time: Floats | None = None,
-) -> Splits:
+    x: Floats, y: Codes, codes: Codes, sites: tuple[Whole, list[str]], ids: Sequence[str],
+    validation: float, seed: int, fitted: bool = True, known: Mapping[str, Floats] = MappingProxyType({}),
+) -> Splits:  # fmt: skip
+    """The patients by split. A share of those in training validates, drawn by site and class."""
+    at, names = sites
+    rest = np.flatnonzero(codes == TRAIN)
+    codes[rest] = draw(at[rest], y[rest], None, names, (validation, 0.0), seed)
     order = Order(codes, at, names)
-    order.require_trained()
     features = torch.from_numpy(x[order.rows].astype(np.float32))
-
-    columns = {} if time is None else {"time": time}
-    column = y[:, None], lambda rows: [ids[row] for row in rows.tolist()], columns
-    train, validation, test = (assemble(order, split, features, *column) for split in (TRAIN, VALIDATION, TEST))
-    assert train is not None
-    return Splits(train, validation, test)
+    splits = all_splits(order, None, features, y[:, None], lambda rows: [ids[row] for row in rows.tolist()], known)
+    return splits._replace(fitted=fitted)

@@ -27,13 +27,13 @@ import torch
 
 from fedxl import sampling
 from fedxl.data.examples import Examples, Splits
-from fedxl.data.images import Image, images_in, resized
+from fedxl.data.images import ImageOptions, images_in
 from fedxl.data.inputs import as_examples
-from fedxl.data.splits import TEST, TRAIN, VALIDATION, WORDS, Order, Stream, all_splits, check_shares, draw, in_order
+from fedxl.data.splits import TEST, TRAIN, VALIDATION, WORDS, Order, Shares, Stream, all_splits, draw, sites_of
 from fedxl.data.tables.prepare import Preparation
 from fedxl.data.tables.read import find, names_of
 from fedxl.data.targets import Label, canonical, encoder, two_values
-from fedxl.errors import UserError, printable, require, unknown
+from fedxl.errors import UserError, printable, require, require_known
 from fedxl.progress import progress
 from fedxl.risks.ranking import HIGHEST_GRADE
 from fedxl.sampling import Indices, Purpose
@@ -55,8 +55,7 @@ def npz(path: str) -> Splits:
     missing = [name for name in ("x", "y", "client") if name not in arrays]
     require(not missing, f"{path} lacks the array(s) {', '.join(missing)}; it must hold x, y and client")
     for name in arrays:
-        if name not in ARRAYS:
-            raise unknown(f"array in {path}", name, ARRAYS)
+        require_known(f"array in {path}", name, ARRAYS)
     train, client = _checked(arrays, "x", "y", path), arrays["client"]
     whole = client.shape == (len(train),) and np.issubdtype(client.dtype, np.integer)
     require(whole, f"{path}: client must hold one integer for each of the {len(train)} examples")
@@ -155,26 +154,15 @@ LEVELS = "ROOT/CLASS, ROOT/SITE/CLASS, ROOT/SPLIT/CLASS or ROOT/SITE/SPLIT/CLASS
 
 
 @dataclass(frozen=True)
-class FolderOptions:
+class FolderOptions(ImageOptions):
     """Settings of folders of images."""
 
     positive: Label | None = None  # the class that is positive; not needed for 0 and 1, or true and false
-    size: int = 64  # images become squares of so many pixels a side
-    channels: int = 1  # 1: grey, 3: colour
-    bits: int = 0  # of grey values of 16 bits, those that are used; 0: as many as the largest value needs
-    validation: float = 0.2  # the share of images to draw, if no folder is called train, validation or test
-    test: float = 0.2
     group: str = ""  # what ends a patient's (or the like's) name in file names ("_": p7_1.png): never in two splits
     called: str = ""  # the site's name, if folders name none
-    cache: str = ""  # where prepared images are kept; "": in the folder itself
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_shares(self.validation, self.test, self.seed)
-        Image(self.size, self.channels, bits=self.bits)
 
 
-def folder(path: str, options: FolderOptions = FolderOptions()) -> Splits:  # noqa: B008 (frozen)
+def folder(path: str, options: FolderOptions = FolderOptions()) -> Splits:
     """Your own images in a folder for each class: path/CLASS/*.png.
 
     Above the classes there may be folders for sites, and for train, validation and test. There are two classes.
@@ -186,8 +174,7 @@ def folder(path: str, options: FolderOptions = FolderOptions()) -> Splits:  # no
     classes = [canonical(place[0]) for place in places]
     value = two_values(sorted({*classes}), options.positive, f"{root}: the folders of classes")
     alone = options.called or root.resolve().name
-    found, at = np.unique([place[1] or alone for place in places], return_inverse=True)
-    sites, names = in_order(at.astype(np.int32), found.tolist())
+    sites, names = sites_of([place[1] or alone for place in places])
     y = np.array([value[each] for each in classes], np.int8)
     told = [place[2].lower() for place in places]
     if all(told):
@@ -205,14 +192,10 @@ def folder(path: str, options: FolderOptions = FolderOptions()) -> Splits:  # no
             groups = np.unique(of, return_inverse=True)[1].astype(np.int32)
         splits = draw(sites, y, groups, names, (options.validation, options.test), options.seed)
     order = Order(splits, sites, names)
-    order.require_trained()  # before an image is opened
-    image, cache = Image(options.size, options.channels, bits=options.bits), Path(options.cache or root)
-    x, image = resized(root, [files[row] for row in order.rows], image, cache, "images", stamped=True)
+    x, image = options.load(order, root, files)
     one, other = value
     made = Preparation(image=image, label="class", positive=one, negative=other, source="folder")
-    return all_splits(
-        order, made, torch.from_numpy(x), y[:, None], lambda rows: [files[row] for row in rows.tolist()], {}
-    )
+    return all_splits(order, made, x, y[:, None], lambda rows: [files[row] for row in rows.tolist()], {})
 
 
 def _place(file: str, root: Path) -> tuple[str, str, str]:
@@ -233,23 +216,19 @@ MOST_QUERY = 2**53
 
 
 @dataclass(frozen=True)
-class LetorOptions:
-    """Settings of ranking data."""
+class LetorOptions(Shares):
+    """Settings of ranking data, of which whole queries are drawn."""
 
     validation_path: str | tuple[str, ...] = ""  # files to validate on; "": queries are drawn
     test_path: str | tuple[str, ...] = ""  # files to test on; "": queries are drawn
-    validation: float = 0.2  # the share of items to draw, whole queries at a time
-    test: float = 0.2
     clients: int = 0  # over how many clients items are spread; 0: each file is a client
     scatter: Scatter = "queries"  # what is spread over clients: whole queries, or each query's items
     standardise: bool = True  # whether features are centred and scaled, by what all training items have
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_shares(self.validation, self.test, self.seed)
+        super().__post_init__()
         require(0 <= self.clients <= 10**6, f"clients must lie between 0 and 1,000,000, got {self.clients}")
-        if self.scatter not in get_args(Scatter):
-            raise unknown("scatter", self.scatter, get_args(Scatter))
+        require_known("scatter", self.scatter, get_args(Scatter))
 
 
 class Lines(NamedTuple):
@@ -261,7 +240,7 @@ class Lines(NamedTuple):
     files: Indices  # the file that each item is from
 
 
-def letor(path: str | tuple[str, ...], options: LetorOptions = LetorOptions()) -> Splits:  # noqa: B008 (frozen)
+def letor(path: str | tuple[str, ...], options: LetorOptions = LetorOptions()) -> Splits:
     """Items of queries with grades of relevance, in LETOR's format: "2 qid:10 1:0.5 2:0 # comment".
 
     path: a file, a list of files, or a pattern. A query that two files name is one query, at two clients. Features

@@ -7,7 +7,6 @@ that keeps patients apart. Irvin et al., CheXpert (AAAI 2019): chest X-rays of S
 
 from __future__ import annotations
 
-import csv
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -19,11 +18,11 @@ import torch
 
 from fedxl.data.examples import Examples, Splits
 from fedxl.data.images import Image, resized
-from fedxl.data.sets.download import FILES, MEDMNIST, how_to_get
+from fedxl.data.sets.download import FILES, MEDMNIST, how_to_get, rows_of
 from fedxl.data.sets.own import read
 from fedxl.data.splits import Sites, Stream, hold_back, imbalance
 from fedxl.data.targets import several
-from fedxl.errors import UserError, require, unknown
+from fedxl.errors import UserError, require, require_known, unknown
 from fedxl.sampling import Indices, Purpose, generator
 
 LARGEST = 2**28  # bytes of a published file; the largest, CIFAR-100's train.bin, has 154 million
@@ -52,7 +51,7 @@ def cifar10(
     positive: tuple[int, ...] = tuple(range(5, 10)),
     ratio: float = 0.2,
     validation: int = 10_000,
-    sites: Sites = Sites(site_noise=0.04),  # noqa: B008 (frozen)
+    sites: Sites = Sites(site_noise=0.04),
 ) -> Splits:
     """CIFAR-10, five classes against five, imbalanced as in the FeDXL paper; 32 x 32 colour photographs.
 
@@ -70,7 +69,7 @@ def cifar100(
     positive: tuple[int, ...] = tuple(range(50, 100)),
     ratio: float = 0.2,
     validation: int = 10_000,
-    sites: Sites = Sites(site_noise=0.04),  # noqa: B008 (frozen)
+    sites: Sites = Sites(site_noise=0.04),
 ) -> Splits:
     """CIFAR-100, fifty classes against fifty, imbalanced as in the FeDXL paper; 32 x 32 colour photographs.
 
@@ -157,10 +156,7 @@ ALL = "all"
 
 
 def medmnist(
-    set: str = "chestmnist",
-    label: int | str | None = None,
-    root: str = "data",
-    sites: Sites = Sites(),  # noqa: B008 (frozen)
+    set: str = "chestmnist", label: int | str | None = None, root: str = "data", sites: Sites = Sites()
 ) -> Splits:
     """A MedMNIST 2D set, with its own split: one label of many or all, one class against the others or each.
 
@@ -204,8 +200,7 @@ def _chosen(family: str, label: int | str | None, labels: np.ndarray, path: Path
         label = known.index("mass") if known else 1
     elif isinstance(label, str):
         require(bool(known), f"{path.stem} numbers its classes 0 to {count - 1}; there is no '{label}'")
-        if label.lower() not in known:
-            raise unknown("label", label, known)
+        require_known("label", label.lower(), known)
         label = known.index(label.lower())
     require(0 <= label < count, f"label must lie in [0, {count}), got {label}")
     return range(label, label + 1)
@@ -247,7 +242,7 @@ def chexpert(
     validation: int = 1000,
     root: str = "data",
     cache: str = "",
-    sites: Sites = Sites(),  # noqa: B008 (frozen)
+    sites: Sites = Sites(),
 ) -> Splits:
     """CheXpert, one finding. As in the FeDXL paper, the last training images validate and its validation set tests.
 
@@ -293,18 +288,15 @@ def _read(path: Path, label: str, frontal: bool) -> tuple[list[str], Indices]:
     """The paths of images, relative to the folder of the csv file, and their labels: 0, 1, or UNSURE."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            columns = list(reader.fieldnames or ())
-            require({"Path", "Frontal/Lateral"} <= {*columns}, f"{path} lacks the columns Path and Frontal/Lateral")
-            if label not in columns or label in DETAILS:
-                raise unknown(f"label in {path}", label, {*columns} - {*DETAILS} - {""})
-            rows = [row for row in reader if not frontal or row["Frontal/Lateral"] == "Frontal"]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            rows = rows_of(file, path, ("Path", "Frontal/Lateral"))
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+    require_known(f"label in {path}", label, {*rows[0]} - {*DETAILS} - {""})
+    rows = [row for row in rows if not frontal or row["Frontal/Lateral"] == "Frontal"]
     require(len(rows) > 0, f"{path} has no {'frontal ' if frontal else ''}images")
     known = {"": 0, "0": 0, "0.0": 0, "1": 1, "1.0": 1, "-1": UNSURE, "-1.0": UNSURE}
-    strange = next((row[label] for row in rows if (row[label] or "").strip() not in known), None)
+    strange = next((row[label] for row in rows if row[label].strip() not in known), None)
     require(strange is None, f"{path}: a label must be 1, 0, -1 or empty, not '{strange}'")
-    labels = np.array([known[(row[label] or "").strip()] for row in rows], np.int64)
+    labels = np.array([known[row[label].strip()] for row in rows], np.int64)
     # A path starts with the name of the release, whatever the folder is called here.
     return [row["Path"].partition("/")[2] for row in rows], labels

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedxl.data.examples import UNKNOWN
-from fedxl.data.images import Image
-from fedxl.data.splits import SPLITS, WORDS, Codes, Whole, check_shares, in_order
+from fedxl.data.images import ImageOptions
+from fedxl.data.splits import SPLITS, WORDS, Codes, Whole, in_order
 from fedxl.data.tables.read import LONGEST, File
 from fedxl.data.targets import Label, as_number, canonical, quoted, text_grades, two_values
 from fedxl.errors import UserError, printable, require
@@ -27,7 +27,7 @@ AMOUNTS = {
 
 
 @dataclass(frozen=True)
-class TableOptions:
+class TableOptions(ImageOptions):
     """Settings of tables."""
 
     label: str | tuple[str, ...] = ""  # the column to predict, which has two values; or those of several labels
@@ -45,21 +45,13 @@ class TableOptions:
     categorical: tuple[str, ...] = ()  # columns of numbers that are codes: categories, not amounts
     rare: int = 5  # what a site has fewer times is not told of it: its categories count as "other"
     image: str = ""  # the column of image paths, relative to the table's folder; then other columns are not used
-    size: int = 64  # images become squares of so many pixels a side
-    channels: int = 1  # 1: grey, 3: colour
-    bits: int = 0  # of grey values of 16 bits, those that are used; 0: as many as the largest value needs
-    cache: str = ""  # where prepared images are kept; "": in the table's folder
-    validation: float = 0.2  # the share of rows to draw
-    test: float = 0.2
     delimiter: str = ""  # between columns of a CSV file; "": a comma, or a tab in .tsv files
     weight: str = ""  # the column that says how often a row is read in training, relative to its class at its site
     preparation: str = ""  # a preparation.json to use instead of fitting one
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_shares(self.validation, self.test, self.seed)
+        super().__post_init__()
         require(1 <= self.rare <= 10**6, f"rare must lie between 1 and 1,000,000, got {self.rare}")
-        Image(self.size, self.channels, bits=self.bits)
         require(not (self.query and self.weight), "with query, rows are read by query; leave weight out")
         alone = not (self.query and (self.group or self.positive is not None))
         require(alone, "with query, a query is a group and labels are grades; leave group and positive out")

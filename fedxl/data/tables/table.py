@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedxl.data.examples import UNKNOWN, Examples, Splits
-from fedxl.data.images import Image, decoded, images_in, require_inside, resized, within
+from fedxl.data.images import decoded, images_in, require_inside, within
 from fedxl.data.inputs import is_frame
 from fedxl.data.splits import Order, Whole, all_splits, draw
 from fedxl.data.tables.prepare import Category, Preparation
@@ -32,10 +32,7 @@ SITE = "site"  # the column that names the sites of several data frames
 log = logging.getLogger("fedxl")  # one line on standard error, unless a program has it otherwise
 
 
-def table(
-    path: str | tuple[str, ...],
-    options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
-) -> Splits:
+def table(path: str | tuple[str, ...], options: TableOptions = TableOptions()) -> Splits:
     """Your own CSV or Parquet files, with a label; numbers and categories, or images whose paths a column holds.
 
     path: a file, a list of files, or a pattern ("hospitals/*.csv"); label: the column to predict; it has two values.
@@ -55,10 +52,7 @@ def splits_of(files: list[File], options: TableOptions) -> Splits:
     return raw.splits(made)._replace(fitted=not options.preparation)
 
 
-def unfitted(
-    path: str | tuple[str, ...],
-    options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
-) -> RawTable:
+def unfitted(path: str | tuple[str, ...], options: TableOptions = TableOptions()) -> RawTable:
     """The same table before it is scaled, for sites that fit a preparation together."""
     require(not options.image, "images need no preparation of all sites")
     return read_raw(open_files(path, options), options)
@@ -159,13 +153,9 @@ def identities(files: Sequence[File], keys: Keys, id: str) -> Callable[[Whole], 
 def _images(files: Sequence[File], options: TableOptions) -> Splits:
     """Images in the order of splits and sites, mapped into memory from the cache."""
     keys, order, _ = read_rows(Features(files, []), options)
-    order.require_trained()  # before an image is opened
-    image = Image(options.size, options.channels, options.image, options.bits)
-    folder, paths = image_paths(files, keys, options.image)
-    cache = Path(options.cache or folder)
-    x, image = resized(folder, [paths[row] for row in order.rows], image, cache, "images", stamped=True)
+    x, image = options.load(order, *image_paths(files, keys, options.image), options.image)
     made, ids = Preparation(image=image, **_about(keys, options)), identities(files, keys, options.id)
-    return all_splits(order, made, torch.from_numpy(x), keys.y, ids, keys.columns)
+    return all_splits(order, made, x, keys.y, ids, keys.columns)
 
 
 def image_paths(files: Sequence[File], keys: Keys, column: str) -> tuple[Path, list[str]]:
