@@ -47,6 +47,16 @@ def recall(path: Path, most: int = 2**24) -> dict[str, Any]:
         raise UserError(f"{error}; if it is damaged, its owner must correct or remove it") from None
 
 
+@contextmanager
+def updating(path: Path, most: int = 2**24) -> Iterator[dict[str, Any]]:
+    """What `remember` wrote. What the block changes in it is on the disk when the block ends without an error."""
+    content = recall(path, most)
+    before = json.dumps(content)
+    yield content
+    if json.dumps(content) != before:
+        remember(path, content)
+
+
 def private_seed(state: Path, run: str) -> int:
     """A site's seed of all that the server must not be able to work out: made once for each run."""
     return kept_seed(state / run / SEED_FILE)

@@ -81,11 +81,11 @@ class Server:
         self.sum = Collector(f"{'0' * 8} {round} {session}", 64)
         for number in EACH:
             told = self.ask(number, "keys", number=number)["keys"]
-            self.sum.adverts[number] = messages.Advert.from_plain(json.loads(told))
-        members = json.dumps({str(number): advert.to_plain() for number, advert in self.sum.adverts.items()})
+            self.sum.adverts[number] = messages.Advert.from_plain(told)
+        members = messages.as_facts({number: advert.to_plain() for number, advert in self.sum.adverts.items()})
         for number in EACH:
             sealed = self.ask(number, "shares", members=members)["sealed"]
-            self.sum.take_shares(number, messages.sealed_shares(sealed))
+            self.sum.take_shares(number, messages.by_number(sealed, messages.sealed_shares))
         self.round = trained or round
         for number in EACH:
             self.train(number)
@@ -99,13 +99,13 @@ class Server:
 
     def train(self, number: int) -> None:
         weights = self.weights
-        shares = json.dumps({str(each): [weight] for each, weight in weights.items()})
-        facts = {**self.facts(), "weights": json.dumps(weights), "shares": shares, "visits": self.round}
+        shares = messages.as_facts({each: [weight] for each, weight in weights.items()})
+        facts = {**self.facts(), "shares": shares, "visits": self.round}
         tensors = {"server": torch.ones(2), **self.more}
         facts |= {name: tensors.pop(name) for name in self.more if name in ("config", "base")}
         server = State(torch.zeros(7, dtype=torch.float64), torch.tensor(0.0))
-        self.sum.told = messages.told(facts, weights, server)
-        request = Envelope({**facts, "secure": messages.hexed(self.sum.inbox(number))}, tensors)
+        self.sum.told = messages.told(facts, server)
+        request = Envelope({**facts, "secure": messages.as_facts(self.sum.inbox(number))}, tensors)
         update = State(self.changes[number], torch.tensor(weights[number], dtype=torch.float64))
         toy: Any = Toy()
         sent = secure.disclosed(self.sites[number], request, toy, toy, server, update)  # type: ignore[arg-type]
@@ -117,10 +117,11 @@ class Server:
         return torch.stack(each).sum(0).numpy()
 
     def consent(self, number: int, survivors: Sequence[int]) -> bytes:
-        return bytes.fromhex(self.ask(number, "consent", survivors=json.dumps(list(survivors)))["signature"])
+        return bytes.fromhex(self.ask(number, "consent", survivors=list(survivors))["signature"])
 
     def unmask(self, number: int, signatures: Mapping[int, bytes]) -> dict[int, int]:
-        return messages.open_shares(self.ask(number, "unmask", signatures=messages.hexed(signatures))["shares"])
+        shares = self.ask(number, "unmask", signatures=messages.as_facts(signatures))["shares"]
+        return messages.by_number(shares, messages.open_share)
 
     def signature(self, number: int, folder: Path | None = None, of: MemberState | None = None) -> bytes:
         """What a member signs who has agreed to the list of site 0, or to another one; or what another key signs."""
@@ -130,9 +131,8 @@ class Server:
 
     def state(self) -> MemberState:
         """Of site 0."""
-        found, _ = secure._load(self.sites[0].state / ("0" * 8))
-        assert found
-        return found
+        content = json.loads((self.sites[0].state / ("0" * 8) / secure.FILE).read_text())
+        return MemberState.from_plain(content["state"])
 
 
 # Every site is told a list of four that it is on. Together they leave each of d, e and f out four times.
@@ -283,15 +283,16 @@ def test_a_server_that_tells_all_sites_that_the_others_gradients_are_nothing_is_
     assert ["nothing from a: " in line for line in refused] == [True]
 
 
-@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("wrong", [[-1.0], [float("nan")], [float("inf")], ["1"], [True], [1.0, 1.0], 1.0])
 def test_shares_are_finite_and_not_negative(wrong):
+    like: Any = State(torch.zeros(()), torch.zeros(0))
     with pytest.raises(RefusedError, match="shares of a secure sum cannot be read"):
-        messages.sum_shares(json.dumps({"0": [wrong]}))
+        messages.share_of(wrong, like)
 
 
-def test_the_weights_of_all_sites_are_those_of_their_shares(tmp_path, monkeypatch):
-    monkeypatch.setattr(Toy, "counts", lambda self, share: 2 * share)
-    with pytest.raises(RefusedError, match="the weights in the sum are not those of the shares"):
+def test_a_site_that_counts_for_nothing_is_in_no_sum(tmp_path, monkeypatch):
+    monkeypatch.setattr(Toy, "counts", lambda self, share: 0 * share)
+    with pytest.raises(RefusedError, match="a site of the secure sum does not count in it"):
         Server(tmp_path).begin()
 
 

@@ -21,6 +21,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from cryptography import x509
@@ -52,6 +53,11 @@ def shared(kind: str, private: bytes, public: bytes, context: str, *pair: int) -
     return crypto.agree(private, public, f"fedxl {kind} {context} {low} {high}")
 
 
+def add_pair_mask(vector: Ring, private: bytes, public: bytes, context: str, number: int, other: int) -> None:
+    """Add the mask that a site shares with another one. The other adds the same with the opposite sign."""
+    crypto.add_mask(vector, shared("mask", private, public, context, number, other), 1 if number < other else -1)
+
+
 def signed_text(context: str, name: str, number: int, content: str) -> bytes:
     """What a site signs: its keys or the list that it consents to, and which sum that is for."""
     return f"fedxl secure sum {context} {name} {number} {content}".encode()
@@ -78,14 +84,22 @@ class MemberState:
     seal_key: str = ""  # private keys and the seed, in hexadecimal; forgotten as soon as they are not needed
     mask_key: str = ""
     seed: str = ""
-    weights: dict[str, float] = field(default_factory=dict)  # by number: how much each counts in the sum
-    gradients: dict[str, float] = field(default_factory=dict)  # by number: that, times what multiplies its gradients
-    shares: dict[str, list[float]] = field(default_factory=dict)  # by number, as told
+    parts: dict[int, tuple[float, float]] = field(default_factory=dict)  # by number: of weights, and of gradients
+    shares: dict[int, list[float]] = field(default_factory=dict)  # by number, as told
     question: str = ""  # a digest of what this site's update depends on
-    members: dict[str, dict[str, str]] = field(default_factory=dict)  # by number: its public keys
-    held: dict[str, tuple[str, str]] = field(default_factory=dict)  # by number: shares of its seed and its mask key
+    visits: int = 0  # rounds after which this site draws the examples of its update
+    members: dict[int, dict[str, str]] = field(default_factory=dict)  # by number: its public keys
+    held: dict[int, str] = field(
+        default_factory=dict
+    )  # by number: shares of its seed and its mask key, in hexadecimal
     told: str = ""  # a digest of what all members must have been told
     survivors: list[int] = field(default_factory=list)  # members whose updates are in the sum, as it has signed
+
+    @classmethod
+    def from_plain(cls, found: Mapping[str, Any]) -> MemberState:
+        """From JSON, which turns numbers of sites into texts."""
+        tables = {name: each for name, each in found.items() if isinstance(each, dict)}
+        return cls(**{**found, **{name: {int(n): v for n, v in each.items()} for name, each in tables.items()}})
 
     @property
     def round(self) -> int:
@@ -96,7 +110,7 @@ class MemberState:
         refuse(stage != self.stage, f"a site does each step of a secure sum once: the last one was {self.stage}")
 
     def adverts(self) -> dict[int, Advert]:
-        return {int(number): Advert.from_plain(found) for number, found in self.members.items()}
+        return {number: Advert.from_plain(found) for number, found in self.members.items()}
 
 
 def begin(session: str, context: str, number: int) -> tuple[MemberState, Advert]:
@@ -117,20 +131,20 @@ def share(state: MemberState, members: Mapping[int, Advert]) -> tuple[MemberStat
         raise RefusedError("two sites of a secure sum have the same key")
     places, needed = [number + 1 for number in members], threshold(len(members))
     both = [crypto.split(int(secret, 16), needed, places) for secret in (state.seed, state.mask_key)]
-    sealed = {}
+    sealed, held = {}, {}
     for number, advert in members.items():
-        if number != state.number:
-            text = b"".join(shares[number + 1].to_bytes(crypto.SHARE) for shares in both)
-            about = f"{state.context} {state.number} to {number}"
+        text = b"".join(shares[number + 1].to_bytes(crypto.SHARE) for shares in both)
+        if number == state.number:
+            held[number] = text.hex()
+        else:
             key = shared("seal", seal_key, advert.seal, state.context, state.number, number)
-            sealed[number] = crypto.seal(key, text, about)
-    kept = {str(state.number): (hex(both[0][state.number + 1]), hex(both[1][state.number + 1]))}
-    known = {str(number): advert.to_plain() for number, advert in members.items()}
-    return replace(state, stage="shares", members=known, held=kept), sealed
+            sealed[number] = crypto.seal(key, text, f"{state.context} {state.number} to {number}")
+    known = {number: advert.to_plain() for number, advert in members.items()}
+    return replace(state, stage="shares", members=known, held=held), sealed
 
 
 def mask(
-    state: MemberState, inbox: Mapping[int, bytes], codes: Ring, told: str, weights: Mapping[int, float]
+    state: MemberState, inbox: Mapping[int, bytes], codes: Ring, told: str, parts: Mapping[int, tuple[float, float]]
 ) -> tuple[MemberState, Ring]:
     """Its codes under all masks.
 
@@ -139,26 +153,22 @@ def mask(
     adverts, held = state.adverts(), dict(state.held)
     if state.number in inbox or not inbox.keys() <= adverts.keys():
         raise RefusedError("a sealed share comes from a site that is not in this sum")
-    refuse(weights.keys() != inbox.keys() | {state.number}, "the weights in this sum are not those of its sites")
+    refuse(parts.keys() != inbox.keys() | {state.number}, "the shares in this sum are not those of its sites")
     if len(inbox) + 1 < threshold(len(adverts)):
         raise RefusedError(f"only {len(inbox) + 1} of {len(adverts)} sites are left in the secure sum")
     seal_key, mask_key, masked = bytes.fromhex(state.seal_key), bytes.fromhex(state.mask_key), codes.copy()
     crypto.add_mask(masked, bytes.fromhex(state.seed))
     for number, sealed in inbox.items():
-        about = f"{state.context} {number} to {state.number}"
         key = shared("seal", seal_key, adverts[number].seal, state.context, state.number, number)
-        text = crypto.unseal(key, sealed, about)
-        held[str(number)] = (text[: crypto.SHARE].hex(), text[crypto.SHARE :].hex())
-        seed = shared("mask", mask_key, adverts[number].mask, f"{state.context} {told}", state.number, number)
-        crypto.add_mask(masked, seed, 1 if state.number < number else -1)
-    known = {str(number): weight for number, weight in weights.items()}
-    state = replace(state, stage="mask", seal_key="", mask_key="", seed="", held=held, weights=known, told=told)
-    return state, masked
+        held[number] = crypto.unseal(key, sealed, f"{state.context} {number} to {state.number}").hex()
+        add_pair_mask(masked, mask_key, adverts[number].mask, f"{state.context} {told}", state.number, number)
+    state = replace(state, seal_key="", mask_key="", seed="")  # not needed any more
+    return replace(state, stage="mask", held=held, parts=dict(parts), told=told), masked
 
 
 def consent(state: MemberState, survivors: Sequence[int]) -> MemberState:
     """Settle on the members whose updates are in the sum. The caller signs `listed`."""
-    if state.number not in survivors or not {str(number) for number in survivors} <= state.held.keys():
+    if state.number not in survivors or not state.held.keys() >= set(survivors):
         raise RefusedError("the sum does not hold this site's update, or holds one that this site knows nothing of")
     if len(survivors) < threshold(len(state.members)):
         raise RefusedError(f"a sum of {len(survivors)} of {len(state.members)} sites has too few of them")
@@ -180,23 +190,20 @@ def unmask(state: MemberState, signers: Collection[int]) -> tuple[MemberState, d
     # Two lists cannot both have so many, as a site signs one: no secret is given away in shares of both kinds.
     needed, found = threshold(len(state.members)), len({state.number, *signers} & set(state.survivors))
     refuse(found < needed, f"{found} sites have signed the list of the sum that this site has signed, {needed} must")
-    shares = {int(n): int(each[int(n) not in state.survivors], 16) for n, each in state.held.items()}
+    both = {number: (text[: 2 * crypto.SHARE], text[2 * crypto.SHARE :]) for number, text in state.held.items()}
+    shares = {number: int(each[number not in state.survivors], 16) for number, each in both.items()}
     return replace(state, stage="unmask", members={}, held={}), shares
 
 
 def own_part(state: MemberState, members: Sequence[int]) -> float:
     """The part of a sum of these members that is this site's own: of weights or of gradients, whichever is more."""
-
-    def part(of: Mapping[str, float]) -> float:
-        own = of.get(str(state.number), 0.0)
-        return own and own / sum(of[str(number)] for number in members)
-
-    return max(part(state.weights), part(state.gradients))
+    sums = map(sum, zip(*(state.parts[number] for number in members), strict=True))
+    return max(own and own / total for own, total in zip(state.parts[state.number], sums, strict=True))
 
 
 def asked(state: MemberState) -> str:
     """A digest of what the sum is of: what this site trains on, whose updates are added, and how much each counts."""
-    counted = [[each, state.weights[each], state.shares.get(each)] for each in map(str, state.survivors)]
+    counted = [[number, state.shares.get(number)] for number in state.survivors]
     return hashlib.sha256(json.dumps([state.question, counted]).encode()).hexdigest()
 
 

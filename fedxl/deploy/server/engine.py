@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from fedxl.deploy.protocol.envelope import DIVERGED, Envelope, Failure, RunHeade
 from fedxl.deploy.protocol.message import FACTS_ALONE
 from fedxl.deploy.server.backbone import Backbone
 from fedxl.deploy.server.directory import Directory
+from fedxl.deploy.storage import SEED_FILE, kept_seed
 from fedxl.engine.drawing import draw_lags, host_weights
 from fedxl.errors import DivergedError, RefusedError, UserError, printable
 from fedxl.evaluation.histogram import Spread
@@ -67,10 +69,12 @@ class SiteEngine:
     directory: Directory
     problem: Problem
     head: RunHeader
-    secret: int = 0  # the seed of what sites read of the pool; 0: the run's, which sites know
+    folder: Path  # of the run
 
     def __post_init__(self) -> None:
         self.settings, self.say = self.directory.settings, self.directory.say
+        # The seed of what sites read of the pool; 0: the run's, which sites know.
+        self.secret = kept_seed(self.folder / SEED_FILE) if self.settings.private_draws else 0
         sites, self.reading = self.settings.sites, self.problem.reading
         each = [self.directory.facts[name] for name in sites]
         counted, self.plan = participants(self.problem, each, sites)

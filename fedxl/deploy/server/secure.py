@@ -7,12 +7,10 @@ shares and steps are still seen site by site.
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,8 +26,17 @@ from fedxl.deploy.protocol.envelope import Envelope, Failure, exchange
 from fedxl.deploy.protocol.message import FACTS_ALONE
 from fedxl.deploy.secure import crypto
 from fedxl.deploy.secure.crypto import RINGS, SIGNED, Ring
-from fedxl.deploy.secure.member import FEWEST, commitment, shared, threshold
-from fedxl.deploy.secure.messages import Advert, hexed, open_shares, parsed, sealed_shares, share_numbers, told, unhex
+from fedxl.deploy.secure.member import FEWEST, add_pair_mask, commitment, threshold
+from fedxl.deploy.secure.messages import (
+    Advert,
+    as_facts,
+    by_number,
+    open_share,
+    sealed_shares,
+    share_numbers,
+    told,
+    unhex,
+)
 from fedxl.deploy.server.engine import Replies, SiteEngine
 from fedxl.errors import RefusedError, first_line, printable, refuse, require
 from fedxl.files import read_json, write_json
@@ -37,6 +44,9 @@ from fedxl.files import read_json, write_json
 PROMPT = 120.0  # seconds that a site has for a step without training, at most
 MASKED = "masked"
 TRIED = "tried.json"
+# What a site sends in each step but the training.
+SENT = {"keys": "keys", "shares": "shares", "consent": "signatures of the sum", "unmask": "the shares of the masks"}
+Facts = Mapping[str, Any]
 
 
 @dataclass
@@ -50,6 +60,10 @@ class Collector:
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by sender, then by receiver
     masked: dict[int, Ring] = field(default_factory=dict)  # who is in the sum, under masks
     answers: dict[int, dict[int, int]] = field(default_factory=dict)  # by who answers, then by whose share it is
+
+    @property
+    def session(self) -> str:
+        return self.context.split()[-1]
 
     @property
     def needed(self) -> int:
@@ -87,8 +101,8 @@ class Collector:
             if crypto.public_of(key) != self.adverts[gone].mask:
                 raise RefusedError(f"the shares of site {gone}'s mask key do not fit together")
             for number in self.masked:
-                seed = shared("mask", key, self.adverts[number].mask, f"{self.context} {self.told}", gone, number)
-                crypto.add_mask(total, seed, -1 if number < gone else 1)
+                # As the lost site would have: what it shares with each other takes that one's mask off.
+                add_pair_mask(total, key, self.adverts[number].mask, f"{self.context} {self.told}", gone, number)
         found: NDArray[np.int64] = total.view(SIGNED[self.bits]).astype(np.int64)
         return found
 
@@ -108,36 +122,34 @@ class SecureEngine(SiteEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         algorithm: Any = self.problem.algorithm
-        named = "secure = true adds weights and G as whole numbers"
         bits = fixed_point_bits(algorithm)
+        named = "secure = true adds weights and G as whole numbers"
         require(bool(bits), f"{named}: set fixed_point = 64 (or 32) in [algorithm]")
         counted = int((algorithm.counts(self.shares) > 0).sum())
         require(counted >= FEWEST, f"secure = true needs two sites whose model counts, and there are {counted}")
         for round in range(algorithm.first_round, self.problem.settings.rounds + 1):
             self._require_secret(algorithm.phase(round), round, self.plan.cohort(round).tolist())
-        self.hidden = algorithm.averaged
         self.form = FORMS[bits]
         self.nodes: dict[int, str] = {}  # by number, of the sites in the sum
-        self.session = ""
-        self.weights: dict[int, float] = {}  # by number, how much each of them counts
-        self.tried = (-1, frozenset[int]())  # a round, and the sites whose sum was asked for in it
-        self.folder: Path | None = None
-        self.sum: Collector | None = None  # of this attempt; None: there is nothing to add
+        self.sum = Collector("", bits)  # of this attempt; without sites if there is nothing to add
         self.total = torch.zeros(0, dtype=torch.int64)  # of the codes of all sites in the sum
+        self.tried = (-1, frozenset[int]())  # a round, and the sites whose sum was asked for in it
+        with suppress(FileNotFoundError):
+            found = read_json(self.folder / TRIED)
+            self.tried = (int(found["round"]), frozenset(map(int, found["sites"])))
 
     def _attempt(self, phase: Phase, server: ServerState, round: int, cohort: Sequence[int], least: int) -> Replies:
         self._require_secret(phase, round, cohort)
-        self.sum, self.session = None, ""
+        self.sum = Collector("", self.form.bits)
         self.total = torch.zeros(len(flat(self.problem.algorithm.parts(server))), dtype=torch.int64)
         replies = super()._attempt(phase, server, round, cohort, least)
-        if self.sum is not None:
-            alike = {**self.head.facts, "round": round, "shares": self._shares_told()}
-            self.sum.told = told(alike, self.weights, phase.downlink(server))
-        if self.sum is None or len(replies.rows.filled) < least:
+        if not self.sum.sealed or len(replies.rows.filled) < least:
             return replies
+        self.sum.told = told(
+            {**self.head.facts, "round": round, "shares": self._shares_told()}, phase.downlink(server)
+        )
         try:
-            accepted = {cohort[row] for row in replies.rows.filled}
-            self.total = self._unmasked(self.sum, round, accepted)
+            self.total = self._unmasked(round, {cohort[row] for row in replies.rows.filled})
         except RefusedError as error:
             self.say(f"round {round}: all updates discarded, their sum cannot be used: {printable(error)}")
             replies.rows.filled.clear()
@@ -155,16 +167,13 @@ class SecureEngine(SiteEngine):
             members = {number: node for number, node in members.items() if number in before}
         if not members:
             return numbers
-        self.session = secrets.token_hex(16)
-        self.sum = Collector(f"{self.head.run} {round} {self.session}", self.form.bits)
-        self.nodes = members
+        self.sum, self.nodes = Collector(f"{self.head.run} {round} {secrets.token_hex(16)}", self.form.bits), members
         try:
-            self._exchange_shares(self.sum, round)
+            self._exchange_shares(round)
         except RefusedError as error:
             self.say(f"round {round}: no secure sum: {printable(error)}")
             return {}
         self.nodes = {number: members[number] for number in self.sum.sealed}
-        self.weights = {number: self._weight(number) for number in sorted(self.nodes)}
         return {node: number for number, node in self.nodes.items()} | others
 
     def _require_secret(self, phase: Phase, round: int, cohort: Sequence[int]) -> None:
@@ -172,107 +181,94 @@ class SecureEngine(SiteEngine):
         told = f"only one site of round {round} counts in the average, and a sum of one is no secret"
         require(not alone, f"{told}; a larger cohort would help")
 
-    def _shares_told(self) -> str:
+    def _shares_told(self) -> dict[str, list[float]]:
         """Every site sees that all were told the same shares, and finds its own among them."""
-        return json.dumps({str(number): share_numbers(self._share(number)) for number in sorted(self.nodes)})
+        return as_facts({number: share_numbers(self._share(number)) for number in sorted(self.nodes)})
 
     def _weight(self, number: int) -> float:
         """How much a site counts in the sum; 0: its model is not averaged with the others'."""
         algorithm: Any = self.problem.algorithm
         return float(algorithm.counts(self._share(number)))
 
-    def remember_in(self, folder: Path) -> None:
-        """Where this run is kept; what was asked for before the server was stopped."""
-        self.folder = folder
-        with suppress(FileNotFoundError):
-            found = read_json(folder / TRIED)
-            self.tried = (int(found["round"]), frozenset(map(int, found["sites"])))
-
-    def _exchange_shares(self, found: Collector, round: int) -> None:
+    def _exchange_shares(self, round: int) -> None:
         """Collect the keys of all sites, then the shares of its secrets that each seals for the others."""
 
-        def take_keys(number: int, reply: Envelope) -> None:
-            found.adverts[number] = Advert.from_plain(parsed(reply.facts.get("keys")))
+        def take_keys(number: int, facts: Facts) -> None:
+            self.sum.adverts[number] = Advert.from_plain(facts.get("keys"))
 
-        def take_shares(number: int, reply: Envelope) -> None:
-            found.take_shares(number, sealed_shares(reply.facts.get("sealed")))
+        def take_shares(number: int, facts: Facts) -> None:
+            self.sum.take_shares(number, by_number(facts.get("sealed"), sealed_shares))
 
-        self._step(round, "keys", {number: {"round": round, "number": number} for number in self.nodes}, take_keys)
-        self._require_left(found.adverts, FEWEST, "keys")
-        adverts = json.dumps({str(number): advert.to_plain() for number, advert in sorted(found.adverts.items())})
-        self._step(round, "shares", {number: {"members": adverts} for number in found.adverts}, take_shares)
-        self._require_left(found.sealed, found.needed, "shares")
+        self._step(round, "keys", self.nodes, {}, take_keys)
+        members = as_facts({number: advert.to_plain() for number, advert in sorted(self.sum.adverts.items())})
+        self._step(round, "shares", list(self.sum.adverts), {"members": members}, take_shares)
 
-    def _unmasked(self, found: Collector, round: int, accepted: Iterable[int]) -> Tensor:
+    def _unmasked(self, round: int, accepted: Iterable[int]) -> Tensor:
         """The sum of the codes of these sites, or of those among them that count."""
+        found, signatures = self.sum, dict[int, bytes]()
         found.masked = {number: found.masked[number] for number in sorted(accepted) if number in found.masked}
-        self._require_left(found.masked, found.needed, "their updates")
-        survivors, signatures = json.dumps(sorted(found.masked)), dict[int, bytes]()
+        self._require_left(found.masked, "their updates")
+        survivors = list(found.masked)
         # Noted before it is asked for: after a crash sites answer for the same ones only.
-        self.tried = (round, frozenset(found.masked))
-        if self.folder is not None:
-            write_json(self.folder / TRIED, {"round": round, "sites": sorted(found.masked)})
+        self.tried = (round, frozenset(survivors))
+        write_json(self.folder / TRIED, {"round": round, "sites": survivors})
 
-        def take_signature(number: int, reply: Envelope) -> None:
-            signatures[number] = unhex(reply.facts.get("signature"))
+        def take_signature(number: int, facts: Facts) -> None:
+            signatures[number] = unhex(facts.get("signature"))
 
-        def take_answer(number: int, reply: Envelope) -> None:
-            found.take_answer(number, open_shares(reply.facts.get("shares")))
+        def take_answer(number: int, facts: Facts) -> None:
+            found.take_answer(number, by_number(facts.get("shares"), open_share))
 
-        self._step(round, "consent", {number: {"survivors": survivors} for number in found.masked}, take_signature)
-        self._require_left(signatures, found.needed, "signatures of the sum")
-        signed = hexed(signatures)
-        self._step(round, "unmask", {number: {"signatures": signed} for number in signatures}, take_answer)
-        self._require_left(found.answers, found.needed, "the shares of the masks")
+        self._step(round, "consent", survivors, {"survivors": survivors}, take_signature)
+        self._step(round, "unmask", list(signatures), {"signatures": as_facts(signatures)}, take_answer)
         total = torch.from_numpy(found.unmasked())
         self.form.check_sum(total, len(found.masked))
         return total
 
     def _step(
-        self, round: int, name: str, requests: Mapping[int, Mapping[str, Any]], take: Callable[[int, Envelope], None]
+        self, round: int, name: str, numbers: Collection[int], facts: Facts, take: Callable[[int, Facts], None]
     ) -> None:
-        """One exchange of a sum with these sites, by number. Who fails is left out, with the reason."""
-        head = {**self.head.facts, "secure": name, "session": self.session}
-        envelopes = {
-            self.nodes[number]: Envelope({**head, **facts}, {}, FACTS_ALONE) for number, facts in requests.items()
-        }
-        numbers = {self.nodes[number]: number for number in requests}
+        """One exchange of a sum with these sites. Who fails is left out, with the reason."""
+        facts = {**self.head.facts, "secure": name, "session": self.sum.session, "round": round, **facts}
+        asked, left = {self.nodes[number]: number for number in numbers}, set[int]()
+        envelopes = {node: Envelope({**facts, "number": number}, {}, FACTS_ALONE) for node, number in asked.items()}
         seconds = min(PROMPT, self.settings.deadline)
         for node, reply in exchange(self.directory.carrier, envelopes, "secure", seconds):
-            number = numbers[node]
+            number = asked[node]
             try:
                 if isinstance(reply, Failure):
                     raise RefusedError(reply.reason)
-                refuse(reply.facts.get("session") != self.session, "it replies to another request")
-                take(number, reply)
+                refuse(reply.facts.get("session") != self.sum.session, "it replies to another request")
+                take(number, reply.facts)
+                left.add(number)
             except RefusedError as error:
                 reason = f"secure sum, {name}: {printable(first_line(error))}"
                 if name in ("consent", "unmask"):  # its update is in the sum all the same
                     self.say(f"round {round}, {self.settings.sites[number]}: {reason}")
                 else:
                     self._drop(round, number, reason)
+        self._require_left(left, SENT[name])
 
-    def _require_left(self, found: Mapping[int, Any], needed: int, what: str) -> None:
-        refuse(len(found) < needed, f"{len(found)} sites have sent {what}, and {needed} must")
+    def _require_left(self, left: Collection[int], what: str) -> None:
+        refuse(len(left) < self.sum.needed, f"{len(left)} sites have sent {what}, and {self.sum.needed} must")
 
     def _request(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
         request = super()._request(state, round, number)
-        inside = self.sum is not None and number in self.sum.sealed
-        inbox = hexed(self.sum.inbox(number)) if self.sum is not None and inside else ""
-        facts = {**request.facts, "secure": inbox, "session": self.session if inside else ""}
-        if inside:
-            facts |= {"weights": json.dumps(self.weights), "shares": self._shares_told()}
+        facts = {**request.facts, "secure": "", "session": ""}
+        if number in self.sum.sealed:
+            inbox, shares = as_facts(self.sum.inbox(number)), self._shares_told()
+            facts |= {"secure": inbox, "session": self.sum.session, "shares": shares}
         return request._replace(facts=facts)
 
     def _restored(self, phase: Phase, server: ServerState, number: int, like: Any, reply: Envelope) -> Any:
         """The parts that are seen. In place of the others stands what moves nothing, so that it has no size."""
-        tensors = dict(reply.tensors)
-        if self.sum is not None and number in self.sum.sealed:
+        algorithm, tensors = self.problem.algorithm, dict(reply.tensors)
+        if number in self.sum.sealed:
             refuse(MASKED not in tensors, "it lacks its masked update")
             self.sum.take_masked(number, tensors.pop(MASKED).numpy(), len(self.total))
-        seen = like._replace(**dict.fromkeys(self.hidden, ()))
-        update = wire.restore(seen, tensors, may_be_nan=self.problem.algorithm.may_be_nan)
-        still = self.problem.algorithm.parts(server)
+        seen = like._replace(**dict.fromkeys(algorithm.averaged, ()))
+        update = wire.restore(seen, tensors, may_be_nan=algorithm.may_be_nan)
+        still = algorithm.parts(server)
         if phase.averaged:
             still = {n: part if n == "weights" else tree.map(torch.zeros_like, part) for n, part in still.items()}
         return update._replace(**still)

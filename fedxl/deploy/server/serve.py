@@ -24,7 +24,6 @@ from fedxl.deploy.server.directory import Directory, SiteFacts
 from fedxl.deploy.server.engine import SiteEngine
 from fedxl.deploy.server.examiner import BinsOfRun, SiteExaminer
 from fedxl.deploy.server.secure import SecureEngine
-from fedxl.deploy.storage import SEED_FILE, kept_seed
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
 from fedxl.reporting.status import STATUS
@@ -103,10 +102,7 @@ def serve(server: ServerFile, carrier: Carrier, hooks: Hooks | None = None) -> R
     require_given(problem.algorithm, made is not None)
     frozen = frozen_digest(problem.model)
     head = RunHeader(run_id, json.dumps(sections), needed, prepared, **frozen)
-    secret = kept_seed(server.out / SEED_FILE) if settings.private_draws else 0
-    engine = (SecureEngine if settings.secure else SiteEngine)(directory, problem, head, secret)
-    if isinstance(engine, SecureEngine):
-        engine.remember_in(server.out)
+    engine = (SecureEngine if settings.secure else SiteEngine)(directory, problem, head, server.out)
     known.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(known, json.dumps({"run": run_id, "sites": directory.facts}, indent=1).encode())
     bins = BinsOfRun(server.out / "bins.json", settings.bins)
