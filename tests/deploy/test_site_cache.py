@@ -41,9 +41,9 @@ def test_what_a_site_knew_of_other_data_is_left_behind(tmp_path, monkeypatch):
 
 def test_a_site_opens_its_data_from_its_cache(tmp_path):
     mine = site_file(tmp_path, 2)
-    count = cache.prepare(mine)
+    cache.prepare(mine)
     first = cache.training_data(mine)
-    assert len(first) == count
+    assert len(first) == cache.holding(mine).count("all") > 0
     written = (mine.cache / "train_x.npy").stat().st_mtime_ns
     assert torch.equal(cache.training_data(mine).x, first.x)
     assert (mine.cache / "train_x.npy").stat().st_mtime_ns == written

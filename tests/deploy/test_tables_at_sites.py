@@ -289,7 +289,7 @@ def test_a_site_that_its_table_does_not_name_gets_nobodys_rows(tmp_path, paths):
     ):
         cache.prepare(lost)
     alone = SiteFile(replace(own.settings, name="Hospital C"), {**TABLE, "path": paths[0]}, own.folder)
-    assert cache.prepare(alone) == cache.prepare(own)
+    assert cache.holding(alone).count("all") == cache.holding(own).count("all")
 
 
 def write_images(folder: Path, seed: int = 0) -> list[str]:

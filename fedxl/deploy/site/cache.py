@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,11 +41,18 @@ from fedxl.sampling import Indices
 COLUMNS = ("x", "y", "weight", "group", "time", "shift")  # of `Examples`, as far as there are any
 FACTS = "data.json"  # the cache's own description of itself, written last: without it a cache is incomplete
 FORM = 5  # of the cache; a new number means other files
-# Unscaled columns, and the examples that a preparation made of them, under its digest.
-OF_TABLE = re.compile(rf"({'|'.join(SPLITS)})_(raw|x-[0-9a-f]{{16}})\.npy")
-FILES = {FACTS, *(f"{split}_{column}.npy" for split in SPLITS for column in COLUMNS)}
+# The files of a cache. raw: columns of a table, unscaled; x-...: what a preparation made of them, under its digest.
+OURS = re.compile(rf"{re.escape(FACTS)}|(?:{'|'.join(SPLITS)})_({'|'.join(COLUMNS)}|raw|x-[0-9a-f]{{16}})\.npy")
 ROWS = 1024
 MOST_NAMED = 10  # sites of a table in an error
+USUAL: Mapping[str, Any] = {  # what a cache says of its data, unless they say otherwise
+    "augment": asdict(NOTHING),
+    "table": None,  # names and texts of a table's columns, and its label
+    "summary": "",  # what may be told of a table's columns, if the data need a common preparation
+    "fitted": True,  # whether columns are scaled by means of rows of this site
+    "labels": [],  # the columns of several labels, if they have names
+    "images": "",  # how files of images become examples, if the data are some
+}
 
 
 class Rows(NamedTuple):
@@ -64,19 +72,8 @@ def refresh(site: SiteFile) -> None:
 
 
 def facts(site: SiteFile) -> dict[str, Any]:
-    """The description of the cache. Prepares the data first if there is none for these settings.
-
-    summary: what may be told of a table's columns, "" if the data need no common preparation. fitted: whether columns
-    are scaled by means of rows of this site. images: how files of
-    images become examples, "" if the data are something else. labels: the columns of several labels, if they have
-    names.
-    """
-    known = _facts(site)
-    if known is None:
-        prepare(site)
-        known = _facts(site)
-        assert known is not None
-    return known
+    """The description of the cache. Prepares the data first if there is none for these settings."""
+    return _facts(site) or prepare(site)
 
 
 def identity(site: SiteFile) -> str:
@@ -117,12 +114,12 @@ def holding(site: SiteFile) -> Holding:
     return Examples(found["y"], found["y"], **columns).holdings()[0]  # only labels are counted
 
 
-def prepare(site: SiteFile) -> int:
-    """Write the cache; the number of training examples."""
+def prepare(site: SiteFile) -> dict[str, Any]:
+    """Write the cache. Returns its description."""
     raw = load_unfitted(own_config(site))
     arrays, about = _of_examples(site) if raw is None else _of_table(site, raw)
     columns = {split: [name for name in found if name != "raw"] for split, found in arrays.items()}
-    described = {"key": key(site), "stamps": _stamps(site), "columns": columns, **about}
+    described = {"key": key(site), "stamps": _stamps(site), "columns": columns, **USUAL, **about}
     total = sum(rows.shape[0] for found in arrays.values() for rows in found.values())
     with writing_to(site.cache, "free some space and prepare again"):
         private_folder(site.cache)
@@ -133,7 +130,7 @@ def prepare(site: SiteFile) -> int:
                 for name, rows in found.items():
                     _write(site.cache / f"{split}_{name}.npy", rows, done)
         write_atomically(site.cache / FACTS, json.dumps(described).encode(), private=True)
-    return arrays["train"]["y"].shape[0]
+    return described
 
 
 def _of_examples(site: SiteFile) -> tuple[dict[str, dict[str, Rows]], dict[str, Any]]:
@@ -143,43 +140,36 @@ def _of_examples(site: SiteFile) -> tuple[dict[str, dict[str, Rows]], dict[str, 
     told = "features would be scaled by this site's files alone, and those of other sites by theirs"
     require(chosen, f"{told}; say standardise = false in [data] to leave them as they are, or true")
     own, made = _own_splits(site, splits), splits.preparation
-    found = made.image.bits if made and made.image else 0
+    image = made.image if made else None
+    bits = image.bits if image else 0
     alike = "how many of them are used must be the same at all sites, and this one sees its own images alone"
-    declared = (
-        f"images have grey values of 16 bits: {alike}; say so in [data] of each site.toml (here bits = {found})"
-    )
-    require(not found or bool(site.data.get("bits")), declared)
+    told = f"images have grey values of 16 bits: {alike}; say so in [data] of each site.toml (here bits = {bits})"
+    require(not bits or bool(site.data.get("bits")), told)
     arrays = {
         split: {name: _whole(found) for name in COLUMNS if (found := getattr(part, name)) is not None}
         for split, part in {"train": own.train, **own.held_back}.items()
     }
-    told_of = {"labels": list(made.labels) if made else [], "images": made.to_text() if made and made.image else ""}
-    return arrays, {
+    about = {
         "augment": asdict(own.train.augment),
-        "table": None,
-        "summary": "",
         "fitted": splits.fitted,
-        **told_of,
+        "labels": list(made.labels) if made else [],
     }
+    return arrays, {**about, "images": made.to_text() if made and image else ""}
 
 
 def _of_table(site: SiteFile, raw: RawTable) -> tuple[dict[str, dict[str, Rows]], dict[str, Any]]:
     """As `_of_examples`: a site's rows, unscaled, and what may be told of them."""
     number = _own_site(site, raw.order.names)
-    known = {"y": raw.y, **raw.known}
     arrays: dict[str, dict[str, Rows]] = {}
     for place, split in enumerate(SPLITS):
         rows = raw.order.rows[raw.order.part(number, place)]
+        known = {"y": raw.y, **{name: column for name, column in raw.known.items() if name != "weight" or not place}}
         if len(rows):
-            of_split = {"raw": Rows((len(rows), len(raw.columns)), raw.blocks(number, place))}
-            for name, column in known.items():
-                if name != "weight" or split == "train":
-                    of_split[name] = _chosen(column, rows)
-            arrays[split] = of_split
+            own = {"raw": Rows((len(rows), len(raw.columns)), raw.blocks(number, place))}
+            arrays[split] = own | {name: _chosen(column, rows) for name, column in known.items()}
     require("train" in arrays, f"no row of site '{printable(site.settings.name)}' is trained on; give it some")
     table = {"columns": raw.columns, "texts": raw.texts, "label": predicted(raw.about)}
-    told = {"summary": raw.summary(number).to_json(), "fitted": True, "labels": [], "images": ""}
-    return arrays, {"augment": asdict(NOTHING), "table": table, **told}
+    return arrays, {"table": table, "summary": raw.summary(number).to_json()}
 
 
 def _whole(found: Tensor) -> Rows:
@@ -207,34 +197,27 @@ def own_config(site: SiteFile) -> Config:
 
 def check_site(site: SiteFile) -> Findings:
     """What is found in the data that this site would train and evaluate on. Nothing leaves the site."""
-    findings, _ = check_data(own_config(site), lambda splits: _own_splits(site, splits))
-    return findings
+    return check_data(own_config(site), partial(_own_splits, site))[0]
 
 
 def _own_splits(site: SiteFile, splits: Splits) -> Splits:
     """The site's share of the data that its file names: its own rows; of splits without sites an even share."""
     named = splits.preparation is not None
-    names = splits.names if named else [""] * len(splits.train.parts)
-    own = _own_part(site, names)
+    names = list(splits.names) if named else [""] * len(splits.train.parts)
+    own, count = site.settings.part, len(names)
+    if site.settings.name in names:
+        own = names.index(site.settings.name)
+    require(own < count, f"part is {own}, but the data have {count} client(s), 0 to {count - 1}")
     held: dict[str, Any] = dict.fromkeys(("validation", "test"))
     for name, found in splits.held_back.items():
         sited = named and found.site is not None
-        rows = np.flatnonzero(found.site == own) if sited else _even_share(found, site.settings.part, len(names))
+        rows = np.flatnonzero(found.site == own) if sited else _even_share(found, site.settings.part, count)
         held[name] = _only(site, found.take(rows)) if len(rows) else None
     return splits._replace(train=_only(site, splits.train.take(splits.train.parts[own])), **held)
 
 
 def _only(site: SiteFile, found: Examples) -> Examples:
     return replace(found, site=np.zeros(len(found), np.int64), sites=(site.settings.name,))
-
-
-def _own_part(site: SiteFile, names: Sequence[str]) -> int:
-    """Which client of its data a site is: the one with its name, or the one with the number that it says."""
-    part, count = site.settings.part, len(names)
-    if site.settings.name in names:
-        return list(names).index(site.settings.name)
-    require(part < count, f"part is {part}, but the data have {count} client(s), 0 to {count - 1}")
-    return part
 
 
 def _own_site(site: SiteFile, names: Sequence[str]) -> int:
@@ -296,8 +279,8 @@ def _facts(site: SiteFile) -> dict[str, Any] | None:
 
 def _make_private(folder: Path) -> None:
     """Allow only this user to read the data. A folder that also holds other files keeps its permissions."""
-    found = {path: path.name.removeprefix(".") for path in (folder.iterdir() if folder.is_dir() else ())}
-    ours = [path for path, name in found.items() if name in FILES or OF_TABLE.fullmatch(name)]
+    found = list(folder.iterdir()) if folder.is_dir() else []
+    ours = [path for path in found if OURS.fullmatch(path.name.removeprefix("."))]
     for path in [*ours, *([folder] if ours and len(ours) == len(found) else [])]:
         with suppress(OSError):  # another user owns it, or another process is replacing it
             path.chmod(path.stat().st_mode & 0o700)
@@ -323,9 +306,8 @@ def _made_of_table(cache: Path, table: Mapping[str, Any], split: str, made: Prep
 
 def _remove_examples(cache: Path, but: str = "") -> None:
     """What earlier preparations made: a server could fill the disk with them. Who has them mapped keeps them."""
-    for path in cache.iterdir():
-        found = OF_TABLE.fullmatch(path.name)
-        if found and found[2] not in ("raw", f"x-{but}"):
+    for path in cache.glob("*_x-*"):
+        if OURS.fullmatch(path.name) and not path.name.endswith(f"_x-{but}.npy"):
             with suppress(OSError):
                 path.unlink()
 
