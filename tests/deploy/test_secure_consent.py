@@ -80,12 +80,10 @@ class Server:
         self.session, self.round = session, round
         self.sum = Collector(f"{'0' * 8} {round} {session}", 64)
         for number in EACH:
-            told = self.ask(number, "keys", number=number)["keys"]
-            self.sum.adverts[number] = messages.Advert.from_plain(told)
+            self.sum.take_keys(number, self.ask(number, "keys", number=number))
         members = messages.as_facts({number: advert.to_plain() for number, advert in self.sum.adverts.items()})
         for number in EACH:
-            sealed = self.ask(number, "shares", members=members)["sealed"]
-            self.sum.take_shares(number, messages.by_number(sealed, messages.sealed_shares))
+            self.sum.take_shares(number, self.ask(number, "shares", members=members))
         self.round = trained or round
         for number in EACH:
             self.train(number)

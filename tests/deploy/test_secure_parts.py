@@ -119,6 +119,11 @@ def test_what_is_sealed_cannot_be_altered_or_used_elsewhere():
         crypto.unseal(bytes(32), b"", "1 to 2")
 
 
+def opened(shares: dict[int, int]) -> dict[str, str]:
+    """As a site sends them."""
+    return messages.as_facts({number: share.to_bytes(crypto.SHARE) for number, share in shares.items()})
+
+
 class Sites:
     """Members of a sum without disks and network: their states go through JSON, as a crash would have it."""
 
@@ -136,7 +141,7 @@ class Sites:
         for number in numbers:
             state, found = member.share(self.state(number), self.sum.adverts)
             self.states[number] = state
-            self.sum.take_shares(number, messages.by_number(messages.as_facts(found), messages.sealed_shares))
+            self.sum.take_shares(number, {"sealed": messages.as_facts(found)})
 
     def mask(self, numbers) -> None:
         for number in numbers:
@@ -156,7 +161,7 @@ class Sites:
     def unmask(self, numbers, signers=None) -> None:
         for number in numbers:
             self.states[number], shares = member.unmask(self.state(number), signers or numbers)
-            self.sum.take_answer(number, shares)
+            self.sum.take_answer(number, {"shares": opened(shares)})
 
     def state(self, number: int) -> MemberState:
         return MemberState.from_plain(json.loads(json.dumps(asdict(self.states[number]))))
@@ -298,13 +303,13 @@ def test_what_the_server_takes_has_the_right_form():
     sites = Sites(3, 32)
     sites.keys(range(3))
     with pytest.raises(RefusedError, match="a share to every other site"):
-        sites.sum.take_shares(0, {1: b""})
+        sites.sum.take_shares(0, {"sealed": {"1": "00" * messages.SEALED}})
     for wrong in (np.zeros(7, np.int64), np.zeros(6, np.int32), np.zeros((7, 1), np.int32)):
         with pytest.raises(RefusedError, match="not a vector of 7 whole numbers of 32 bits"):
             sites.sum.take_masked(0, wrong, 7)
     sites.shares(range(3))
     with pytest.raises(RefusedError, match="a share of every site's secret"):
-        sites.sum.take_answer(0, {0: 1})
+        sites.sum.take_answer(0, {"shares": opened({0: 1})})
 
 
 def test_a_wrong_share_is_found():

@@ -62,10 +62,8 @@ def decode(content: Bytes, megabytes: float) -> Envelope:
     refuse(not 0 < length <= MAX_HEAD or LENGTH + length > len(view), "it has no head")
     try:
         head = json.loads(bytes(view[LENGTH : LENGTH + length]))
-        facts, table = (
-            dict(head["facts"]),
-            [(str(name), *_form(kind, shape)) for name, kind, shape in head["tensors"]],
-        )
+        facts = dict(head["facts"])
+        table = [(str(name), *_form(kind, shape)) for name, kind, shape in head["tensors"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RefusedError(f"its head cannot be read: {printable(first_line(error))}") from None
     refuse(len(table) > MAX_TENSORS, f"it holds more than {MAX_TENSORS:,} tensors")

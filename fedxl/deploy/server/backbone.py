@@ -39,9 +39,8 @@ class Backbone:
         failures = {node: failure for node, failure in offered.items() if failure}
         self.have |= offered.keys() - failures.keys()
         yield from failures.items()
-        for node, reply in exchange(
-            self.carrier, {n: each for n, each in requests.items() if n not in failures}, kind, seconds
-        ):
+        ready = {node: each for node, each in requests.items() if node not in failures}
+        for node, reply in exchange(self.carrier, ready, kind, seconds):
             if isinstance(reply, Failure):  # its disk may have lost them
                 self.have.discard(node)
             yield node, reply

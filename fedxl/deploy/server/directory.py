@@ -44,7 +44,6 @@ class SiteFacts(NamedTuple):
     both: int = 0  # of several labels, examples that have a positive and a negative one
     relevant: int | None = None  # how many of its queries hold a relevant item; None: its data know no queries
     images: str = ""  # how its files of images become examples, as JSON; "": it has none, or does not tell
-
     times_told: str | None = None  # how many of its examples have which time, as JSON; "": it does not tell
 
     def count(self, side: Side) -> int:
@@ -76,7 +75,6 @@ class Directory:
     names: dict[str, str] = field(default_factory=dict)  # by node
     pending: dict[str, str] = field(default_factory=dict)  # by ticket: connected nodes whose hello has not arrived
     refused: dict[str, float] = field(default_factory=dict)  # by site (or keyless node): when we refused its hello
-    last_refusal: str = ""
     refusals: list[dict[str, str]] = field(default_factory=list)  # the latest, with their times
     status: Path | None = None  # the file that says who is connected, for the operator's page
     lost: set[str] = field(default_factory=set)  # sites that a round has waited for in vain; until they are back
@@ -91,12 +89,10 @@ class Directory:
         # A node that was away says hello again: it may have come back with another version, or other data.
         self.names = {node: name for node, name in self.names.items() if node in connected}
         self.refused = {node: since for node, since in self.refused.items() if time.monotonic() < since + RETRY}
-        gone = [ticket for ticket, node in self.pending.items() if node not in connected]
-        self.carrier.forget(gone)
-        self.pending = {ticket: node for ticket, node in self.pending.items() if ticket not in gone}
-        new = connected.keys() - self.names.keys() - set(self.pending.values())
-        new = {node for node in new if (connected[node] or node) not in self.refused}
-        if new:
+        self.carrier.forget([ticket for ticket, node in self.pending.items() if node not in connected])
+        self.pending = {ticket: node for ticket, node in self.pending.items() if node in connected}
+        known = {*self.names, *self.pending.values()}
+        if new := [n for n, owner in connected.items() if n not in known and (owner or n) not in self.refused]:
             hello = Envelope({"version": __version__}, {}, FACTS_ALONE)
             self.pending |= self.carrier.send(dict.fromkeys(new, hello), "hello", self.settings.join)
         for ticket, reply in self.carrier.replies(list(self.pending)):
@@ -122,7 +118,7 @@ class Directory:
         while missing := [name for name in self.settings.sites if name not in self.facts]:
             self.nodes()
             late = time.monotonic() > deadline
-            why = f" (last: {self.last_refusal})" if self.last_refusal else ""
+            why = f" (last: {self.refusals[-1]['reason']})" if self.refusals else ""
             names = ", ".join(missing)
             require(not late, f"no hello from {names} within {self.settings.join:g} s; are they running?{why}")
             self.carrier.wait(POLL)
@@ -159,9 +155,8 @@ class Directory:
         return approved is None or name in approved
 
     def why_absent(self, name: str) -> str:
-        return (
-            "it is not connected, or busy with an earlier request" if self.is_approved(name) else "it is not approved"
-        )
+        away = "it is not connected, or busy with an earlier request"
+        return away if self.is_approved(name) else "it is not approved"
 
     def limit(self, name: str) -> int | None:
         """The most examples that a site may claim; None: any number."""
@@ -174,9 +169,9 @@ class Directory:
                 raise RefusedError(reply.reason)
             name, found = self._read(owner, reply)
         except (RefusedError, KeyError, TypeError, ValueError, OverflowError) as error:
-            self.last_refusal = f"refused a node's hello: {printable(first_line(error))}"
-            self.note(self.last_refusal)
-            self.refusals = [*self.refusals, {"time": now(), "reason": self.last_refusal}][-RECENT:]
+            reason = f"refused a node's hello: {printable(first_line(error))}"
+            self.note(reason)
+            self.refusals = [*self.refusals, {"time": now(), "reason": reason}][-RECENT:]
             self.refused[owner or node] = time.monotonic()
             return
         self.names = {n: other for n, other in self.names.items() if other != name} | {node: name}
@@ -198,52 +193,54 @@ class Directory:
         times = str(facts["times"]) if "times" in facts else None
         found = SiteFacts(positives, negatives, shape, summary, labels, both, relevant, images, times)
         examples = found.count("all")
-        if not 0 <= both <= min(positives, negatives) or examples < 1:
-            raise RefusedError(f"{name} reports {positives} positives and {negatives} negatives")
+        impossible = not 0 <= both <= min(positives, negatives) or examples < 1
+        refuse(impossible, f"{name} reports {positives} positives and {negatives} negatives")
+        refuse(both and not labels, f"{name} reports {both} examples of both classes, and one label")
         self.require_within_limit(name, examples)
+        # Each is read here once, so that what cannot be true is refused.
         if summary:
             Summary.from_json(summary, examples)
+        if labels:
+            found.by_label("all")
         if times:
             read_times(times, positives, examples)
         if images:
             image = Preparation.from_text(images).image
-            if image is None:
-                raise RefusedError("what it tells of its images is of a table's columns")
-            refuse(image.shape != shape, f"{name} says that its images become examples of another shape than {shape}")
-        if labels:
-            found.by_label("all")
-        elif both:
-            raise RefusedError(f"{name} reports {both} examples of both classes, and one label")
+            refuse(image is None, "what it tells of its images is of a table's columns")
+            same = image is not None and image.shape == shape
+            refuse(not same, f"{name} says that its images become examples of another shape than {shape}")
         before = self.facts.get(name, found)
         if found._replace(images="") != before._replace(images=""):
-            told = f"{name} had other data when this run started"
             was, now = (each._replace(summary="", images="") for each in (before, found))
-            raise RefusedError(f"{told}: {was}, now {now}")
+            raise RefusedError(f"{name} had other data when this run started: {was}, now {now}")
         return name, found
+
+    @property
+    def told(self) -> dict[str, SiteFacts]:
+        """What each site of the run has told, in their order."""
+        return {name: self.facts[name] for name in self.settings.sites}
 
     def preparation(self) -> Preparation | None:
         """How all sites make examples of their tables, from what each told of its own; None if none has a table."""
-        told = {name: self.facts[name] for name in self.settings.sites}
-        tables = {name: Summary.from_json(it.summary, it.count("all")) for name, it in told.items() if it.summary}
+        told = self.told.items()
+        tables = {name: Summary.from_json(it.summary, it.count("all")) for name, it in told if it.summary}
         if not tables:
             return None
-        others = [name for name in told if name not in tables]
+        others = [name for name, _ in told if name not in tables]
         some = f"{next(iter(tables))} has a table, but {''.join(others[:1])} has not; all sites' data must be alike"
         require(not others, some)
         return fit(merge(tables))
 
     def images(self) -> Preparation | None:
         """How the first site makes examples of files of images, for predictions; None unless all sites tell it."""
-        told = {name: self.facts[name].images for name in self.settings.sites}
-        if not all(told.values()):
+        if not all(it.images for it in self.told.values()):
             return None
-        found = {name: Preparation.from_text(text) for name, text in told.items()}
+        found = {name: Preparation.from_text(it.images) for name, it in self.told.items()}
         require_one_label({name: each.to_json() for name, each in found.items()})
         bits = {each.image.bits: name for name, each in found.items() if each.image and each.image.bits}
         others = ", ".join(f"{count} at {name}" for count, name in bits.items())
-        require(
-            len(bits) < 2, f"grey values of 16 bits are made bytes of other bits: {others}; bits must be the same"
-        )
+        told = f"grey values of 16 bits are made bytes of other bits: {others}; bits must be the same"
+        require(len(bits) < 2, told)
         return found[next(iter(bits.values()), self.settings.sites[0])]
 
     def require_within_limit(self, name: str, examples: float) -> None:
@@ -263,9 +260,9 @@ def read_label_counts(text: str, examples: int) -> npt.NDArray[np.int64]:
     lists = all(isinstance(counts, list) and 1 <= len(counts) <= MOST_LABELS for counts in each)
     if not lists or len(each[0]) != len(each[1]) or len(found) != 2:
         raise RefusedError("its counts by label are not two lists of one length")
-    for pair in zip(*each, strict=True):
-        if not all(type(count) is int and count >= 0 for count in pair) or sum(pair) > examples:
-            raise RefusedError(f"its counts by label are not those of {examples} examples")
+    right = all(type(count) is int and count >= 0 for counts in each for count in counts)
+    possible = right and all(sum(pair) <= examples for pair in zip(*each, strict=True))
+    refuse(not possible, f"its counts by label are not those of {examples} examples")
     return np.array(each, np.int64)
 
 

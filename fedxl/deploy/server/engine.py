@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,11 +29,16 @@ from fedxl.training.problem import Problem
 from fedxl.training.simulation import participants
 
 
-class UpdateStack:
-    """Updates stacked, each put into its row as it arrives, so that none is held twice while others are awaited."""
+class Replies:
+    """What came of asking a cohort once, by the place of each site in it.
+
+    Updates are stacked, each put into its row as it arrives, so that none is held twice while others are awaited.
+    """
 
     def __init__(self, count: int) -> None:
         self.count, self.filled = count, set[int]()
+        self.sizes = dict[int, Sizes]()  # of the updates that are well-formed
+        self.diverged = 0  # how many sites say that they have
         self._all: Any = None
 
     def put(self, row: int, update: ClientUpdate) -> None:
@@ -53,14 +58,6 @@ class UpdateStack:
         return stacked
 
 
-class Replies(NamedTuple):
-    """What came of asking a cohort once."""
-
-    rows: UpdateStack
-    sizes: dict[int, Sizes]  # of the updates that are well-formed, by row
-    diverged: int  # how many sites say that they have
-
-
 @dataclass
 class SiteEngine:
     """Runs rounds at sites. Valid replies that arrive in time are aggregated; private states stay at the sites."""
@@ -76,9 +73,7 @@ class SiteEngine:
         # The seed of what sites read of the pool; 0: the run's, which sites know.
         self.secret = kept_seed(self.folder / SEED_FILE) if self.settings.private_draws else 0
         sites, self.reading = self.settings.sites, self.problem.reading
-        each = [self.directory.facts[name] for name in sites]
-        counted, self.plan = participants(self.problem, each, sites)
-        self.chances = self.plan.chances
+        counted, self.plan = participants(self.problem, list(self.directory.told.values()), sites)
         self.shares: Share = tree.map(lambda leaf: leaf.to(self.problem.dtype), counted)
         self.base = dict.fromkeys(sites, -1)  # the last round of each site that was taken, -1: none
         self.visits = dict.fromkeys(sites, 0)  # how many of its rounds were taken
@@ -94,9 +89,9 @@ class SiteEngine:
         numbers, least = sorted(int(number) for number in cohort), min(self.settings.minimum, len(cohort))
         for attempt in range(1, self.settings.patience + 1):
             replies = self._attempt(phase, server, round, numbers, least)
-            accepted = sorted(replies.rows.filled)
+            accepted = sorted(replies.filled)
             if len(accepted) >= least:
-                updates = self._merged(server, replies.rows.stacked())
+                updates = self._merged(server, replies.stacked())
                 if self._usable(phase, server, round, updates):
                     break
                 accepted = []
@@ -113,10 +108,9 @@ class SiteEngine:
                 "check that sites are running, then start the server again: it resumes from its last checkpoint"
             )
         self.influence.remember(replies.sizes[row] for row in accepted)
-        for row in accepted:
-            name = self.settings.sites[numbers[row]]
-            self.base[name], self.visits[name] = round, self.visits[name] + 1
         names = [self.settings.sites[numbers[row]] for row in accepted]
+        self.base |= dict.fromkeys(names, round)
+        self.visits |= {name: self.visits[name] + 1 for name in names}
         self.participants.append({"round": round, "sites": names, "of": len(numbers)})
         return updates
 
@@ -129,33 +123,27 @@ class SiteEngine:
         state = wire.flatten(TrainRequest(phase.downlink(server), self._share(0), ()), self.settings.wire)
         weights = phase.pool_weights(server)
         pool = None if weights is None else host_weights(weights)
-        most = self._most(phase, server)
+        like = phase.update_like(server, self.problem.assignment(self._share(0)))
+        most = FACTS_ALONE + 2 * Envelope({}, tree.pack(like)).size  # whole numbers take up to twice the size
         requests = {
-            node: self._request(
-                {**state, **self._passive(phase, server, round, number, pool)}, round, number
-            )._replace(most=most)
+            node: self._request({**state, **self._passive(phase, server, round, number, pool)}, round, number, most)
             for node, number in numbers.items()
         }
-        rows, sizes, diverged = UpdateStack(len(cohort)), dict[int, Sizes](), 0
+        replies = Replies(len(cohort))
         for node, reply in self.backbone.exchange(requests, "train", self.settings.deadline):
             number = numbers[node]
             row = cohort.index(number)
             try:
                 update = self._checked(phase, server, round, number, reply)
-                sizes[row] = check_update(phase, server, update, self.problem.assignment(self._share(number)))
-                rows.put(row, update)
+                replies.sizes[row] = check_update(phase, server, update, self.problem.assignment(self._share(number)))
+                replies.put(row, update)
             except RefusedError as error:
                 self._drop(round, number, printable(error))
-                diverged += isinstance(reply, Failure) and reply.reason.startswith(DIVERGED)
-        for row, reason in self.influence.excesses(sizes).items():
-            rows.filled.remove(row)
+                replies.diverged += isinstance(reply, Failure) and reply.reason.startswith(DIVERGED)
+        for row, reason in self.influence.excesses(replies.sizes).items():
+            replies.filled.remove(row)
             self._drop(round, cohort[row], reason)
-        return Replies(rows, sizes, diverged)
-
-    def _most(self, phase: Phase, server: ServerState) -> int:
-        """Bytes of a reply, at most. As whole numbers an update takes up to twice its size."""
-        like = phase.update_like(server, self.problem.assignment(self._share(0)))
-        return FACTS_ALONE + 2 * sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(like))
+        return replies
 
     def _usable(self, phase: Phase, server: ServerState, round: int, updates: ClientUpdate) -> bool:
         """Whether sites can go on from what these updates come to: nothing else may be sent to them, or saved."""
@@ -178,12 +166,12 @@ class SiteEngine:
         if outputs is not None and len(outputs):
             self.pooled = Spread.of(outputs.numpy())
 
-    def _request(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
+    def _request(self, state: Mapping[str, Tensor], round: int, number: int, most: float) -> Envelope:
         """The same tensors for everyone, held once, except for its share and its scores."""
         name = self.settings.sites[number]
         facts = {**self.head.facts, "wire": self.settings.wire, "round": round, "number": number}
         facts |= {"base": self.base[name], "visits": self.visits[name]}
-        return Envelope(facts, {**state, **tree.pack(self._share(number), "share")})
+        return Envelope(facts, {**state, **tree.pack(self._share(number), "share")}, most)
 
     def _passive(
         self, phase: Phase, server: ServerState, round: int, number: int, pool: PoolWeights | None

@@ -59,6 +59,7 @@ class Collector:
     adverts: dict[int, Advert] = field(default_factory=dict)  # by number: who has sent keys
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by sender, then by receiver
     masked: dict[int, Ring] = field(default_factory=dict)  # who is in the sum, under masks
+    signatures: dict[int, bytes] = field(default_factory=dict)  # by who consents to the sum of these
     answers: dict[int, dict[int, int]] = field(default_factory=dict)  # by who answers, then by whose share it is
 
     @property
@@ -70,7 +71,11 @@ class Collector:
         """Sites that must be left at each step."""
         return threshold(len(self.adverts))
 
-    def take_shares(self, sender: int, sealed: dict[int, bytes]) -> None:
+    def take_keys(self, sender: int, facts: Facts) -> None:
+        self.adverts[sender] = Advert.from_plain(facts.get("keys"))
+
+    def take_shares(self, sender: int, facts: Facts) -> None:
+        sealed = by_number(facts.get("sealed"), sealed_shares)
         refuse(sealed.keys() != self.adverts.keys() - {sender}, "it did not send a share to every other site")
         self.sealed[sender] = sealed
 
@@ -83,7 +88,11 @@ class Collector:
             raise RefusedError(f"its masked update is not a vector of {length} whole numbers of {self.bits} bits")
         self.masked[sender] = vector.view(RINGS[self.bits])
 
-    def take_answer(self, sender: int, shares: dict[int, int]) -> None:
+    def take_signature(self, sender: int, facts: Facts) -> None:
+        self.signatures[sender] = unhex(facts.get("signature"))
+
+    def take_answer(self, sender: int, facts: Facts) -> None:
+        shares = by_number(facts.get("shares"), open_share)
         refuse(shares.keys() != self.sealed.keys(), "it did not send a share of every site's secret")
         self.answers[sender] = shares
 
@@ -143,16 +152,16 @@ class SecureEngine(SiteEngine):
         self.sum = Collector("", self.form.bits)
         self.total = torch.zeros(len(flat(self.problem.algorithm.parts(server))), dtype=torch.int64)
         replies = super()._attempt(phase, server, round, cohort, least)
-        if not self.sum.sealed or len(replies.rows.filled) < least:
+        if not self.sum.sealed or len(replies.filled) < least:
             return replies
         self.sum.told = told(
             {**self.head.facts, "round": round, "shares": self._shares_told()}, phase.downlink(server)
         )
         try:
-            self.total = self._unmasked(round, {cohort[row] for row in replies.rows.filled})
+            self.total = self._unmasked(round, {cohort[row] for row in replies.filled})
         except RefusedError as error:
             self.say(f"round {round}: all updates discarded, their sum cannot be used: {printable(error)}")
-            replies.rows.filled.clear()
+            replies.filled.clear()
         return replies
 
     def _prepared(self, phase: Phase, round: int, numbers: Mapping[str, int]) -> Mapping[str, int]:
@@ -169,7 +178,9 @@ class SecureEngine(SiteEngine):
             return numbers
         self.sum, self.nodes = Collector(f"{self.head.run} {round} {secrets.token_hex(16)}", self.form.bits), members
         try:
-            self._exchange_shares(round)
+            self._step(round, "keys", self.nodes, {}, self.sum.take_keys)
+            adverts = as_facts({number: advert.to_plain() for number, advert in sorted(self.sum.adverts.items())})
+            self._step(round, "shares", list(self.sum.adverts), {"members": adverts}, self.sum.take_shares)
         except RefusedError as error:
             self.say(f"round {round}: no secure sum: {printable(error)}")
             return {}
@@ -190,37 +201,18 @@ class SecureEngine(SiteEngine):
         algorithm: Any = self.problem.algorithm
         return float(algorithm.counts(self._share(number)))
 
-    def _exchange_shares(self, round: int) -> None:
-        """Collect the keys of all sites, then the shares of its secrets that each seals for the others."""
-
-        def take_keys(number: int, facts: Facts) -> None:
-            self.sum.adverts[number] = Advert.from_plain(facts.get("keys"))
-
-        def take_shares(number: int, facts: Facts) -> None:
-            self.sum.take_shares(number, by_number(facts.get("sealed"), sealed_shares))
-
-        self._step(round, "keys", self.nodes, {}, take_keys)
-        members = as_facts({number: advert.to_plain() for number, advert in sorted(self.sum.adverts.items())})
-        self._step(round, "shares", list(self.sum.adverts), {"members": members}, take_shares)
-
     def _unmasked(self, round: int, accepted: Iterable[int]) -> Tensor:
         """The sum of the codes of these sites, or of those among them that count."""
-        found, signatures = self.sum, dict[int, bytes]()
+        found = self.sum
         found.masked = {number: found.masked[number] for number in sorted(accepted) if number in found.masked}
         self._require_left(found.masked, "their updates")
         survivors = list(found.masked)
         # Noted before it is asked for: after a crash sites answer for the same ones only.
         self.tried = (round, frozenset(survivors))
         write_json(self.folder / TRIED, {"round": round, "sites": survivors})
-
-        def take_signature(number: int, facts: Facts) -> None:
-            signatures[number] = unhex(facts.get("signature"))
-
-        def take_answer(number: int, facts: Facts) -> None:
-            found.take_answer(number, by_number(facts.get("shares"), open_share))
-
-        self._step(round, "consent", survivors, {"survivors": survivors}, take_signature)
-        self._step(round, "unmask", list(signatures), {"signatures": as_facts(signatures)}, take_answer)
+        self._step(round, "consent", survivors, {"survivors": survivors}, found.take_signature)
+        signed = {"signatures": as_facts(found.signatures)}
+        self._step(round, "unmask", list(found.signatures), signed, found.take_answer)
         total = torch.from_numpy(found.unmasked())
         self.form.check_sum(total, len(found.masked))
         return total
@@ -252,8 +244,8 @@ class SecureEngine(SiteEngine):
     def _require_left(self, left: Collection[int], what: str) -> None:
         refuse(len(left) < self.sum.needed, f"{len(left)} sites have sent {what}, and {self.sum.needed} must")
 
-    def _request(self, state: Mapping[str, Tensor], round: int, number: int) -> Envelope:
-        request = super()._request(state, round, number)
+    def _request(self, state: Mapping[str, Tensor], round: int, number: int, most: float) -> Envelope:
+        request = super()._request(state, round, number, most)
         facts = {**request.facts, "secure": "", "session": ""}
         if number in self.sum.sealed:
             inbox, shares = as_facts(self.sum.inbox(number)), self._shares_told()

@@ -71,54 +71,37 @@ def serve(server: ServerFile, carrier: Carrier, hooks: Hooks | None = None) -> R
     own = _own_data(config) if settings.evaluate == "server" else {}  # first: a mistake there shows at the start
     directory = Directory(carrier, settings, hooks.say, told, status=server.out / STATUS)
     directory.wait_for_all()
-    made = directory.preparation()
-    facts = {name: directory.facts[name] for name in settings.sites}
+    made, facts = directory.preparation(), directory.told
     shapes = {each.shape if made is None else (made.width,) for each in facts.values()}
     require(len(shapes) == 1, f"sites hold examples of different shapes: {', '.join(map(str, sorted(shapes)))}")
     shape = shapes.pop()
     weighting, pairing = config.run.get("weighting", "clients"), build_risk(config).pairing
     facts_of_all = facts_about(list(facts.values()), weighting, pairing)
     problem = build_problem(config, shape, facts_of_all, torch.device("cpu"))
-    name = str(config.algorithm["name"])
-    traced = problem.settings.participation == "trace"
-    require(not traced, "participation = 'trace' is for simulations; a server asks the sites that it can reach")
-    require(not problem.algorithm.centralized, f"{name} needs all data in one place, so it cannot run across sites")
-    measured = problem.settings.train_metrics
-    require(not measured, "train_metrics needs the training data, which the server does not have")
-    sections = {name: table for name, table in config.tables().items() if name != "data"}
-    # Where the server's metrics go is none of the sites' business.
-    sections["run"] = {key: value for key, value in config.run.items() if key not in ("track", "tracking_uri")}
-    # What follows from all sites' data goes to sites only if the algorithm needs it.
-    needed = json.dumps(_told(facts_of_all, problem.algorithm.facts_read) if problem.uses_facts else {})
-    prepared = made.to_text() if made is not None else ""
-    check_data(problem, list(facts.values()))
     kept = made or directory.images()
-    _check_labels(problem, facts, kept.labels if kept is not None else ())
-    for site, found in facts.items():
-        check_ranked(problem, found.relevant is not None, f"the data of {site}")
-        check_timed(problem, found.times_told is not None, f"the data of {site}")
-    require_for_sites(problem)
-    _require_times(problem, facts)
-    require_given(problem.algorithm, made is not None)
+    _check_run(problem, str(config.algorithm["name"]), made)
+    _check_sites(problem, facts, kept.labels if kept is not None else ())
+    # What follows from all sites' data goes to sites only if the algorithm needs it.
+    needed = _told(facts_of_all, problem.algorithm.facts_read) if problem.uses_facts else {}
     frozen = frozen_digest(problem.model)
-    head = RunHeader(run_id, json.dumps(sections), needed, prepared, **frozen)
+    prepared = made.to_text() if made is not None else ""
+    head = RunHeader(run_id, json.dumps(_sections(config)), json.dumps(needed), prepared, **frozen)
     engine = (SecureEngine if settings.secure else SiteEngine)(directory, problem, head, server.out)
-    known.parent.mkdir(parents=True, exist_ok=True)
+    server.out.mkdir(parents=True, exist_ok=True)
     write_atomically(known, json.dumps({"run": run_id, "sites": directory.facts}, indent=1).encode())
-    bins = BinsOfRun(server.out / "bins.json", settings.bins)
-    form = Form(shape, problem.settings.dtype, problem.risk.score_shape, labels=problem.label_names)
     described = {"sites": settings.sites, "evaluate": settings.evaluate}
-    description = flattened({**config.tables(), "run": asdict(problem.settings), "server": described, "task": frozen})
     task = Task(
         problem=problem,
         engine=engine,
-        examiner=_examiner(engine, config, own, shape, bins, made),
+        examiner=_examiner(engine, config, own, shape, BinsOfRun(server.out / "bins.json", settings.bins), made),
         num_clients=len(facts),
         cohort=problem.settings.cohort,
         plan=engine.plan,
         members=[Member(name, each.positives, each.negatives) for name, each in facts.items()],
-        form=form,
-        description=description,
+        form=Form(shape, problem.settings.dtype, problem.risk.score_shape, labels=problem.label_names),
+        description=flattened(
+            {**config.tables(), "run": asdict(problem.settings), "server": described, "task": frozen}
+        ),
         preparation=kept,  # for predictions on new files
         may_miss=True,
     )
@@ -129,27 +112,45 @@ def serve(server: ServerFile, carrier: Carrier, hooks: Hooks | None = None) -> R
     return result
 
 
+def _sections(config: Config) -> dict[str, Any]:
+    """The experiment as sites get it."""
+    run = {
+        key: value for key, value in config.run.items() if key not in ("track", "tracking_uri")
+    }  # the server's own
+    return {name: table for name, table in config.tables().items() if name != "data"} | {"run": run}
+
+
 def _told(facts: DataFacts, names: Sequence[str]) -> dict[str, Any]:
     """What a site is told of all sites' data, as JSON."""
     found = {**facts._asdict(), "pairs": None if facts.pairs is None else facts.pairs.to_json()}
     return {name: found[name] for name in names if found[name] is not None}
 
 
-def _require_times(problem: Problem, facts: Mapping[str, SiteFacts]) -> None:
-    """Raises UserError unless sites share what pairs of different sites need to know of times."""
-    pooled = problem.risk.pairing.timed and not problem.algorithm.local_pairs
-    quiet = [name for name, found in facts.items() if pooled and found.times is None]
-    told = 'does not share event times; its site.toml may say times = "bins" in [site]'
-    require(not quiet, f"{''.join(quiet[:1])} {told}")
+def _check_run(problem: Problem, name: str, made: Preparation | None) -> None:
+    """Raises UserError if the run cannot have sites as clients. name: of its algorithm."""
+    settings, algorithm = problem.settings, problem.algorithm
+    traced = settings.participation == "trace"
+    require(not traced, "participation = 'trace' is for simulations; a server asks the sites that it can reach")
+    require(not algorithm.centralized, f"{name} needs all data in one place, so it cannot run across sites")
+    measured = settings.train_metrics
+    require(not measured, "train_metrics needs the training data, which the server does not have")
+    require_for_sites(problem)
+    require_given(algorithm, made is not None)
 
 
-def _check_labels(problem: Problem, facts: Mapping[str, SiteFacts], of_data: Sequence[str]) -> None:
-    """Raises UserError unless all sites have the labels of the risk, and each can be trained."""
-    risk = problem.risk
+def _check_sites(problem: Problem, facts: Mapping[str, SiteFacts], labels: Sequence[str]) -> None:
+    """Raises UserError unless the data of all sites are what the risk needs. labels: as the data name them."""
+    risk, held = problem.risk, list(facts.values())
+    check_data(problem, held)
+    pooled = risk.pairing.timed and not problem.algorithm.local_pairs
     for name, each in facts.items():
         many = len(each.by_label("all")) if each.labels else 0
         require(many == risk.labels, f"{name} has {many or 1} label(s), and the risk is for {risk.labels or 1}")
-    check_labels(problem, list(facts.values()), of_data)
+        check_ranked(problem, each.relevant is not None, f"the data of {name}")
+        check_timed(problem, each.times_told is not None, f"the data of {name}")
+        told = 'does not share event times; its site.toml may say times = "bins" in [site]'
+        require(not pooled or each.times is not None, f"{name} {told}")
+    check_labels(problem, held, labels)
 
 
 def _own_data(config: Config) -> RawTable | Mapping[str, Examples]:

@@ -95,7 +95,7 @@ def _unmask(site: SiteFile, record: Record, session: str, facts: Facts) -> Step:
             member.verify(site.folder, state.context, number, advert, site.settings.peers, text)
             signers.add(number)
     state, shares = member.unmask(state, signers)
-    return state, {"shares": {str(number): share.to_bytes(SHARE).hex() for number, share in shares.items()}}
+    return state, {"shares": as_facts({number: share.to_bytes(SHARE) for number, share in shares.items()})}
 
 
 STEPS: Mapping[str, Callable[[SiteFile, Record, str, Facts], Step]] = {
