@@ -57,13 +57,8 @@ def updating(path: Path, most: int = 2**24) -> Iterator[dict[str, Any]]:
         remember(path, content)
 
 
-def private_seed(state: Path, run: str) -> int:
-    """A site's seed of all that the server must not be able to work out: made once for each run."""
-    return kept_seed(state / run / SEED_FILE)
-
-
 def kept_seed(path: Path) -> int:
-    """The seed in this file, made once and never sent: below 2**128, its highest bit set, as `sampling` expects."""
+    """The secret seed in this file, made once and never sent: below 2**128, its highest bit set (see `sampling`)."""
     with suppress(FileNotFoundError):
         return _seed(path)
     with locked(path.parent, f".{path.name}.lock"):

@@ -14,7 +14,7 @@ from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import read_server, read_site
 from fedxl.deploy.site import requests
-from fedxl.deploy.site.permission import require_order
+from fedxl.deploy.site.permission import require_discreet
 from fedxl.deploy.storage import SEED_FILE
 from fedxl.engine.drawing import Secrets
 from fedxl.risks import auroc, partial_auc
@@ -71,11 +71,11 @@ def test_it_asks_that_only_of_algorithms_that_pool_scores(tmp_path, name, upload
     careful, risk = site_file(tmp_path, 0, sorted_scores=True), auroc() if name == "fedxl1" else partial_auc()
     algorithm = build(name, risk)
     if not uploads:
-        require_order(careful, algorithm)
+        require_discreet(careful, algorithm, risk)
         return
     with pytest.raises(UserError, match="uploads scores in no order but the sorted one"):
-        require_order(careful, algorithm)
-    require_order(careful, build(name, risk, order="sorted"))
+        require_discreet(careful, algorithm, risk)
+    require_discreet(careful, build(name, risk, order="sorted"), risk)
 
 
 def test_init_switches_on_what_costs_nothing(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from fedxl import UserError, tree
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.site import requests
-from fedxl.deploy.storage import private_seed
+from fedxl.deploy.storage import SEED_FILE, kept_seed
 from fedxl.engine.drawing import Secrets
 from fedxl.training.run_writer import load_checkpoint
 from tests.deploy import test_secure_sites as secure_sites
@@ -42,7 +42,7 @@ def test_sites_draw_noise_of_their_own_and_come_to_what_is_simulated_with_it(tmp
     private = experiment(rounds=2)
     found = deployed(tmp_path, private, carrier, minimum=3)
     run = json.loads((tmp_path / "server" / "run" / "sites.json").read_text())["run"]
-    seeds = {number: private_seed(site.state, run) for number, site in enumerate(carrier.sites.values())}
+    seeds = {number: kept_seed(site.state / run / SEED_FILE) for number, site in enumerate(carrier.sites.values())}
     assert len(set(seeds.values())) == len(SITES)
     known = simulated(private)
     assert_same(found, simulated(private, Secrets(noise=seeds)))

@@ -8,22 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fedxl import UserError, files
-from fedxl.deploy.storage import SEED_FILE, kept_seed, private_seed
+from fedxl.deploy.storage import SEED_FILE, kept_seed
 
 RUN = "0123456789abcdef"
 
 
 def test_a_seed_is_made_once_for_each_run_and_site(tmp_path):
-    seeds = [private_seed(tmp_path / site, run) for site in "ab" for run in (RUN, RUN[::-1])]
+    seeds = [kept_seed(tmp_path / site / run / SEED_FILE) for site in "ab" for run in (RUN, RUN[::-1])]
     assert len(set(seeds)) == 4
-    assert seeds == [private_seed(tmp_path / site, run) for site in "ab" for run in (RUN, RUN[::-1])]
+    assert seeds == [kept_seed(tmp_path / site / run / SEED_FILE) for site in "ab" for run in (RUN, RUN[::-1])]
     assert all(2**127 <= seed < 2**128 for seed in seeds)
 
 
 def test_it_is_for_its_user_alone_whatever_the_umask(tmp_path):
     old = os.umask(0)
     try:
-        private_seed(tmp_path / "state", RUN)
+        kept_seed(tmp_path / "state" / RUN / SEED_FILE)
     finally:
         os.umask(old)
     folder = tmp_path / "state" / RUN
@@ -35,25 +35,25 @@ def test_processes_that_ask_at_once_get_one_seed(tmp_path, monkeypatch):
     drawn = [bytes([n]) * 32 for n in range(8)]
     monkeypatch.setattr(os, "urandom", lambda count: drawn.pop())
     with ThreadPoolExecutor(8) as several:  # flock tells file descriptors apart, so threads do for processes
-        assert len(set(several.map(lambda _: private_seed(tmp_path, RUN), range(8)))) == 1
+        assert len(set(several.map(lambda _: kept_seed(tmp_path / RUN / SEED_FILE), range(8)))) == 1
 
 
 def test_a_crash_while_it_is_written_leaves_none_and_the_next_one_holds(tmp_path, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(UserError, match=r"cannot write to .*: No space left on device"):
-            private_seed(tmp_path, RUN)
+            kept_seed(tmp_path / RUN / SEED_FILE)
     assert not (tmp_path / RUN / SEED_FILE).exists()
-    assert private_seed(tmp_path, RUN) == private_seed(tmp_path, RUN)
+    assert kept_seed(tmp_path / RUN / SEED_FILE) == kept_seed(tmp_path / RUN / SEED_FILE)
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 31, b"x" * 33])
 def test_a_file_that_holds_none_is_not_replaced(tmp_path, content):
-    private_seed(tmp_path, RUN)
+    kept_seed(tmp_path / RUN / SEED_FILE)
     path = tmp_path / RUN / SEED_FILE
     files.write_atomically(path, content)
     with pytest.raises(UserError, match=r"private\.seed holds \d+ bytes, not the 32 of a secret seed"):
-        private_seed(tmp_path, RUN)
+        kept_seed(tmp_path / RUN / SEED_FILE)
     assert path.read_bytes() == content
 
 

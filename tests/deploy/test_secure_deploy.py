@@ -113,7 +113,7 @@ def test_a_site_is_killed_and_the_sum_is_exact_and_nothing_else_is_seen(tmp_path
     kept = [*(tmp_path / "f" / "sites").glob("*/state/*/private.seed")]
     seeds = {path.parents[2].name: kept_seed(path) for path in kept}
     assert seeds.keys() == set(NAMES)
-    monkeypatch.setattr(requests, "private_seed", lambda state, run: seeds[state.parent.name])
+    monkeypatch.setattr(requests, "kept_seed", lambda path: seeds[path.parents[2].name])
     assert ("c", 1) in {(entry["site"], entry["round"]) for entry in dropped}
     assert (seen / "dead").exists()
     for name, tensor in plain(tmp_path / "plain", experiment, dropped).items():

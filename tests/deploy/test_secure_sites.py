@@ -55,7 +55,7 @@ def certify(folder: Path, name: str, key: keys.Key, authority: Any = AUTHORITY) 
 @pytest.fixture(autouse=True)
 def _known_seed(monkeypatch):
     """Secure sums need draws that the server does not know. Here they are those of the run, to be compared."""
-    monkeypatch.setattr(requests, "private_seed", lambda state, run: config("fedxl2").run["seed"])
+    monkeypatch.setattr(requests, "kept_seed", lambda path: config("fedxl2").run["seed"])
 
 
 class Secure(InProcess):

@@ -11,23 +11,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedxl.algorithms.protocol import Algorithm
 from fedxl.data.examples import Examples
 from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site.curve import SPENT
-from fedxl.deploy.storage import locked, recall, remember
+from fedxl.deploy.storage import locked, updating
 from fedxl.errors import require
 from fedxl.training.privacy import epsilon_of, most_released
 from fedxl.training.problem import Problem
 
 TRAINING = "training"  # in the file: squared mu, by run
-
-
-def require_private(site: SiteFile, algorithm: Algorithm) -> None:
-    """Refuse training without noise at a site that limits what training may release."""
-    told = "this site trains with differential privacy alone (training_epsilon)"
-    needed = algorithm.private or not site.settings.training_epsilon
-    require(needed, f"{told}; set dp_clip, dp_noise and dp_score_noise in [algorithm]")
 
 
 def released(problem: Problem, mine: Examples, rounds: Sequence[int]) -> float:
@@ -42,14 +34,11 @@ def released(problem: Problem, mine: Examples, rounds: Sequence[int]) -> float:
 def spend(site: SiteFile, run: str, squared_mu: float) -> None:
     """Count what a run has released with the answer that is about to be given. Refuse it above the site's limit."""
     path, most, delta = site.state / SPENT, site.settings.training_epsilon, site.settings.training_delta
-    with locked(site.state, ".requests.lock"):
-        content = recall(path)
+    with locked(site.state, ".requests.lock"), updating(path) as content:
         known = content.get(TRAINING, {})
         right = isinstance(known, dict) and all(type(one) is float and one >= 0 for one in known.values())
         require(right, f"cannot read {path}; its owner must correct or remove it")
-        spent = {**known, run: max(squared_mu, known.get(run, 0.0))}
-        if most:
-            epsilon = epsilon_of(math.fsum(spent.values()), delta)
-            told = f"with this answer, training here would have spent epsilon {epsilon:.3g} at delta {delta:g}"
-            require(epsilon <= most, f"{told}; its site.toml allows {most:g} (training_epsilon)")
-        remember(path, {**content, TRAINING: spent})
+        content[TRAINING] = spent = {**known, run: max(squared_mu, known.get(run, 0.0))}
+        epsilon = epsilon_of(math.fsum(spent.values()), delta) if most else 0.0
+        told = f"with this answer, training here would have spent epsilon {epsilon:.3g} at delta {delta:g}"
+        require(epsilon <= most, f"{told}; its site.toml allows {most:g} (training_epsilon)")

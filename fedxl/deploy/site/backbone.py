@@ -85,7 +85,7 @@ def _write_model(site: SiteFile, request: Envelope) -> None:
     for name, content in request.tensors.items():
         write_atomically(fresh / name, content.numpy().tobytes(), private=True)
     found = read_exported(fresh)
-    permission.require_model(site, str((found.model or {}).get("name")))
+    permission.require_listed(site, "model", str((found.model or {}).get("name")))
     # That network is one which this site has trained, wherever its code is from.
     with_weights(rebuilt(found.model or {}, found.form, found.weights_dtype, True), found.content(WEIGHTS), fresh)
     if target.exists():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from fedxl.algorithms.protocol import Algorithm
 from fedxl.config.experiment import Config
 from fedxl.deploy.protocol.envelope import Envelope
 from fedxl.deploy.provision.settings import SiteFile
-from fedxl.deploy.storage import locked, recall, remember
+from fedxl.deploy.storage import locked, recall, updating
 from fedxl.errors import UserError, printable, require
+from fedxl.risks import XRisk
 from fedxl.sampling import Floats
 from fedxl.training.problem import Problem
 from fedxl.tree import add_tensor
@@ -50,15 +51,12 @@ def require_acceptable(request: Envelope) -> None:
 def permitted(site: SiteFile, text: str) -> Config:
     """The experiment of a request, if site.toml allows it."""
     tables = _tables(text)
-    settings = site.settings
-    for kind, allowed in (("model", settings.models), ("risk", settings.risks), ("algorithm", settings.algorithms)):
-        name = str(tables[kind].get("name", "mlp" if kind == "model" else ""))
-        _require_listed(kind, name, allowed, "none")
+    for kind, usual in (("model", "mlp"), ("risk", ""), ("algorithm", "")):
+        require_listed(site, kind, str(tables[kind].get("name", usual)))
     require_metrics_allowed(site, _metrics(tables["run"]))
     _require_small(site, tables["run"], bool(tables["algorithm"].get("fresh")))
-    if settings.digest:
-        same = digest(tables) == settings.digest
-        require(same, "this experiment is not the one that the site has pinned by its digest")
+    pinned = site.settings.digest in ("", digest(tables))
+    require(pinned, "this experiment is not the one that the site has pinned by its digest")
     model = {key: value for key, value in tables["model"].items() if key != "weights"}  # the server sends them
     return Config(data={}, model=model, risk=tables["risk"], algorithm=tables["algorithm"], run=tables["run"])
 
@@ -76,35 +74,32 @@ def _require_small(site: SiteFile, run: Mapping[str, Any], fresh: bool) -> None:
     require(batch <= largest, f"{told}: lower batch1 and batch2{twice}")
 
 
-def require_model(site: SiteFile, name: str) -> None:
-    """Refuse a final model whose network is not in site.toml."""
-    _require_listed("model", name, site.settings.models, "none")
-
-
 def require_metrics_allowed(site: SiteFile, names: Iterable[str]) -> None:
     """Refuse metrics that are neither fedxl's own nor in site.toml: they would run code that a server names."""
     for name in sorted(metrics.own(names)):
-        _require_listed("metric", name, site.settings.metrics, "only fedxl's own")
+        require_listed(site, "metric", name)
 
 
-def _require_listed(kind: str, name: str, allowed: Sequence[str], nothing: str) -> None:
-    listed = ", ".join(allowed) or nothing
+def require_listed(site: SiteFile, kind: str, name: str) -> None:
+    """Refuse a network, a risk, an algorithm or a metric that is not in site.toml."""
+    allowed = getattr(site.settings, f"{kind}s")
+    listed = ", ".join(allowed) or ("only fedxl's own" if kind == "metric" else "none")
     told = f"this site does not allow the {kind} '{printable(name)}'; its site.toml allows: {listed}"
     require(name in allowed, told)
 
 
-def require_order(site: SiteFile, algorithm: Algorithm) -> None:
-    """Refuse a run whose uploads would show the order of the site's draws. Not every algorithm uploads scores."""
-    told = "this site uploads scores in no order but the sorted one (sorted_scores), and the run has order = "
-    allowed = not site.settings.sorted_scores or algorithm.order == SORTED
-    require(allowed, f"{told}'{algorithm.order}'; set order = \"sorted\" in [algorithm]")
-
-
-def require_times(site: SiteFile, problem: Problem) -> None:
-    """Refuse a run that pools scores with the bins of their times, unless the site shares these."""
-    told = 'pooled scores carry the bin of each time; its site.toml may say times = "bins" in [site]'
-    pooled = problem.risk.pairing.timed and not problem.algorithm.local_pairs
-    require(not pooled or site.settings.times == "bins", f"this site does not share event times: {told}")
+def require_discreet(site: SiteFile, algorithm: Algorithm, risk: XRisk) -> None:
+    """Refuse a run that would show more of the training data than the site allows."""
+    settings = site.settings
+    sort = f"and the run has order = '{algorithm.order}'; set order = \"sorted\" in [algorithm]"
+    allowed = not settings.sorted_scores or algorithm.order == SORTED  # as is one that uploads no scores
+    require(allowed, f"this site uploads scores in no order but the sorted one (sorted_scores), {sort}")
+    noise = "this site trains with differential privacy alone (training_epsilon)"
+    private = algorithm.private or not settings.training_epsilon
+    require(private, f"{noise}; set dp_clip, dp_noise and dp_score_noise in [algorithm]")
+    bins = 'pooled scores carry the bin of each time; its site.toml may say times = "bins" in [site]'
+    pooled = risk.pairing.timed and not algorithm.local_pairs
+    require(not pooled or settings.times == "bins", f"this site does not share event times: {bins}")
 
 
 def require_useful(site: SiteFile, problem: Problem) -> None:
@@ -140,13 +135,12 @@ def count(site: SiteFile, kind: str) -> None:
     """Count a request before handling it, so that a crash cannot undo the count. Refuse it above the limit."""
     path, setting = site.state / COUNTS, COUNTED[kind]
     most = int(getattr(site.settings, setting))
-    with locked(site.state, ".requests.lock"):
-        counts = recall(path)
+    with locked(site.state, ".requests.lock"), updating(path) as counts:
         done = counts.get(kind, 0)
         require(type(done) is int, f"cannot read {path}; its owner must correct or remove it")
         limit = f"this site has answered {most} requests to {kind}, as many as its site.toml allows ({setting})"
         require(done < most, limit)
-        remember(path, {**counts, kind: done + 1})
+        counts[kind] = done + 1
 
 
 def question(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], data: str) -> str:
@@ -165,11 +159,10 @@ def private_rounds(folder: Path, round: int, *fixed: Any) -> list[int]:
 
     fixed: what must not change during the run, as JSON.
     """
-    known, now = recall(folder / FIXED), hashlib.sha256(json.dumps(fixed).encode()).hexdigest()
+    now = hashlib.sha256(json.dumps(fixed).encode()).hexdigest()
     told = "this private run began with other settings, another number of this site or other data; they must stay"
-    require(known.get("digest", now) == now, told)
-    if not known:
-        remember(folder / FIXED, {"digest": now})
+    with updating(folder / FIXED) as known:
+        require(known.setdefault("digest", now) == now, told)
     answered = {int(name) for name in recall(folder / ANSWERED, MOST_ANSWERED)}
     last = max(answered, default=-1)
     told = f"this site has answered round {last} of this private run, and answers none before it for the first time"
@@ -184,11 +177,9 @@ def require_same_question(folder: Path, round: int, asked: str) -> None:
     after a crash, gives the same bits. A server that requested it with other weights would get two answers under one
     noise, and by subtracting them what the noise hides.
     """
-    known = recall(folder / ANSWERED, MOST_ANSWERED)
-    same = known.setdefault(str(round), asked) == asked
-    told = f"round {round} has been answered to another request"
-    require(same, f"{told}; the noise of one answer must not serve for two")
-    remember(folder / ANSWERED, known)
+    told = f"round {round} has been answered to another request; the noise of one answer must not serve for two"
+    with updating(folder / ANSWERED, MOST_ANSWERED) as known:
+        require(known.setdefault(str(round), asked) == asked, told)
 
 
 def _tables(text: str) -> dict[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from fedxl.deploy.protocol.envelope import DIVERGED, NO_EVALUATION, Envelope, Sc
 from fedxl.deploy.protocol.message import Bytes, Piece, decode, encode, encode_failure
 from fedxl.deploy.provision.settings import SiteFile, read_site
 from fedxl.deploy.site import account, backbone, cache, curve, permission, secure
-from fedxl.deploy.storage import locked, private_seed, turn, writing_to
+from fedxl.deploy.storage import SEED_FILE, kept_seed, locked, turn, writing_to
 from fedxl.engine.drawing import Secrets
 from fedxl.engine.executors import executor
 from fedxl.engine.simulator import Simulator
@@ -37,10 +37,11 @@ from fedxl.risks.timetable import binned, read_timetable
 from fedxl.training.privacy import require_given
 from fedxl.training.problem import Problem, check_label_names, check_queries, match_types, require_for_sites
 from fedxl.training.rounds import passive_like
-from fedxl.training.run_writer import Checkpoint, load_checkpoint, save_checkpoint
+from fedxl.training.run_writer import load_checkpoint, save_checkpoint
 from fedxl.training.settings import pick_device
 
 SPLITS = ("validation", "test")
+VISITS = "rounds.0"  # of the simulator's clients, of which this site is the only one
 MOST_LIMITS = 6  # false positive rates at which a site discloses its partial AUC
 
 log = logging.getLogger("fedxl")
@@ -75,8 +76,8 @@ def hello(site: SiteFile) -> Envelope:
     require(allowed, f"{told}; its site.toml must say summary = true in [site], or name a preparation in [data]")
     exact = "a summary of its table has no noise, and this site limits what training tells (training_epsilon)"
     require(not (summary and site.settings.training_epsilon), f"{exact}; name a preparation in [data]")
-    counts = {"positives": held.positives, "negatives": held.negatives, "shape": list(shape)}
-    facts: dict[str, Any] = {"site": site.settings.name, "version": __version__, "summary": summary, **counts}
+    facts: dict[str, Any] = {"site": site.settings.name, "version": __version__, "summary": summary}
+    facts |= {"positives": held.positives, "negatives": held.negatives, "shape": list(shape)}
     if site.settings.summary and known["images"]:
         facts["images"] = known["images"]
     if held.label_counts.shape[1] > 1:
@@ -98,21 +99,19 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
     permission.count(site, "train")
     mine = cache.training_data(site, _preparation(request))
     problem = _problem(site, experiment, request, mine)
-    permission.require_order(site, problem.algorithm)
-    account.require_private(site, problem.algorithm)
+    permission.require_discreet(site, problem.algorithm, problem.risk)
     require_given(problem.algorithm, bool(cache.facts(site)["fitted"]))
     check_queries(problem, {"train": mine})
     require_for_sites(problem)
-    permission.require_times(site, problem)
     mine = match_types(problem, mine)
     round, number, base, visits = _numbers(request)
     phase = problem.algorithm.phase(round)
     received = tree.to(_received(problem, phase, request), problem.device)
     _require_own_share(received.share, mine, problem.reading)
     data, private = cache.identity(site), problem.algorithm.private
-    secrets = _secrets(site, str(facts["run"]), number, private)
-    engine = _engine(problem, mine, number, received.share, secrets)
-    with locked(site.state / str(facts["run"])) as folder:
+    folder = site.state / str(facts["run"])
+    engine = _engine(folder, site.settings.private_draws, problem, mine, number, received.share)
+    with locked(folder):
         if private:
             stated = round <= problem.settings.rounds
             require(stated, f"round {round} is beyond the rounds that epsilon was stated for")
@@ -129,16 +128,18 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
         update = tree.map(lambda leaf: leaf[0], update)
         _require_convergence(phase, received, update, problem)
         _remember(folder, engine, round, base, data)
-        if hidden:
-            drawn = request._replace(facts={**facts, "visits": visits})  # by its own count, if that is another
-            tensors = secure.disclosed(site, drawn, problem.algorithm, phase, received.server, update)
-            return Envelope({"site": site.settings.name, "round": round, "note": note}, tensors)
-    if precision == wire.HALF:
-        # Rounded to bfloat16 a change loses almost nothing, a weight all changes below 0.4 %. Of parameters alone:
-        # they take small steps. Statistics jump, and are better rounded themselves.
-        params = tree.map(torch.sub, update.weights.params, received.server.weights.params)
-        update = update._replace(weights=update.weights._replace(params=params))
-    return Envelope({"site": site.settings.name, "round": round, "note": note}, wire.flatten(update, precision))
+        if precision == wire.HALF:
+            # Rounded to bfloat16 a change loses almost nothing, a weight all changes below 0.4 %. Parameters take
+            # small steps. Statistics jump, and are better rounded themselves.
+            params = tree.map(torch.sub, update.weights.params, received.server.weights.params)
+            update = update._replace(weights=update.weights._replace(params=params))
+        drawn = request._replace(facts={**facts, "visits": visits})  # by its own count, if that is another
+        sent = (
+            secure.disclosed(site, drawn, problem.algorithm, phase, received.server, update)
+            if hidden
+            else wire.flatten(update, precision)
+        )
+    return Envelope({"site": site.settings.name, "round": round, "note": note}, sent)
 
 
 def take_frozen(site: SiteFile, request: Envelope) -> Envelope:
@@ -262,15 +263,14 @@ def _received(problem: Problem, phase: Phase, request: Envelope) -> TrainRequest
     return wire.restore(like, request.tensors, may_be_nan=problem.algorithm.may_be_nan)
 
 
-def _secrets(site: SiteFile, run: str, number: int, private: bool) -> Secrets:
-    """Seeds that the server does not know: of draws if the site wants it, of noise always, lest it be subtracted."""
-    draws = site.settings.private_draws
-    own = {number: private_seed(site.state, run)} if draws or private else {}
-    return Secrets(own if draws else {}, noise=own if private else {})
+def _engine(folder: Path, draws: bool, problem: Problem, mine: Examples, number: int, share: Share) -> Simulator:
+    """The simulator, with this site as its only client: it draws and does what it would among all the others.
 
-
-def _engine(problem: Problem, mine: Examples, number: int, share: Share, secrets: Secrets) -> Simulator:
-    """The simulator, with this site as its only client: it draws and does what it would among all the others."""
+    The server does not know the seeds of its draws if the site wants it, and never that of its noise, lest it be
+    subtracted.
+    """
+    private = problem.algorithm.private
+    own = {number: kept_seed(folder / SEED_FILE)} if draws or private else {}
     return Simulator(
         algorithm=problem.algorithm,
         score=problem.score,
@@ -280,7 +280,7 @@ def _engine(problem: Problem, mine: Examples, number: int, share: Share, secrets
         shares=tree.map(lambda leaf: leaf[None], share),
         placement=problem.placement,
         first_number=number,
-        secrets=secrets,
+        secrets=Secrets(own if draws else {}, noise=own if private else {}),
     )
 
 
@@ -291,31 +291,22 @@ def _recall(
 
     exact: whether the state must be after as many visits; in a private run, answers that were not taken count, too.
     """
-    algorithm, note = engine.algorithm, ""
+    algorithm, found = engine.algorithm, load_checkpoint(folder, base) if base >= 0 else None
     state = (algorithm.rejoin if visits else algorithm.init_client)(server, engine.drawing.num_rows(0))
-    tensors = {"rounds.0": torch.tensor(visits), **tree.pack(state, "states.0")}
-    if base >= 0:
-        found = load_checkpoint(folder, base)
-        if found and found.info.get("data") != data:
-            note = f"its data have changed since round {base}; it discards what it knew of them"
-        elif found and (known := _visits(found)) is not None and (known == visits if exact else known <= visits):
-            tensors = {**found.tensors, "rounds.0": torch.tensor(visits)}
-        else:
-            note = f"its state after round {base} is lost; it continues without it"
+    tensors, note = tree.pack(state, "states.0"), ""
+    done = int(found.tensors.get(VISITS, -1)) if found else -1  # in how many rounds it had taken part by then
+    if found and found.info.get("data") != data:
+        note = f"its data have changed since round {base}; it discards what it knew of them"
+    elif found and (done == visits if exact else 0 <= done <= visits):
+        tensors = found.tensors
+    elif base >= 0:
+        note = f"its state after round {base} is lost; it continues without it"
     try:
-        engine.restore(server, tensors)
+        engine.restore(server, {**tensors, VISITS: torch.tensor(visits)})
     except wire.RefusedError as error:
-        raise UserError(
-            f"the state after round {base} in {folder} is intact, but does not belong to this run: {error}; "
-            "remove it to continue without it"
-        ) from None
+        told = f"the state after round {base} in {folder} is intact, but does not belong to this run: {error}"
+        raise UserError(f"{told}; remove it to continue without it") from None
     return note
-
-
-def _visits(state: Checkpoint) -> int | None:
-    """In how many rounds the site had taken part by then, if the state says."""
-    count = state.tensors.get("rounds.0")
-    return int(count) if count is not None and count.ndim == 0 and count.dtype == torch.int64 else None
 
 
 def _remember(folder: Path, engine: Simulator, round: int, base: int, data: str) -> None:
