@@ -8,6 +8,8 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO
@@ -116,3 +118,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_templates(package: str) -> dict[str, str]:
+    """The texts in a package's folder templates/, by their paths in it."""
+
+    def read(folder: Traversable, place: str) -> dict[str, str]:
+        found = dict[str, str]()
+        for each in sorted(folder.iterdir(), key=lambda one: one.name):
+            path = place + each.name
+            found |= read(each, f"{path}/") if each.is_dir() else {path: each.read_text(encoding="utf-8")}
+        return found
+
+    return read(resources.files(package) / "templates", "")

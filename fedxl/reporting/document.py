@@ -5,20 +5,19 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fedxl import __version__
 from fedxl.errors import UserError, printable, require
-from fedxl.files import write_atomically
+from fedxl.files import read_templates, write_atomically
 from fedxl.reporting.charts.scale import Svg
 from fedxl.reporting.page import Page, table_html
 from fedxl.reporting.sections import comparison, labels, ranking, rounds, setup, sites, summary, survival
 from fedxl.reporting.study import study
 from fedxl.training.run_folder import Run, read_run, run_dirs
 
-TEMPLATES = resources.files("fedxl.reporting") / "templates"
+TEMPLATES = read_templates("fedxl.reporting")
 
 
 def write(target: Path, folders: Sequence[Path], reference: str = "") -> None:
@@ -53,8 +52,8 @@ def render(page: Page) -> str:
     """The file. Whatever is not SVG of our own is escaped; of all content, only the style sheet is allowed."""
     jinja2 = require_jinja2()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_clean)
-    template = environment.from_string((TEMPLATES / "report.html").read_text(encoding="utf-8"))
-    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    template = environment.from_string(TEMPLATES["report.html"])
+    style = TEMPLATES["report.css"]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     # Both are of this package, and go into the page as they are.
     trusted = {"style": Svg(style), "style_hash": Svg(f"sha256-{digest}")}

@@ -243,7 +243,7 @@ def _distinct(runs: Sequence[Run]) -> list[Run]:
 @cache
 def style() -> str:
     """The report's rules for tables, figures and charts, within a `.fedxl` alone."""
-    css = (document.TEMPLATES / "report.css").read_text(encoding="utf-8")
+    css = document.TEMPLATES["report.css"]
     light, dark = (re.search(r":root \{(.*?)\}", part, re.DOTALL)[1] for part in css.split("@media screen", 1))  # type: ignore[index]
     shared = css.split("/* Tables, figures and charts", 1)[1].split("*/", 1)[1].split("/* The rest", 1)[0]
     rules = f":root {{{light}}}\n{shared}\n{BOX}"

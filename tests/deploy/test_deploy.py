@@ -22,6 +22,7 @@ from fedxl import UserError, tree
 from fedxl.cli.main import app
 from fedxl.deploy.provision import approval, folders
 from fedxl.deploy.provision.settings import read_server, read_site
+from fedxl.deploy.provision.templates import fill
 from fedxl.training.run_writer import load_latest
 from tests.deploy.deployment import Deployment
 from tests.deploy.federated import SITES, config, secrets_of, simulated
@@ -242,6 +243,12 @@ def test_init_puts_every_secret_where_it_belongs_and_nowhere_else(tmp_path):
         folders.init(SITES, place)
     with pytest.raises(UserError, match="is not a valid site name"):
         folders.init(["../up"], tmp_path / "other")
+
+
+def test_a_template_is_filled_in_whole_or_not_at_all():
+    assert fill("tls/site/start.sh").startswith("#!/bin/sh\n")
+    with pytest.raises(KeyError, match="host"):
+        fill("nvflare/server/project.yml", port=1)
 
 
 def test_a_full_disk_is_one_line_when_folders_are_made(tmp_path):

@@ -180,7 +180,7 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_can_be_told_from_what_is_behind_them(scheme):
     """WCAG 2.1: 4.5 for text, 3 for lines and markers."""
-    css = (TEMPLATES / "report.css").read_text()
+    css = TEMPLATES["report.css"]
     block = css.split("prefers-color-scheme: dark")[1 if scheme == "dark" else 0]
     colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block[: block.index("* {") if scheme == "dark" else None]))
     for behind in ("page", "card"):
@@ -191,7 +191,7 @@ def test_colours_can_be_told_from_what_is_behind_them(scheme):
 
 
 def test_the_demos_picture_has_the_colours_of_its_report():
-    css = (TEMPLATES / "report.css").read_text()
+    css = TEMPLATES["report.css"]
     light = dict(re.findall(r"--(s\d): (#[0-9a-f]{6})", css.split("prefers-color-scheme: dark")[0]))
     assert [colour for colour, _ in plots.STYLES] == [light[f"s{style}"] for style in range(len(plots.STYLES))]
 

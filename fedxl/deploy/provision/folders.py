@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fedxl.config.experiment import Config, build_risk, dump
 from fedxl.data import DATASETS, NAMED
 from fedxl.deploy.provision import approval, keys
 from fedxl.deploy.provision.settings import UNDISCLOSED, ServerSettings, SiteSettings
+from fedxl.deploy.provision.templates import fill, write
 from fedxl.errors import require, unknown
 from fedxl.options import accepted
 from fedxl.risks import TIME_RISKS
@@ -142,72 +143,30 @@ def completed(config: Config, sites: int) -> Config:
     return config
 
 
-def write(out: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files by their paths below a folder; their own folders are for this user alone."""
-    for name, text in files.items():
-        path = out / name
-        for folder in reversed(path.parents[: len(Path(name).parents)]):
-            folder.mkdir(mode=0o700, exist_ok=True, parents=True)
-        path.write_bytes(text.encode() if isinstance(text, str) else text)
-        if path.suffix == ".sh":
-            path.chmod(0o755)
-
-
 def server_toml(settings: ServerSettings, experiment: str) -> str:
-    return f"""# The experiment. Sites hold the training data; [data] here is the server's own, for validation.
-# Leave [data] out if the server has none.
-
-[server]
-sites = {json.dumps(list(settings.sites))}  # their order sets their numbers; do not change it during a run
-minimum = {settings.minimum}  # updates that a round needs
-deadline = {settings.deadline}  # seconds that a site has to reply
-wire = "{settings.wire}"  # bfloat16: half the bytes for weights
-private_draws = {json.dumps(settings.private_draws)}  # sites cannot work out whose pooled scores they read
-evaluate = "{settings.evaluate}"  # "sites": on their own data, as far as each site discloses results
-
-{experiment}"""
+    return fill("server.toml", **{name: json.dumps(value) for name, value in asdict(settings).items()}) + experiment
 
 
 def site_toml(name: str, part: int, config: Config) -> str:
-    rounds = int(config.run.get("rounds", 100))
+    run = config.run
+    rounds = int(run.get("rounds", 100))
+    named = [str(metric) for metric in (run.get("select", ""), *run.get("metrics", ()))]
+    values: dict[str, Any] = {"model": "mlp"}
+    values |= {section: str(table["name"]) for section, table in config.tables().items() if "name" in table}
+    values |= {
+        "name": name,
+        "part": part,
+        "metrics": sorted(metrics.own(named)),
+        "rounds": 2 * rounds + 20,
+        "evaluations": 4 * rounds + 20,
+        "steps": int(run.get("local_steps", 32)),
+        "batch": max(SiteSettings.batch, sum(int(run.get(side, 32)) for side in ("batch1", "batch2"))),
+        "sorted_scores": config.algorithm.get("order") == "sorted",
+        "summary": config.data.get("name") in NAMED,
+        "times": "bins" if config.risk.get("name") in TIME_RISKS else "none",
+    }
     data = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.data.items())
-    names = {key: json.dumps(str(table["name"])) for key, table in config.tables().items() if "name" in table}
-    named = [str(name) for name in (config.run.get("select", ""), *config.run.get("metrics", ()))]
-    return f"""# This site. Name your own data in [data]: see `fedxl data list`. They never leave this machine.
-
-[site]
-name = "{name}"
-part = {part}  # the site's part of a shared data set; 0 if you use your own data
-
-# What a server may request. This site refuses everything else.
-models = [{names.get("model", json.dumps("mlp"))}]  # networks; a linear one reveals examples
-risks = [{names["risk"]}]
-algorithms = [{names["algorithm"]}]
-metrics = {json.dumps(sorted(metrics.own(named)))}  # your own, as package.module:function; fedxl's are always allowed
-rounds = {2 * rounds + 20}  # requests to train that this site accepts, over all runs
-steps = {int(config.run.get("local_steps", 32))}  # local steps in one request
-batch = {max(SiteSettings.batch, sum(int(config.run.get(name, 32)) for name in ("batch1", "batch2")))}  # examples \
-that a step scores
-private_draws = true  # which examples are read in which round: from a seed that never leaves this site
-sorted_scores = {json.dumps(config.algorithm.get("order") == "sorted")}  # refuse runs that pool \
-scores in the order of these draws
-evaluate = "none"  # results that may leave this site: "none", "metrics" (AUROC, ...), \
-"curve" (counts of scores in bins) or all "scores"
-epsilon = 0.0  # differential privacy of each curve; 0: no noise
-epsilon_total = 0.0  # of all curves together, over all runs
-training_epsilon = 0.0  # the most that private training may spend of the training examples, over all runs; \
-then this site trains no more, nor ever without noise; 0: no limit
-training_delta = 1e-5  # the delta of that epsilon; below one in the number of examples
-evaluations = {4 * rounds + 20}  # requests to evaluate that this site accepts, over all runs
-summary = {json.dumps(config.data.get("name") in NAMED)}  # whether counts, means and squares of a \
-table's columns may leave this site, so that all sites scale them alike; of images: their size, \
-the names of labels and columns, and the label's two values
-times = "{"bins" if config.risk.get("name") in TIME_RISKS else "none"}"  # of events: "none", or "bins": counts \
-between public times may leave this site, and pooled scores with their bins
-digest = ""  # allow only the experiment with this digest (`fedxl deploy digest`); "": any
-
-[data]
-{data}"""
+    return fill("site.toml", **{name: json.dumps(value) for name, value in values.items()}) + data
 
 
 def _connection(host: str, port: int, server_key: str = "") -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from fedxl.deploy import Say
 from fedxl.deploy.protocol.envelope import grace
 from fedxl.deploy.provision.settings import ServerFile, read_server
+from fedxl.deploy.provision.templates import write
 from fedxl.deploy.storage import recall
 from fedxl.deploy.transport.nvflare.project import ADMIN, NAME, job
 from fedxl.errors import UserError, first_line, require
@@ -88,10 +89,7 @@ def _submitted(session: Any, server: ServerFile, say: Say) -> str:
             break
         time.sleep(POLL)
     with TemporaryDirectory() as place:
-        for path, text in job(settings.sites, settings.minimum if begun else len(settings.sites)).items():
-            file = Path(place, NAME, path)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+        write(Path(place), job(settings.sites, settings.minimum if begun else len(settings.sites)))
         submitted = str(session.submit_job(str(Path(place, NAME))))
     say(f"submitted job {submitted}")
     return submitted
