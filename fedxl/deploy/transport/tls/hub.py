@@ -8,6 +8,7 @@ connection is lost, its requests are sent again as soon as the site is back: the
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import socket
 import ssl
@@ -147,17 +148,16 @@ class Hub:
 
     async def _watch(self) -> None:
         """Drop sites that are no longer approved, and use a renewed certificate for new connections."""
-        certificate, key = self.folder / "server.crt", self.folder / "server.key"
-        seen = _modified(certificate)
+        certificate, used = self.folder / "server.crt", 0
         while True:
-            await asyncio.sleep(WATCH)
-            self._drop_revoked()
-            now = _modified(certificate)
-            if now not in (0, seen):
-                with suppress(OSError, ssl.SSLError):  # certificate and key do not match yet: retry
-                    self.context.load_cert_chain(certificate, key)
-                    seen = now
+            with suppress(OSError, ssl.SSLError):  # it cannot be read now, or does not match the key yet: retry
+                changed = certificate.stat().st_mtime_ns
+                if used not in (0, changed):
+                    self.context.load_cert_chain(certificate, self.folder / "server.key")
                     self.say("using the server's renewed certificate")
+                used = changed
+            self._drop_revoked()
+            await asyncio.sleep(WATCH)
 
     def _drop_revoked(self) -> None:
         self.listener.refresh()
@@ -230,55 +230,51 @@ class Hub:
             async with asyncio.timeout(limits.head):
                 head = Head.parse(first + await reader.readexactly(HEAD.size - 1))
             request = self._expected(connection, head)
-            left = None if request is None else max(request.deadline - time.monotonic(), 0) + limits.head
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(max(request.deadline - time.monotonic(), 0) + limits.head):
                     content = await self._content(reader, head.length, request)
             except BaseException:
-                if request is not None:
-                    request.reserved = 0
-                    self.freed.set()
+                request.reserved = 0
+                self.freed.set()
                 raise
             with self.changed:
                 connection.unanswered = b""
                 self._note_news()
-            if request is not None and content is not None:
+            if content is not None:
                 self._settle(request, content)
             connection.work.set()
 
-    def _expected(self, connection: Link, head: Head) -> Request | None:
-        """The request to which a frame replies; None if it was forgotten meanwhile. Refuses all other frames."""
+    def _expected(self, connection: Link, head: Head) -> Request:
+        """The request to which a frame replies, or one that takes its place if it was forgotten. Refuses others."""
         site = connection.peer.site
         refuse(head.ticket != connection.unanswered, f"{site} sends a reply to what it was not sent")
+        forgotten = Request(head.ticket, site, head.kind, (), 0.0, self.megabytes, deadline=math.inf)
         with self.changed:
-            request = self.requests.get(head.ticket)
+            request = self.requests.get(head.ticket, forgotten)
         try:
-            require_small(head.length, self.megabytes if request is None else request.most)
+            require_small(head.length, request.most)
         except RefusedError as error:
-            if request is not None:
-                self._settle(request, Failure(str(error)))
+            self._settle(request, Failure(str(error)))
             raise RefusedError(f"{site}: {error}") from None
-        refuse(request is not None and request.kind != head.kind, f"{site} sends a reply of another kind")
+        refuse(request.kind != head.kind, f"{site} sends a reply of another kind")
         return request
 
-    async def _content(self, reader: asyncio.StreamReader, length: int, request: Request | None) -> memoryview | None:
+    async def _content(self, reader: asyncio.StreamReader, length: int, request: Request) -> memoryview | None:
         """A message, if its request is still open at its end. Its memory is used as its bytes arrive."""
         limits = self.listener.limits
-        if request is not None and not await self._reserve(request, length):
-            request = None
-        found = np.empty(length if request is not None else 0, np.uint8).data
+        found = np.empty(length, np.uint8).data if await self._reserve(request, length) else None
         received = 0
         async with asyncio.timeout(limits.head + length / limits.min_bytes_per_second):
             while received < length:
                 piece = await reader.read(min(CHUNK, length - received))
                 if not piece:
                     raise EOFError("it ended in the middle of a message")
-                if request is not None and not self._is_open(request):  # release its memory, and read on
-                    request, found = None, np.empty(0, np.uint8).data
-                if request is not None:
+                if found is not None and not self._is_open(request):  # release its memory, and read on
+                    found = None
+                if found is not None:
                     found[received : received + len(piece)] = piece
                 received += len(piece)
-        return found if request is not None else None
+        return found
 
     async def _reserve(self, request: Request, length: int) -> bool:
         """Wait until there is memory for a reply; meanwhile TCP slows its sender down. False if it was forgotten."""
@@ -327,14 +323,6 @@ class Hub:
     def _note_news(self) -> None:
         self.news = True
         self.changed.notify_all()
-
-
-def _modified(path: Path) -> int:
-    """When a file was last modified; 0 if that cannot be seen now."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Listener:
     ) -> None:  # fmt: skip
         self.members, self.context, self.serve, self.log = members, context, serve, Throttle(say)
         self.limits = limits or Limits()
-        self.handshakes: dict[str, list[socket.socket]] = {}  # by address, in the order of their beginning
+        self.handshakes: dict[socket.socket, str] = {}  # under way, with their addresses; the oldest first
         self.admitted = 0  # connections of approved sites that are open
         self.buckets: dict[str, Bucket] = {}  # by address
         self._purged = time.monotonic()
@@ -99,8 +100,8 @@ class Listener:
                     continue
                 task = loop.create_task(self._connection(peer, host))
                 tasks.add(task)
-                self.handshakes.setdefault(host, []).append(peer)
-                task.add_done_callback(partial(self._end, tasks, host, peer))
+                self.handshakes[peer] = host
+                task.add_done_callback(partial(self._end, tasks, peer))
         finally:
             for task in tasks:
                 task.cancel()
@@ -114,32 +115,25 @@ class Listener:
             self._purged = now
         if not self.buckets.setdefault(host, Bucket(limits.burst, now)).spend(limits, now):
             return False
-        mine = len(self.handshakes.get(host, ()))
-        if mine >= limits.handshakes_per_address:
+        counts = Counter(self.handshakes.values())
+        if counts[host] >= limits.handshakes_per_address:
             return False
-        if sum(map(len, self.handshakes.values())) < limits.handshakes:
+        if len(self.handshakes) < limits.handshakes:
             return True
-        busiest = max(self.handshakes, key=lambda each: len(self.handshakes[each]))
-        if mine >= len(self.handshakes[busiest]):
+        [(busiest, most)] = counts.most_common(1)
+        if counts[host] >= most:
             return False
-        oldest = self.handshakes[busiest][0]
+        oldest = next(peer for peer, address in self.handshakes.items() if address == busiest)
         with suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)  # which ends its task
-        self._end_handshake(busiest, oldest)
+        del self.handshakes[oldest]
         self.log(f"{busiest} opens too many connections")
         return True
 
-    def _end_handshake(self, host: str, peer: socket.socket) -> None:
-        under_way = self.handshakes.get(host, [])
-        if peer in under_way:
-            under_way.remove(peer)
-            if not under_way:
-                del self.handshakes[host]
-
-    def _end(self, tasks: set[asyncio.Task[None]], host: str, peer: socket.socket, task: asyncio.Task[None]) -> None:
+    def _end(self, tasks: set[asyncio.Task[None]], peer: socket.socket, task: asyncio.Task[None]) -> None:
         """Release what a connection holds, even if its task was cancelled before it began."""
         tasks.discard(task)
-        self._end_handshake(host, peer)
+        self.handshakes.pop(peer, None)
         peer.close()
 
     async def _connection(self, peer: socket.socket, host: str) -> None:
@@ -164,7 +158,7 @@ class Listener:
     async def _admit(self, peer: socket.socket, host: str) -> Peer | None:
         """The TLS handshake. None unless the peer shows the certificate of an approved key."""
         reader, writer = await _handshake(peer, self.context, self.limits.handshake)
-        self._end_handshake(host, peer)
+        self.handshakes.pop(peer, None)
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         certificate = x509.load_der_x509_certificate(shown)
         key, expires = _key_of(certificate), certificate.not_valid_after_utc
