@@ -150,8 +150,7 @@ def test_a_site_takes_its_own_certificate_alone(out, tmp_path):
     with pytest.raises(UserError, match="is not the certificate of north's key"):
         approval.accept(north, south / "site.crt")
     key = keys.read_key(north / "site.key")
-    other_key, other = keys.authority()
-    forged = keys.site_certificate("north", key.public_key(), other_key, other)
+    forged = keys.site_certificate("north", key.public_key(), keys.new_authority())
     (tmp_path / "forged.crt").write_bytes(keys.certificate_pem(forged))
     with pytest.raises(UserError, match="was not signed by this federation's authority"):
         approval.accept(north, tmp_path / "forged.crt")
@@ -181,12 +180,12 @@ def test_whoever_runs_out_is_told_in_time(out, monkeypatch):
 
 def test_an_expired_certificate_ends_join_and_serve_in_one_line(out):
     site = member(out)
-    issuer = keys.read_key(out / "authority" / "ca.key"), keys.read_certificate(out / "authority" / "ca.crt")
+    issuer = approval.read_authority(out / "authority")
     for role, place, name, key in (
         ("join", site, "site", keys.read_key(site / "site.key")),
         ("serve", out / "server", "server", keys.read_key(out / "server" / "server.key")),
     ):
-        ended = keys.site_certificate("north", key.public_key(), *issuer, days=0)
+        ended = keys.site_certificate("north", key.public_key(), issuer, days=0)
         (place / f"{name}.crt").write_bytes(keys.certificate_pem(ended))
         found = run(role, place)
         assert found.code == 2

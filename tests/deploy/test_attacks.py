@@ -217,11 +217,9 @@ def test_a_server_whose_key_is_not_the_pinned_one_is_refused(out):
     from fedxl.deploy.transport.tls.site import connect
 
     key = keys.new_key()
-    issuer = keys.read_key(out / "authority" / "ca.key"), keys.read_certificate(out / "authority" / "ca.crt")
-    signed = keys.server_certificate(key.public_key(), *issuer, ["127.0.0.1", "localhost"])
+    signed = keys.server_certificate("127.0.0.1", key.public_key(), approval.read_authority(out / "authority"))
     (out / "server" / "server.crt").write_bytes(keys.certificate_pem(signed))
-    (out / "server" / "server.key").unlink()
-    keys.write_private(out / "server" / "server.key", keys.private_pem(key))
+    (out / "server" / "server.key").write_bytes(keys.private_pem(key))
     with serving(out) as server:
         with (
             pytest.raises(OSError, match="not the one pinned") as error,

@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("cryptography", reason="needs fedxl[deploy]")
 
 from fedxl.deploy.protocol.envelope import Envelope
-from fedxl.deploy.provision import keys
+from fedxl.deploy.provision import approval, keys
 from fedxl.deploy.provision.connection import tls_for_site
 from fedxl.deploy.transport.tls import listener
 from fedxl.deploy.transport.tls.frames import HEAD, Head, chunks
@@ -110,17 +110,15 @@ def strangers(out: Path) -> dict[str, ssl.SSLContext]:
     old = tls_for_site(site)
     old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
     found = {"no certificate": anybody, "TLS 1.2": old}
-    own, authority = keys.authority()
-    issuer = keys.read_key(out / "authority" / "ca.key"), keys.read_certificate(out / "authority" / "ca.crt")
-    key = keys.new_key()
+    key, issuer = keys.new_key(), approval.read_authority(out / "authority")
     for name, signed in {
-        "another authority's": keys.site_certificate("a", key.public_key(), own, authority),
-        "a key that is not approved": keys.site_certificate("a", key.public_key(), *issuer),
-        "an expired one": keys.site_certificate("a", key.public_key(), *issuer, days=0),
+        "another authority's": keys.site_certificate("a", key.public_key(), keys.new_authority()),
+        "a key that is not approved": keys.site_certificate("a", key.public_key(), issuer),
+        "an expired one": keys.site_certificate("a", key.public_key(), issuer, days=0),
     }.items():
         place = out / name
         place.mkdir()
-        keys.write_private(place / "site.key", keys.private_pem(key))
+        (place / "site.key").write_bytes(keys.private_pem(key))
         (place / "site.crt").write_bytes(keys.certificate_pem(signed))
         (place / "ca.crt").write_bytes((site / "ca.crt").read_bytes())
         found[name] = tls_for_site(place)

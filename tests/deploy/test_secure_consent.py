@@ -173,7 +173,7 @@ def test_only_members_signatures_of_the_same_list_count(tmp_path):
     server.begin(SESSION, round=2)
     signed = {number: server.consent(number, EACH[:5]) for number in EACH[:3]}
     state, other = server.state(), tmp_path / "x"
-    certify(other, "d", keys.new_key(), keys.authority())
+    certify(other, "d", keys.new_key(), keys.new_authority())
     forged = {
         "nothing": {},
         "no signature": {3: b""},

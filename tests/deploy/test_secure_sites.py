@@ -24,7 +24,7 @@ from tests.deploy import test_backbone as backbone
 from tests.deploy.federated import SITES, InProcess, assert_same, config, deployed, simulated
 
 pytestmark = pytest.mark.usefixtures("impatient", "forgetful")
-AUTHORITY = keys.authority()
+AUTHORITY = keys.new_authority()
 KEYS = [keys.new_key() for _ in SITES]
 
 
@@ -44,12 +44,12 @@ def lending(**run: Any) -> Config:
     return replace(found, algorithm={**found.algorithm, "one_class": "lend"})
 
 
-def certify(folder: Path, name: str, key: keys.Key, authority: Any = AUTHORITY) -> None:
+def certify(folder: Path, name: str, key: keys.Key, authority: keys.Authority = AUTHORITY) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    certificate = keys.site_certificate(name, key.public_key(), *authority)
+    certificate = keys.site_certificate(name, key.public_key(), authority)
     (folder / "site.key").write_bytes(keys.private_pem(key))
     (folder / "site.crt").write_bytes(keys.certificate_pem(certificate))
-    (folder / "ca.crt").write_bytes(keys.certificate_pem(AUTHORITY[1]))
+    (folder / "ca.crt").write_bytes(keys.certificate_pem(AUTHORITY.certificate))
 
 
 @pytest.fixture(autouse=True)
@@ -330,9 +330,9 @@ def test_a_site_may_insist_on_it_and_on_how_many_and_on_whom(tmp_path):
 
 def test_a_server_cannot_put_its_own_keys_in_place_of_a_sites(tmp_path):
     """A certificate of another authority, the server's own certificate, or another site's."""
-    server = keys.server_certificate(KEYS[1].public_key(), *AUTHORITY, ["localhost"])
+    server = keys.server_certificate("localhost", KEYS[1].public_key(), AUTHORITY)
     forgeries = {
-        "other": ("not signed by a site of this federation", keys.authority()),
+        "other": ("not signed by a site of this federation", keys.new_authority()),
         "server": ("not signed by a site", AUTHORITY),
         "twice": ("one site takes part twice", AUTHORITY),
     }

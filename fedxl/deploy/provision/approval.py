@@ -99,10 +99,9 @@ def request(folder: Path) -> tuple[Path, str]:
     """Make the site's key, if it has none, and a signing request. Returns its file and the key's fingerprint."""
     name = read_site(folder / "site.toml").settings.name
     keys.require_site_name(name)
-    secret = folder / KEY
-    if not secret.exists():
-        keys.write_private(secret, keys.private_pem(keys.new_key()))
-    key = keys.read_key(secret)
+    if not (folder / KEY).exists():
+        write_atomically(folder / KEY, keys.private_pem(keys.new_key()), private=True)
+    key = keys.read_key(folder / KEY)
     write_atomically(folder / REQUEST, keys.signing_request(name, key))
     return folder / REQUEST, keys.fingerprint(key.public_key())
 
@@ -121,10 +120,10 @@ def approve(
     sites = read_server(server / "server.toml").settings.sites
     require(name in sites, f"'{name}' is not among the sites in {server / 'server.toml'}: {', '.join(sites)}")
     require(examples > 0, f"examples must be positive, got {examples}")
-    issuer_key, issuer = _authority(authority or out / "authority")
+    issuer = read_authority(authority or out / "authority")
     told = f"{name} is not approved: the fingerprints differ; have the site read its own again: fedxl deploy request"
     require(agreed(name, keys.fingerprint(key)), told)
-    certificate = keys.site_certificate(name, key, issuer_key, issuer, days)
+    certificate = keys.site_certificate(name, key, issuer, days)
     place = out / "approved" / f"{name}.crt"
     place.parent.mkdir(exist_ok=True)
     write_atomically(place, keys.certificate_pem(certificate))
@@ -162,9 +161,9 @@ def revoke(out: Path, site: str) -> None:
 def renew(out: Path, authority: Path | None = None, days: int = keys.DAYS) -> x509.Certificate:
     """Make a new certificate for the server's key. A running server uses it for new connections."""
     server = _server(out)
-    issuer_key, issuer = _authority(authority or out / "authority")
+    issuer = read_authority(authority or out / "authority")
     key = keys.read_key(server / "server.key").public_key()
-    certificate = keys.server_certificate(key, issuer_key, issuer, server_hosts(read_connection(server).host), days)
+    certificate = keys.server_certificate(read_connection(server).host, key, issuer, days)
     write_atomically(server / "server.crt", keys.certificate_pem(certificate))
     return certificate
 
@@ -187,16 +186,12 @@ def _server(out: Path) -> Path:
     return out / "server"
 
 
-def server_hosts(host: str) -> list[str]:
-    return list(dict.fromkeys([host, "localhost", "127.0.0.1"]))
-
-
-def _authority(folder: Path) -> tuple[keys.Key, x509.Certificate]:
+def read_authority(folder: Path) -> keys.Authority:
     found = (folder / "ca.key").exists()
     require(found, f"there is no ca.key in {folder}; name the authority's folder with --authority")
     key, certificate = keys.read_key(folder / "ca.key"), keys.read_certificate(folder / "ca.crt")
     keys.check_dates(certificate, "the federation's authority", "a new federation needs a new one")
-    return key, certificate
+    return keys.Authority(key, certificate)
 
 
 def _add(server: Path, name: str, certificate: x509.Certificate, examples: int) -> None:

@@ -17,6 +17,7 @@ from fedxl.deploy.provision import approval, keys
 from fedxl.deploy.provision.settings import UNDISCLOSED, ServerSettings, SiteSettings
 from fedxl.deploy.provision.templates import fill, write
 from fedxl.errors import require, unknown
+from fedxl.files import write_atomically
 from fedxl.options import accepted
 from fedxl.risks import TIME_RISKS
 
@@ -111,16 +112,16 @@ def require_public_times(config: Config) -> None:
 
 def _make_keys(out: Path, sites: Sequence[str], host: str, port: int) -> None:
     """The authority's key and the server's, and for each site the fingerprint of the latter."""
-    authority_key, authority = keys.authority()
-    key, root = keys.new_key(), keys.certificate_pem(authority)
-    signed = keys.server_certificate(key.public_key(), authority_key, authority, approval.server_hosts(host))
+    authority, key = keys.new_authority(), keys.new_key()
+    root = keys.certificate_pem(authority.certificate)
+    signed = keys.server_certificate(host, key.public_key(), authority)
     pinned = _connection(host, port, keys.fingerprint(key.public_key()))
     for folder in ("authority", "server", *(f"sites/{name}" for name in sites)):
         write(out, {f"{folder}/ca.crt": root})
     write(out, {"server/server.crt": keys.certificate_pem(signed), "server/connection.toml": _connection(host, port)})
     write(out, {f"sites/{name}/connection.toml": pinned for name in sites})
-    keys.write_private(out / "authority" / "ca.key", keys.private_pem(authority_key))
-    keys.write_private(out / "server" / "server.key", keys.private_pem(key))
+    write_atomically(out / "authority" / "ca.key", keys.private_pem(authority.key), private=True)
+    write_atomically(out / "server" / "server.key", keys.private_pem(key), private=True)
 
 
 def _admit(out: Path, folder: Path, examples: int) -> None:

@@ -1,17 +1,15 @@
-"""Keys, certificates and signing requests. Only their owner can read private files, from the moment they exist.
-
-Every party has one key on the curve P-384.
-"""
+"""Keys, certificates and signing requests. Every party has one key on the curve P-384."""
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
-import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -32,17 +30,11 @@ HOST_NAME = re.compile(
 )
 MAX_BYTES = 65536  # of a request or a certificate, which another party has written
 Key = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
 
 
 def new_key() -> Key:
     return ec.generate_private_key(ec.SECP384R1())
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Create a file that only its owner can read, from the first moment."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
 
 
 def private_pem(key: Key) -> bytes:
@@ -53,12 +45,12 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(Encoding.PEM)
 
 
-def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+def public_pem(key: PublicKey) -> bytes:
     """A public key as bytes, to compare and to look up."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+def fingerprint(key: PublicKey) -> str:
     """What two people compare by telephone: the SHA-256 of the public key, in groups of four."""
     digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
     return ":".join(digest[i : i + 4] for i in range(0, 64, 4))
@@ -75,29 +67,32 @@ def words(shown: str) -> str:
     return "-".join("".join(some[(number >> at) % len(some)] for some, at in letters) for number in numbers)
 
 
-def authority() -> tuple[Key, x509.Certificate]:
-    """A new certificate authority, for one federation."""
+class Authority(NamedTuple):
+    """Signs the certificates of a federation."""
+
+    key: Key
+    certificate: x509.Certificate
+
+
+def new_authority() -> Authority:
     key, name = new_key(), _name("fedxl federation")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     rights = (x509.BasicConstraints(True, 0), usage)
-    return key, _certificate(name, key.public_key(), key, name, AUTHORITY_DAYS, rights)
+    return Authority(key, _certificate(name, key.public_key(), key, name, AUTHORITY_DAYS, rights))
 
 
-def server_certificate(
-    key: ec.EllipticCurvePublicKey, issuer_key: Key, issuer: x509.Certificate, hosts: Sequence[str], days: int = DAYS
-) -> x509.Certificate:
-    """A certificate for a server that sites reach by these names or addresses."""
-    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+def server_certificate(host: str, key: PublicKey, issuer: Authority, days: int = DAYS) -> x509.Certificate:
+    """A certificate for a server that sites reach by this name or address, or on its own machine."""
+    hosts = dict.fromkeys([host, "localhost", "127.0.0.1"])
+    names = x509.SubjectAlternativeName([_host(each) for each in hosts])
     rights = _only_for(ExtendedKeyUsageOID.SERVER_AUTH)
-    return _certificate(_name(hosts[0]), key, issuer_key, issuer.subject, days, rights, names)
+    return _certificate(_name(host), key, issuer.key, issuer.certificate.subject, days, rights, names)
 
 
-def site_certificate(
-    name: str, key: ec.EllipticCurvePublicKey, issuer_key: Key, issuer: x509.Certificate, days: int = DAYS
-) -> x509.Certificate:
+def site_certificate(name: str, key: PublicKey, issuer: Authority, days: int = DAYS) -> x509.Certificate:
     """A certificate for a site: valid for a TLS client, never for a server."""
     rights = _only_for(ExtendedKeyUsageOID.CLIENT_AUTH)
-    return _certificate(_name(name), key, issuer_key, issuer.subject, days, rights)
+    return _certificate(_name(name), key, issuer.key, issuer.certificate.subject, days, rights)
 
 
 def signing_request(name: str, key: Key) -> bytes:
@@ -106,26 +101,24 @@ def signing_request(name: str, key: Key) -> bytes:
     return builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM)
 
 
-def read_request(path: Path) -> tuple[str, ec.EllipticCurvePublicKey]:
+def read_request(path: Path) -> tuple[str, PublicKey]:
     """The site's name and public key. The request's signature proves that its sender has the private key."""
-    try:
-        request = x509.load_pem_x509_csr(_small(path))
+    content = _small(path)
+    with _parsing(f"{path} is not a signing request"):
+        request = x509.load_pem_x509_csr(content)
         key, name = request.public_key(), common_name(request.subject)
         valid = request.is_signature_valid
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
-        raise UserError(f"{path} is not a signing request: {first_line(error)}") from None
     require(valid, f"{path} is not signed with its own key; ask the site for a new request")
     require(_usable(key), f"{path} holds a key that is not on the curve P-384; `fedxl deploy request` creates one")
-    assert isinstance(key, ec.EllipticCurvePublicKey)
+    assert isinstance(key, PublicKey)
     require(bool(SITE_NAME.fullmatch(name)), f"{path} has no valid site name: lower-case letters, digits and dashes")
     return name, key
 
 
 def read_key(path: Path) -> Key:
-    try:
-        key = load_key(_small(path), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UserError(f"{path} is not a private key: {first_line(error)}") from None
+    content = _small(path)
+    with _parsing(f"{path} is not a private key"):
+        key = load_key(content, None)
     require(isinstance(key, Key), f"{path} is not an elliptic-curve key")
     assert isinstance(key, Key)
     return key
@@ -136,19 +129,17 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def parse_certificate(pem: bytes, where: str) -> x509.Certificate:
-    try:
+    with _parsing(f"{where} is not a certificate"):
         certificate = x509.load_pem_x509_certificate(pem)
         usable = _usable(certificate.public_key())
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UserError(f"{where} is not a certificate: {first_line(error)}") from None
     require(usable, f"{where} holds a key that is not on the curve P-384")
     return certificate
 
 
-def public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
+def public_key(certificate: x509.Certificate) -> PublicKey:
     """The key of a certificate that `parse_certificate` has accepted."""
     key = certificate.public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey)
+    assert isinstance(key, PublicKey)
     return key
 
 
@@ -157,9 +148,9 @@ def common_name(subject: x509.Name) -> str:
     return str(found[0].value) if len(found) == 1 else ""
 
 
-def check_dates(certificate: x509.Certificate, whose: str, remedy: str, now: datetime | None = None) -> str | None:
+def check_dates(certificate: x509.Certificate, whose: str, remedy: str) -> str | None:
     """A warning if a certificate expires within 30 days; an error if it has expired or is not valid yet."""
-    now = now or datetime.now(UTC)
+    now = datetime.now(UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     require(now < end, f"the certificate of {whose} expired on {end:%Y-%m-%d}; {remedy}")
     early = f"the certificate of {whose} is not valid before {begin:%Y-%m-%d %H:%M} UTC; check the clock"
@@ -187,7 +178,7 @@ def check_host(host: str, port: int) -> None:
 
 def _certificate(
     subject: x509.Name,
-    public: ec.EllipticCurvePublicKey,
+    public: PublicKey,
     issuer_key: Key,
     issuer: x509.Name,
     days: int,
@@ -211,7 +202,16 @@ def _only_for(purpose: x509.ObjectIdentifier) -> tuple[x509.ExtensionType, ...]:
 
 
 def _usable(key: object) -> bool:
-    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
+    return isinstance(key, PublicKey) and isinstance(key.curve, ec.SECP384R1)
+
+
+@contextmanager
+def _parsing(told: str) -> Iterator[None]:
+    """Turn what cryptography raises for bytes that make no sense into the user's error."""
+    try:
+        yield
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+        raise UserError(f"{told}: {first_line(error)}") from None
 
 
 def _small(path: Path) -> bytes:
