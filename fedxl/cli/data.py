@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fedxl.cli.advise import list_summaries
 from fedxl.cli.output import Overrides, out, show
@@ -59,7 +59,7 @@ def check(
     if as_json:
         print(json.dumps(configs.check_json(findings, advice), indent=2))
     else:
-        print_findings(findings, advice, out)
+        _show(findings, advice)
     if findings.problems:
         raise typer.Exit(2)
 
@@ -68,21 +68,20 @@ MOST_SITES = 20  # rows of the table; with thousands of sites nobody would read 
 MOST_LINES = 50  # problems, or remarks
 
 
-def print_findings(findings: Findings, advice: Advice | None, console: Console) -> None:
+def _show(findings: Findings, advice: Advice | None) -> None:
     """A table of sites, then problems, remarks and advice."""
     if findings.names:
-        console.print(_table(findings))
+        out.print(_table(findings))
     for lines, style, word in ((findings.problems, "red", "problem"), (findings.remarks, "yellow", "remark")):
-        for line in lines[:MOST_LINES]:
-            console.print(f"[{style}]{word}:[/] {escape(printable(line, 1000))}", highlight=False, soft_wrap=True)
-        if len(lines) > MOST_LINES:
-            console.print(f"[{style}]{word}:[/] and {len(lines) - MOST_LINES:,} more of them", highlight=False)
+        more = [f"and {len(lines) - MOST_LINES:,} more of them"] if len(lines) > MOST_LINES else []
+        for line in [*(printable(line, 1000) for line in lines[:MOST_LINES]), *more]:
+            show(Text.assemble((f"{word}:", style), f" {line}"))
     if advice:
-        console.print(escape(str(advice)), highlight=False, soft_wrap=True)
+        show(str(advice))
     if findings.problems:
-        console.print("Fix the problems above before training.", style="red", highlight=False)
+        show("Fix the problems above before training.", "red")
     else:
-        console.print("No problems found.", style="green", highlight=False)
+        show("No problems found.", "green")
 
 
 def _table(findings: Findings) -> Table:

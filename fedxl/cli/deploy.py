@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fedxl import toml
-from fedxl.cli.output import interruptible, out, say, show, writing
+from fedxl.cli.output import interruptible, say, show, writing
 from fedxl.deploy import named
 from fedxl.deploy import say as log
 from fedxl.deploy.provision.settings import files_below
@@ -191,8 +191,7 @@ def local(
             shown = evaluation_in_words(row, "validation")
             show(f"round {row['round']}{sites_in_words(row)}  {shown}")
             for entry in row.get("dropped", []):
-                line = f"  round {entry['round']}: nothing from {entry['site']}: {entry['reason']}"
-                out.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+                show(f"  round {entry['round']}: nothing from {entry['site']}: {entry['reason']}", "yellow")
         seen = len(rows)
 
     show("starting the server and its sites, each in its own process ...")
@@ -203,7 +202,7 @@ def local(
 
 @deploy.command()
 def submit(
-    folder: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that holds server/.")],
+    folder: ServerOut,
     kit: Annotated[Path, typer.Option(help="Folder with the startup kit of FLARE's admin.")],
 ) -> None:
     """On NVIDIA FLARE: submit the job. If it ends early, submit it again from the last checkpoint."""

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from fedxl.errors import UserError
 
@@ -19,9 +20,9 @@ Overrides = Annotated[
 ]
 
 
-def show(line: str) -> None:
+def show(line: str | Text, style: str = "") -> None:
     """A line of a command's result."""
-    out.print(line, highlight=False, soft_wrap=True, markup=False)
+    out.print(line, style=style, highlight=False, soft_wrap=True, markup=False)
 
 
 def say(line: str, style: str = "dim") -> None:

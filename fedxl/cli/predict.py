@@ -35,14 +35,10 @@ Horizons = Annotated[
     typer.Option("--horizon", help="Report the probability of no event up to this time; repeatable."),
 ]
 Factory = Annotated[
-    str,
-    typer.Option(
-        "--model", metavar="MODULE:FUNCTION", help="Function that builds the network of a run started in Python."
-    ),
+    str, typer.Option(metavar="MODULE:FUNCTION", help="Function that builds the network of a run started in Python.")
 ]
 Allow = Annotated[
-    bool,
-    typer.Option("--allow-code", help="Import the network's code that the folder names (not fedxl's own)."),
+    bool, typer.Option("--allow-code", help="Import the network's code that the folder names (not fedxl's own).")
 ]
 
 
@@ -54,7 +50,7 @@ def predict(
     specificity: Specificity = None,
     sensitivity: Sensitivity = None,
     threshold: Annotated[float | None, typer.Option(help="Use this raw score as the threshold.")] = None,
-    horizon: Horizons = None,
+    horizons: Horizons = None,
     model: Factory = "",
     allow_code: Allow = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, ..., or auto.")] = "auto",
@@ -70,15 +66,9 @@ def predict(
     asked = specificity is not None or sensitivity is not None
     require(threshold is None or not asked, "give --threshold, or --specificity or --sensitivity, not both")
     found = predictor.load(
-        folder,
-        calibration=calibration,
-        specificity=specificity,
-        sensitivity=sensitivity,
-        horizons=horizon or (),
-        model=_network(model),
-        allow_code=allow_code,
-        device=device,
-    )
+        folder, calibration=calibration, specificity=specificity, sensitivity=sensitivity, horizons=horizons or (),
+        model=_network(model), allow_code=allow_code, device=device,
+    )  # fmt: skip
     found = found if threshold is None else found.with_threshold(threshold)
     given = table.read_examples(data, found.preparation, len(found.form.labels))
     predicted = found.predict(given.x, str(data))
@@ -104,7 +94,7 @@ def export(
     calibration: Calibrated = "platt",
     specificity: Specificity = None,
     sensitivity: Sensitivity = None,
-    horizon: Horizons = None,
+    horizons: Horizons = None,
     model: Factory = "",
     allow_code: Allow = False,
 ) -> None:
@@ -113,17 +103,9 @@ def export(
     from fedxl.prediction.export import DESCRIPTION
 
     written = exports.export(
-        folder,
-        target,
-        onnx=onnx,
-        calibration=calibration,
-        specificity=specificity,
-        sensitivity=sensitivity,
-        horizons=horizon or (),
-        model=_network(model),
-        allow_code=allow_code,
-        say=_say,
-    )
+        folder, target, calibration=calibration, specificity=specificity, sensitivity=sensitivity,
+        horizons=horizons or (), model=_network(model), allow_code=allow_code, onnx=onnx, say=_say,
+    )  # fmt: skip
     _say(f"in {written.path}: {', '.join(sorted([*written.digests, DESCRIPTION]))}")
 
 

@@ -134,13 +134,9 @@ def _new(parent: Path, stem: str) -> Path:
     """runs/NAME-1, or the next number that is free: created now, so that no other process takes it."""
     for number in itertools.count(1):
         path = parent / f"{stem}-{number}"
-        try:
+        with writing(path, "nothing was begun"), suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f"cannot write to {path}: {error.strerror}") from None
     raise AssertionError("numbers do not end")
 
 

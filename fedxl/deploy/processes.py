@@ -21,14 +21,14 @@ from cryptography import x509
 
 from fedxl.deploy import Say, named
 from fedxl.deploy.provision import keys
-from fedxl.deploy.provision.approval import FOLDER, Members
+from fedxl.deploy.provision.approval import CERTIFICATE, FOLDER, REQUEST, Members
 from fedxl.deploy.provision.connection import read_connection
 from fedxl.deploy.provision.settings import ServerFile, read_server, read_site
 from fedxl.deploy.storage import offer_turns, take_lock
 from fedxl.errors import UserError, first_line, printable, require
 
 REMINDER = 12 * 3600.0  # seconds
-RENEW_SERVER = "renew it: fedxl deploy renew"
+SERVER = ("the server", "renew it: fedxl deploy renew")  # whose certificate it is, and what to do if it expires
 RENEW_SITE = "request a new one: fedxl deploy request"
 POLL = 0.2
 PATIENCE = 20.0  # seconds from SIGTERM to SIGKILL
@@ -45,7 +45,7 @@ def serve(folder: Path, say: Say) -> ServerFile:
     server = read_server(folder / "server.toml")
     connection = read_connection(folder)
     require_private(folder, folder / FOLDER)
-    keys.check_dates(keys.read_certificate(folder / "server.crt"), "the server", RENEW_SERVER)
+    keys.check_dates(keys.read_certificate(folder / "server.crt"), *SERVER)
     # Loaded once the settings are known to be right: it takes seconds.
     from fedxl.deploy.server.serve import run
     from fedxl.deploy.transport.tls.hub import Hub, open_hub
@@ -65,7 +65,7 @@ def serve(folder: Path, say: Say) -> ServerFile:
 
 def server_reminders(folder: Path) -> Iterator[str]:
     """Lines about certificates that expire soon, and about sites that are not approved or cannot be read."""
-    yield from _expiring(keys.read_certificate(folder / "server.crt"), "the server", RENEW_SERVER)
+    yield from _expiring(keys.read_certificate(folder / "server.crt"), *SERVER)
     members = Members(folder)
     members.refresh()
     yield from members.problems
@@ -93,23 +93,21 @@ def join(folder: Path, say: Say, done: Callable[[], bool] = lambda: False) -> No
 
     folder = folder.resolve()
     os.umask(0o077)
-    file = read_site(folder / "site.toml")
+    name = read_site(folder / "site.toml").settings.name
     read_connection(folder)
-    certificate = folder / "site.crt"
-    name = file.settings.name
     require_private(folder)
-    requested = (folder / "request.csr").exists()
-    send = f"send request.csr to the server's operator, then fedxl deploy accept {folder} CERTIFICATE"
-    step = send if requested else f"fedxl deploy request {folder}"
-    require(certificate.exists(), f"{folder} has no certificate yet: {step}")
-    shown = keys.read_certificate(certificate)
-    keys.check_dates(shown, f"site {name}", RENEW_SITE)
-    owner = keys.common_name(shown.subject)
-    require(owner == name, f"site.toml names this site '{name}', but site.crt belongs to '{printable(owner)}'")
+    file, own = folder / CERTIFICATE, (f"site {name}", RENEW_SITE)
+    send = f"send {REQUEST} to the server's operator, then fedxl deploy accept {folder} CERTIFICATE"
+    step = send if (folder / REQUEST).exists() else f"fedxl deploy request {folder}"
+    require(file.exists(), f"{folder} has no certificate yet: {step}")
+    certificate = keys.read_certificate(file)
+    keys.check_dates(certificate, *own)
+    owner = keys.common_name(certificate.subject)
+    require(owner == name, f"site.toml names this site '{name}', but {CERTIFICATE} belongs to '{printable(owner)}'")
     say = named(f"site {name}", say)
     with only_process(folder):
         prepare(folder)
-        with reminding(lambda: _expiring(keys.read_certificate(certificate), f"site {name}", RENEW_SITE), say):
+        with reminding(lambda: _expiring(keys.read_certificate(file), *own), say):
             work(folder, say, done)
 
 
