@@ -84,8 +84,7 @@ class Listener:
         """Accept connections until cancelled. Excess ones are closed before the TLS handshake, which costs most."""
         listening.setblocking(False)
         loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
-        try:
+        async with asyncio.TaskGroup() as connections:
             while True:
                 try:
                     peer, address = await loop.sock_accept(listening)
@@ -98,14 +97,9 @@ class Listener:
                     self.log(f"{host} opens too many connections")
                     peer.close()
                     continue
-                task = loop.create_task(self._connection(peer, host))
-                tasks.add(task)
                 self.handshakes[peer] = host
-                task.add_done_callback(partial(self._end, tasks, peer))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                task = connections.create_task(self._connection(peer, host))
+                task.add_done_callback(partial(self._end, peer))
 
     def _has_room(self, host: str) -> bool:
         """Whether an address may connect once more. If all places are taken, it may take that of a busier address."""
@@ -130,9 +124,8 @@ class Listener:
         self.log(f"{busiest} opens too many connections")
         return True
 
-    def _end(self, tasks: set[asyncio.Task[None]], peer: socket.socket, task: asyncio.Task[None]) -> None:
+    def _end(self, peer: socket.socket, task: asyncio.Task[None]) -> None:
         """Release what a connection holds, even if its task was cancelled before it began."""
-        tasks.discard(task)
         self.handshakes.pop(peer, None)
         peer.close()
 
