@@ -26,10 +26,8 @@ def fill(path: str, /, **values: object) -> str:
 
 
 def fill_folder(source: str, target: str, /, **values: object) -> dict[str, str]:
-    """The templates of a folder, by their paths in the folder that they are for."""
-    return {
-        target + name.removeprefix(source): fill(name, **values) for name in TEXTS if name.startswith(f"{source}/")
-    }
+    """The templates whose paths begin with `source`, by these paths with `target` instead."""
+    return {target + name.removeprefix(source): fill(name, **values) for name in TEXTS if name.startswith(source)}
 
 
 def write(out: Path, files: Mapping[str, str | bytes]) -> None:

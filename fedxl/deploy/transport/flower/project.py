@@ -24,13 +24,13 @@ def files(sites: Sequence[str], host: str, port: int, keys_at_sites: bool) -> di
     link, names, paths = port + 1, ", ".join(sites), "|".join(FLEET)
     bracketed = f"[{host}]" if ":" in host else host
     listen = f"[::]:{port}" if ":" in host else port
-    found = fill_folder("flower/app", "app", version=__version__)
-    found |= fill_folder("flower/server", "server", **shared, sites=names, link=link, listen=listen, paths=paths)
+    found = fill_folder("flower/app/", "app/", version=__version__)
+    found |= fill_folder("flower/server/", "server/", **shared, sites=names, link=link, listen=listen, paths=paths)
     for number, name in enumerate(sites):
         # Different ports, so that all parties can run on one machine.
         own = {"name": name, "local": link + 2 * number + 1, "runtime": link + 2 * number + 2}
         server = {"address": f"{bracketed}:{port}", "certified": _certified(host)}
-        found |= fill_folder("flower/site", f"sites/{name}", **shared, **own, **server)
+        found |= fill_folder("flower/site/", f"sites/{name}/", **shared, **own, **server)
     return found
 
 

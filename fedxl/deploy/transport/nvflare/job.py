@@ -89,7 +89,7 @@ def _submitted(session: Any, server: ServerFile, say: Say) -> str:
             break
         time.sleep(POLL)
     with TemporaryDirectory() as place:
-        write(Path(place), job(settings.sites, settings.minimum if begun else len(settings.sites)))
+        write(Path(place, NAME), job(settings.sites, settings.minimum if begun else len(settings.sites)))
         submitted = str(session.submit_job(str(Path(place, NAME))))
     say(f"submitted job {submitted}")
     return submitted

@@ -25,9 +25,9 @@ def files(sites: Sequence[str], host: str, port: int, keys_at_sites: bool) -> di
     """What FLARE needs besides server.toml and site.toml, by path below the folder of the federation."""
     told = "FLARE takes no IPv6 address as its host, and no site called 'server'"
     require(":" not in host and "server" not in sites, told)
-    found = fill_folder("nvflare/server", "server", host=host, port=port, sites=", ".join(sites), admin=ADMIN)
+    found = fill_folder("nvflare/server/", "server/", host=host, port=port, sites=", ".join(sites), admin=ADMIN)
     for name in sites:
-        found |= fill_folder("nvflare/site", f"sites/{name}", host=host, port=port, name=name)
+        found |= fill_folder("nvflare/site/", f"sites/{name}/", host=host, port=port, name=name)
     return found
 
 
@@ -41,4 +41,4 @@ def steps(out: str, keys_at_sites: bool) -> Sequence[str]:
 def job(sites: Sequence[str], least: int) -> dict[str, str]:
     """The job: it names two installed classes, and nothing else."""
     parties = json.dumps(["server", *sites])
-    return fill_folder("nvflare/job", NAME, parties=parties, least=least, kinds=json.dumps(KINDS))
+    return fill_folder("nvflare/job/", "", parties=parties, least=least, kinds=json.dumps(KINDS))

@@ -11,10 +11,10 @@ OWN_KEYS = False  # it uses those of fedxl's own provisioning
 
 def files(sites: Sequence[str], host: str, port: int, keys_at_sites: bool) -> dict[str, str]:
     """Texts by their paths below the federation's folder."""
-    found = fill_folder("tls/server", "server", host=host, port=port, sites=", ".join(sites))
+    found = fill_folder("tls/server/", "server/", host=host, port=port, sites=", ".join(sites))
     start = f"{PARTS['key_steps']}\n5." if keys_at_sites else "3."
     for name in sites:
-        found |= fill_folder("tls/site", f"sites/{name}", host=host, port=port, name=name, start=start)
+        found |= fill_folder("tls/site/", f"sites/{name}/", host=host, port=port, name=name, start=start)
     return found
 
 
