@@ -17,7 +17,7 @@ from fedxl.config.experiment import Config, simulate
 from fedxl.deploy.protocol import envelope as protocol
 from fedxl.deploy.protocol.envelope import Envelope, Failure, Kind
 from fedxl.deploy.protocol.message import decode, encode
-from fedxl.deploy.provision.settings import ServerFile, ServerSettings, SiteFile, SiteSettings
+from fedxl.deploy.provision.settings import ServerFile, ServerSettings, SiteFile, SiteSettings, read_server
 from fedxl.deploy.server import serve as server
 from fedxl.deploy.site.requests import HANDLERS
 from fedxl.deploy.storage import SEED_FILE, kept_seed
@@ -25,6 +25,7 @@ from fedxl.engine.drawing import NO_SECRETS, Secrets
 from fedxl.errors import for_others
 from fedxl.risks import RISKS
 from fedxl.training.result import Result
+from fedxl.training.run_writer import load_latest
 from fedxl.training.settings import Hooks
 from fedxl.training.trainer import train
 
@@ -169,3 +170,18 @@ def assert_same(found: Result, expected: Result) -> None:
     assert mine.keys() == theirs.keys()
     for name, tensor in theirs.items():
         torch.testing.assert_close(mine[name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+def assert_equals_simulator(place: Path, experiment: Config, tolerance: float = 1e-12) -> None:
+    """All of the server's state in a federation's folder, compared with a simulation with the same secrets."""
+    run = place / "server" / "run"
+    found, complaints = load_latest(run / "checkpoints")
+    assert found
+    assert not complaints
+    algorithm = read_server(place / "server" / "server.toml").config.algorithm
+    secrets = secrets_of(run, place / "sites")
+    assert secrets.pool, "`fedxl deploy init` switches it on"
+    expected = tree.pack(simulated(replace(experiment, algorithm=algorithm), secrets).server)
+    for name, tensor in expected.items():
+        mine = found.tensors[f"server.{name}"]
+        torch.testing.assert_close(mine, tensor, rtol=0, atol=tolerance, equal_nan=True, msg=name)

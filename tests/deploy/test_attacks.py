@@ -28,9 +28,8 @@ from fedxl.deploy.transport.tls.frames import HEAD
 from fedxl.deploy.transport.tls.site import Site, explain
 from tests.conftest import until
 from tests.deploy.deployment import Deployment
-from tests.deploy.federated import SITES, config
+from tests.deploy.federated import SITES, assert_equals_simulator, config
 from tests.deploy.hubs import CLOSED, Peer, Server, serving
-from tests.deploy.test_deploy import assert_equals_simulator
 
 # Run by another user of the machine: every secret and every state of the server and of a site.
 OTHER_USER = """
@@ -84,7 +83,8 @@ def test_an_outsider_a_site_and_another_user_get_nowhere_and_the_run_goes_on(tmp
             found = subprocess.run(code, capture_output=True, text=True, cwd="/")
             assert found.stdout.strip() == "[]", f"another user: {found.stdout} {found.stderr}"
         assert listeners(federation) == {federation.port}, "the server's port and no other"
-        assert_equals_simulator(federation.finished(), experiment)
+        federation.finished()
+        assert_equals_simulator(federation.folder, experiment)
         assert federation.dropped() == []
 
 

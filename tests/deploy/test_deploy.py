@@ -18,36 +18,18 @@ pytest.importorskip("cryptography", reason="needs fedxl[deploy]")
 from cryptography import x509
 from typer.testing import CliRunner
 
-from fedxl import UserError, tree
+from fedxl import UserError
 from fedxl.cli.main import app
 from fedxl.deploy.provision import approval, folders
 from fedxl.deploy.provision.settings import read_server, read_site
 from fedxl.deploy.provision.templates import fill
 from fedxl.training.run_writer import load_latest
 from tests.deploy.deployment import Deployment
-from tests.deploy.federated import SITES, config, secrets_of, simulated
+from tests.deploy.federated import SITES, assert_equals_simulator, config
 from tests.training.faults import Disk, failing
 
 GONE = ("it is not approved", "it is no longer approved", "it is not connected, or busy with an earlier request")
 ANSWER = 60.0  # seconds that a site has to answer: enough for ten times the load, and a lost answer costs as much
-
-
-def assert_equals_simulator(found, experiment, tolerance: float = 1e-12) -> None:
-    """All of the server's state, compared with what a simulation with the same secrets comes to."""
-    place = found.path.parents[3]
-    algorithm = read_server(place / "server" / "server.toml").config.algorithm
-    secrets = secrets_of(place / "server" / "run", place / "sites")
-    assert secrets.pool, "`fedxl deploy init` switches it on"
-    expected = tree.pack(simulated(replace(experiment, algorithm=algorithm), secrets).server)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(
-            found.tensors[f"server.{name}"],
-            tensor,
-            rtol=0,
-            atol=tolerance,
-            equal_nan=True,
-            msg=lambda m, n=name: f"{n}: {m}",
-        )
 
 
 def run(folder, algorithm: str) -> None:
@@ -55,7 +37,8 @@ def run(folder, algorithm: str) -> None:
     with Deployment(folder, SITES, experiment) as federation:
         for name in ("server", *SITES):
             federation.start(name)
-        assert_equals_simulator(federation.finished(), experiment)
+        federation.finished()
+        assert_equals_simulator(federation.folder, experiment)
         assert federation.dropped() == []
 
 
@@ -81,7 +64,8 @@ def test_an_algorithm_of_ones_own_is_deployed(tmp_path, monkeypatch):
         assert 'algorithms = ["own_algorithm:FeDXLProx"]' in allowed
         for name in ("server", *SITES):
             federation.start(name)
-        assert_equals_simulator(federation.finished(), experiment)
+        federation.finished()
+        assert_equals_simulator(federation.folder, experiment)
 
 
 @pytest.mark.deploy
@@ -125,7 +109,8 @@ def test_every_process_may_die_at_any_time_and_nothing_is_lost(tmp_path):
             federation.until(lambda least=2 * number: federation.round() >= least, f"round {2 * number}")
             federation.pause(rng.uniform(0, 0.3))
             federation.kill_and_restart(rng.choice(parties) if number else "server")
-        assert_equals_simulator(federation.finished(), experiment, tolerance=0)
+        federation.finished()
+        assert_equals_simulator(federation.folder, experiment, tolerance=0)
         took_part = [entry for record in federation.records() for entry in record.get("participants", [])]
         assert [(entry["round"], entry["sites"]) for entry in took_part] == [
             (round, list(sites)) for round in range(61)

@@ -30,17 +30,15 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, M
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedxl import UserError, tree
+from fedxl import UserError
 from fedxl.cli.processes import free_port
 from fedxl.config.experiment import Config
 from fedxl.deploy.protocol.envelope import Envelope, Failure
 from fedxl.deploy.protocol.message import encode
 from fedxl.deploy.provision import approval, folders
-from fedxl.deploy.provision.settings import read_server
 from fedxl.deploy.transport.flower import apps, grid, project
 from fedxl.training.run_folder import read_metrics
-from fedxl.training.run_writer import load_latest
-from tests.deploy.federated import STILL, config, secrets_of, simulated
+from tests.deploy.federated import STILL, assert_equals_simulator, config
 
 SITES = ("a", "b", "c")
 needs_nginx = pytest.mark.skipif(not shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"), reason="no nginx")
@@ -58,20 +56,6 @@ def initialise(out: Path, experiment: Config, port: int = 18000, host: str = "12
     if os.geteuid() == 0:  # as in containers: nginx would give up the right to read a folder of pytest's
         for path in out.rglob("nginx.conf"):
             path.write_text("user root;\n" + path.read_text())
-
-
-def assert_equals_simulator(out: Path, experiment: Config) -> None:
-    """All of the server's state, to 1e-12 of what a simulation with the same secrets comes to."""
-    run = out / "server" / "run"
-    found, _ = load_latest(run / "checkpoints")
-    assert found
-    algorithm = read_server(out / "server" / "server.toml").config.algorithm
-    secrets = secrets_of(run, out / "sites", SITES)
-    assert secrets.pool, "`fedxl deploy init` switches it on"
-    for name, tensor in tree.pack(simulated(replace(experiment, algorithm=algorithm), secrets).server).items():
-        torch.testing.assert_close(
-            found.tensors[f"server.{name}"], tensor, rtol=0, atol=1e-12, equal_nan=True, msg=name
-        )
 
 
 # Without processes.

@@ -17,19 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("nvflare", reason="needs fedxl[nvflare]")
 
 
-from fedxl import tree
 from fedxl.cli.processes import free_port
 from fedxl.config.experiment import Config, dump
 from fedxl.deploy.provision import folders
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.deploy.transport.nvflare import project
-from fedxl.training.run_writer import load_latest
-from tests.deploy.federated import STILL, config, file_sizes, secrets_of, simulated
+from tests.deploy.federated import STILL, assert_equals_simulator, config, file_sizes
 
 SITES = ("a", "b", "c")
 HOST = "127.0.0.1"
@@ -177,20 +174,6 @@ with closing(new_secure_session("admin@fedxl.org", sys.argv[1])) as session:
 """
 
 
-def assert_equals_simulator(federation: Federation) -> None:
-    """All of the server's state, to 1e-12 of what a simulation with the same secrets comes to."""
-    found, complaints = load_latest(federation.run / "checkpoints")
-    assert found
-    assert not complaints
-    secrets = secrets_of(federation.run, federation.folder / "sites", SITES)
-    assert secrets.pool
-    expected = tree.pack(simulated(federation.experiment, secrets).server)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(
-            found.tensors[f"server.{name}"], tensor, rtol=0, atol=1e-12, equal_nan=True, msg=name
-        )
-
-
 @pytest.mark.deploy
 def test_flare_runs_nothing_but_fedxl_and_a_run_equals_the_simulators_whoever_is_killed(tmp_path):
     """One federation for all of it: FLARE's processes take longer to start than to do this."""
@@ -247,7 +230,7 @@ def a_run_ends_equal_to_the_simulators_whoever_is_killed(federation: Federation)
     found = federation.ended(submitting)
     assert submitting.returncode == 0, found
     assert found.count("submitted job") == len(KILLED) + 1
-    assert_equals_simulator(federation)
+    assert_equals_simulator(federation.folder, federation.experiment)
 
 
 def a_users_error_ends_the_submitting(federation: Federation) -> None:

@@ -249,6 +249,16 @@ def test_files_name_hosts_and_sites_that_flare_takes():
             project.files(sites, host, 18000, True)
 
 
+def test_each_partys_policy_allows_the_one_class_that_the_job_names():
+    files, texts = project.files(("a",), HOST, 18000, True), project.job(("a",), 1)
+    server, client = (json.loads(texts[f"app/config/config_fed_{part}.json"]) for part in ("server", "client"))
+    named = {"server": server["workflows"][0]["path"], "sites/a": client["executors"][0]["executor"]["path"]}
+    for place, path in named.items():
+        assert json.loads(files[f"{place}/local/resources.json"])["class_allow_list"] == [path]
+        module, _, name = path.rpartition(".")
+        assert getattr(import_module(module), name)
+
+
 USED = {  # FLARE's public interface, with the parameters that we pass, or that it passes to us
     "nvflare.apis.impl.controller:Controller.__init__": "task_check_period",
     "nvflare.apis.impl.controller:Controller.send": "task fl_ctx targets",
