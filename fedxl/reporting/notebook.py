@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, singledispatch
 from pathlib import Path
@@ -17,8 +17,7 @@ from fedxl.evaluation.intervals import Interval
 from fedxl.files import as_path, write_atomically
 from fedxl.reporting import document
 from fedxl.reporting.charts.scale import Svg, element
-from fedxl.reporting.page import LINE, Cell, Figure, Row, Table, columns, table_html
-from fedxl.reporting.runs import Group
+from fedxl.reporting.page import LINE, Figure, Row, Table, columns, table_html
 from fedxl.reporting.sections import comparison, ranking, rounds, survival
 from fedxl.reporting.study import Study, study
 from fedxl.reporting.text import as_markdown
@@ -63,19 +62,15 @@ def _(it: Result) -> str:
 def _(it: Splits) -> str:
     names, rows = site_table(it, MOST_SITES)
     heads = columns(*(it.train.kind if name == "positive" else name for name in names))
-    return page(repr(it), [Table("Examples by site and split.", heads, [_row(row) for row in rows])])
+    return page(repr(it), [Table("Examples by site and split.", heads, [Row.of(*texts) for texts in rows])])
 
 
 @html.register
 def _(it: Advice) -> str:
-    rows = [_row([said or "–", why]) for said, why in it.reasons]
+    rows = [Row.of(said or "–", why) for said, why in it.reasons]
     caption = "Settings that fit these clients by their counts, and why."
     parts = [element("p", flag) for flag in it.flags]
     return page("", [Table(caption, columns("settings", "reason", numeric=False), rows)], more=parts)
-
-
-def _row(texts: Sequence[str]) -> Row:
-    return Row([Cell(text) for text in texts])
 
 
 def page(title: str, tables: Iterable[Table] = (), figures: Iterable[Figure] = (), more: Iterable[Svg] = ()) -> str:
@@ -179,12 +174,12 @@ class Comparison:
     @property
     def table(self) -> dict[str, Mapping[str, Interval]]:
         """Metrics by label, with 95 % intervals; of several seeds their means."""
-        return {g.label: self._study.measured[g.letter].metrics for g in self._groups(self._study.measured)}
+        return {group.label: group.measured for group in self._study.groups if group.measured}
 
     @property
     def differences(self) -> dict[str, Mapping[str, Difference]]:
         """Metrics of each label less those of the reference on the same examples, with intervals and p."""
-        return {g.label: self._study.compared[g.letter] for g in self._groups(self._study.compared)}
+        return {group.label: group.compared for group in self._study.groups if group.compared}
 
     @property
     def reference(self) -> str:
@@ -205,9 +200,6 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return page("", comparison.section(self._study).tables, _figures(self._study))
-
-    def _groups(self, letters: Container[str]) -> list[Group]:
-        return [group for group in self._study.groups if group.letter in letters]
 
 
 def _as_text(table: Table) -> str:

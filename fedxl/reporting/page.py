@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fedxl import metrics
 from fedxl.errors import printable
+from fedxl.evaluation.compare import Difference
 from fedxl.evaluation.intervals import Interval
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.scale import Svg, element
@@ -40,6 +41,11 @@ class Row(NamedTuple):
     cells: Sequence[Cell]
     key: Key | None = None
     focus: bool = False
+
+    @classmethod
+    def of(cls, *cells: Cell | str, key: Key | None = None, focus: bool = False) -> Row:
+        """Some of the cells are plain texts."""
+        return cls([Cell(cell) if isinstance(cell, str) else cell for cell in cells], key, focus)
 
 
 class Table(NamedTuple):
@@ -131,20 +137,21 @@ def figure_of(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
-def between(low: float, high: float) -> str:
-    """An interval, or nothing."""
-    known = math.isfinite(low) and math.isfinite(high)
-    return f"[{low:.3f}, {high:.3f}]".replace("-", "−") if known else ""
+def between(found: Interval | Difference | None) -> str:
+    """The ends of an interval, or nothing."""
+    if found is None or not (math.isfinite(found.low) and math.isfinite(found.high)):
+        return ""
+    return f"[{found.low:.3f}, {found.high:.3f}]".replace("-", "−")
 
 
 def interval_text(found: Interval) -> str:
     """A metric with its interval."""
-    return f"{figure_of(found.value)} {between(found.low, found.high)}".strip()
+    return f"{figure_of(found.value)} {between(found)}".strip()
 
 
 def interval_cell(found: Interval | None) -> Cell:
     """The same, the interval below."""
-    return Cell("–") if found is None else Cell(figure_of(found.value), between(found.low, found.high))
+    return Cell("–") if found is None else Cell(figure_of(found.value), between(found))
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

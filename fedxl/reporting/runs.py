@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from fedxl import metrics
 from fedxl.algorithms import ALGORITHMS
 from fedxl.errors import UserError, printable, unknown
-from fedxl.evaluation.compare import paired, seed_intervals
+from fedxl.evaluation.compare import Difference, paired, seed_intervals
 from fedxl.evaluation.histogram import as_scores
 from fedxl.evaluation.intervals import Interval, intervals, reported
 from fedxl.evaluation.scores import Scores
@@ -40,6 +40,9 @@ class Group:
     label: str
     runs: Sequence[Run]
     shown: Run
+    # By metric. Of several seeds the means over runs, of several labels the means over labels.
+    measured: Mapping[str, Interval] = field(default_factory=dict)  # empty if there are no scores
+    compared: Mapping[str, Difference] = field(default_factory=dict)  # to the focus, where examples are the same
 
     @property
     def letter(self) -> str:
@@ -270,7 +273,7 @@ def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
     for run in runs:
         known, best = known_intervals(run), "" if run.best_round is None else str(run.best_round)
         head = [printable(run.name), printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
-        ends = [between(found.low, found.high) if (found := known.get(name)) else "" for name in names]
+        ends = [between(known.get(name)) for name in names]
         cells = [f"{_number(run.values.get(n), 4)} {end}".strip() for n, end in zip(names, ends, strict=True)]
         seconds = _number((run.done or run.shown).get("seconds"), 1)
         on = f"{run.split}, {run.sites_heard}" if run.sites_heard else run.split

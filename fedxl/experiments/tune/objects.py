@@ -23,7 +23,7 @@ from fedxl.experiments.tune.trials import Trial
 from fedxl.files import as_path
 from fedxl.options import accepted, call, flatten
 from fedxl.reporting.notebook import page, write_svg
-from fedxl.reporting.page import Cell, Row, Table, columns
+from fedxl.reporting.page import Row, Table, columns
 from fedxl.training.fit import require_algorithm, simulation
 from fedxl.training.settings import Settings
 from fedxl.training.simulation import Simulation
@@ -174,7 +174,7 @@ class Tuned:
         return f"{in_words(self.best.settings)}: {value}, the best of {len(self.trials)} trials"
 
     def _repr_html_(self) -> str:
-        rows = [Row([Cell(_text(value)) for value in row.values()]) for row in self.table]
+        rows = [Row.of(*map(_text, each.values())) for each in self.table]
         caption = "Trials, the best first. The best of many looks better on validation data than it is."
         *heads, last = columns(*self.table[0])
         return page(repr(self), [Table(caption, [*heads, last._replace(numeric=False)], rows)])

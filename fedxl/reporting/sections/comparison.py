@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from fedxl.evaluation.compare import Difference
-from fedxl.evaluation.intervals import Interval
 from fedxl.reporting.charts.chart import DASHES
 from fedxl.reporting.page import Cell, Column, Row, Section, Table, between, columns, figure_of, metric_name, shown
 from fedxl.reporting.runs import Group, assessed_on
@@ -18,18 +17,17 @@ NO_EVENT = "its data hold no event, or its scores are not finite"
 
 
 def section(it: Study) -> Section:
-    known = {name for found in it.measured.values() for name in found.metrics}
-    names = [name for name in it.names if name in known or any(group.over_runs(name) for group in it.groups)]
+    names = [name for name in it.names if any(name in group.measured or group.over_runs(name) for group in it.groups)]
     heads = [*columns("run", *map(metric_name, names)), Column("state", numeric=False)]
     tables = [Table(_caption(it), heads, [_row(it, group, names) for group in it.groups])]
-    if it.compared:
+    if any(group.compared for group in it.groups):
         tables.append(_differences(it, names))
     missing = [
         f"{group.letter} is not compared in pairs: {_why_unpaired(group.shown, it.focus.shown)}"
         for group in it.groups
-        if group is not it.focus and group.letter not in it.compared
+        if group is not it.focus and not group.compared
     ]
-    unmeasured = [group for group in it.groups if group.letter not in it.measured]
+    unmeasured = [group for group in it.groups if not group.measured]
     missing += [f"{group.letter} has no intervals: {why_no_scores(group.shown)}" for group in unmeasured]
     if left_out := ", ".join(group.letter for group in it.groups if group not in it.drawn):
         told = f"pictures show {len(DASHES)} runs at most; {left_out} are in the table only"
@@ -38,11 +36,12 @@ def section(it: Study) -> Section:
 
 
 def _caption(it: Study) -> str:
-    splits = {found.split for found in it.measured.values()} or {group.shown.split for group in it.groups}
+    measured = {assessed_on(group.shown) for group in it.groups if group.measured}
+    splits = measured or {group.shown.split for group in it.groups}
     on = " and ".join(sorted(filter(None, splits))) or "no held-back"
     seeds = " Rows of several seeds are means ± standard deviations; their intervals have the seeds' variance, too."
     several = seeds if any(len(group.runs) > 1 for group in it.groups) else ""
-    sure = " with 95 % intervals" if it.measured else ""
+    sure = " with 95 % intervals" if measured else ""
     heard = sorted({run.sites_heard for group in it.groups for run in group.runs} - {""})
     rest = f" They rest on {' or '.join(heard)}." if heard else ""
     return f"Metrics on {on} data{sure}.{several}{rest}"
@@ -52,26 +51,24 @@ def _row(it: Study, group: Group, names: Sequence[str]) -> Row:
     run, count = group.shown, len(group.runs)
     head = Cell(shown(group.label, 80), f"{shown(run.algorithm, 40)}, {shown(run.risk, 40)}")
     chosen = f"round {run.best_round} chosen" if run.best_round is not None else ""
-    known = it.measured[group.letter].metrics if group.letter in it.measured else {}
-    cells = [head, *(_metric(group, name, known.get(name)) for name in names)]
     seeds = Cell(f"{count} seeds", f"pictures: seed {shown(run.seed, 20)}")
-    return Row([*cells, seeds if count > 1 else Cell(run.state, chosen)], group.key, group is it.focus)
+    state = seeds if count > 1 else Cell(run.state, chosen)
+    return Row.of(head, *(_metric(group, name) for name in names), state, key=group.key, focus=group is it.focus)
 
 
-def _metric(group: Group, name: str, found: Interval | None) -> Cell:
-    values = group.over_runs(name)
-    interval = between(found.low, found.high) if found else ""
+def _metric(group: Group, name: str) -> Cell:
+    found, values = group.measured.get(name), group.over_runs(name)
     if len(values) > 1:
-        return Cell(mean_with_spread(values), interval)
-    return Cell(figure_of(found.value if found else group.shown.values.get(name)), interval)
+        return Cell(mean_with_spread(values), between(found))
+    return Cell(figure_of(found.value if found else group.shown.values.get(name)), between(found))
 
 
 def _differences(it: Study, names: Sequence[str]) -> Table:
-    known = [name for name in names if any(name in found for found in it.compared.values())]
+    known = [name for name in names if any(name in group.compared for group in it.groups)]
     rows = [
-        Row([Cell(shown(group.label, 80)), *(_difference(found.get(name)) for name in known)], group.key)
+        Row.of(shown(group.label, 80), *(_difference(group.compared.get(name)) for name in known), key=group.key)
         for group in it.groups
-        if (found := it.compared.get(group.letter)) is not None
+        if group.compared
     ]
     letter = it.focus.letter
     caption = (
@@ -86,7 +83,7 @@ def _difference(found: Difference | None) -> Cell:
     if found is None or not math.isfinite(found.value):
         return Cell("–")
     p = "" if not math.isfinite(found.p) else ", p < 0.001" if found.p < 0.001 else f", p = {found.p:.3f}"
-    return Cell(f"{found.value:+.3f}".replace("-", "−"), f"{between(found.low, found.high)}{p}".lstrip(", "))
+    return Cell(f"{found.value:+.3f}".replace("-", "−"), f"{between(found)}{p}".lstrip(", "))
 
 
 def _why_unpaired(run: Run, focus: Run) -> str:

@@ -10,7 +10,7 @@ from fedxl.evaluation.histogram import by_label
 from fedxl.reporting.charts import pictures
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.pictures import Mark
-from fedxl.reporting.page import Cell, Figure, Section, columns, figure_of, interval_text, shown
+from fedxl.reporting.page import Figure, Section, columns, figure_of, interval_text, shown
 from fedxl.reporting.sections.ranking import operating_table
 from fedxl.reporting.sections.sites import MEAN, metric_table
 from fedxl.reporting.study import Study
@@ -27,10 +27,9 @@ def sections(it: Study) -> list[Section]:
 
 
 def _metrics(it: Study, found: Assessment) -> Section:
-    parts = [([Cell(MEAN), Cell(""), Cell("")], found.pooled.mean)]
+    parts = [([MEAN, "", ""], found.pooled.mean)]
     for name, one in found.pooled.labels.items():
-        counts = [Cell(f"{one.positives + one.negatives:,}"), Cell(f"{one.positives:,}")]
-        parts.append(([Cell(shown(name, 60)), *counts], one.metrics))
+        parts.append(([shown(name, 60), f"{one.positives + one.negatives:,}", f"{one.positives:,}"], one.metrics))
     caption = (
         f"{found.split.capitalize()} data, with 95 % intervals; n counts the examples whose label is known. The "
         "interval of the mean is from a jackknife of whole examples, because labels of an example correlate."

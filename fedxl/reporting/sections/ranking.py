@@ -15,7 +15,7 @@ from fedxl.evaluation.scores import Scores
 from fedxl.reporting.charts import pictures
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.pictures import Mark
-from fedxl.reporting.page import Cell, Figure, Row, Section, Table, columns, interval_cell, shown
+from fedxl.reporting.page import Figure, Row, Section, Table, columns, interval_cell, shown
 from fedxl.reporting.runs import Group, assessed_on, scores_on
 from fedxl.reporting.sections.comparison import why_no_scores
 from fedxl.reporting.study import Study
@@ -78,8 +78,9 @@ def operating_table(caption: str, head: str, points: Mapping[str, OperatingPoint
     """Thresholds and what they come to, numbered if there is a key."""
     rows = []
     for number, (name, point) in enumerate(points.items(), 1):
-        cells = [Cell(shown(name, 60)), Cell(f"{point.threshold:.4g}"), *map(interval_cell, point[1:])]
-        rows.append(Row(cells, key and key._replace(letter=str(number))))
+        numbered = key and key._replace(letter=str(number))
+        shares = map(interval_cell, point[1:])
+        rows.append(Row.of(shown(name, 60), f"{point.threshold:.4g}", *shares, key=numbered))
     return Table(caption, columns(head, *OPERATING), rows)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedxl.reporting.charts import pictures
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.pictures import Curve, History
-from fedxl.reporting.page import Cell, Figure, Row, Section, Table, columns, in_bytes, metric_name
+from fedxl.reporting.page import Figure, Row, Section, Table, columns, in_bytes, metric_name
 from fedxl.reporting.runs import Group, is_centralized
 from fedxl.reporting.study import Study
 from fedxl.training.run_folder import LARGEST, Run
@@ -104,8 +104,8 @@ def _costs(known: Sequence[tuple[Group, Cost]]) -> Table:
         run = group.shown
         chosen = in_bytes(found.per_round * run.best_round) if run.best_round is not None else "–"
         total = in_bytes(found.per_round * run.last_round)
-        texts = [group.label, in_bytes(found.down), in_bytes(found.up), str(found.clients), chosen, total]
-        rows.append(Row([Cell(text) for text in texts], group.key))
+        sizes = in_bytes(found.down), in_bytes(found.up), str(found.clients)
+        rows.append(Row.of(group.label, *sizes, chosen, total, key=group.key))
     per = "received per client and round", "sent per client and round", "clients per round"
     heads = columns("run", *per, "until chosen", "in all")
     return Table("Tensors as they are sent, without headers and encryption.", heads, rows)

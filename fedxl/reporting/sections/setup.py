@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from fedxl.reporting.page import Block, Cell, Row, Section, Table, columns, shown
+from fedxl.reporting.page import Block, Row, Section, Table, columns, shown
 from fedxl.reporting.runs import Group, differing
 
 LONGEST = 20_000  # characters of a config that are shown
@@ -25,7 +25,7 @@ def settings(groups: Sequence[Group]) -> Section:
     tables = []
     for caption, heads, table in parts:
         rows = [
-            Row([Cell(shown(name)), *(Cell(_value(value)) for value in values)])
+            Row.of(shown(name), *map(_value, values))
             for name, values in list(table.items())[:MOST]
             if not name.startswith("task.")  # digests
         ]
@@ -55,10 +55,10 @@ def _environment(groups: Sequence[Group]) -> Table:
     alike = all(group.shown.environment == groups[0].shown.environment for group in groups)
     chosen = groups[:1] if alike else groups
     heads = ["all runs"] if alike else [group.letter for group in chosen]
-    rows = [[name, *(group.shown.environment.get(name, "") for group in chosen)] for name in names]
-    rows.append(["begun", *(group.shown.begun for group in chosen)])
-    cells = [Row([Cell(shown(text)) for text in row]) for row in rows]
-    return Table("Where the runs were made.", columns("environment", *heads, numeric=False), cells)
+    texts = [[name, *(group.shown.environment.get(name, "") for group in chosen)] for name in names]
+    texts.append(["begun", *(group.shown.begun for group in chosen)])
+    rows = [Row.of(*map(shown, line)) for line in texts]
+    return Table("Where the runs were made.", columns("environment", *heads, numeric=False), rows)
 
 
 def _blocks(group: Group) -> list[Block]:

@@ -47,7 +47,7 @@ def section(it: Study) -> Section:
     elif told := _told(run):
         table, left = _from_told(it, told, trained)
     elif trained:
-        rows = [Row([Cell(shown(name, 60)), _counts(held, run)]) for name, held in list(trained.items())[:MOST]]
+        rows = [Row.of(shown(name, 60), _counts(held, run)) for name, held in list(trained.items())[:MOST]]
         caption = "Who took part." + (SEVERAL if run.labels else "")
         table = Table(caption, columns("site", f"training: {_counted(run)}"), rows)
         unknown = "their held-back examples do not say which site they are from"
@@ -66,7 +66,7 @@ def _from_scores(it: Study, found: Assessment, trained: Members) -> tuple[Table,
     sites = [("all sites", everyone if trained else None, pooled)]
     sites += [(shown(name, 60), trained.get(name), site.one) for name, site in list(found.sites.items())[:MOST]]
     parts = [
-        ([Cell(name), _counts(held, run), _counts((site.positives, site.negatives), run)], site.metrics)
+        ([name, _counts(held, run), _counts((site.positives, site.negatives), run)], site.metrics)
         for name, held, site in sites
     ]
     caption = (
@@ -91,7 +91,7 @@ def _labels_at_sites(it: Study, found: Assessment) -> tuple[Table, list[str]]:
     for name, count, site in parts:
         own = {label: part.metrics["auroc"] for label, part in site.labels.items()}
         each = [site.mean["auroc"], *(own.get(label) for label in labels)]
-        rows.append(Row([Cell(name), Cell(f"{count:,}"), *map(interval_cell, each)], focus=site is found.pooled))
+        rows.append(Row.of(name, f"{count:,}", *map(interval_cell, each), focus=site is found.pooled))
     caption = (
         f"AUROC of {it.focus.title} at each site, {found.split} data, with 95 % intervals: the mean over the labels "
         "that have both classes there, and each label."
@@ -101,11 +101,11 @@ def _labels_at_sites(it: Study, found: Assessment) -> tuple[Table, list[str]]:
     return Table(caption, columns("site", f"{found.split}: n", MEAN, *(shown(n, 40) for n in labels)), rows), notes
 
 
-def _counts(found: tuple[int, int] | None, run: Run) -> Cell:
+def _counts(found: tuple[int, int] | None, run: Run) -> str:
     """Positives of all; of several labels a row may be both positive and negative, and there is no sum."""
     if found is None:
-        return Cell("–")
-    return Cell(f"{found[0]:,} and {found[1]:,}" if run.labels else f"{found[0]:,} of {sum(found):,}")
+        return "–"
+    return f"{found[0]:,} and {found[1]:,}" if run.labels else f"{found[0]:,} of {sum(found):,}"
 
 
 def _counted(run: Run) -> str:
@@ -128,8 +128,8 @@ def _from_told(it: Study, told: Mapping[str, Any], trained: Members) -> tuple[Ta
             continue
         counts = [found.get(each) for each in ("positives", "negatives")]
         held = _counts(None if None in counts else (int(counts[0]), int(counts[1])), run)
-        values = [Cell(figure_of(found.get(each))) for each in it.names]
-        rows.append(Row([Cell(shown(name, 60)), _counts(trained.get(name), run), held, *values]))
+        values = [figure_of(found.get(each)) for each in it.names]
+        rows.append(Row.of(shown(name, 60), _counts(trained.get(name), run), held, *values))
     counted = _counted(run)
     heads = columns("site", f"training: {counted}", f"measured on: {counted}", *map(metric_name, it.names))
     caption = f"What sites disclosed of {it.focus.title}: metrics without scores have no intervals."
@@ -143,7 +143,7 @@ def _cut(count: int) -> list[str]:
 def metric_table(
     caption: str,
     heads: Sequence[Column],
-    parts: Sequence[tuple[Sequence[Cell], Mapping[str, Interval]]],
+    parts: Sequence[tuple[Sequence[str], Mapping[str, Interval]]],
     names: Sequence[str],
     key: Key,
 ) -> Table:
@@ -161,6 +161,6 @@ def metric_table(
         title, line = f"{metric_name(first)} {interval_text(found)}", every[0].value
         known = math.isfinite(found.value)
         picture = Cell(svg=pictures.dot_and_interval(found, axis, line, key, title) if known else None)
-        rows.append(Row([*cells, picture, *(interval_cell(metrics[name]) for name in names)], focus=number == 0))
+        rows.append(Row.of(*cells, picture, *(interval_cell(metrics[name]) for name in names), focus=number == 0))
     dots = Column(f"{metric_name(first)}, {axis.texts()[0]} to {axis.texts()[-1]}", numeric=False)
     return Table(caption, [*heads, dots, *(Column(metric_name(name)) for name in names)], rows)

@@ -99,16 +99,16 @@ def _answer(it: Study, preferred: bool) -> list[str]:
             return [f"{name}: {run.state}; no metric of held-back data is known yet."]
         reached = f"{name} reaches {metric_name(first)} {figure_of(value)} on {run.split} data{rest}"
         return [f"{reached}; intervals need scores."]
-    measured = it.measured[focus.letter].metrics
-    metric = first if first in measured else next(iter(measured))
+    metric = first if first in focus.measured else next(iter(focus.measured))
     lead = f"Validation data prefer {name}. It" if preferred and len(it.groups) > 1 else name
     each = {label: part.metrics[metric].value for label, part in found.pooled.labels.items()}
     each = {label: value for label, value in each.items() if math.isfinite(value)}
     over = [f"{len(focus.runs)} seeds"] if len(focus.runs) > 1 else []
     over += [f"{len(each)} labels"] if found.several else []
-    reached = f"{metric_name(metric)} {interval_text(measured[metric])}"
+    measured = interval_text(focus.measured[metric])
+    reached = f"{metric_name(metric)} {measured}"
     if over:
-        reached = f"a mean {metric_name(metric)} of {interval_text(measured[metric])} over {' and '.join(over)}"
+        reached = f"a mean {metric_name(metric)} of {measured} over {' and '.join(over)}"
     lines = [f"{lead} reaches {reached} on {found.split} data{rest}.", *_against(it, metric)]
     lines += _of_labels(found, each) if found.several else _at_horizon(found) or _at_threshold(focus, found)
     of_sites = "cindex" if found.timed else "auroc" if found.several else metric
@@ -183,7 +183,7 @@ def _against(it: Study, metric: str) -> list[str]:
     """Which runs it beats on the same examples, which beat it, and which it cannot be told from."""
     kinds: dict[str, list[str]] = {"it is ahead of": [], "it is behind": [], "it cannot be told from": []}
     for group in it.groups:
-        if (found := it.compared.get(group.letter, {}).get(metric)) is not None:
+        if (found := group.compared.get(metric)) is not None:
             ahead, behind = found.high < 0, found.low > 0
             kind = "it is ahead of" if ahead else "it is behind" if behind else "it cannot be told from"
             kinds[kind].append(f"{group.letter} ({shown(group.label, 40)})")
@@ -194,13 +194,13 @@ def _against(it: Study, metric: str) -> list[str]:
 def _percent(found: Interval) -> str:
     if not math.isfinite(found.value):
         return "–"
-    ends = f" [{100 * found.low:.0f}, {100 * found.high:.0f}]" if between(found.low, found.high) else ""
+    ends = f" [{100 * found.low:.0f}, {100 * found.high:.0f}]" if between(found) else ""
     return f"{100 * found.value:.0f} %{ends}"
 
 
 def _facts(it: Study, found: Assessment) -> list[Fact]:
-    mean, values = "mean " if found.several else "", it.measured[it.focus.letter].metrics
-    each = [Fact(f"{mean}{metric_name(n)}", figure_of(i.value), between(i.low, i.high)) for n, i in values.items()]
+    mean, values = "mean " if found.several else "", it.focus.measured
+    each = [Fact(f"{mean}{metric_name(n)}", figure_of(i.value), between(i)) for n, i in values.items()]
     labels = found.pooled.labels
     if found.several:
         decided = sum(name not in found.undecided for name in labels)
