@@ -74,6 +74,16 @@ def whole_file(path: Path, private: bool = False, shared: bool = False) -> Itera
         os.close(folder)
 
 
+@contextmanager
+def writing(path: Path, otherwise: str = "") -> Iterator[None]:
+    """Raises UserError if the disk refuses. otherwise: what the user can do."""
+    try:
+        yield
+    except OSError as error:
+        told = f"cannot write {path}: {error.strerror or error}"
+        raise UserError(f"{told}; {otherwise}" if otherwise else told) from None
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a file. FileNotFoundError if it does not exist; UserError if it exists and cannot be read."""
     try:

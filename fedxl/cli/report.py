@@ -15,6 +15,7 @@ from fedxl.cli.output import out, show
 from fedxl.errors import UserError, require
 from fedxl.reporting import watch as views
 from fedxl.reporting.watch import View, panel
+from fedxl.training.run_folder import read_run, run_dirs
 
 GONE = 3  # looks in a row that find no process at work: a run that is just restarted has a moment without one
 
@@ -30,17 +31,16 @@ def report(
     ] = "",
 ) -> None:
     """A table of runs, or a report with curves, intervals and sites in one HTML file."""
+    found = run_dirs(folders)
     if html is not None:
         from fedxl.reporting import document
 
-        document.write(html, folders, reference)
+        document.write(html, [read_run(path) for path in found], reference, "--html")
         show(f"report in {html}")
         return
     require(not reference, "--reference belongs to --html")
     from fedxl.reporting import runs, text  # the first loads scipy, which takes a second
-    from fedxl.training.run_folder import run_dirs
 
-    found = run_dirs(folders)
     title, columns, rows = ("", *runs.table(found)) if everything else runs.overview(found)
     if markdown:
         print(text.as_markdown(rows, columns), end="")

@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedxl import metrics
 from fedxl.config.experiment import Config, execute
 from fedxl.evaluation import resampling
 from fedxl.evaluation.scores import Floats
+from fedxl.experiments.compare import QUIET
 from fedxl.files import write_atomically, write_json
+from fedxl.progress import progress
 from fedxl.reporting import document, plots
 from fedxl.reporting.runs import is_centralized
 from fedxl.reporting.text import as_markdown, as_text, mean_with_spread, over_seeds
 from fedxl.training.result import Result
-from fedxl.training.run_folder import Run
-from fedxl.training.settings import Hooks
 
 MAX_FPR = 0.3
 DRAWS = 400  # test sets drawn for the intervals of the picture
@@ -73,21 +72,18 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
         "never seen one of the digits in question. No image leaves its site.\n"
     )
     outcomes: dict[str, list[Result]] = {}
-    with Progress(
-        TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=console, disable=not console.is_terminal, transient=True,
-    ) as progress:  # fmt: skip
+    with progress("runs", len(ENTRIES) * len(seeds)) as advance:
         for entry in ENTRIES:
-            task = progress.add_task(entry.label, total=len(seeds))
             outcomes[entry.label] = []
             for seed in seeds:
-                # Fifteen runs, one table: what each has to say goes nowhere.
-                outcomes[entry.label].append(execute(experiment(entry, seed), hooks=Hooks(say=lambda line: None)))
-                progress.advance(task)
+                outcomes[entry.label].append(execute(experiment(entry, seed), hooks=QUIET))
+                advance(1)
     rows = [row(label, runs) for label, runs in outcomes.items()]
     console.print(as_text(rows, COLUMNS, f"Test data, {over_seeds(len(seeds))}"))
     console.print(f"\n{save(folder, outcomes, rows)}", highlight=False, soft_wrap=True)
-    document.save(folder / "report.html", document.build(runs_of(outcomes, seeds), reference=ENTRIES[0].label))
+    pairs = [(label, each) for label, found in outcomes.items() for each in zip(seeds, found, strict=True)]
+    kept = [outcome.as_run(f"{label}-{seed}", label) for label, (seed, outcome) in pairs]
+    document.write(folder / "report.html", kept, ENTRIES[0].label)
     files = f"in {folder}: demo.png, results.md, results.json   ({time.monotonic() - began:.0f} s in all)"
     for line in (files, f"the report: {folder / 'report.html'}"):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -149,9 +145,3 @@ def _mean(runs: Sequence[Result]) -> float:
 def _ends(values: Floats) -> str:
     low, high = metrics.interval(values)
     return f"[{low:.3f}, {high:.3f}]"
-
-
-def runs_of(outcomes: Mapping[str, Sequence[Result]], seeds: Sequence[int]) -> list[Run]:
-    """All runs as the report sees them: they were kept in memory."""
-    each = ((label, zip(seeds, runs, strict=True)) for label, runs in outcomes.items())
-    return [outcome.as_run(f"{label}-{seed}", label) for label, runs in each for seed, outcome in runs]

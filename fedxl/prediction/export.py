@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,12 @@ from fedxl.data.tables.prepare import Preparation
 from fedxl.errors import UserError, require
 from fedxl.evaluation.assess import SENSITIVITIES, SPECIFICITIES, Assessment, assess
 from fedxl.evaluation.decision import DecisionOptions, Decisions
-from fedxl.files import as_path, plain, read_bytes, read_json, write_atomically, write_json
+from fedxl.files import as_path, plain, read_bytes, read_json, write_atomically, write_json, writing
 from fedxl.options import convert
 from fedxl.prediction import card
 from fedxl.prediction.card import COUNTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
-from fedxl.prediction.run import (
-    dtype_of,
-    model_table,
-    network_of,
-    preparation_of,
-    read_finished,
-    weights_of,
-)
+from fedxl.prediction.run import dtype_of, model_table, network_of, preparation_of, read_finished, weights_of
 from fedxl.training.result import decisions_for
 from fedxl.training.run_folder import WEIGHTS, Form, Run, is_run, read_form
 from fedxl.training.settings import DTYPES
@@ -84,12 +77,10 @@ def export(
     checked = to_onnx(network, found.form) if onnx and network is not None else None
     if not named:
         say(NOT_REBUILT if checked else ONLY_WEIGHTS)
-    if found.timed:
-        why = "" if decisions.survival is not None else decisions.why_none
-        say(f"no probability to survive: {why}") if why else None
-    elif decisions.why_none:
-        say(f"no calibration and no threshold: {decisions.why_none}")
-    elif decisions.undecided:
+    if decisions.why_none and decisions.survival is None:
+        lost = "probability to survive" if found.timed else "calibration and no threshold"
+        say(f"no {lost}: {decisions.why_none}")
+    elif decisions.undecided and not found.timed:
         say(f"no calibration and no threshold of some labels: {decisions.reasons}")
     _write(target, found, decisions, checked, _assess(found, options))
     return read_exported(target)
@@ -105,11 +96,9 @@ def for_sites(source: Path) -> dict[str, bytes]:
         name: unknown if "undecided" in each else {**each, "measured": {}}
         for name, each in about["decisions"].items()
     }
-    settings = {
-        key: value
-        for key, value in about["training"]["settings"].items()
-        if key.startswith(("model.", "risk.", "algorithm.", "run.")) and not key.startswith("run.track")
-    }
+    every, shared = about["training"]["settings"], ("model.", "risk.", "algorithm.", "run.")
+    names = [name for name in every if name.startswith(shared) and not name.startswith("run.track")]
+    settings = {name: every[name] for name in names}
     about["training"] = {"settings": settings, "best_round": run.best_round}
     content = json.dumps({**about, "files": {WEIGHTS: digest(weights)}}, indent=1).encode()
     return {DESCRIPTION: content, WEIGHTS: weights}
@@ -136,15 +125,13 @@ def _write(target: Path, run: Run, decisions: Decisions, onnx: Checked | None, a
     about = description(run, decisions, onnx, assessment)
     contents[CARD] = card.card(about, assessment, run.sites_heard).encode()
     digests = {name: digest(content) for name, content in contents.items()}
-    try:
+    with writing(target):
         target.mkdir(parents=True, exist_ok=True)
         for name in (DESCRIPTION, ONNX):
             (target / name).unlink(missing_ok=True)
         for name, content in contents.items():
             write_atomically(target / name, content)
         write_json(target / DESCRIPTION, {**about, "files": digests})
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror or error}") from None
 
 
 def description(
@@ -177,10 +164,9 @@ def description(
 
 def _without_paths(about: Mapping[str, Any]) -> dict[str, Any]:
     """What run.json says, with names of files in place of absolute paths: these are nobody else's business."""
-    chosen = {
-        name: about[name] for name in ("begun", "settings", "members", "environment", "privacy") if name in about
-    }
-    return {**chosen, "settings": {key: _name(value) for key, value in chosen["settings"].items()}}
+    kept = [name for name in ("begun", "settings", "members", "environment", "privacy") if name in about]
+    settings = {key: _name(value) for key, value in about["settings"].items()}
+    return {**{name: about[name] for name in kept}, "settings": settings}
 
 
 def _name(value: Any) -> Any:
@@ -205,7 +191,7 @@ class Exported:
     model: Mapping[str, Any] | None  # the [model] table; None: an object of Python's, there as ONNX alone
     preparation: Preparation | None
     decisions: Decisions
-    digests: Mapping[str, str] = field(default_factory=dict)  # by name of file
+    digests: Mapping[str, str]  # by name of file
 
     def content(self, name: str) -> bytes:
         """That of one of its files, which must lie in the folder and be what was written."""

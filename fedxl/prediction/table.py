@@ -18,7 +18,7 @@ from fedxl.data.tables.prepare import Preparation
 from fedxl.data.tables.table import read_new
 from fedxl.data.targets import binary, several
 from fedxl.errors import UserError, require
-from fedxl.files import write_atomically
+from fedxl.files import write_atomically, writing
 from fedxl.training.result import Prediction
 
 # A spreadsheet takes a cell for a formula if it begins like this, whether it is quoted or not.
@@ -78,11 +78,9 @@ def write(path: Path, rows: Sequence[str], prediction: Prediction) -> int:
     require(found is not None, f"{path} must end in {' or '.join(WRITERS)}")
     assert found is not None
     content, changed = found(prediction_columns(rows, prediction))
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
     return changed
 
 

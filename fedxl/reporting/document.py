@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedxl import __version__
 from fedxl.errors import UserError, printable, require
-from fedxl.files import read_templates, write_atomically
-from fedxl.reporting.charts.scale import Svg
+from fedxl.files import read_templates, write_atomically, writing
+from fedxl.reporting.charts.scale import Svg, style_hash
 from fedxl.reporting.page import Page, table_html
 from fedxl.reporting.sections import comparison, labels, ranking, rounds, setup, sites, summary, survival
 from fedxl.reporting.study import study
-from fedxl.training.run_folder import Run, read_run, run_dirs
+from fedxl.training.run_folder import Run
 
 TEMPLATES = read_templates("fedxl.reporting")
 
 
-def write(target: Path, folders: Sequence[Path], reference: str = "") -> None:
-    """Write the report of the runs in these folders into one HTML file."""
+def write(target: Path, runs: Sequence[Run], reference: str = "", option: str = "out") -> Path:
+    """Write a report into one HTML file, whole or not at all. option: what names the file."""
     require_jinja2()
-    require(not target.is_dir(), f"{target} is a folder; --html must name a file")
-    save(target, build([read_run(path) for path in run_dirs(folders)], reference))
+    require(not target.is_dir(), f"{target} is a folder; {option} must name a file")
+    content = render(build(runs, reference)).encode("utf-8", errors="replace")
+    with writing(target, "choose another file"):
+        write_atomically(target, content)
+    return target
 
 
 def build(runs: Sequence[Run], reference: str = "") -> Page:
@@ -54,19 +55,9 @@ def render(page: Page) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_clean)
     template = environment.from_string(TEMPLATES["report.html"])
     style = TEMPLATES["report.css"]
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     # Both are of this package, and go into the page as they are.
-    trusted = {"style": Svg(style), "style_hash": Svg(f"sha256-{digest}")}
+    trusted = {"style": Svg(style), "style_hash": Svg(style_hash(style))}
     return str(template.render(page=page, version=__version__, table=table_html, **trusted))
-
-
-def save(path: Path, page: Page) -> None:
-    """Write the file, whole or not at all."""
-    content = render(page).encode("utf-8", errors="replace")
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another file") from None
 
 
 def _clean(value: object) -> object:

@@ -11,10 +11,10 @@ from typing import Any
 
 from fedxl.data.check import site_table
 from fedxl.data.examples import Splits
-from fedxl.errors import UserError, kind_of, require
+from fedxl.errors import kind_of, require
 from fedxl.evaluation.compare import Difference
 from fedxl.evaluation.intervals import Interval
-from fedxl.files import as_path, write_atomically
+from fedxl.files import as_path, write_atomically, writing
 from fedxl.reporting import document
 from fedxl.reporting.charts.scale import Svg, element
 from fedxl.reporting.page import LINE, Figure, Row, Table, columns, table_html
@@ -82,9 +82,8 @@ def page(title: str, tables: Iterable[Table] = (), figures: Iterable[Figure] = (
     ]
     parts = [*head, *map(table_html, tables), *more]
     parts += [element("div", *drawn, class_="figures")] if drawn else []
-    return element(
-        "div", element("style", Svg(style())), *(x for part in parts for x in (LINE, part)), class_="fedxl"
-    )
+    lines = (each for part in parts for each in (LINE, part))
+    return element("div", element("style", Svg(style())), *lines, class_="fedxl")
 
 
 def _figures(it: Study) -> list[Figure]:
@@ -128,10 +127,8 @@ class Picture:
 def write_svg(path: str | Path, text: str) -> Path:
     target = as_path(path, "path")
     require(target.suffix == ".svg", f"{target} must end in .svg")
-    try:
+    with writing(target):
         write_atomically(target, text.encode())
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror}") from None
     return target
 
 
@@ -142,10 +139,8 @@ def plot(*runs: Runs) -> Picture:
 
 
 def _picture(it: Study) -> Picture:
-    figures = _figures(it)
-    require(
-        bool(figures), "there is nothing to draw: the runs have no validation and no test data, or no evaluation yet"
-    )
+    figures, without = _figures(it), "the runs have no validation and no test data, or no evaluation yet"
+    require(bool(figures), f"there is nothing to draw: {without}")
     return Picture(figures)
 
 
@@ -157,11 +152,7 @@ def report(runs: Runs | Sequence[Runs], out: str | Path = "report.html", referen
         out: The file to write.
         reference: The run to compare with and show in detail, by its name; by default the best on validation data.
     """
-    document.require_jinja2()
-    target = as_path(out, "out")
-    require(not target.is_dir(), f"{target} is a folder; out must name a file")
-    document.save(target, document.build(_distinct(as_runs(runs)), reference))
-    return target
+    return document.write(as_path(out, "out"), _distinct(as_runs(runs)), reference)
 
 
 class Comparison:

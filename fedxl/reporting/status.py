@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 from fedxl.errors import UserError, first_line, printable, require
 from fedxl.files import read_json
 from fedxl.reporting import watch
+from fedxl.reporting.charts.scale import Svg, element, escape, style_hash
 from fedxl.reporting.text import evaluation_in_words
 
 STATUS = "status.json"  # in a run's folder: the sites, those that are connected, and what the server has refused
@@ -29,10 +27,8 @@ th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px so
 .short { white-space: nowrap; } .bad { color: #a33; } @media (prefers-color-scheme: dark) {
   body { color: #dde4ea; background: #14191f; } .bad { color: #f99; } }
 """
-POLICY = (
-    f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+NOTHING = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+POLICY = f"default-src 'none'; style-src '{style_hash(STYLE)}'; {NOTHING}"
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": POLICY, "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
@@ -44,54 +40,50 @@ def page(run: Path, name: str) -> str:
     told: dict[str, Any] = {}
     with suppress(FileNotFoundError):
         told = read_json(run / STATUS)
-    view: watch.View | None = None
     try:
-        found = view = watch.look(run)
-        title, rows, bad = f"{name}: {watch.state(found)}", found.rows, watch.warning(found)
-        said = [each(found) for each in (watch.where, watch.standing, watch.participants, watch.pace, watch.outcome)]
+        view = watch.look(run)
+        title, rows, sites, bad = f"{name}: {watch.state(view)}", view.rows, view.sites, watch.warning(view)
+        said = [each(view) for each in (watch.where, watch.standing, watch.participants, watch.pace, watch.outcome)]
     except UserError:
-        title, rows, bad = f"{name}: no round yet", (), ""
+        title, rows, sites, bad = f"{name}: no round yet", (), (), ""
         said = ["the server has not begun to train; it waits until every site has joined once"]
-    body = [f"<h1>{_text(title)}</h1>", *(f"<p>{_text(line)}</p>" for line in said if line)]
-    body += [f'<p class="bad">{_text(bad)}</p>'] if bad else []
-    body += ["<h2>Sites</h2>", _sites(view, told)]
+    body = [element("h1", title), *(element("p", line) for line in said if line)]
+    body += [element("p", bad, class_="bad")] if bad else []
+    body += [element("h2", "Sites"), *_sites(sites, told)]
     shown = [(row["round"], evaluation_in_words(row, "validation")) for row in [*rows][: -RECENT - 1 : -1]]
-    body += ["<h2>Evaluations</h2>", _table(("round", "validation"), shown)]
+    body += [element("h2", "Evaluations"), _table(("round", "validation"), shown)]
     dropped = [each for row in rows for each in row.get("dropped", []) if isinstance(each, dict)]
     left_out = [(f"round {each.get('round')}", each.get("site"), each.get("reason")) for each in dropped]
     refused = [(each.get("time"), "", each.get("reason")) for each in told.get("refusals", [])]
     refusals = [*left_out[: -RECENT - 1 : -1], *refused[: -RECENT - 1 : -1]]
-    body += ["<h2>Refusals</h2>", _table(("when", "site", "reason"), refusals)]
-    head = f'<meta charset="utf-8"><meta http-equiv="refresh" content="{REFRESH}"><title>{_text(title)}</title>'
+    body += [element("h2", "Refusals"), _table(("when", "site", "reason"), refusals)]
+    head = f'<meta charset="utf-8"><meta http-equiv="refresh" content="{REFRESH}">{element("title", title)}'
     head += f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>'
 
 
-def _sites(view: watch.View | None, told: dict[str, Any]) -> str:
-    measured = {site.name: site for site in view.sites} if view else {}
+def _sites(sites: Sequence[watch.Site], told: dict[str, Any]) -> list[Svg]:
+    measured = {site.name: site for site in sites}
     known, connected = ([printable(name, 40) for name in told.get(key, [])] for key in ("sites", "connected"))
     rows = list[tuple[Any, ...]]()
     for name in dict.fromkeys([*known, *measured]):
         found = measured.get(name)
         metric = "" if found is None or math.isnan(found.metric) else f"{found.metric:.4f}"
         rows.append((name, "connected" if name in connected else "awaited", metric, found.note if found else ""))
-    since = f"<p>Connections as of {_text(told.get('time'))}.</p>" if told else ""
-    return _table(("site", "", "metric", "note"), rows) + since
+    since = [element("p", f"Connections as of {printable(told.get('time'))}.")] if told else []
+    return [_table(("site", "", "metric", "note"), rows), *since]
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = ["".join(_cell("td", cell) for cell in row) for row in rows]
-    body = "".join(f"<tr>{line}</tr>" for line in ["".join(_cell("th", each) for each in heads), *lines])
-    return f"<table>{body}</table>" if lines else "<p>None.</p>"
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Svg:
+    if not rows:
+        return element("p", "None.")
+    lines = [("th", heads), *(("td", row) for row in rows)]
+    return element("table", *(element("tr", *(_cell(tag, each) for each in row)) for tag, row in lines))
 
 
-def _cell(tag: str, value: Any) -> str:
-    text = _text(value)
-    return f'<{tag} class="short">{text}</{tag}>' if len(text) < 20 else f"<{tag}>{text}</{tag}>"
-
-
-def _text(value: Any) -> str:
-    return escape(printable("" if value is None else value))
+def _cell(tag: str, value: Any) -> Svg:
+    text = printable("" if value is None else value)
+    return element(tag, text, class_="short" if len(text) < 20 else None)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -109,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             return self._reply(200, page(self.server.run, self.server.name))
         except UserError as error:
-            return self._reply(500, escape(printable(first_line(error))))
+            return self._reply(500, escape(first_line(error)))
 
     def _reply(self, code: int, text: str) -> None:
         content = text.encode()

@@ -54,7 +54,7 @@ def chromium(tmp_path_factory):
 def page(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     long = "W" * 90 + " " + sample.EVIL
-    document.save(path, document.build(sample.runs(long if request.param == "hostile" else "")))
+    document.write(path, sample.runs(long if request.param == "hostile" else ""))
     return path.as_uri()
 
 
@@ -83,7 +83,7 @@ def test_the_report_reads_well(chromium, page, width, scheme, media):
 def several(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("labels") / "report.html"
     evil = "W" * 90 + " " + sample.EVIL if request.param == "hostile" else ""
-    document.save(path, document.build([sample.labelled(6, evil)]))
+    document.write(path, [sample.labelled(6, evil)])
     return path.as_uri()
 
 
