@@ -267,7 +267,7 @@ def test_a_trial_is_repeated_as_the_message_says(tmp_path):
 def test_optuna_learns_from_the_trials_before():
     """A maximum of a known function: TPE's later proposals are nearer to it than random ones."""
     pytest.importorskip("optuna")
-    space = {"algorithm.lr": Range(0.001, 10.0, log=True), "algorithm.gamma": Choice((0.1, 0.5))}
+    space = {"algorithm.lr": Range(0.001, 10.0, "log"), "algorithm.gamma": Choice((0.1, 0.5))}
 
     def value(settings: dict) -> float | None:
         far = abs(torch.tensor(settings["algorithm.lr"]).log10().item() + 1)  # best at 0.1

@@ -34,11 +34,11 @@ def drawn(space, count: int = 2000) -> list:
 
 
 def test_draws_follow_their_distributions():
-    log = stats.kstest(drawn(Range(0.01, 10.0, log=True)), stats.loguniform(0.01, 10.0).cdf)
+    log = stats.kstest(drawn(Range(0.01, 10.0, "log")), stats.loguniform(0.01, 10.0).cdf)
     flat = stats.kstest(drawn(Range(2.0, 5.0)), stats.uniform(2.0, 3.0).cdf)
     assert log.pvalue > 0.01
     assert flat.pvalue > 0.01
-    for values, kinds in ((drawn(Range(1, 4, whole=True)), 4), (drawn(Choice((0.0, [1, 2], "c"))), 3)):
+    for values, kinds in ((drawn(Range(1, 4, "whole")), 4), (drawn(Choice((0.0, [1, 2], "c"))), 3)):
         _, counts = np.unique([str(value) for value in values], return_counts=True)
         assert len(counts) == kinds
         assert stats.chisquare(counts).pvalue > 0.01
@@ -86,7 +86,7 @@ def test_a_space_is_shared_where_it_fits_and_an_algorithm_has_its_own():
     }
     found = spaces(CONFIG, ["fedxl2", "local_sgd"], table)
     assert found["fedxl2"] == {"algorithm.lr": Choice((0.1, 0.2)), "algorithm.gamma": Range(0.1, 1)}
-    assert found["local_sgd"] == {"algorithm.lr": Range(0.1, 1.0, log=True)}
+    assert found["local_sgd"] == {"algorithm.lr": Range(0.1, 1.0, "log")}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_mistakes_are_one_line(table, message):
 
 
 def test_distributions_come_back_from_their_record():
-    for each in (Range(0.1, 1.0, log=True), Range(0.1, 1.0), Range(1, 9, whole=True), Choice((1, [2, 3]))):
+    for each in (Range(0.1, 1.0, "log"), Range(0.1, 1.0), Range(1, 9, "whole"), Choice((1, [2, 3]))):
         assert parse(each.as_json(), "x") == each
 
 
@@ -125,8 +125,8 @@ def test_the_guide_shows_a_section_that_is_accepted(tmp_path):
     (section,) = re.findall(r"```toml\n(.*?)```", guide.read_text(), re.DOTALL)
     (tmp_path / "a.toml").write_text(dump(CONFIG) + section)
     found = plan(CONFIG, *read(tmp_path / "a.toml", {}))
-    assert found.spaces["local_sgd"]["algorithm.lr"] == Range(0.1, 3.0, log=True)
-    assert found.spaces["fedxl2"]["run.local_steps"] == Range(8, 64, whole=True)
+    assert found.spaces["local_sgd"]["algorithm.lr"] == Range(0.1, 3.0, "log")
+    assert found.spaces["fedxl2"]["run.local_steps"] == Range(8, 64, "whole")
     assert "algorithm.gamma" not in found.spaces["local_sgd"]
     assert (found.settings.trials, found.settings.seeds) == (16, 2)
 

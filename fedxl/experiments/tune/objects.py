@@ -10,16 +10,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import nn
-
 from fedxl.algorithms.protocol import Algorithm
 from fedxl.config.file import Config
 from fedxl.errors import require
 from fedxl.experiments.compare import Network, network
 from fedxl.experiments.tune import outcome
-from fedxl.experiments.tune.plan import Distribution, Plan, Sampler, Space, TuneSettings, draw, parse
-from fedxl.experiments.tune.search import Search, best_of, in_words, natural, shown
-from fedxl.experiments.tune.trials import Trial
+from fedxl.experiments.tune.plan import FIXED, Distribution, Plan, Sampler, Space, TuneSettings, draw, parse
+from fedxl.experiments.tune.search import Search, best_of, in_words, ranked, shown
+from fedxl.experiments.tune.trials import Trial, require_validation
 from fedxl.files import as_path
 from fedxl.options import accepted, call, flatten
 from fedxl.reporting.notebook import page, write_svg
@@ -29,7 +27,6 @@ from fedxl.training.settings import Settings
 from fedxl.training.simulation import Simulation
 
 Tunable = Algorithm | Callable[..., Algorithm]
-FIXED = ("rounds", "seed", "select", "eval_every")  # by which trials are compared
 OF_DATA = ("validation", "test", "positive", "augment")  # arguments of `fit` that the splits hold, once they are made
 
 
@@ -62,21 +59,21 @@ def tune(
     """
     given = {"trials": trials, "seeds": seeds, "sampler": sampler}
     options = call(TuneSettings, given, "tune")
-    require(
-        isinstance(space, Mapping) and len(space) > 0, "space must name the settings to search, as {'lr': (0.01, 1)}"
-    )
+    named = isinstance(space, Mapping) and len(space) > 0
+    require(named, "space must name the settings to search, as {'lr': (0.01, 1)}")
     found: Space = {_setting(name): _distribution(value, name) for name, value in space.items()}
     fixed = [name for name in ("out", "resume", "hooks", "progress") if name in settings]
     require(not fixed, f"{', '.join(fixed)}: not for trials")
     work = _Work(model, clients, algorithm, settings)
-    first = work.simulation(draw(found, options.seed, 1), {}, clients)  # checks all there is to check
-    require("validation" in first.examiner.splits, "tuning needs validation data, and these data have none")
-    work = _Work(model, first.splits._replace(test=None), algorithm, settings, made=True)
+    first = work.simulation(draw(found, options.seed, 1), {})  # checks all there is to check
+    require_validation(first)
+    kept = {name: value for name, value in settings.items() if name not in OF_DATA}
+    work = _Work(model, first.splits._replace(test=None), algorithm, kept)
     run = {name: getattr(first.problem.settings, name) for name in ("rounds", "eval_every", "seed")}
     about = hashlib.sha256(json.dumps(first.description, sort_keys=True).encode()).hexdigest()[:12]
     name = str(first.description["algorithm.name"])
     config = Config({"name": "given", "digest": about}, {"name": "given"}, {"name": name}, {"name": "given"}, run)
-    plan = Plan(config, options, (name,), {name: found}, first.problem.select)
+    plan = Plan(config, options, {name: found}, first.problem.select)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) if out is None else as_path(out, "out")
         ended = Search(plan, folder, build=work.build)()
@@ -88,25 +85,22 @@ def tune(
 
 @dataclass(frozen=True)
 class _Work:
-    """What all trials share. made: whether the clients are splits that hold all data already."""
+    """What all trials share."""
 
     model: Network
     clients: Any
     algorithm: Tunable
     settings: Mapping[str, Any]
-    made: bool = False
 
     def build(self, config: Config) -> tuple[Simulation, Mapping[str, str]]:
         """A run of a trial: what `trials.built` is for configs."""
         chosen = {f"algorithm.{key}": value for key, value in config.algorithm.items() if key != "name"}
-        return self.simulation(chosen, config.run, self.clients), {}
+        return self.simulation(chosen, config.run), {}
 
-    def simulation(self, chosen: Mapping[str, Any], run: Mapping[str, Any], clients: Any) -> Simulation:
-        kept = {key: value for key, value in self.settings.items() if not (self.made and key in OF_DATA)}
-        given: dict[str, Any] = {**kept, **_of(chosen, "run"), **run}
+    def simulation(self, chosen: Mapping[str, Any], run: Mapping[str, Any]) -> Simulation:
+        given: dict[str, Any] = {**self.settings, **_of(chosen, "run"), **run}
         start = network(self.model, int(given.get("seed", 0)))
-        assert isinstance(start, nn.Module)
-        return simulation(start, clients, self.made_of(chosen), lambda line: None, **given)
+        return simulation(start, self.clients, self.made_of(chosen), lambda line: None, **given)
 
     def made_of(self, chosen: Mapping[str, Any]) -> Algorithm:
         """The algorithm with these settings."""
@@ -150,27 +144,17 @@ class Tuned:
     @property
     def table(self) -> list[dict[str, Any]]:
         """A row per trial, the best first and failed ones last: settings, metric, rounds trained, why it failed."""
-        ended = outcome.ranked(self.trials)
+        ended = ranked(self.trials)
         return [self._row(trial) for trial in (*ended, *(each for each in self.trials if each not in ended))]
 
     def _row(self, trial: Trial) -> dict[str, Any]:
-        value = natural(trial.value, self._metric) if trial.last and trial.last.value is not None else None
+        found = outcome.numbers(self.plan, trial)
         settings = {name.partition(".")[2]: value for name, value in trial.settings.items()}
-        failed = trial.last.failed if trial.last else ""
-        return {
-            "trial": trial.number,
-            **settings,
-            self._metric.removeprefix("-"): value,
-            "rounds": trial.rounds,
-            "failed": failed,
-        }
-
-    @property
-    def _metric(self) -> str:
-        return self.plan.metric
+        measured = {self.plan.metric.removeprefix("-"): found["value"]}
+        return {"trial": trial.number, **settings, **measured, "rounds": found["rounds"], "failed": found["failed"]}
 
     def __repr__(self) -> str:
-        value = f"validation {shown(self.best.value, self._metric)}"
+        value = f"validation {shown(self.best.value, self.plan.metric)}"
         return f"{in_words(self.best.settings)}: {value}, the best of {len(self.trials)} trials"
 
     def _repr_html_(self) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedxl.config.experiment import dump
 from fedxl.errors import UserError, printable, require
-from fedxl.experiments.tune.plan import Choice, Plan, Range
-from fedxl.experiments.tune.search import Found, best_of, in_words, natural, number_text, shown
+from fedxl.experiments.tune.plan import Choice, Distribution, Plan, Range
+from fedxl.experiments.tune.search import Found, best_of, in_words, natural, number_text, ranked, shown
 from fedxl.experiments.tune.trials import Trial
 from fedxl.files import write_atomically, write_json
 from fedxl.reporting.plots import STYLES, require_matplotlib
@@ -32,8 +32,8 @@ def rows(plan: Plan, found: Found) -> list[list[str]]:
     lines = []
     for name, trials in found.items():
         best = best_of(trials)
-        failed = sum(trial.last is not None and trial.last.value is None for trial in trials)
-        spent = sum(trial.last.spent for trial in trials if trial.last)
+        failed = sum(bool(trial.last.failed) for trial in trials)
+        spent = sum(trial.last.spent for trial in trials)
         cells = ["all failed", "", ""]
         if best:
             cells = [_value(plan, best), in_words(best.settings), f"{best.number} of {len(trials)}"]
@@ -47,19 +47,13 @@ def top(plan: Plan, found: Found) -> list[list[str]]:
     lines: list[list[str]] = []
     for name, trials in found.items():
         for trial in ranked(trials)[:TOP]:
-            lines.append([name, str(trial.number), _value(plan, trial), str(trial.rounds), in_words(trial.settings)])
+            rounds = str(trial.last.rounds)
+            lines.append([name, str(trial.number), _value(plan, trial), rounds, in_words(trial.settings)])
     return lines
 
 
-def ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that have not failed, the best first; before them all, those that trained longest."""
-    ended = [trial for trial in trials if math.isfinite(trial.value)]
-    return sorted(ended, key=lambda trial: (-trial.rounds, -trial.value, trial.number))
-
-
 def _value(plan: Plan, trial: Trial) -> str:
-    values = trial.last.values if trial.last else ()
-    return mean_with_spread([natural(value, plan.metric) for value in values])
+    return mean_with_spread([natural(value, plan.metric) for value in trial.last.values])
 
 
 def save(plan: Plan, found: Found, folder: Path, say: Callable[[str], None]) -> list[str]:
@@ -108,20 +102,20 @@ def _as_json(plan: Plan, found: Found, best: Mapping[str, Trial]) -> dict[str, A
         "metric": plan.metric,
         "budget": plan.budget,
         "rungs": [rung._asdict() for rung in plan.rungs],
-        "best": {name: _numbers(plan, trial) for name, trial in best.items()},
-        "trials": {name: [_numbers(plan, trial) for trial in trials] for name, trials in found.items()},
+        "best": {name: numbers(plan, trial) for name, trial in best.items()},
+        "trials": {name: [numbers(plan, trial) for trial in trials] for name, trials in found.items()},
     }
 
 
-def _numbers(plan: Plan, trial: Trial) -> dict[str, Any]:
+def numbers(plan: Plan, trial: Trial) -> dict[str, Any]:
     last = trial.last
     return {
         "trial": trial.number,
         "settings": trial.settings,
-        "value": None if last is None or last.value is None else natural(last.value, plan.metric),
-        "rounds": trial.rounds,
-        "spent": last.spent if last else 0,
-        "failed": last.failed if last else "",
+        "value": None if last.value is None else natural(last.value, plan.metric),
+        "rounds": last.rounds,
+        "spent": last.spent,
+        "failed": last.failed,
     }
 
 
@@ -187,10 +181,10 @@ def _against(
     room, longest = 0.07 * (high - low), plan.rungs[-1].rounds
     beyond = high + room if plan.metric.startswith("-") else low - room
     for trial in trials:
-        if trial.last is None:
+        if not trial.outcomes:
             continue
         space, value = plan.spaces[trial.algorithm][setting], trial.settings[setting]
-        x = float(value) if isinstance(space, Range) else float(space.values.index(value))
+        x = value if isinstance(space, Range) else space.values.index(value)
         if not math.isfinite(trial.value):
             axis.plot(x, beyond, "x", color=colour, ms=5)
             continue
@@ -199,14 +193,14 @@ def _against(
         axis.plot(x, y, mark, color=colour, ms=6 if whole else 3, alpha=0.9 if whole else 0.5)
 
 
-def _scale(axis: Any, spaces: Sequence[Range | Choice]) -> None:
+def _scale(axis: Any, spaces: Sequence[Distribution]) -> None:
     first = spaces[0]
     if isinstance(first, Choice):
         axis.set_xticks(range(len(first.values)), [number_text(value) for value in first.values], fontsize=8)
         axis.set_xlim(-0.4, len(first.values) - 0.6)
         return
     axis.set_xlim(min(_end(each, 0) for each in spaces), max(_end(each, 1) for each in spaces))
-    if first.log:
+    if first.kind == "log":
         from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
         axis.set_xscale("log")
@@ -216,9 +210,9 @@ def _scale(axis: Any, spaces: Sequence[Range | Choice]) -> None:
         axis.tick_params(axis="x", labelsize=8)
 
 
-def _end(space: Range | Choice, side: int) -> float:
+def _end(space: Distribution, side: int) -> float:
     """A little beyond the end of a range, so that marks at the end are whole."""
     if isinstance(space, Choice):
         return float(side * (len(space.values) - 1))
     room, end, other = 0.04, *((space.high, space.low) if side else (space.low, space.high))
-    return end * (end / other) ** room if space.log else end + room * (end - other)
+    return end * (end / other) ** room if space.kind == "log" else end + room * (end - other)

@@ -22,6 +22,7 @@ from fedxl.training.settings import Settings
 
 Sampler = Literal["random", "halving", "optuna"]
 BOUNDS = {"trials": (1, 10_000), "seeds": (1, 100), "eta": (2, 100), "shortest": (1, 10**9), "seed": (0, 2**32)}
+FIXED = ("rounds", "seed", "select", "eval_every")  # settings of runs, by which trials are compared
 FIRST_SEED = 1000  # of trials: the results that the chosen settings are used for should be of other seeds
 
 
@@ -58,8 +59,7 @@ class Plan:
 
     config: Config
     settings: TuneSettings
-    algorithms: tuple[str, ...]
-    spaces: dict[str, Space]
+    spaces: dict[str, Space]  # by algorithm
     metric: str  # of the validation data; "-name": less is better
 
     @property
@@ -110,7 +110,7 @@ def plan(config: Config, tune: TuneSettings, space: Table) -> Plan:
     searched = sorted({setting for each in found.values() for setting in each if setting.startswith("risk.")})
     why = f"trials cannot be compared by their risk, which {', '.join(searched)} changes; set run.select"
     require(metrics.key(metric) != "risk" or not searched, why)
-    return Plan(config, tune, algorithms, found, metric)
+    return Plan(config, tune, found, metric)
 
 
 def read(path: Path, given: Table) -> tuple[TuneSettings, Table]:
@@ -158,29 +158,28 @@ MOST = 1000  # choices of one setting
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two ends: uniform, uniform in the logarithm, or whole."""
+    """Numbers between two ends."""
 
     low: float
     high: float
-    log: bool = False
-    whole: bool = False
+    kind: Literal["uniform", "log", "whole"] = "uniform"  # log: uniform in the logarithm
 
     def at(self, share: float) -> float | int:
         """The number at this share of the way, for a share in [0, 1)."""
-        if self.whole:
+        if self.kind == "whole":
             return int(self.low) + int(share * (int(self.high) - int(self.low) + 1))
-        if self.log:
+        if self.kind == "log":
             return self.rounded(math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low))))
         return self.rounded(self.low + share * (self.high - self.low))
 
     def rounded(self, value: float) -> float | int:
         """To four digits, within the ends: more would only be harder to read. Whole numbers stay as they are."""
-        if self.whole:
+        if self.kind == "whole":
             return int(value)
         return min(max(float(f"{value:.4g}"), float(self.low)), float(self.high))
 
     def as_json(self) -> Table:
-        return {"whole" if self.whole else "log" if self.log else "uniform": [self.low, self.high]}
+        return {self.kind: [self.low, self.high]}
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,7 @@ def parse(value: Any, where: str) -> Distribution:
     require(kind != "log" or low > 0, f"'{where}' must lie above 0 to be searched in the logarithm, got {ends}")
     whole = all(isinstance(end, int) for end in ends)
     require(kind != "whole" or whole, f"'{where}' must have whole ends, got {ends}")
-    return Range(low, high, log=kind == "log", whole=kind == "whole")
+    return Range(low, high, kind)
 
 
 def _number(value: Any) -> bool:
@@ -264,8 +263,7 @@ def _flat(tables: Any, where: str) -> Space:
         require(isinstance(table, dict), f"'{where}.{section}' must be a table of settings")
         require(section != "data", f"'{where}.data' would tune on other data; trials must be compared on the same")
         for key, value in table.items():
-            fixed = section == "run" and key in ("rounds", "seed", "select", "eval_every")
-            require(not fixed, f"'{where}.run.{key}' must be the same in all trials")
+            require(section != "run" or key not in FIXED, f"'{where}.run.{key}' must be the same in all trials")
             found[f"{section}.{key}"] = parse(value, f"{where}.{section}.{key}")
     return found
 
@@ -274,7 +272,7 @@ def _require_known(setting: str, algorithms: Sequence[str], config: Config, wher
     if any(setting_of(name, config, setting) for name in algorithms):
         return
     section, _, key = setting.partition(".")
-    known = {each for name in algorithms for each in (_options(section, name, config) or ())} - {"risk", "name"}
+    known = {each for name in algorithms for each in (_options(section, name, config) or ())}
     raise unknown("setting", key, known, section=f"{where}{section}.")
 
 
@@ -282,24 +280,24 @@ def setting_of(algorithm: str, config: Config, setting: str) -> bool:
     """Whether a run with this algorithm has the setting."""
     section, _, key = setting.partition(".")
     known = _options(section, algorithm, config)
-    return known is None or (key in known and key not in ("risk", "name"))
+    return known is None or key in known
 
 
-def _options(section: str, algorithm: str, config: Config) -> Mapping[str, Any] | None:
+def _options(section: str, algorithm: str, config: Config) -> set[str] | None:
     """What can be set in a section; None: it is checked when the run is built."""
     if section == "algorithm":
-        return accepted(registry.find("algorithm", algorithm, ALGORITHMS))
+        return {*accepted(registry.find("algorithm", algorithm, ALGORITHMS))} - {"risk", "name"}
     if section == "run":
-        return accepted(Settings)
+        return {*accepted(Settings)}
     if section == "risk" and config.risk["name"] in KNOWN_RISKS:
-        return accepted(KNOWN_RISKS[config.risk["name"]])
+        return {*accepted(KNOWN_RISKS[config.risk["name"]])} - {"name"}
     return None
 
 
-RATE = Range(0.003, 3.0, log=True)
+RATE = Range(0.003, 3.0, "log")
 SHRINK = Choice((0.0, 1e-4, 1e-3, 1e-2))
-WEIGHT = Range(0.05, 1.0, log=True)
-LAM = Range(0.3, 5.0, log=True)
+WEIGHT = Range(0.05, 1.0, "log")
+LAM = Range(0.3, 5.0, "log")
 
 
 def defaults(algorithm: str, config: Config) -> Space:

@@ -15,7 +15,7 @@ from fedxl.errors import UserError, require
 from fedxl.experiments.tune.plan import FIRST_SEED, Distribution, Plan, Range, Rung, draw
 from fedxl.experiments.tune.trials import Build, Outcome, RunOutcome, Trial, TrialRun, TrialStore, built, perform
 from fedxl.experiments.workers import WorkerPool, report_progress
-from fedxl.files import plain, read_bytes, write_json
+from fedxl.files import plain, read_json, write_json
 from fedxl.progress import progress
 
 FILE = "tune.json"  # what the search in a folder is
@@ -53,19 +53,19 @@ class Search:
         path = self.folder / FILE
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            there = json.loads(read_bytes(path))
+            there = read_json(path)
         except FileNotFoundError:
             write_json(path, wanted)
             return
-        except ValueError as error:
-            raise UserError(f"cannot read {path}: {error}; remove {self.folder} to begin anew") from None
+        except UserError as error:
+            raise UserError(f"{error}; remove {self.folder} to begin anew") from None
         changed = _changes(there, wanted)
         what = f"{self.folder} holds a search with another {', '.join(changed)}"
         require(not changed, f"{what}; choose another --out, or remove it")
         write_json(path, {**wanted, "space": there["space"] | wanted["space"]})
 
     def _climb(self) -> Found:
-        found: Found = {name: [] for name in self.plan.algorithms}
+        found: Found = {name: [] for name in self.plan.spaces}
         rungs = self.plan.rungs
         numbers = range(1, rungs[0].trials + 1)
         if self.plan.settings.sampler == "optuna":
@@ -98,11 +98,10 @@ class Search:
     def _advance(self, trials: Sequence[Trial], rung: Rung, base: int) -> None:
         """Train these trials up to the rung's end, where they have not been."""
         seeds = range(self.plan.settings.seeds)
-        waiting = [trial for trial in trials if trial.at(rung.rounds) is None]
-        owner = {self.store.run(trial, seed): trial for trial in waiting for seed in seeds}
         # All algorithms with one number, then the next: processes that compile do so once a kind.
-        ordered = sorted(waiting, key=lambda trial: trial.number)
-        todo = [self._run(trial, seed, rung, base) for trial in ordered for seed in seeds]
+        waiting = sorted((t for t in trials if t.at(rung.rounds) is None), key=lambda trial: trial.number)
+        owner = {self.store.run(trial, seed): trial for trial in waiting for seed in seeds}
+        todo = [self._run(trial, seed, rung, base) for trial in waiting for seed in seeds]
         if not todo:
             return
         done: dict[Path, RunOutcome] = {}
@@ -125,16 +124,15 @@ class Search:
 
     def _line(self, trial: Trial) -> str:
         outcome, label = trial.last, f"{trial.algorithm} trial {trial.number} ({in_words(trial.settings)})"
-        assert outcome is not None, "it has just been added"
         if outcome.value is None:
             return f"{label}: {outcome.failed}"
         value = shown(outcome.value, self.plan.metric)
         return f"{label}: {value} after {outcome.rounds} rounds  ({outcome.seconds:.1f} s)"
 
 
-def _changes(there: Any, wanted: Mapping[str, Any]) -> list[str]:
+def _changes(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """What differs between the search in a folder and the one asked for; other algorithms may join it."""
-    if not isinstance(there, dict) or not isinstance(there.get("space"), dict):
+    if not isinstance(there.get("space"), dict):
         return ["form"]
     found = []
     for part in ("config", "tune", "space"):
@@ -154,10 +152,15 @@ def promoted(trials: Sequence[Trial], count: int, base: int) -> list[Trial]:
     return [trial for trial in trials if trial.number in best]
 
 
+def ranked(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that have not failed, the best first; before them all, those that trained longest."""
+    ended = [trial for trial in trials if math.isfinite(trial.value)]
+    return sorted(ended, key=lambda trial: (-trial.last.rounds, -trial.value, trial.number))
+
+
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """Of the trials that trained longest, the best; None: all have failed."""
-    finite = [trial for trial in trials if math.isfinite(trial.value)]
-    return max(finite, key=lambda trial: (trial.rounds, trial.value, -trial.number), default=None)
+    """None: all have failed."""
+    return next(iter(ranked(trials)), None)
 
 
 def _together(runs: Sequence[RunOutcome], rounds: int) -> Outcome:
@@ -215,9 +218,9 @@ def _distribution(optuna: Any, given: Distribution) -> Any:
     kinds = optuna.distributions
     if not isinstance(given, Range):
         return kinds.CategoricalDistribution(range(len(given.values)))  # by place: a value may be a list
-    if given.whole:
+    if given.kind == "whole":
         return kinds.IntDistribution(int(given.low), int(given.high))
-    return kinds.FloatDistribution(given.low, given.high, log=given.log)
+    return kinds.FloatDistribution(given.low, given.high, log=given.kind == "log")
 
 
 def require_optuna() -> Any:

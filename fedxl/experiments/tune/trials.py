@@ -16,7 +16,7 @@ from fedxl.files import read_bytes, write_json
 from fedxl.metrics import value_of
 from fedxl.options import call
 from fedxl.training.run_folder import COLLAPSED, CONFIG, checkpointed, is_run
-from fedxl.training.settings import Hooks, Progress
+from fedxl.training.settings import Hooks
 from fedxl.training.simulation import Simulation
 from fedxl.training.trainer import train
 
@@ -33,6 +33,9 @@ class Outcome:
     failed: str = ""  # why: diverged or collapsed
 
 
+NOT_BEGUN = Outcome(rounds=0, value=None, values=(), spent=0, seconds=0.0)
+
+
 @dataclass
 class Trial:
     """Settings, and what came of them."""
@@ -43,18 +46,13 @@ class Trial:
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
-    def last(self) -> Outcome | None:
-        return self.outcomes[-1] if self.outcomes else None
+    def last(self) -> Outcome:
+        return self.outcomes[-1] if self.outcomes else NOT_BEGUN
 
     @property
     def value(self) -> float:
         """The higher the better; -inf: it failed, or has not begun."""
-        return -math.inf if self.last is None or self.last.value is None else self.last.value
-
-    @property
-    def rounds(self) -> int:
-        """Of the last rung that it reached."""
-        return self.last.rounds if self.last else 0
+        return -math.inf if self.last.value is None else self.last.value
 
     def at(self, rounds: int) -> Outcome | None:
         """What it came to on the rung that ends there."""
@@ -102,6 +100,10 @@ def built(config: Config) -> tuple[Simulation, Mapping[str, str]]:
     return simulate(config, lambda line: None, test=False), {CONFIG: dump(config)}
 
 
+def require_validation(simulation: Simulation) -> None:
+    require("validation" in simulation.examiner.splits, "tuning needs validation data, and these data have none")
+
+
 class TrialRun(NamedTuple):
     """One run of a trial, up to the end of a rung: a piece of work for a process."""
 
@@ -133,29 +135,25 @@ def perform(run: TrialRun, advance: Callable[[int], None]) -> RunOutcome:
 
     Divergence and collapse are outcomes; anything else that fails is an error.
     """
-    done, told = 0, 0
+    done, end = run.base, run.base + run.rounds
 
-    def tell(upto: int) -> None:
-        nonlocal told
-        advance(max(0, upto - told))
-        told = max(told, upto)
-
-    def on_progress(now: Progress) -> None:
+    def reach(round: int) -> None:
         nonlocal done
-        done = now.round
-        tell(done - run.base)
+        advance(max(0, round - done))  # a run that is resumed may repeat rounds
+        done = max(done, round)
 
-    ahead = checkpointed(run.folder) > run.base + run.rounds  # somebody removed the record of its trial
+    ahead = checkpointed(run.folder) > end  # somebody removed the record of its trial
     require(not ahead, f"{run.folder} is ahead of its trial's record; remove it to repeat the trial")
     simulation, files = run.build(run.config)  # files also of a resumed run, whose rounds have changed
-    require("validation" in simulation.examiner.splits, "tuning needs validation data, and these data have none")
-    hooks = Hooks(on_progress, say=lambda line: None, stop_collapsed=True)
+    require_validation(simulation)
+    hooks = Hooks(lambda now: reach(now.round), say=lambda line: None, stop_collapsed=True)
     try:
         result = train(simulation, hooks, run.folder, resume=is_run(run.folder), files=files)
     except DivergedError as error:
-        tell(run.rounds)  # the remaining rounds need not be done
-        return RunOutcome(math.nan, done, 0.0, f"diverged: {error}")
-    tell(run.rounds)
+        failed = RunOutcome(math.nan, done, 0.0, f"diverged: {error}")
+        reach(end)  # the remaining rounds need not be done
+        return failed
+    reach(end)
     rounds = result.history[-1]["round"] if result.history else done
     collapsed = [row["round"] for row in result.history if COLLAPSED in row]
     if collapsed:
