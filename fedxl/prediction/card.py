@@ -79,17 +79,14 @@ def _summary(about: Mapping[str, Any]) -> str:
     risk = settings.get("risk.name") or settings.get("task.risk_name") or "an X-risk"
     network = (about.get("model") or {}).get("name", "a network of the user's own")
     several = len(about["labels"])
-    if about.get("timed", False):
-        return (
-            f"A model of time to event, {text(network)} for examples of shape {list(about['shape'])}, trained on "
-            f"{rows:,} rows of {len(members)} sites that did not pool them. Its scores rank by risk: the higher, the "
-            f"earlier the event ({text(risk)}, by {text(settings.get('algorithm.name', 'fedxl'))})."
-        )
     kind = f"A classifier with a score for each of {several} labels" if several else "A binary classifier"
+    order = "It was trained to rank positives above negatives"
+    if about.get("timed", False):
+        kind, order = "A model of time to event", "Its scores rank by risk: the higher, the earlier the event"
     on = "rows" if several else f"{rows:,} rows"  # of several labels, a row may be both positive and negative
     return (
         f"{kind}, {text(network)} for examples of shape {list(about['shape'])}, trained on {on} "
-        f"of {len(members)} sites that did not pool them. It was trained to rank positives above negatives "
+        f"of {len(members)} sites that did not pool them. {order} "
         f"({text(risk)}, by {text(settings.get('algorithm.name', 'fedxl'))})."
     )
 
@@ -139,9 +136,9 @@ def _metrics(found: Assessment | None, heard: str) -> list[str]:
     else:
         parts, whole = {name: site.one for name, site in found.sites.items()}, {"all together": found.pooled.one}
         counts = ["rows", "events" if found.timed else "positives"]
-        if found.timed:
+        if found.timed and parts:
             said.append(table(["data of", *counts, *names], _rows(whole, names)))
-            said += [table(["data of", *counts, names[0]], _rows(parts, names[:1]))] if parts else []
+            said.append(table(["data of", *counts, names[0]], _rows(parts, names[:1])))
         else:
             said.append(table(["data of", *counts, *names], _rows(whole | parts, names)))
     said += [f"Note: {text(note)}." for note in found.notes]
@@ -172,7 +169,10 @@ def _decisions(about: Mapping[str, Any], found: Assessment | None) -> list[str]:
     rows = []
     for name, one in decided.items():
         measured = one["measured"]
-        points = [measured, *([] if tested is None else [_point(tested.get(name), one["rule"])])]
+        points = [measured]
+        if tested is not None:
+            point = tested[name].points.get(one["rule"]) if name in tested else None
+            points.append({} if point is None else point._asdict())
         shares = [interval(point.get(share, {})) for point in points for share in SHARES]
         counts = [f"{measured['examples']:,}", f"{measured['positives']:,}", f"{one['threshold']:.6g}"]
         rows.append([text(name or "the label"), *counts, *shares])
@@ -204,26 +204,20 @@ def _survival(about: Mapping[str, Any], found: Assessment | None) -> list[str]:
         "It holds where events are as frequent as there, and where the ratio of two hazards stays the same over time."
     ]
     part = None if found is None else found.survival
-    columns = [(f"survival@{at:g}", f"{at:g}") for at in told["horizons"]]
     if part is None or found is None:
-        return [*said, f"Columns of predictions: {', '.join(f'`{name}`' for name, _ in columns)}."]
+        columns = ", ".join(f"`survival@{at:g}`" for at in told["horizons"])
+        return [*said, f"Columns of predictions: {columns}."]
     rows = []
     for at, brier in part.brier.items():
         error = error_of(part.calibration[at])
         measured = "not defined" if error is None else f"{error:.3f}"
-        rows.append(
-            [f"`survival@{at:g}`", interval(found.pooled.one.metrics[f"auc_at@{at:g}"]), interval(brier), measured]
-        )
+        auc = found.pooled.one.metrics[f"auc_at@{at:g}"]
+        rows.append([f"`survival@{at:g}`", interval(auc), interval(brier), measured])
     said.append(table([f"column, on {found.split} data", "AUC", "Brier score", "calibration error"], rows))
     if part.integrated_brier is not None:
         first, *_, last = told["horizons"]
         said.append(f"Mean Brier score between {first:g} and {last:g}: {interval(part.integrated_brier)}.")
     return said
-
-
-def _point(part: Part | None, rule: str) -> Mapping[str, Any]:
-    point = part.points.get(rule) if part is not None else None
-    return {} if point is None else point._asdict()
 
 
 def _training(about: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.scale import Svg, element
 
 LINE = Svg("\n")
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 class Cell(NamedTuple):
@@ -56,9 +57,7 @@ class Table(NamedTuple):
 
 def table_html(found: Table) -> Svg:
     """A table as HTML, in a box that scrolls where it is too wide."""
-    heads = [
-        element("th", column.name, scope="col", class_="num" if column.numeric else None) for column in found.columns
-    ]
+    heads = [element("th", name, scope="col", class_="num" if numeric else None) for name, numeric in found.columns]
     rows = [_row_html(row, found.columns) for row in found.rows]
     parts = [
         element("caption", element("span", found.caption)),
@@ -154,6 +153,11 @@ def interval_cell(found: Interval | None) -> Cell:
     return Cell("–") if found is None else Cell(figure_of(found.value), between(found))
 
 
+def left_out(count: int, most: int, what: str) -> list[str]:
+    """A line on those beyond the first `most`, if there are any."""
+    return [f"{count - most} more {what}"] if count > most else []
+
+
 def listed(names: Sequence[str], most: int = 8) -> str:
     """Names as one writes them.
 
@@ -184,14 +188,16 @@ def metric_name(name: str) -> str:
     return text + of_limit.format(shown(limit, 12)) if at else text
 
 
-def in_bytes(count: float) -> str:
+def unit_of(count: float) -> tuple[float, str]:
+    """The largest unit of bytes that is no larger than `count`."""
+    return next((unit for unit in UNITS if count >= unit[0]), UNITS[-1])
+
+
+def in_bytes(count: int) -> str:
     """Bytes with a unit that fits.
 
-    >>> in_bytes(17_332), in_bytes(12.5e9)
-    ('17.3 kB', '12.5 GB')
+    >>> in_bytes(17_332), in_bytes(12_500_000_000), in_bytes(999)
+    ('17.3 kB', '12.5 GB', '999 B')
     """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            break
-        count /= 1000
-    return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+    size, unit = unit_of(count)
+    return f"{count / size:.3g} {unit}"

@@ -15,7 +15,7 @@ from fedxl.algorithms import ALGORITHMS
 from fedxl.errors import UserError, printable, unknown
 from fedxl.evaluation.compare import Difference, paired, seed_intervals
 from fedxl.evaluation.histogram import as_scores
-from fedxl.evaluation.intervals import Interval, intervals, reported
+from fedxl.evaluation.intervals import Interval, reported
 from fedxl.evaluation.scores import Scores
 from fedxl.metrics import value_of
 from fedxl.reporting.charts.chart import DASHES, Key
@@ -246,10 +246,8 @@ def _round(runs: Sequence[Run]) -> str:
 
 def _with_interval(group: Group, name: str) -> str:
     """A metric as "0.931 [0.911, 0.951]" where scores are known."""
-    scores = group.scores()
-    if not scores or not all(_soon_known(name, found) for found in scores):
-        return _mean(group, name)
-    return interval_text(seed_intervals([name], scores, shared_examples(group.runs))[name])
+    found = _interval(name, group.scores(), shared_examples(group.runs))
+    return _mean(group, name) if found is None else interval_text(found)
 
 
 def _mean(group: Group, name: str) -> str:
@@ -261,7 +259,8 @@ def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of a table of runs: metrics of the best round once a run has finished, the latest ones before.
 
     A metric of the user's own, and epsilon, have a column if any of the runs has them. If all runs are about time to
-    event, so has each other metric, AUROC among them.
+    event, so has each other metric, AUROC among them. Intervals are those of AUROC, or of concordance, and of the
+    metric that chose the model.
     """
     runs = [read_run(path) for path in paths]
     names = metrics.shown(*(run.values for run in runs))
@@ -271,9 +270,11 @@ def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
     columns = ["run", "algorithm", "risk", "state", "best round", *map(printable, names), "on", "seconds"]
     rows = []
     for run in runs:
-        known, best = known_intervals(run), "" if run.best_round is None else str(run.best_round)
+        scores = [run.scores[run.split]] if run.split in run.scores else []
+        first, *_ = reported(any(each.time is not None for each in scores), 1.0)
+        best = "" if run.best_round is None else str(run.best_round)
         head = [printable(run.name), printable(run.algorithm, 60), printable(run.risk, 60), run.state, best]
-        ends = [between(known.get(name)) for name in names]
+        ends = [between(_interval(name, scores)) if name in (first, run.metric) else "" for name in names]
         cells = [f"{_number(run.values.get(n), 4)} {end}".strip() for n, end in zip(names, ends, strict=True)]
         seconds = _number((run.done or run.shown).get("seconds"), 1)
         on = f"{run.split}, {run.sites_heard}" if run.sites_heard else run.split
@@ -281,13 +282,10 @@ def table(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
     return [*columns, *(["epsilon"] if private else [])], rows
 
 
-def known_intervals(run: Run) -> dict[str, Interval]:
-    """Of AUROC, or of concordance, and of the metric that chose the model: where scores are known, and soon."""
-    found = run.scores.get(run.split)
-    if found is None:
-        return {}
-    first, *_ = reported(found.time is not None, 1.0)
-    return intervals([name for name in dict.fromkeys([first, run.metric]) if _soon_known(name, found)], found)
+def _interval(name: str, runs: Sequence[Scores], same: bool = True) -> Interval | None:
+    """Of a metric, its mean over runs; None where scores are not known, or an interval takes too long for a table."""
+    soon = bool(runs) and all(_soon_known(name, found) for found in runs)
+    return seed_intervals([name], runs, same)[name] if soon else None
 
 
 def _soon_known(name: str, found: Scores) -> bool:

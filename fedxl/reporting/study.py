@@ -62,7 +62,8 @@ def study(runs: Sequence[Run], reference: str = "") -> Study:
         replace(group, measured=measure(group), compared=_compared(group, focus, usual, fpr)) for group in groups
     ]
     chosen = [run.metric] if run.metric in usual or run.metric in run.values else []
-    names = list(dict.fromkeys([*chosen, *usual, *_own(run)]))
+    own = [name for name in metrics.shown(run.values) if name.partition("@")[0] not in metrics.METRICS]
+    names = list(dict.fromkeys([*chosen, *usual, *own]))
     return Study(complete, complete[groups.index(focus)], found, names, run.timed, fpr)
 
 
@@ -73,11 +74,6 @@ def _fpr(run: Run) -> float:
         return FPR if limit is None or base in metrics.QUERY_METRICS else limit
     except UserError:
         return FPR
-
-
-def _own(run: Run) -> list[str]:
-    """Metrics of the user's own."""
-    return [n for n in run.values if n not in metrics.COUNTS and n.partition("@")[0] not in metrics.METRICS]
 
 
 def _compared(group: Group, focus: Group, names: Sequence[str], fpr: float) -> Mapping[str, Difference]:

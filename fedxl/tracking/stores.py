@@ -154,11 +154,10 @@ def _password(uri: str) -> bool:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Without MLflow's telemetry, long waits, warnings about its own code and lines about its database."""
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    ours = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     loggers = [logging.getLogger(name) for name in ("alembic", "mlflow")]
     levels = [logger.level for logger in loggers]
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ |= ours
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -168,6 +167,5 @@ def _quietly() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-        for name, was in before.items():
-            if was is None:
-                os.environ.pop(name, None)
+        for name in ours:
+            os.environ.pop(name, None)

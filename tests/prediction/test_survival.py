@@ -45,21 +45,26 @@ def patients(count: int, seed: int) -> list[dict[str, object]]:
     ]
 
 
+def train(folder: Path, rounds: int) -> None:
+    """Into the folder's run, from its patients.csv."""
+    table = {"name": "table", "path": str(folder / "patients.csv"), "time": "days", "event": "died"}
+    config = Config(
+        data={**table, "site": "hospital", "id": "number"},
+        model={"name": "mlp", "hidden": []},
+        risk={"name": "cox"},
+        algorithm={"name": "fedxl2", "lr": 0.03},
+        run={"rounds": rounds, "local_steps": 4, "eval_every": 2, "batch1": 8, "batch2": 16, "device": "cpu"},
+    )
+    execute(config, folder / "run", hooks=QUIET)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with patients.csv, new.csv and the run that was trained on the former."""
     found = tmp_path_factory.mktemp("survival")
     write(found / "patients.csv", patients(300, 0))
     write(found / "new.csv", patients(60, 1))
-    table = {"name": "table", "path": str(found / "patients.csv"), "time": "days", "event": "died"}
-    config = Config(
-        data={**table, "site": "hospital", "id": "number"},
-        model={"name": "mlp", "hidden": []},
-        risk={"name": "cox"},
-        algorithm={"name": "fedxl2", "lr": 0.03},
-        run={"rounds": 6, "local_steps": 4, "eval_every": 2, "batch1": 8, "batch2": 16, "device": "cpu"},
-    )
-    execute(config, found / "run", hooks=QUIET)
+    train(found, rounds=6)
     return found
 
 
@@ -154,15 +159,7 @@ def test_an_export_holds_no_patients_time_and_no_score(tmp_path):
     for row in rows:
         row["days"] = round(int(row["days"]) + rng.random(), 3)
     write(tmp_path / "patients.csv", rows)
-    table = {"name": "table", "path": str(tmp_path / "patients.csv"), "time": "days", "event": "died"}
-    config = Config(
-        data={**table, "site": "hospital", "id": "number"},
-        model={"name": "mlp", "hidden": []},
-        risk={"name": "cox"},
-        algorithm={"name": "fedxl2", "lr": 0.03},
-        run={"rounds": 2, "local_steps": 4, "eval_every": 2, "batch1": 8, "batch2": 16, "device": "cpu"},
-    )
-    execute(config, tmp_path / "run", hooks=QUIET)
+    train(tmp_path, rounds=2)
     export(tmp_path / "run", tmp_path / "model", onnx=False)
     held = load(tmp_path / "run" / "scores.npz")
     own = {value for found in held.values() for value in (*found.time.tolist(), *found.scores.flatten().tolist())}

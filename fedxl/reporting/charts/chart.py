@@ -99,9 +99,8 @@ class Chart:
         for (across, top), height in zip(self.at(x, heights).tolist(), heights, strict=True):
             if height > 0:
                 size = {"x": across - width / 2, "y": top, "width": width, "height": self.bottom - top}
-                self.parts.append(
-                    element("rect", element("title", f"{height:,.0f}"), **size, class_=f"bar {key.css}")
-                )
+                about = element("title", f"{height:,.0f}")
+                self.parts.append(element("rect", about, **size, class_=f"bar {key.css}"))
         self.legend.append((key, "bar"))
 
     def points(self, x: Any, y: Any, key: Key, texts: Sequence[str] = (), size: float = 4.0) -> None:
@@ -118,8 +117,7 @@ class Chart:
         clear = np.minimum(_clearance(tried, [other[None] for other in self.taken]), ENOUGH)
         across, up = tried[int(np.argmax(clear))].tolist()
         self.taken.append(np.array([across, up]))
-        shape = {"x": across, "y": up + 4, "text_anchor": "middle", "class_": f"letter small {key.css}"}
-        self.parts.append(element("text", text, **shape))
+        self.parts.append(_letter(text, across, up, f"letter small {key.css}"))
 
     def render(self) -> Svg:
         total = self.bottom + BOTTOM + ROW * len(self.legend) + (6 if self.legend else 0)
@@ -154,8 +152,8 @@ class Chart:
         box = (LEFT, TOP, self.right, self.bottom)
         places = place_letters([curve for _, curve in self.curves], box, self.taken)
         return [
-            element("text", key.letter, x=across, y=up + 4, text_anchor="middle", class_=f"letter {key.css}")
-            for (key, _), (across, up) in zip(self.curves, places, strict=True)
+            _letter(key.letter, *place, f"letter {key.css}")
+            for (key, _), place in zip(self.curves, places, strict=True)
         ]
 
     def _legend(self) -> list[Svg]:
@@ -173,11 +171,14 @@ class Chart:
         return parts
 
 
+def _letter(text: str, x: float, y: float, css: str) -> Svg:
+    return element("text", text, x=x, y=y + 4, text_anchor="middle", class_=css)
+
+
 def fitting(text: str, room: float) -> str:
     """As much of a text as fits, by what letters of 12 units measure in a wide font."""
-    widths = np.cumsum(
-        [12.5 if char in "MWmw@%—" or ord(char) > 0x2E80 else 9 if char.isupper() else 7.2 for char in text]
-    )
+    wide = (char in "MWmw@%—" or ord(char) > 0x2E80 for char in text)
+    widths = np.cumsum([12.5 if w else 9 if char.isupper() else 7.2 for w, char in zip(wide, text, strict=True)])
     if not len(text) or widths[-1] <= room:
         return text
     return text[: int(np.searchsorted(widths, room - 12))] + "…"

@@ -145,10 +145,8 @@ def reliability(
         for place, low, high in zip(bins.predicted, bins.low, bins.high, strict=True):
             chart.line([place, place], [low, high], key._replace(letter=""), legend=False, thin=True)
         chart.line(bins.predicted, bins.observed, key, legend=not small)
-        texts = [
-            f"predicted {p:.3f}, observed {o:.3f}, {n:,} examples"
-            for p, o, n in zip(bins.predicted, bins.observed, bins.counts, strict=True)
-        ]
+        each = zip(bins.predicted, bins.observed, bins.counts, strict=True)
+        texts = [f"predicted {p:.3f}, observed {o:.3f}, {n:,} examples" for p, o, n in each]
         chart.points(bins.predicted, bins.observed, key, texts, 3.5)
     return chart.render()
 
@@ -156,10 +154,8 @@ def reliability(
 def histogram(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Svg:
     """Counts of examples by predicted probability, by class."""
     words = "Counts of positive and negative examples by predicted probability, after calibration."
-    found = {
-        Key(name, style): np.histogram(probabilities[labels == side], BINS)[0]
-        for name, side, style in (("negatives", 0, 5), ("positives", 1, 1))
-    }
+    classes = {Key("negatives", 5): 0, Key("positives", 1): 1}
+    found = {key: np.histogram(probabilities[labels == side], BINS)[0] for key, side in classes.items()}
     top = float(max(max(counts.max() for counts in found.values()), 1)) * 1.05
     y = Axis("examples", 0.0, top, ticks_in(0.0, top, 4))
     chart = Chart("histogram", "How many examples", words, unit("predicted probability"), y)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from fedxl.evaluation.assess import Assessment
 from fedxl.evaluation.histogram import by_label
 from fedxl.reporting.charts import pictures
 from fedxl.reporting.charts.chart import Key
-from fedxl.reporting.charts.pictures import Mark
-from fedxl.reporting.page import Figure, Section, columns, figure_of, interval_text, shown
-from fedxl.reporting.sections.ranking import operating_table
+from fedxl.reporting.page import Figure, Section, columns, figure_of, interval_text, left_out, shown
+from fedxl.reporting.sections.ranking import is_known, mark, operating_table
 from fedxl.reporting.sections.sites import MEAN, metric_table
 from fedxl.reporting.study import Study
 
 MOST_DRAWN = 40  # labels with pictures
+UNDRAWN = "labels are not drawn"
 RULES = ("specificity 0.9", "sensitivity 0.9")  # operating points that have a table; the others are in model.json
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -48,12 +47,8 @@ def _curves(it: Study, found: Assessment) -> Section:
     drawn = {name: one for name, one in found.pooled.labels.items() if scores[name].both_classes}
     for number, (name, one) in enumerate(list(drawn.items())[:MOST_DRAWN]):
         key = it.key._replace(name=shown(name, 60), letter="")
-        marks = []
-        if (point := one.points.get(RULES[0])) is not None:
-            up, specificity = point.sensitivity.value, point.specificity.value
-            if math.isfinite(up) and math.isfinite(specificity):
-                words = f"sensitivity {up:.3f}, specificity {specificity:.3f}"
-                marks.append(Mark(key, 1 - specificity, up, words))
+        point = one.points.get(RULES[0])
+        marks = [mark(key, "", RULES[0], point)] if point is not None and is_known(point) else []
         svg = pictures.roc({key: pictures.roc_curve([scores[name]])}, found.fpr, marks, small=f"roc{number}")
         # On a narrow screen, the line breaks before the interval, not within it.
         auroc, _, interval = interval_text(one.metrics["auroc"]).partition(" ")
@@ -64,7 +59,7 @@ def _curves(it: Study, found: Assessment) -> Section:
         f"Each label on {found.split} data. Shaded: the partial AUC's region. Dotted: chance. A marker is the "
         f"operating point that was chosen for {RULES[0]} on validation data."
     ]
-    return Section("curves", "ROC by label", text, small=figures, missing=_cut(len(drawn)))
+    return Section("curves", "ROC by label", text, small=figures, missing=left_out(len(drawn), MOST_DRAWN, UNDRAWN))
 
 
 def _calibration(key: Key, found: Assessment) -> Section:
@@ -88,11 +83,6 @@ def _calibration(key: Key, found: Assessment) -> Section:
             tables.append(operating_table(caption, "label", points))
     undecided = found.undecided.items()
     missing = [f"{shown(name, 60)} has no calibration and no threshold: {why}" for name, why in undecided]
-    missing += _cut(len(fitted))
+    missing += left_out(len(fitted), MOST_DRAWN, UNDRAWN)
     title = "Calibration and thresholds by label"
     return Section("calibration", title, text if fitted else (), small=figures, tables=tables, missing=missing)
-
-
-def _cut(count: int) -> Sequence[str]:
-    more = count - MOST_DRAWN
-    return [f"the first {MOST_DRAWN} labels are drawn, {more} more are not"] if more > 0 else []

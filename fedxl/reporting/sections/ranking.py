@@ -26,10 +26,10 @@ ENOUGH = 1.6  # threshold probabilities are drawn up to this multiple of where t
 
 def section(it: Study) -> Section:
     found, key = it.found, it.key._replace(letter="")
-    measured = {
-        group.key: [one for one in group.scores() if len(one.labels) == 1 and one.time is None] for group in it.drawn
-    }
-    scores = {each: runs for each, runs in measured.items() if runs}
+    scores: dict[Key, list[Scores]] = {}
+    for group in it.drawn:
+        if runs := [one for one in group.scores() if len(one.labels) == 1 and one.time is None]:
+            scores[group.key] = runs
     without = [group for group in it.drawn if group.key not in scores]
     missing = [f"{group.letter} has no curves: {why_no_scores(group.shown)}" for group in without]
     if not scores:
@@ -41,9 +41,9 @@ def section(it: Study) -> Section:
     counts = {group.key: group.shown.counts.get(assessed_on(group.shown), {}).get("") for group in it.drawn}
     envelopes = {each: known.envelope() for each, known in counts.items() if known is not None}
     binned = " The band holds every curve that fits the sites' counts in bins." if envelopes else ""
-    numbered = [(str(n), *each) for n, each in enumerate(points.items(), 1) if _known(each[1])]
-    on_roc = [_mark(key, *each, "sensitivity", "specificity") for each in numbered]
-    on_precision = [_mark(key, *each, "recall", "precision") for each in numbered]
+    numbered = [(str(n), *each) for n, each in enumerate(points.items(), 1) if is_known(each[1])]
+    on_roc = [mark(key, *each) for each in numbered]
+    on_precision = [mark(key, *each, precision=True) for each in numbered]
     marked = f" Numbers: operating points of {it.focus.letter}, in the table below." if points else ""
     drawn = next(group for group in it.drawn if group.key in scores)
     prevalence = float(scores[drawn.key][0].flat[1].mean())
@@ -63,15 +63,16 @@ def section(it: Study) -> Section:
     return Section("curves", "ROC and precision-recall", figures=figures, tables=tables, missing=missing)
 
 
-def _known(point: OperatingPoint) -> bool:
+def is_known(point: OperatingPoint) -> bool:
     return all(math.isfinite(share.value) for share in (point.sensitivity, point.specificity, point.ppv))
 
 
-def _mark(key: Key, number: str, name: str, point: OperatingPoint, first: str, second: str) -> Mark:
-    """The operating point on the ROC curve (sensitivity, specificity) or among precisions (recall, precision)."""
-    found, other = point.sensitivity.value, (point.ppv if second == "precision" else point.specificity).value
-    x, y = (found, other) if second == "precision" else (1 - other, found)
-    return Mark(key, x, y, f"{name}: {first} {found:.3f}, {second} {other:.3f}", number)
+def mark(key: Key, number: str, name: str, point: OperatingPoint, precision: bool = False) -> Mark:
+    """The operating point on the ROC curve, or on that of precision and recall."""
+    found, ppv, other = (each.value for each in (point.sensitivity, point.ppv, point.specificity))
+    if precision:
+        return Mark(key, found, ppv, f"{name}: recall {found:.3f}, precision {ppv:.3f}", number)
+    return Mark(key, 1 - other, found, f"{name}: sensitivity {found:.3f}, specificity {other:.3f}", number)
 
 
 def operating_table(caption: str, head: str, points: Mapping[str, OperatingPoint], key: Key | None = None) -> Table:

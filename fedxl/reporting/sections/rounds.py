@@ -10,23 +10,18 @@ import numpy as np
 from fedxl.reporting.charts import pictures
 from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.pictures import Curve, History
-from fedxl.reporting.page import Figure, Row, Section, Table, columns, in_bytes, metric_name
+from fedxl.reporting.page import Figure, Row, Section, Table, columns, in_bytes, metric_name, unit_of
 from fedxl.reporting.runs import Group, is_centralized
 from fedxl.reporting.study import Study
 from fedxl.training.run_folder import LARGEST, Run
-
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def section(it: Study) -> Section:
     metric = it.focus.shown.metric
     name, groups = metric_name(metric), it.drawn
     histories = {group.key: found for group in groups if (found := history(group.runs, metric)) is not None}
-    missing = [
-        f"{group.letter} has no evaluation with {name} on validation data"
-        for group in groups
-        if group.key not in histories
-    ]
+    without = [group.letter for group in groups if group.key not in histories]
+    missing = [f"{letter} has no evaluation with {name} on validation data" for letter in without]
     figures, tables = [], []
     if histories:
         several = any(len(group.runs) > 1 for group in groups)
@@ -89,7 +84,7 @@ def cost(run: Run) -> Cost | None:
 
 def _bytes_by_round(known: Sequence[tuple[Group, Cost]]) -> Figure:
     top = max(found.per_round * group.shown.last_round for group, found in known)
-    size, unit = next(((size, unit) for size, unit in UNITS if top >= size), (1.0, "bytes"))
+    size, unit = unit_of(top)
     totals: dict[Key, Curve] = {}
     for group, found in known:
         rounds = np.array([0.0, *(float(row["round"]) for row in group.shown.rows)])

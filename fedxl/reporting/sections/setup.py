@@ -24,12 +24,8 @@ def settings(groups: Sequence[Group]) -> Section:
         parts.insert(0, (apart, [group.letter for group in groups], unlike))
     tables = []
     for caption, heads, table in parts:
-        rows = [
-            Row.of(shown(name), *map(_value, values))
-            for name, values in list(table.items())[:MOST]
-            if not name.startswith("task.")  # digests
-        ]
-        if rows:
+        listed = [name for name in list(table)[:MOST] if not name.startswith("task.")]  # no digests
+        if rows := [Row.of(shown(name), *map(_value, table[name])) for name in listed]:
             tables.append(Table(caption, columns("setting", *heads, numeric=False), rows))
     missing = [] if tables else ["no settings were recorded"]
     return Section("settings", "Settings", tables=tables, missing=missing)
@@ -38,11 +34,8 @@ def settings(groups: Sequence[Group]) -> Section:
 def reproduce(groups: Sequence[Group]) -> Section:
     """The environment, and a command or a config for each run shown."""
     blocks = [block for group in groups for block in _blocks(group)]
-    missing = [
-        f"{group.letter} has no config.toml: it was started from Python; its settings above are what run.json holds"
-        for group in groups
-        if not group.shown.config
-    ]
+    without = "has no config.toml: it was started from Python; its settings above are what run.json holds"
+    missing = [f"{group.letter} {without}" for group in groups if not group.shown.config]
     tables = [_environment(groups)] if any(group.shown.environment for group in groups) else []
     if not tables:
         missing.append("no environment was recorded")

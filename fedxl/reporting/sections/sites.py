@@ -21,6 +21,7 @@ from fedxl.reporting.page import (
     figure_of,
     interval_cell,
     interval_text,
+    left_out,
     listed,
     metric_name,
     shown,
@@ -30,6 +31,7 @@ from fedxl.training.run_folder import Run
 
 MOST = 300  # rows; a page of thousands of sites helps nobody
 MOST_COLUMNS = 20  # labels in the table of sites
+UNLISTED = "sites are not listed"
 MEAN = "mean of the labels"
 SEVERAL = " Metrics are means over labels. Training rows count as positive or negative if any of their labels is."
 Members = Mapping[str, tuple[int, int]]
@@ -43,7 +45,7 @@ def section(it: Study) -> Section:
         table, left = _labels_at_sites(it, found) if found.several else _from_scores(it, found, trained)
         if empty := [shown(name, 40) for name in trained if name not in found.sites]:
             left.insert(0, f"no {found.split} data from {listed(empty)}")
-        left += _cut(len(found.sites))
+        left += left_out(len(found.sites), MOST, UNLISTED)
     elif told := _told(run):
         table, left = _from_told(it, told, trained)
     elif trained:
@@ -51,7 +53,8 @@ def section(it: Study) -> Section:
         caption = "Who took part." + (SEVERAL if run.labels else "")
         table = Table(caption, columns("site", f"training: {_counted(run)}"), rows)
         unknown = "their held-back examples do not say which site they are from"
-        left = [*_cut(len(trained)), f"no metrics by site: {unknown if found else 'there are no scores by site'}"]
+        why = unknown if found else "there are no scores by site"
+        left = [*left_out(len(trained), MOST, UNLISTED), f"no metrics by site: {why}"]
     else:
         return Section("sites", "Sites", missing=["the run did not record who took part"])
     return Section("sites", "Sites", tables=[table], missing=left)
@@ -59,16 +62,14 @@ def section(it: Study) -> Section:
 
 def _from_scores(it: Study, found: Assessment, trained: Members) -> tuple[Table, list[str]]:
     run, pooled = it.focus.shown, found.pooled.one
-    names = [
-        n for n in it.names if all(n in part.metrics for part in (pooled, *(s.one for s in found.sites.values())))
-    ]
-    everyone = (sum(each[0] for each in trained.values()), sum(each[1] for each in trained.values()))
+    each = [pooled, *(site.one for site in found.sites.values())]
+    names = [name for name in it.names if all(name in part.metrics for part in each)]
+    everyone = (sum(held[0] for held in trained.values()), sum(held[1] for held in trained.values()))
     sites = [("all sites", everyone if trained else None, pooled)]
     sites += [(shown(name, 60), trained.get(name), site.one) for name, site in list(found.sites.items())[:MOST]]
-    parts = [
-        ([name, _counts(held, run), _counts((site.positives, site.negatives), run)], site.metrics)
-        for name, held, site in sites
-    ]
+    parts = []
+    for name, held, site in sites:
+        parts.append(([name, _counts(held, run), _counts((site.positives, site.negatives), run)], site.metrics))
     caption = (
         f"{it.focus.title} at each site, {found.split} data, with 95 % intervals; the vertical line is the pooled "
         f"value. Intervals of sites with few {'events' if it.timed else 'positives'} are wide."
@@ -96,8 +97,7 @@ def _labels_at_sites(it: Study, found: Assessment) -> tuple[Table, list[str]]:
         f"AUROC of {it.focus.title} at each site, {found.split} data, with 95 % intervals: the mean over the labels "
         "that have both classes there, and each label."
     )
-    more = len(found.pooled.labels) - MOST_COLUMNS
-    notes = [f"{more} more labels are not in this table"] if more > 0 else []
+    notes = left_out(len(found.pooled.labels), MOST_COLUMNS, "labels are not in this table")
     return Table(caption, columns("site", f"{found.split}: n", MEAN, *(shown(n, 40) for n in labels)), rows), notes
 
 
@@ -133,11 +133,7 @@ def _from_told(it: Study, told: Mapping[str, Any], trained: Members) -> tuple[Ta
     counted = _counted(run)
     heads = columns("site", f"training: {counted}", f"measured on: {counted}", *map(metric_name, it.names))
     caption = f"What sites disclosed of {it.focus.title}: metrics without scores have no intervals."
-    return Table(caption + (SEVERAL if run.labels else ""), heads, rows), notes + _cut(len(told))
-
-
-def _cut(count: int) -> list[str]:
-    return [f"{count - MOST} more sites are not listed"] if count > MOST else []
+    return Table(caption + (SEVERAL if run.labels else ""), heads, rows), notes + left_out(len(told), MOST, UNLISTED)
 
 
 def metric_table(
