@@ -22,6 +22,7 @@ from fedxl.prediction import predictor
 from fedxl.prediction.export import export
 from fedxl.reporting import document
 from fedxl.risks.timetable import EDGES
+from fedxl.training.run_folder import read_run
 from tests.deploy.federated import SITES, InProcess, assert_same, deployed, secrets_of, simulated
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -343,8 +344,7 @@ def test_counts_of_sites_give_concordance_with_bounds_survival_and_a_report(tmp_
     survival = predictor.load(folder, horizons=(100, 300)).predict(np.zeros((3, 3))).survival
     of_scores = exact.predict(np.zeros((3, 3)), horizons=(100, 300)).survival
     np.testing.assert_allclose(survival, of_scores, atol=0.05)
-    document.write(tmp_path / "report.html", [folder])
-    text = (tmp_path / "report.html").read_text()
+    text = document.write(tmp_path / "report.html", [read_run(folder)]).read_text()
     assert "sites disclosed counts in" in text
     assert "Survival by predicted risk" in text
 
