@@ -15,6 +15,7 @@ times in bins all d see each other with the mean of these weights, so that all e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -35,6 +36,7 @@ Ties = Literal["efron", "breslow"]
 TINY = 1e-12
 PAIRS = 2**19  # looked at together
 MOST_BINS = 300
+MOST_BEHIND = 3.0  # how many times its running estimate the estimate of a batch may be (docs/maths.md)
 
 
 class Patients(NamedTuple):
@@ -279,6 +281,18 @@ def negative_partial_likelihood(h: Tensor, time: Tensor, event: Tensor, ties: Ti
     return (found - h[event]).mean()
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class PartialLikelihood(XRisk):
+    """Log-mean-exps of raw scores, whose running estimates never lie far below those of their own batches.
+
+    Such an estimate has fallen behind scores that grew, and the next step would move them further.
+    """
+
+    def update_u(self, u: Tensor, l: Tensor, meets: Tensor | None, gamma: float) -> Tensor:
+        found = super().update_u(u, l, meets, gamma)
+        return torch.fmax(found, self.estimate(l, meets) - math.log(MOST_BEHIND))  # NaN: not known
+
+
 @named
 def cox(ties: Ties = "efron", stratified: bool = False, time_bins: int = 0, max_share: float = 10.0) -> XRisk:
     """Proportional hazards: each event against all who are at risk then, the negative log partial likelihood.
@@ -291,7 +305,7 @@ def cox(ties: Ties = "efron", stratified: bool = False, time_bins: int = 0, max_
     far that the limit binds, coefficients come out too large, by 0 to 11 % if they are 1 to 2 (docs/maths.md).
     """
     require(max_share > 1, f"max_share must be above 1, got {max_share}")
-    return XRisk(
+    return PartialLikelihood(
         pair=lambda a, b, y: -gap(a, b),
         outer=identity,
         slope=1.0,

@@ -12,7 +12,7 @@ import torch
 from fedxl import UserError, concordance, cox
 from fedxl.errors import RefusedError
 from fedxl.risks.pairing import Entry
-from fedxl.risks.survival import AtEvent, AtRisk
+from fedxl.risks.survival import MOST_BEHIND, AtEvent, AtRisk
 from fedxl.risks.timetable import binned, read_binned, read_timetable, times_of, timetable
 
 
@@ -179,3 +179,17 @@ def test_estimates_are_means_over_those_met_and_gradients_sums_over_the_batch():
     weights = risk.pair_weights(losses, u, meets)[0]
     expected = [0, met[0] / math.exp(0.7) / 0.25 / 4, 0, met[1] / math.exp(0.7) / 0.25 / 4]  # 4 in the batch
     np.testing.assert_allclose(weights, expected)
+
+
+def test_estimates_are_never_far_behind_their_batch():
+    """Scores that have grown by 8 since the last visit: u follows to within the factor, and never falls faster."""
+    risk, l = cox(), torch.tensor([[8.0, 8.0], [-8.0, -8.0]]).double()
+    new = risk.update_u(torch.zeros(2).double(), l, None, gamma=0.1)
+    assert new.tolist() == pytest.approx([8 - math.log(MOST_BEHIND), math.log(0.9 + 0.1 * math.exp(-8))])
+    nobody = torch.tensor([[1.0, 1.0], [0.0, 0.0]]).double()
+    kept = risk.update_u(torch.tensor([0.0, 3.0]).double(), l, nobody, gamma=0.1)
+    assert kept[1] == 3, "a row that meets nobody keeps its u"
+    unknown = torch.full((2,), math.nan).double()
+    assert torch.equal(risk.update_u(unknown, l, None, gamma=0.1), risk.estimate(l)), (
+        "a first visit takes the batch's"
+    )
