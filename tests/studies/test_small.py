@@ -65,13 +65,13 @@ def chest(folder: Path) -> None:
 
 def test_the_labels_of_one_run_and_of_runs_of_their_own(tmp_path, monkeypatch, capsys):
     chest(tmp_path)
-    monkeypatch.setattr(labels, "RATES", {True: (10.0, 30.0), False: (1.0, 3.0)})
+    monkeypatch.setattr(labels, "RATES", {True: (10.0,), False: (1.0,)})
     words = ("labels", "--root", str(tmp_path), "--rounds", "1", "--seeds", "1", "--labels", "mass")
     code, text, err = command(monkeypatch, capsys, *words, "--out", str(tmp_path))
     assert code == 0, err
     rows = read(tmp_path / "labels.jsonl")
     trials = group([row for row in rows if row.case.get("trial")], "kind")
-    assert [len(found) for found in trials.values()] == [2] * 4
+    assert [len(found) for found in trials.values()] == [1] * 4
     runs = [row for row in rows if not row.case.get("trial")]
     assert [row.case["kind"] for row in runs] == list(labels.KINDS)
     assert "| mass | " in text
