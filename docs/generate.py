@@ -1,7 +1,8 @@
 """The generated parts of the documentation site: a hook of mkdocs.
 
-A line `<!-- generate: NAME -->` in a page becomes what `GENERATORS[NAME]` returns. Settings come from the tables and
-signatures that configs are checked against, so that the pages cannot differ from what the program accepts.
+A line `<!-- generate: NAME -->` in a page becomes what `GENERATORS[NAME]` returns. The line below it is for readers of
+the file in a checkout, and is left out. Settings come from the tables and signatures that configs are checked against,
+so that the pages cannot differ from what the program accepts.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from fedxl.risks import KNOWN_RISKS, SURROGATES
 from fedxl.training.advice import RULES
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE")  # of the repository, shown on the site, too
-MARK = re.compile(r"^<!-- generate: (\w+) -->$", re.MULTILINE)
+# Files of the repository that the site shows, too.
+OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE", "examples/digits.toml")
+MARK = re.compile(r"^<!-- generate: (\w+) -->\n\*Filled in by `make docs`.*\*$", re.MULTILINE)
 FILLED_IN = {"score", "risk", "shape", "outputs", "model"}  # what fedxl passes itself: no options of a user
 
 
@@ -61,7 +63,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         _check_names(markdown, page)
     names = "|".join(map(re.escape, OUTSIDE))
     markdown = re.sub(rf"\]\(\.\./((?:\.\./)*)({names})", r"](\1\2", markdown)
-    return MARK.sub(lambda mark: _generated(mark[1], page), markdown)
+    markdown = MARK.sub(lambda mark: _generated(mark[1], page), markdown)
+    if "<!-- generate:" in markdown:
+        raise PluginError(f"{page.file.src_uri}: the line below a mark begins with *Filled in by `make docs`")
+    return markdown
 
 
 def _generated(name: str, page: Page) -> str:
