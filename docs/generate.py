@@ -1,8 +1,8 @@
 """The generated parts of the documentation site: a hook of mkdocs.
 
-A line `<!-- generate: NAME -->` in a page becomes what `GENERATORS[NAME]` returns. The line below it is for readers of
-the file in a checkout, and is left out. Settings come from the tables and signatures that configs are checked against,
-so that the pages cannot differ from what the program accepts.
+A line `<!-- generate: NAME -->` in a page, with the line below it, becomes what `GENERATORS[NAME]` returns; that line
+is for readers of the file in a checkout. Settings come from the tables and signatures that configs are checked
+against, so that the pages cannot differ from what the program accepts.
 """
 
 from __future__ import annotations
