@@ -93,6 +93,8 @@ def _seeds_in(folder: Path) -> list[Path]:
 def _begin_seeds(experiment: configs.Config, target: Path, seeds: int, devices: int, limit: float) -> None:
     """A folder with its config for each seed, so that `resume` knows them all; then one run after another."""
     first, folders = call(Settings, experiment.run, "run").seed, list[Path]()
+    if configs.draws_from_run_seed(experiment):
+        show(f"what [data] draws, such as a split, differs with each seed; --set data.seed={first} keeps it")
     try:
         for seed in range(first, first + seeds):
             path = target / f"{SEED}{seed}"

@@ -97,14 +97,20 @@ def _toml(value: Any) -> str:
 def load_data(config: Config) -> Splits:
     """The data set that a config names, or `package.module:function` of your own that returns `Splits`."""
     name, load, options = _named(config.data, "data", DATASETS)
-    if "seed" in accepted(load):
-        options.setdefault("seed", config.run.get("seed", 0))
+    if draws_from_run_seed(config):
+        options["seed"] = config.run.get("seed", 0)
     try:
         splits = call(load, options, "data")
     except OSError as error:  # of whatever the settings name, on whatever disk
         raise UserError(f"[data] cannot read the data: {error}") from error
     registry.require_type(splits, Splits, name)
     return splits  # type: ignore[no-any-return]
+
+
+def draws_from_run_seed(config: Config) -> bool:
+    """Whether what the data set draws, such as a split, follows run.seed: it has a seed, and [data] sets none."""
+    _, load, options = _named(config.data, "data", DATASETS)
+    return "seed" in accepted(load) and "seed" not in options
 
 
 def with_files(data: Table) -> Table:

@@ -265,7 +265,8 @@ def test_one_command_runs_several_seeds_and_resumes_those_that_have_not_finished
     monkeypatch.chdir(tmp_path)
     given = ["train", "c.toml", "--set", "run.seed=4", "--out", "r"]
     code, out, err = command(monkeypatch, capsys, *given, "--seeds", "3")
-    assert code == 0, err
+    drawn = "differs with each seed; --set data.seed=4 keeps it"
+    assert (code, drawn in out) == (0, True), err
     folders = [Path("r") / f"seed-{seed}" for seed in (4, 5, 6)]
     assert sorted(Path("r").iterdir()) == folders
     rows = [json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1]) for folder in folders]
@@ -280,6 +281,8 @@ def test_one_command_runs_several_seeds_and_resumes_those_that_have_not_finished
     code, out, err = command(monkeypatch, capsys, "resume", "r")
     assert code == 0, err
     assert (told in out, "seed 5 (2 of 3)" in out, "seed 4" in out) == (True, True, False)
+    code, out, _ = command(monkeypatch, capsys, *given[:-1], "one split", "--set=data.seed=4", "--seeds", "2")
+    assert (code, drawn in out) == (0, False)
     assert [(folder / "model.safetensors").read_bytes() for folder in folders] == models
     code, _, err = command(monkeypatch, capsys, *given)
     assert (code, "r already holds a run" in err) == (2, True), err
