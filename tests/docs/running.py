@@ -104,7 +104,7 @@ class Reader:
                 self.shown += f"fedxl: {mistake.value}\n"
             words, numbers = apart(line)
             same = [apart(other)[1] for other in self.shown.splitlines() if apart(other)[0] == words]
-            close = any(all(abs(a - b) <= 0.03 for a, b in zip(numbers, other, strict=True)) for other in same)
+            close = any(all(abs(a - b) <= 0.01 for a, b in zip(numbers, other, strict=True)) for other in same)
             assert close, f"{block}: nothing shows {line!r}, but {same or self.shown}"
 
 
