@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# In a terminal pip shows its progress.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(shell test -t 2 || echo -q)
 
 .PHONY: demo test test-deploy test-flower test-torch check format docs notebooks bench clean
 
@@ -18,7 +20,7 @@ test-deploy: $(READY)
 # The app for Flower with another version of it, which is installed beside the usual one.
 FLWR ?= 1.42.0
 test-flower: $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --upgrade --target .venv/flwr-$(FLWR) flwr==$(FLWR)
+	$(PIP) --no-deps --upgrade --target .venv/flwr-$(FLWR) flwr==$(FLWR)
 	PYTHONPATH=$(CURDIR)/.venv/flwr-$(FLWR) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not deploy" tests/deploy/test_flower.py
 
 # The tests with another version of torch, installed beside the usual one; pyproject.toml names the tested range.
@@ -27,7 +29,7 @@ TORCH ?= 2.6.0
 TORCH_INDEX ?=
 TORCH_PATH := $(CURDIR)/.venv/torch-$(TORCH)
 test-torch: $(READY)
-	test -d $(TORCH_PATH)/torch || $(BIN)/python -m pip install --disable-pip-version-check -q --no-deps \
+	test -d $(TORCH_PATH)/torch || $(PIP) --no-deps \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --target $(TORCH_PATH) torch==$(TORCH)
 	PYTHONPATH=$(TORCH_PATH) $(BIN)/python -c 'import torch; assert torch.__version__.split("+")[0] == "$(TORCH)", torch'
 	PYTHONPATH=$(TORCH_PATH) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not deploy"
@@ -47,7 +49,7 @@ docs: .venv/docs
 
 .venv/docs: $(READY)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt \
-		$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[docs]"
+		$(PIP) -e ".[docs]"
 	@touch $@
 
 # Executes the notebooks of examples/ in place, about a minute. The tests run their cells without Jupyter.
@@ -56,7 +58,7 @@ notebooks: .venv/notebooks
 
 .venv/notebooks: $(READY)
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt \
-		$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[notebooks]"
+		$(PIP) -e ".[notebooks]"
 	@touch $@
 
 bench: $(READY)
@@ -66,9 +68,10 @@ bench: $(READY)
 # The stamp is written last, so that an interrupted set-up is done again.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("fedxl needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; set PYTHON=...") if sys.version_info < (3, 11) else None'
+	@echo "setting up .venv takes some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt \
-		$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]"
+		$(PIP) -e ".[dev]"
 	@touch $(READY)
 
 clean:

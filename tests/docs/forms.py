@@ -80,6 +80,8 @@ def python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         return fedxl(words[2:], monkeypatch, STUDIES)
     if words[:2] == ["-m", "benchmarks.step"]:
         return fedxl(words[2:], monkeypatch, STEP)
+    if words[:2] == ["-m", "ipykernel"]:
+        return foreign(words[2:], monkeypatch)
     if words[0] == "-m":
         words = [words[1].replace(".", "/") + ".py", *words[2:]]
     script = next((place / words[0] for place in (ROOT, ROOT / "examples") if (place / words[0]).is_file()), None)
@@ -118,8 +120,8 @@ def make(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pip(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert words[0] in ("install", "show"), words
-    for asked in re.findall(r"fedxl\[(.*?)\]", " ".join(words)):
+    assert words[0] in ("install", "show", "wheel"), words
+    for asked in re.findall(r"(?:fedxl|\.|whl)\[(.*?)\]", " ".join(words)):
         assert set(asked.split(",")) <= extras.keys(), f"fedxl has no extra {asked}"
 
 
