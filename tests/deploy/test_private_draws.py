@@ -73,7 +73,7 @@ def test_it_asks_that_only_of_algorithms_that_pool_scores(tmp_path, name, upload
     if not uploads:
         require_discreet(careful, algorithm, risk)
         return
-    with pytest.raises(UserError, match="uploads scores in no order but the sorted one"):
+    with pytest.raises(UserError, match="uploads only sorted scores"):
         require_discreet(careful, algorithm, risk)
     require_discreet(careful, build(name, risk, order="sorted"), risk)
 

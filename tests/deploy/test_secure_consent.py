@@ -155,7 +155,7 @@ def test_a_server_that_tells_sites_different_survivors_gets_no_sum(tmp_path, mon
     server.begin()
     signed = {number: server.consent(number, LISTS[number]) for number in EACH}
     for number in EACH:
-        with pytest.raises(RefusedError, match="2 sites have signed the list of the sum that this site has signed"):
+        with pytest.raises(RefusedError, match="2 sites have signed the same list of the sum as this site"):
             server.unmask(number, signed)
     # If any signature would do, the attack would succeed.
     monkeypatch.setattr(member, "verify", lambda *rest: "")
@@ -222,7 +222,7 @@ def test_a_site_signs_one_list_and_none_that_breaks_its_rules(tmp_path):
         with pytest.raises(RefusedError, match="once: the last one was consent"):
             server.consent(0, survivors)
     server.begin("1" * 32)
-    with pytest.raises(UserError, match="has let the updates of other sites be added in round 1"):
+    with pytest.raises(UserError, match="has agreed to another sum in round 1"):
         server.consent(0, EACH)
 
 
@@ -248,7 +248,7 @@ def test_a_round_has_one_sum_of_one_question(tmp_path, changed):
         {n: v for n, v in changed.items() if n != "weights"},
     )
     server.begin("3" * 32)
-    with pytest.raises(UserError, match="in round 1, or with other weights or models; two sums would tell more"):
+    with pytest.raises(UserError, match="in round 1: of other sites, weights or models; two sums would tell more"):
         server.consent(0, EACH)
 
 

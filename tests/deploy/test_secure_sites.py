@@ -213,7 +213,7 @@ def test_sites_let_the_server_have_one_sum_of_a_round(tmp_path, monkeypatch):
             patience=2,
         )
     assert sums == [frozenset(range(4))]
-    assert sum("has let the updates of other sites be added in round 1" in line for line in lines) == 3
+    assert sum("has agreed to another sum in round 1" in line for line in lines) == 3
 
 
 def test_the_server_receives_nothing_of_one_sites_weights_and_G(tmp_path, monkeypatch):

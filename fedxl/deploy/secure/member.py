@@ -189,7 +189,7 @@ def unmask(state: MemberState, signers: Collection[int]) -> tuple[MemberState, d
     """
     # Two lists cannot both have so many, as a site signs one: no secret is given away in shares of both kinds.
     needed, found = threshold(len(state.members)), len({state.number, *signers} & set(state.survivors))
-    refuse(found < needed, f"{found} sites have signed the list of the sum that this site has signed, {needed} must")
+    refuse(found < needed, f"{found} sites have signed the same list of the sum as this site; {needed} must")
     both = {number: (text[: 2 * crypto.SHARE], text[2 * crypto.SHARE :]) for number, text in state.held.items()}
     shares = {number: int(each[number not in state.survivors], 16) for number, each in both.items()}
     return replace(state, stage="unmask", members={}, held={}), shares

@@ -93,7 +93,7 @@ def require_discreet(site: SiteFile, algorithm: Algorithm, risk: XRisk) -> None:
     settings = site.settings
     sort = f"and the run has order = '{algorithm.order}'; set order = \"sorted\" in [algorithm]"
     allowed = not settings.sorted_scores or algorithm.order == SORTED  # as is one that uploads no scores
-    require(allowed, f"this site uploads scores in no order but the sorted one (sorted_scores), {sort}")
+    require(allowed, f"this site uploads only sorted scores (sorted_scores), {sort}")
     noise = "this site trains with differential privacy alone (training_epsilon)"
     private = algorithm.private or not settings.training_epsilon
     require(private, f"{noise}; set dp_clip, dp_noise and dp_score_noise in [algorithm]")
@@ -165,7 +165,9 @@ def private_rounds(folder: Path, round: int, *fixed: Any) -> list[int]:
         require(known.setdefault("digest", now) == now, told)
     answered = {int(name) for name in recall(folder / ANSWERED, MOST_ANSWERED)}
     last = max(answered, default=-1)
-    told = f"this site has answered round {last} of this private run, and answers none before it for the first time"
+    told = (
+        f"this site has answered round {last} of this private run; of earlier ones it repeats only what it answered"
+    )
     require(round > last or round in answered, told)
     return sorted(each for each in answered | {round} if each <= round)
 

@@ -141,7 +141,7 @@ def disclosed(
         shares = by_number(facts.get("shares"), lambda found: messages.share_of(found, update.share))
         told = {number: messages.share_numbers(share) for number, share in shares.items()}
         own = told.get(state.number) == messages.share_numbers(update.share)
-        refuse(not own, "the share of this site is another one in what all sites are told")
+        refuse(not own, "the shares that all sites are told give this site another one")
         parts = _parts(algorithm, shares)
         visits = whole(facts.get("visits"), "visits")
         _require_new_draws(record, state.round, visits)
@@ -190,10 +190,11 @@ def _require_same_sum(record: Record, state: MemberState) -> dict[str, str]:
     """Refuse another sum of a round: their difference would be no sum. Returns the digests of all to remember."""
     before, round = record.get("answered", {}), state.round
     require(
-        round >= min(map(int, before), default=0), f"this site has gone on; it adds nothing to round {round} any more"
+        round >= min(map(int, before), default=0),
+        f"this site is at a later round; it adds nothing more to round {round}",
     )
     asked = member.asked(state)
-    told = f"this site has let the updates of other sites be added in round {round}, or with other weights or models"
+    told = f"this site has agreed to another sum in round {round}: of other sites, weights or models"
     require(before.get(str(round), asked) == asked, f"{told}; two sums would tell more")
     kept = sorted({*map(int, before), round})[-KEPT:]
     return {str(each): before.get(str(each), asked) for each in kept}
