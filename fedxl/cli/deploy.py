@@ -42,7 +42,10 @@ def init(
     ] = False,
     engine: Annotated[str, typer.Option(help="Transport: tls (fedxl's own), flower or nvflare.")] = "tls",
     evaluate: Annotated[
-        str, typer.Option(help="Who evaluates: server or sites. By default sites if their keys and files are theirs.")
+        str,
+        typer.Option(
+            help="Who evaluates: server or sites. Default: sites if the data files are theirs, else server."
+        ),
     ] = "",
 ) -> None:
     """Create a folder for each party: certificates, settings, a start script and a README."""
@@ -167,7 +170,7 @@ def join(folder: Folder) -> None:
 
 @deploy.command()
 def fetch(folder: Folder) -> None:
-    """Run a site until it has the final model of its run, in FOLDER/model."""
+    """At a site: get the final model into FOLDER/model, then stop."""
     processes, model = _module("processes"), folder / "model"
     arrived = (model / "model.json").exists
     with interruptible("stopped"):

@@ -16,7 +16,7 @@ from fedxl.reporting.text import as_text
 
 def demo(
     seeds: Annotated[int, typer.Option(help="Runs per algorithm, averaged.")] = 3,
-    folder: Annotated[Path, typer.Option("--out", help="Where the table, plot and report go.")] = Path("demo"),
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the table, plot and report.")] = Path("demo"),
 ) -> None:
     """FeDXL against the baselines on handwritten digits: a table, a plot and a report, in half a minute."""
     from fedxl.experiments import demo as demos

@@ -30,7 +30,7 @@ POLL = 0.05
 Devices = Annotated[
     int, typer.Option("--devices", help="Worker processes to split clients across (one per GPU, or on the CPU).")
 ]
-Limit = Annotated[float, typer.Option("--limit", metavar="SECONDS", help="Seconds to wait for another process.")]
+Limit = Annotated[float, typer.Option("--limit", metavar="SECONDS", help="Seconds to wait for a silent worker.")]
 
 
 def follows() -> bool:

@@ -38,11 +38,11 @@ def train(
     folder: Annotated[
         Path | None, typer.Option("--out", help="The run's folder; a new one under runs/ by default.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs with run.seed, run.seed + 1, ..., in one folder each.")] = 1,
+    seeds: Annotated[int, typer.Option(help="How many runs, with run.seed, run.seed + 1, ...: a folder each.")] = 1,
     devices: processes.Devices = 1,
     limit: processes.Limit = processes.LIMIT,
 ) -> None:
-    """Run an experiment."""
+    """Run the experiment of a TOML file."""
     experiment = configs.read(config, overrides or [])
     alone = not processes.follows()
     require(1 <= seeds <= MOST_SEEDS, f"--seeds must lie between 1 and {MOST_SEEDS}, got {seeds}")

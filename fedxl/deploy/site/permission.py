@@ -165,9 +165,7 @@ def private_rounds(folder: Path, round: int, *fixed: Any) -> list[int]:
         require(known.setdefault("digest", now) == now, told)
     answered = {int(name) for name in recall(folder / ANSWERED, MOST_ANSWERED)}
     last = max(answered, default=-1)
-    told = (
-        f"this site has answered round {last} of this private run; of earlier ones it repeats only what it answered"
-    )
+    told = f"this site has answered round {last} of this private run; of earlier ones it only repeats its answers"
     require(round > last or round in answered, told)
     return sorted(each for each in answered | {round} if each <= round)
 
