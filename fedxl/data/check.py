@@ -16,7 +16,7 @@ from torch import Tensor
 from fedxl.data.examples import Digests, Examples, Splits, are_known, digests, not_finite
 from fedxl.data.images import images_in, unreadable
 from fedxl.data.sets.own import FolderOptions
-from fedxl.data.tables.rawtable import Features, among_numbers
+from fedxl.data.tables.rawtable import Features, among_numbers, numbering
 from fedxl.data.tables.roles import Keys, TableOptions
 from fedxl.data.tables.table import feature_names, image_paths, open_files, read_rows
 from fedxl.data.targets import quoted
@@ -143,10 +143,25 @@ class _Data:
 
     def _missing(self, split: str) -> str:
         """What makes a split useless for metrics; empty if nothing does."""
-        count = _count(self.held[split].y) if split in self.held else None
-        if count is None or not (count.one_class and not (self.timed and count.positives)):
+        return self._lacks(_count(self.held[split].y)) if split in self.held else ""
+
+    def _lacks(self, count: Count) -> str:
+        if not count.one_class or (self.timed and count.positives):
             return ""
         return "no event" if self.timed else "one class only"
+
+    def _missing_at_sites(self, split: str) -> str:
+        """A remark on sites whose part of a split is useless for metrics, beside others whose is not."""
+        held = self.held.get(split)
+        if held is None or held.site is None or self._missing(split):
+            return ""
+        counts = zip(self.names, self._by_site(held), strict=True)
+        found = [(printable(name, 40), count) for name, count in counts if count.examples and self._lacks(count)]
+        if not found:
+            return ""
+        more = f" and {len(found) - FEW:,} more sites" if len(found) > FEW else ""
+        lacks, named = self._lacks(found[0][1]), ", ".join(name for name, _ in found[:FEW])
+        return f"{split} holds {lacks} at {named}{more}, so it cannot judge a model there"
 
     def problems(self) -> list[str]:
         wanted = self.train.shape
@@ -165,6 +180,7 @@ class _Data:
             ("validation" not in self.held, "no validation data: the last round is the result"),
             (test is None, "there are no test data"),
             (missing, f"test holds {missing}, so it cannot judge a model"),
+            *((line := self._missing_at_sites(split), line) for split in self.held),
             (self.constant, f"{len(self.constant)} {columns} constant in training: {quoted(self.constant)}"),
             (self.leak, self.leak),
             (self.blank, f"{self.blank:,} training images have one colour"),
@@ -309,6 +325,8 @@ def inspect_table(path: str | tuple[str, ...], options: TableOptions = TableOpti
         if (text := among_numbers(list(texts))) and name not in options.categorical:
             told = f"column '{printable(name, 40)}' holds numbers, but also '{printable(text, 40)}'"
             remarks.append(f"{told}: all of it counts as categories; correct it, or name it in categorical")
+    numbered = numbering(features.names, features.texts, chunks)
+    remarks += [f"column '{printable(name, 40)}' {told}" for name, told in numbered.items()]
     return Findings(problems, remarks, {"missing_values": some})
 
 

@@ -93,6 +93,9 @@ def test_what_is_worth_a_look():
         "there are no test data": splits._replace(test=None),
         "no validation data: the last round is the result": splits._replace(validation=None),
         "test holds one class only": splits._replace(test=replace(splits.test, y=splits.test.y * 0)),
+        "validation holds one class only at north, so it cannot judge a model there": splits._replace(
+            validation=replace(splits.validation, y=splits.validation.y * (torch.arange(14)[:, None] > 5))
+        ),
         "1 column is constant in training: 'column 2'": with_x(splits, lambda x: x[:, 2].fill_(7)),
         "follows from 'column 1' alone": with_x(splits, lambda x: x[:, 1].copy_(5 - splits.train.y[:, 0])),
         "1 training examples are at more than one site": with_x(splits, lambda x: x[0].copy_(x[20])),
@@ -102,6 +105,14 @@ def test_what_is_worth_a_look():
         found = check(odd)
         assert found.problems == []
         assert [line for line in found.remarks if told in line], (told, found.remarks)
+
+
+def test_a_column_that_numbers_rows_may_be_their_id(tmp_path):
+    pytest.importorskip("pyarrow", reason="needs fedxl[table]")
+    rows = "".join(f"{n},{n % 50},{n / 3},{n % 2}\n" for n in range(120))
+    (tmp_path / "t.csv").write_text("case,age,size,sick\n" + rows)
+    found = inspect_table(str(tmp_path / "t.csv"), TableOptions(label="sick"))
+    assert list(found.remarks) == ["column 'case' differs in every row: if it identifies rows, name it: id = 'case'"]
 
 
 def test_constant_columns_of_a_table_are_called_by_their_names(tmp_path):

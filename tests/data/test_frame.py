@@ -56,6 +56,29 @@ def test_a_frame_gives_what_its_file_gives(tmp_path):
     same(fedxl.from_frame(frame, site="hospital", **OPTIONS), table(str(tmp_path / "rows.csv"), options))
 
 
+def test_the_same_words_are_missing_in_files_and_frames(tmp_path):
+    frame = rows().assign(sex=np.resize(["none", "NA", "?", "None", "null", "f"], 120), sure=["none", "yes"] * 60)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    frame.to_parquet(tmp_path / "rows.parquet", index=False)
+    options = {**OPTIONS, "label": "sure", "positive": "yes", "site": "hospital"}
+    whole = fedxl.from_frame(frame, **options)
+    (sex,) = (column for column in whole.preparation.columns if column.name == "sex")
+    assert sex.values == ("f", "none")
+    for name in ("rows.csv", "rows.parquet"):
+        same(whole, table(str(tmp_path / name), TableOptions(**options)))
+    with pytest.raises(UserError, match="row 2 holds 'NA', which counts as missing"):
+        fedxl.from_frame(frame, **{**options, "label": "sex"})
+
+
+def test_a_column_that_numbers_rows_is_named(caplog):
+    frame = rows().assign(case=np.arange(120) * 7)
+    fedxl.from_frame(frame, site="hospital", **OPTIONS)
+    (line,) = caplog.messages
+    assert "column 'case': differs in every row: if it identifies rows, name it: id = 'case'" in line
+    fedxl.from_frame(frame, site="hospital", id="case", **OPTIONS)
+    assert len(caplog.messages) == 1
+
+
 def test_a_frame_for_each_site_and_an_arrow_table_give_the_same():
     import pyarrow as pa
 

@@ -208,6 +208,7 @@ def _fitted(name: str, told: Any) -> Number | Category:
         few = (
             f"column '{printable(name)}' has no category that is frequent enough at any site; drop it, or lower rare"
         )
+        few += f"; if it identifies rows, name it: id = '{printable(name)}'"
         require(bool(told.counts), f"{few} (if it should hold numbers, it holds a text, too, or decimal commas)")
         return Category(name, tuple(told.counts))
     if not isinstance(told, Numbers) or not told.present:

@@ -32,6 +32,7 @@ from fedxl.sampling import Indices
 
 ROWS = 2048  # used at a time: they stay in a processor's cache
 PLURAL = {"number": "numbers", "category": "texts"}
+FEWEST = 100  # rows of a table of which a column that numbers them is told: in fewer, amounts differ by chance, too
 MOST_TEXTS = 10_000  # different texts in one column; more are names or remarks, and no categories
 
 
@@ -110,6 +111,7 @@ class Features:
                 odd = among_numbers([*index, word]) if len(index) >= MOST_TEXTS else ""
                 require(not odd, f"{where} numbers, but also '{printable(odd, 40)}'; correct it, or name it in drop")
                 many = f"{where} more than {MOST_TEXTS:,} different texts, no categories; name it in drop"
+                many += f", or, if it identifies rows, name it: id = '{printable(name)}'"
                 require(len(index) < MOST_TEXTS, many)
                 index[word] = len(index)
             places[at] = index.get(word, np.nan)
@@ -203,6 +205,23 @@ class Chunks:
 
         with ThreadPoolExecutor(os.cpu_count()) as workers:
             list(workers.map(drained, range(len(self.pieces))))  # which raises what one of them raised
+
+
+def numbering(columns: Sequence[str], texts: Sequence[Sequence[str] | None], chunks: Chunks) -> dict[str, str]:
+    """Columns of whole numbers that differ in every row, as numbers of patients do, and what to do about each."""
+    if chunks.count < FEWEST:
+        return {}
+    found = {}
+    for at, name in enumerate(columns):
+        pieces = [piece[:, at] for piece in chunks.pieces if piece is not None]
+        if texts[at] is None and _differ(pieces[0]) and _differ(np.concatenate(pieces)):
+            found[name] = f"differs in every row: if it identifies rows, name it: id = '{printable(name, 40)}'"
+    return found
+
+
+def _differ(values: Block) -> bool:
+    """Whether these are whole numbers, each of them once."""
+    return bool((values == np.trunc(values)).all()) and len(np.unique(values)) == len(values)
 
 
 def untouched(rows: int, columns: int, kind: type[np.floating[Any]]) -> npt.NDArray[Any]:

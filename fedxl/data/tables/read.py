@@ -25,8 +25,9 @@ PARQUET = (".parquet", ".pq")
 CSV = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
 BATCH = 2**12  # rows of a Parquet file that are read at a time
 BLOCK = 2**21  # bytes of a CSV file that are parsed at a time; no row may be longer
-# What stands for a missing value. None begins as a number does, or arrow would look twice at every number.
-MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "Null", "None", "none", "<NA>", "#N/A", "?")
+# What stands for a missing value, in files and in the texts of data frames: pandas's words, and "?". Those of pandas
+# that begin as numbers do are left out, or arrow would look twice at every number.
+MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", "#N/A N/A", "#NA", "?")
 DELIMITER = "set delimiter = {!r}"  # what to do about a file with another one
 MOST_COLUMNS = 4096
 LONGEST = 200  # characters of a column's name
@@ -43,7 +44,7 @@ class Batch(NamedTuple):
     """Some rows of a file."""
 
     numbers: Block  # [rows, columns of numbers], NaN where one is missing
-    texts: dict[str, Any]  # arrow's
+    texts: dict[str, Any]  # arrow's, null where one is missing
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,16 @@ class File:
                     pass
                 raise
 
+    def text(self, name: str, row: int) -> str | None:
+        """What a cell of a column of texts holds, a word for a missing value included."""
+        import pyarrow as pa
+
+        for rows in self._stream([name], []):
+            if row < rows.num_rows:
+                return _cast(rows.column(name), pa.string())[row].as_py()  # type: ignore[no-any-return]
+            row -= rows.num_rows
+        return None
+
     def _stream(self, wanted: list[str], numbers: Sequence[str], threads: bool = True) -> Iterable[Any]:
         """These columns as record batches of arrow's, whatever the file is."""
         import pyarrow as pa
@@ -92,9 +103,8 @@ def _open_csv(path: Path, delimiter: str, types: Mapping[str, Any], threads: boo
     stream = input_stream(str(path), compression="gzip" if path.name.lower().endswith(".gz") else None)
     reading = csv.ReadOptions(use_threads=threads, block_size=BLOCK)
     parsing = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    converting = csv.ConvertOptions(
-        column_types=dict(types), include_columns=list(types), null_values=list(MISSING), strings_can_be_null=True
-    )
+    names = list(types)
+    converting = csv.ConvertOptions(column_types=dict(types), include_columns=names, null_values=list(MISSING))
     return csv.open_csv(stream, reading, parsing, converting)
 
 
@@ -209,7 +219,7 @@ def _told(path: Path, line: str, names: Sequence[str], advice: str) -> str:
 def _batch(rows: Any, texts: Sequence[str], numbers: Sequence[str]) -> Batch:
     import pyarrow as pa
 
-    found = {name: _cast(rows.column(name), pa.string()) for name in texts}
+    found = {name: _without_missing(_cast(rows.column(name), pa.string())) for name in texts}
     if not numbers or not rows.num_rows:
         return Batch(np.empty((rows.num_rows, len(numbers))), found)
     floats = rows.select(list(numbers))
@@ -217,6 +227,15 @@ def _batch(rows: Any, texts: Sequence[str], numbers: Sequence[str]) -> Batch:
         floats = pa.record_batch([_cast(column, pa.float64()) for column in floats.columns], list(numbers))
     (whole,) = floats.to_batches() if isinstance(floats, pa.Table) else (floats,)
     return Batch(whole.to_tensor(null_to_nan=True).to_numpy(), found)
+
+
+def _without_missing(texts: Any) -> Any:
+    """Texts, null where a word stands for a missing value."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    missing = compute.is_in(texts, value_set=pa.array(MISSING))
+    return compute.if_else(missing, pa.scalar(None, pa.string()), texts)
 
 
 def _cast(column: Any, kind: Any) -> Any:

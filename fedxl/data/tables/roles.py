@@ -111,7 +111,15 @@ def keys_of(
     where = str(files[0].path) if len(files) == 1 else f"{files[0].path} (and {len(files) - 1} more)"
 
     def coded(name: str, wanted: str, many: bool = False) -> tuple[Whole, list[str]]:
-        return encode(texts[name], f"{where}: column '{printable(name)}'", wanted, many)
+        """wanted: what each row needs; "": rows may be empty."""
+        place = f"{where}: column '{printable(name)}'"
+        if wanted and (gaps := texts[name].null_count):
+            first = int(np.flatnonzero(texts[name].is_null().to_numpy())[0])
+            text = _cell(files, counts, name, first)
+            held = f"holds '{printable(text, 40)}', which counts as missing" if text else "is empty"
+            told = f"{place} has no value in {gaps:,} of {len(texts[name]):,} rows"
+            raise UserError(f"{told} (row {first + 1:,} {held}); each row needs {wanted}")
+        return encode(texts[name], place, many)
 
     labels = options.labels
     columns = [coded(name, "" if options.several else "a label") for name in labels]
@@ -162,16 +170,20 @@ def _labels(
     return np.stack(each, 1), value
 
 
-def encode(column: Any, where: str, wanted: str, many: bool = False) -> tuple[Whole, list[str]]:
+def _cell(files: Sequence[File], counts: Sequence[int], name: str, row: int) -> str | None:
+    """A row's text in a column, as it is written. row: among those of all files."""
+    for file, count in zip(files, counts, strict=True):
+        if row < count:
+            return file.text(name, row)
+        row -= count
+    return None
+
+
+def encode(column: Any, where: str, many: bool = False) -> tuple[Whole, list[str]]:
     """Values as indices of the different ones, in the order of their first rows, however texts write them.
 
-    wanted: what each row needs; "": rows may be empty, and get the number of different values. many: there may be as
-    many as rows, as of groups.
+    Empty rows get the number of different values. many: there may be as many as rows, as of groups.
     """
-    if wanted and column.null_count:
-        first = int(np.flatnonzero(column.is_null().to_numpy())[0])
-        told = f"{where} is empty in {column.null_count:,} of {len(column):,} rows (the first is row {first + 1:,})"
-        raise UserError(f"{told}; each row needs {wanted}")
     encoded = column.combine_chunks().dictionary_encode()
     codes: Whole = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
     few = many or len(encoded.dictionary) <= max(1000, len(column) // 2)

@@ -18,7 +18,7 @@ from fedxl.data.images import decoded, images_in, require_inside, within
 from fedxl.data.inputs import is_frame
 from fedxl.data.splits import Order, Whole, all_splits, draw
 from fedxl.data.tables.prepare import Category, Preparation
-from fedxl.data.tables.rawtable import Chunks, Features, RawTable
+from fedxl.data.tables.rawtable import Chunks, Features, RawTable, numbering
 from fedxl.data.tables.read import File, find, in_memory, names_of, open_table, require_column, require_pyarrow
 from fedxl.data.tables.roles import AMOUNTS, ROLES, Keys, TableOptions, amounts, keys_of, row_numbers
 from fedxl.data.targets import Label as Value
@@ -47,7 +47,10 @@ def splits_of(files: list[File], options: TableOptions) -> Splits:
     """The examples of files whose columns were checked."""
     if options.image:
         return _images(files, options)
-    raw = read_raw(files, options)
+    return _prepared(read_raw(files, options), options)
+
+
+def _prepared(raw: RawTable, options: TableOptions) -> Splits:
     made = load_preparation(Path(options.preparation)) if options.preparation else raw.fitted()
     return raw.splits(made)._replace(fitted=not options.preparation)
 
@@ -313,7 +316,11 @@ def from_frame(
         categorical=tuple(categorical), rare=rare, validation=validation, test=test, seed=seed,
         preparation=preparation,
     )  # fmt: skip
-    return splits_of(check_columns([in_memory(rows)], options), options)
+    file = in_memory(rows)
+    raw = read_raw(check_columns([file], options), options)
+    for name, told in numbering(raw.columns, raw.texts, raw.chunks).items():
+        _warn(file, name, told)
+    return _prepared(raw, options)
 
 
 def prepared(frame: Any, preparation: Preparation) -> Examples:
