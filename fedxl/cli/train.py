@@ -28,7 +28,6 @@ from fedxl.training.interrupts import Interrupts
 from fedxl.training.result import Result
 from fedxl.training.settings import Hooks, Settings
 
-SEED = "seed-"  # folders of `train --seeds`
 MOST_SEEDS = 1000  # more are a typing error
 
 
@@ -49,7 +48,7 @@ def train(
     several = "--seeds starts one run after another, which torchrun cannot; leave torchrun out, and use --devices"
     require(seeds == 1 or not processes.one_of_several(), several)
     target = folder or (_new(Path("runs"), config.stem) if alone else Path("runs"))
-    if alone and (run_folder.is_run(target) or _seeds_in(target)):
+    if alone and (run_folder.is_run(target) or run_folder.seeds_in(target)):
         raise UserError(f"{target} already holds a run; `fedxl resume {target}`, or choose another folder")
     if seeds > 1:
         return _begin_seeds(experiment, target, seeds, devices, limit)
@@ -69,7 +68,7 @@ def resume(
     limit: processes.Limit = processes.LIMIT,
 ) -> None:
     """Resume a run from its last checkpoint, or the runs of several seeds."""
-    if below := _seeds_in(folder):
+    if below := run_folder.seeds_in(folder):
         return _run_seeds(folder, below, devices, limit)
     begun = (folder / run_folder.ABOUT).is_file()
     how = "of a config; in Python: fit(..., resume=True)" if begun else f"yet: fedxl train CONFIG --out {folder}"
@@ -82,14 +81,6 @@ def _resume(folder: Path, devices: int, limit: float) -> None:
     _show(experiment, folder, True, devices, limit, ["resume", str(folder)])
 
 
-def _seeds_in(folder: Path) -> list[Path]:
-    """The runs of `train --seeds` in a folder, by seed; none if it is a run itself."""
-    if run_folder.is_run(folder):
-        return []
-    found = (path for path in folder.glob(f"{SEED}*") if path.name.removeprefix(SEED).isdecimal())
-    return sorted(filter(run_folder.is_run, found), key=lambda path: int(path.name.removeprefix(SEED)))
-
-
 def _begin_seeds(experiment: configs.Config, target: Path, seeds: int, devices: int, limit: float) -> None:
     """A folder with its config for each seed, so that `resume` knows them all; then one run after another."""
     first, folders = call(Settings, experiment.run, "run").seed, list[Path]()
@@ -97,7 +88,7 @@ def _begin_seeds(experiment: configs.Config, target: Path, seeds: int, devices: 
         show(f"what [data] draws, such as a split, differs with each seed; --set data.seed={first} keeps it")
     try:
         for seed in range(first, first + seeds):
-            path = target / f"{SEED}{seed}"
+            path = target / f"{run_folder.SEED}{seed}"
             with writing(path, "nothing was begun"):
                 path.mkdir(parents=True)
                 folders.append(path)

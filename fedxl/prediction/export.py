@@ -24,7 +24,7 @@ from fedxl.prediction.card import COUNTS
 from fedxl.prediction.onnx_file import ONNX, Checked, to_onnx
 from fedxl.prediction.run import dtype_of, model_table, network_of, preparation_of, read_finished, weights_of
 from fedxl.training.result import decisions_for
-from fedxl.training.run_folder import WEIGHTS, Form, Run, is_run, read_form
+from fedxl.training.run_folder import WEIGHTS, Form, Run, read_form, require_run
 from fedxl.training.settings import DTYPES
 
 NOT_REBUILT = (
@@ -66,7 +66,7 @@ def export(
         say: Receives lines about what the folder lacks.
     """
     source, options = as_path(run, "run"), DecisionOptions(calibration, specificity, sensitivity, horizons)
-    require(source.is_dir() and is_run(source), f"{source} holds no run")
+    require_run(source, f"{source} holds no run")
     found, target = read_finished(source), source / "export" if out is None else as_path(out, "out")
     free = not target.exists() or is_exported(target) or (target.is_dir() and not any(target.iterdir()))
     require(free, f"{target} holds something else; choose another folder")

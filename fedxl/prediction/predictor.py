@@ -12,7 +12,7 @@ from torch import nn
 
 from fedxl.data.examples import Digests, Examples
 from fedxl.data.tables.prepare import Preparation
-from fedxl.errors import UserError, require
+from fedxl.errors import require
 from fedxl.evaluation.decision import DecisionOptions, Decisions
 from fedxl.files import as_path
 from fedxl.prediction import onnx_file
@@ -20,7 +20,7 @@ from fedxl.prediction.export import Exported, is_exported, read_exported
 from fedxl.prediction.onnx_file import ONNX
 from fedxl.prediction.run import network_of, preparation_of, read_finished, rebuilt, trained_on, with_weights
 from fedxl.training.result import Prediction, Scorer, decisions_for, examples, predict, scorer_of
-from fedxl.training.run_folder import WEIGHTS, Form, is_run
+from fedxl.training.run_folder import WEIGHTS, Form, require_run
 from fedxl.training.settings import pick_device
 
 
@@ -83,8 +83,7 @@ def load(
         fixed = f"{chosen}; export the run again to change them"
         require(options == DecisionOptions(), f"{path} is an exported folder: {fixed}")
         return _exported(read_exported(path), model, allow_code, place)
-    if not is_run(path):
-        raise UserError(f"{path} holds neither a run nor an exported model")
+    require_run(path, f"{path} holds neither a run nor an exported model")
     run = read_finished(path)
     scorer = scorer_of(network_of(run, model, allow_code), place)
     decisions = decisions_for(run.form, run.scores, run.histograms, options, run.shown)

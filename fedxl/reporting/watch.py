@@ -82,17 +82,18 @@ class View(NamedTuple):
 
 
 def folder_of(path: Path) -> Path:
-    """The run's folder: the path itself, or the one that a server's folder names."""
+    """The run's folder: the path itself, the one that a server's folder names, or the seed that is at work."""
     if (path / "server.toml").is_file():
         out = toml.read(path / "server.toml").get("server", {}).get("out", "run")
         return path / str(out)
-    return path
+    seeds = run_folder.seeds_in(path)  # they run one after another
+    return next((seed for seed in seeds if run_folder.without_settings(seed).done is None), [path, *seeds][-1])
 
 
 def look(path: Path) -> View:
     """What the files of a run say now. Raises UserError if there is none."""
     require(path.is_dir(), f"there is no folder {path}; --wait waits for a run that has not begun")
-    require(run_folder.is_run(path), f"{path} holds no run yet; --wait waits for it")
+    run_folder.require_run(path, f"{path} holds no run yet; --wait waits for it")
     alive = run_folder.being_written(path)  # first: a run that ends now has its last row below
     try:
         run = run_folder.read_run(path)  # a line that is being written is not one yet

@@ -32,6 +32,7 @@ WEIGHTS = "model.safetensors"
 TRAINED_ON = "trained_on.npy"  # digests of the training examples
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
+SEED = "seed-"  # of the names of runs that differ by their seed, in one folder
 COLLAPSED = "collapsed"  # in a metrics row: the model gives all examples one score
 STOPPED_EARLY = "stopped_early"  # in the last metrics row of a run that its patience ended
 LARGEST = 2**53  # of whole numbers in a file; no run counts further
@@ -210,15 +211,39 @@ def is_run(path: Path) -> bool:
     return (path / CONFIG).is_file() or (path / ABOUT).is_file()
 
 
+def seeds_in(path: Path) -> list[Path]:
+    """The runs of `train --seeds` in a folder, by seed; none if it is a run itself."""
+    if is_run(path):
+        return []
+    found = (child for child in path.glob(f"{SEED}*") if child.name.removeprefix(SEED).isdecimal())
+    return sorted(filter(is_run, found), key=lambda child: int(child.name.removeprefix(SEED)))
+
+
 def run_dirs(paths: Iterable[Path]) -> list[Path]:
-    """The runs among these folders and directly under them, each once."""
+    """The runs among these folders and directly under them, those of several seeds a folder deeper; each once."""
     found: dict[Path, None] = {}
     for path in paths:
         require(path.is_dir(), f"there is no folder {path}")
-        inside = [path] if is_run(path) else sorted(child for child in path.iterdir() if is_run(child))
+        inside = _runs_in(path)
         require(bool(inside), f"{path} holds no run: no {CONFIG} or {ABOUT} in it or directly below it")
         found |= dict.fromkeys(inside)
     return list(found)
+
+
+def _runs_in(path: Path) -> list[Path]:
+    if is_run(path):
+        return [path]
+    each = ([child] if is_run(child) else seeds_in(child) for child in sorted(path.iterdir()))
+    return [run for runs in each for run in runs]
+
+
+def require_run(path: Path, otherwise: str) -> None:
+    """Raises UserError if a folder is not that of a run: that it holds runs, which could be named, or `otherwise`."""
+    if is_run(path):
+        return
+    inside = _runs_in(path) if path.is_dir() else []
+    count = "a run" if len(inside) == 1 else f"{len(inside)} runs"
+    raise UserError(f"{path} holds {count}: name one, {inside[0]}" if inside else otherwise)
 
 
 def read_run(path: Path) -> Run:

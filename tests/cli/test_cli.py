@@ -95,6 +95,24 @@ def test_a_report_fits_80_columns_and_has_one_row_for_all_seeds(finished, monkey
     assert "at round 2" in out
 
 
+def test_the_commands_of_the_readme_in_their_order(finished, monkeypatch, capsys):
+    """Runs of several seeds lie one folder deeper: each command finds them, or names one that it can take."""
+    shutil.rmtree(finished)
+    assert command(monkeypatch, capsys, "train", "tiny.toml", "--seeds", "2")[0] == 0
+    code, out, err = command(monkeypatch, capsys, "report", "runs")
+    assert code == 0, err
+    assert "2 seeds" in out
+    assert command(monkeypatch, capsys, "report", "runs", "--html", "report.html")[0] == 0
+    code, out, _ = command(monkeypatch, capsys, "watch", "runs/tiny-1")
+    assert code == 0
+    assert "finished" in out
+    seed = Path("runs") / "tiny-1" / "seed-0"
+    for arguments in (["watch", "runs"], ["predict", "runs/tiny-1", "new.csv", "-o", "out.csv"], ["export", "runs"]):
+        code, _, err = command(monkeypatch, capsys, *arguments)
+        assert code == 2
+        assert f"{arguments[1]} holds 2 runs: name one, {seed}" in " ".join(err.split())
+
+
 def test_report_of_a_run_whose_files_were_tampered_with(finished, monkeypatch, capsys):
     """Lines that no run has written are left out; a config that is none is one line."""
     run = finished / "tiny-1"

@@ -199,6 +199,13 @@ def test_it_ends_when_nobody_works_on_the_run_any_more(tmp_path):
     assert len(looks) == GONE - 1
 
 
+def test_of_several_seeds_the_one_at_work_is_shown(tmp_path):
+    seeds = [a_run(tmp_path / f"seed-{seed}", rows) for seed, rows in ((2, [*ROWS, FINAL]), (10, ROWS))]
+    assert watch.folder_of(tmp_path) == seeds[1]
+    a_run(seeds[1], [*ROWS, FINAL])
+    assert watch.folder_of(tmp_path) == seeds[1], "the last, once all have ended"
+
+
 def test_a_run_that_has_not_begun_is_one_line_or_waited_for(tmp_path):
     folder = tmp_path / "a"
     with pytest.raises(UserError, match="there is no folder"):
