@@ -227,7 +227,8 @@ def advise(config: Config, splits: Splits | None = None) -> Advice:
     settings = call(Settings, config.run, "run")
     _, factory, _ = _network_named(config.model)
     risk, train = build_risk(config), (splits or load_data(config)).train
-    return advice.advise(train, risk, (settings.batch1, settings.batch2), accepted(factory))
+    found = advice.advise(train, risk, (settings.batch1, settings.batch2), accepted(factory))
+    return replace(found, in_toml=True)
 
 
 def execute(config: Config, out: Path | None = None, resume: bool = False, hooks: Hooks | None = None) -> Result:

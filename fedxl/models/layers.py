@@ -58,6 +58,12 @@ class ScoreNorm(nn.BatchNorm1d):
         return super().forward(x.to(self.weight.dtype))
 
 
+def norms_features(model: nn.Module) -> bool:
+    """Whether a network has a norm before its scores."""
+    kinds = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+    return any(isinstance(module, kinds) and not isinstance(module, ScoreNorm) for module in model.modules())
+
+
 def norms_scores(model: nn.Module) -> bool:
     return any(isinstance(module, ScoreNorm) for module in model.modules())
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import nn
 
 from fedxl import display
+from fedxl.algorithms import ALGORITHMS
 from fedxl.algorithms.level import Level
 from fedxl.data.examples import Examples, Holding, Splits, facts_about
 from fedxl.data.inputs import Clients, as_splits
 from fedxl.data.targets import Label
 from fedxl.errors import kind_of, printable, require
-from fedxl.risks import Side, XRisk, partial_auc
+from fedxl.models.layers import norms_features, norms_scores
+from fedxl.risks import Side, XRisk, cox, partial_auc
 
 APART = 0.25  # from here on classes lie at different sites; equal shards of some hundred examples are below 0.1
 UNEQUAL = 4.0  # from here on sites are of different size
@@ -110,8 +114,8 @@ RULES: Mapping[str, Sequence[Rule]] = {
             "otherwise",
             lambda facts: True,
             {"algorithm.name": "local_pair"},
-            "all {sites} sites hold both classes in a similar mix (distance {apart:.2f}; 0 is alike), where {fedxl} "
-            "and local_pair are level if the network norms its scores, and local_pair sends none",
+            "all {sites} sites hold both classes, and {apart:.0%} of the positives would have to move for one mix "
+            "everywhere, so pairs within a site are nearly those of all data, and local_pair sends no scores",
         ),
     ),
     "weighting": (
@@ -192,10 +196,24 @@ class Advice:
     """Settings that fit a federation, each with its reason, and what to look at besides."""
 
     facts: Facts
-    settings: Mapping[str, Any]
-    lines: Sequence[str]
+    chosen: Sequence[tuple[Mapping[str, Any], str]]  # settings as configs name them, and why, by topic
     flags: Sequence[str]
-    reasons: Sequence[tuple[str, str]] = ()  # settings as text, and why
+    in_toml: bool = False  # whether texts show settings as a config does, or as Python
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {name: value for settings, _ in self.chosen for name, value in settings.items()}
+
+    @property
+    def reasons(self) -> list[tuple[str, str]]:
+        """Settings as text, and why."""
+        name = ALGORITHMS[self.settings["algorithm.name"]].__name__
+        return [(_as_toml(each) if self.in_toml else _as_python(each, name), why) for each, why in self.chosen]
+
+    @property
+    def lines(self) -> list[str]:
+        parts = iter([": ".join(filter(None, each)) for each in self.reasons])
+        return ["; ".join(islice(parts, len(topics))) for topics in LINES]
 
     def __str__(self) -> str:
         return "\n".join([*self.lines, *self.flags])
@@ -205,24 +223,42 @@ class Advice:
 
     def as_json(self) -> dict[str, Any]:
         facts = {**asdict(self.facts), "network": sorted(self.facts.network)}
-        return {"facts": facts, "settings": dict(self.settings), "lines": [*self.lines], "flags": [*self.flags]}
+        return {"facts": facts, "settings": self.settings, "lines": self.lines, "flags": [*self.flags]}
+
+
+def _as_toml(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
+
+
+def _as_python(settings: Mapping[str, Any], algorithm: str) -> str:
+    """algorithm: the name of its class."""
+    calls = {"algorithm": f"fedxl.{algorithm}(..., {{}})", "run": "fit(..., {})", "model": "the network with {}"}
+    given: dict[str, list[str]] = {}
+    for name, value in settings.items():
+        section, _, key = name.partition(".")
+        shown = json.dumps(value) if isinstance(value, str) else repr(value)
+        given.setdefault(section, []).extend([f"{key}={shown}"] if key != "name" else [])
+    return ", ".join(calls[each].format(", ".join(found)).replace(", )", ")") for each, found in given.items())
 
 
 def advise(
     clients: Examples | Splits | Clients,
     risk: XRisk | None = None,
     batch_size: int | tuple[int, int] = (32, 32),
-    network: Collection[str] = NORM_OPTIONS,
+    network: Collection[str] | None = None,
     positive: Label | None = None,
+    model: nn.Module | None = None,
 ) -> Advice:
     """What fits these clients, in three lines; one more for each side of which some hold less than a batch.
 
     Args:
         clients: Their data, in any form that `fit` takes.
-        risk: What is to be optimised; by default the partial AUC.
+        risk: What is to be optimised; by default the partial AUC, of time to event `cox`.
         batch_size: Examples of S1 and of S2 per step; one number for both sides.
-        network: Which of the options norm and score_norm the network has.
+        network: Which of the options norm and score_norm the network has; by default as `model` says, and without
+            one both for images, and none where an example is a row of numbers.
         positive: The label that counts as positive, as for `fit`.
+        model: The network that is to be trained.
 
     >>> import torch
     >>> advice = advise([(torch.zeros(40, 2), torch.ones(40)), (torch.zeros(60, 2), torch.zeros(60))])
@@ -234,24 +270,29 @@ def advise(
     sizes = (batch_size, batch_size) if isinstance(batch_size, int) else tuple(batch_size)
     whole = len(sizes) == 2 and all(isinstance(size, int) for size in sizes)
     require(whole, f"batch_size must be one whole number or two, got {printable(batch_size, 40)}")
-    named = isinstance(network, Collection) and not isinstance(network, str)
+    named = network is None or (isinstance(network, Collection) and not isinstance(network, str))
     require(named, f"network must list which of {', '.join(NORM_OPTIONS)} it has, not {printable(network, 40)}")
-    risk = risk or partial_auc()
-    holdings = as_splits(clients, positive, len(risk.pairing.labels)).train.holdings()
-    facts = facts_of(holdings, risk, network)
-    settings: dict[str, Any] = {}
-    lines, reasons = [], []
-    for topics in LINES:
-        parts = []
-        for topic in topics:
-            rule = next(rule for rule in RULES[topic] if rule.applies(facts))
-            chosen = {name: _filled(value, facts) for name, value in rule.settings.items()}
-            settings |= chosen
-            said = ", ".join(f"{name} = {json.dumps(value)}" for name, value in chosen.items())
-            reasons.append((said, _filled(rule.why, facts)))
-            parts.append(": ".join(filter(None, reasons[-1])))
-        lines.append("; ".join(parts))
-    return Advice(facts, settings, lines, list(_flags(holdings, risk, sizes)), reasons)
+    module = model is None or isinstance(model, nn.Module)
+    require(module, f"model must be a torch.nn.Module, not {kind_of(model)}")
+    splits = as_splits(clients, positive, len(risk.pairing.labels) if risk else 0)
+    risk = risk or (cox() if splits.train.time is not None else partial_auc())
+    holdings = splits.train.holdings()
+    options = _norm_options(model, splits.train.shape) if network is None else network
+    facts = facts_of(holdings, risk, options)
+    chosen = []
+    for topic in (topic for topics in LINES for topic in topics):
+        rule = next(rule for rule in RULES[topic] if rule.applies(facts))
+        settings = {name: _filled(value, facts) for name, value in rule.settings.items()}
+        chosen.append((settings, _filled(rule.why, facts)))
+    return Advice(facts, chosen, list(_flags(holdings, splits.names, risk, sizes)))
+
+
+def _norm_options(model: nn.Module | None, shape: Sequence[int]) -> Collection[str]:
+    """Which of the options a network has. Of one that is not known, examples of this shape say it."""
+    if model is None:
+        return NORM_OPTIONS if len(shape) > 1 else ()
+    has = (norms_features(model), norms_scores(model))
+    return [name for name, found in zip(NORM_OPTIONS, has, strict=True) if found]
 
 
 def facts_of(holdings: Sequence[Holding], risk: XRisk, network: Collection[str] = NORM_OPTIONS) -> Facts:
@@ -280,18 +321,21 @@ def facts_of(holdings: Sequence[Holding], risk: XRisk, network: Collection[str] 
     )
 
 
-def _flags(holdings: Sequence[Holding], risk: XRisk, batch_size: Sequence[int]) -> Iterable[str]:
+def _flags(
+    holdings: Sequence[Holding], names: Sequence[str], risk: XRisk, batch_size: Sequence[int]
+) -> Iterable[str]:
     """Sites that hold some examples of a side, but fewer than a step reads."""
     for number, (side, batch) in enumerate(zip(risk.sides, batch_size, strict=True), 1):
-        short = {site: held.count(side) for site, held in enumerate(holdings) if 0 < held.count(side) < batch}
+        counts = [(name, held.count(side)) for name, held in zip(names, holdings, strict=True)]
+        short = [(printable(name, 40), count) for name, count in counts if 0 < count < batch]
         if short:
-            listed = ", ".join(f"site {site}: {count}" for site, count in list(short.items())[:FEW])
+            listed = ", ".join(f"{site}: {count}" for site, count in short[:FEW])
             more = ", and others" if len(short) > FEW else ""
             who = "one site holds" if len(short) == 1 else f"{len(short)} sites hold"
             what = examples_of(side, risk.pairing.timed)
             yield (
                 f"{who} fewer {what} than batch{number} = {batch}, so a step reads some twice; "
-                f"the least is {min(short.values())} ({listed}{more})"
+                f"the least is {min(count for _, count in short)} ({listed}{more})"
             )
 
 

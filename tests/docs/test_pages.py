@@ -26,7 +26,7 @@ BEFORE = {
 SEEN = {
     "README.md": r"test AUROC 0\.97\d, partial AUC 0\.96\d\n[\s\S]*test C-index 0\.\d+\n\[\[0\.\d+ 0\.\d+\]\n",
     "docs/guides/after.md": r"predictions in scores\.csv",
-    "docs/guides/data.md": r"algorithm\.name",
+    "docs/guides/data.md": r"fedxl\.LocalPair",
     "docs/guides/evaluation.md": r"auroc +0\.96\d [\s\S]*pauc@0\.3 +0\.93\d [\s\S]*ap +0\.98\d [\s\S]*"
     r"ap .* p = 0\.\d+, jackknife, Student",
     "docs/guides/check.md": r"No problems found",

@@ -54,7 +54,7 @@ def test_data_and_advice_are_short(splits):
     advice = fedxl.advise(splits)
     assert repr(advice) == str(advice)
     text = Reader(advice._repr_html_()).text
-    assert all(f"{name} = " in text for name in advice.settings)
+    assert all(said in text for said, _ in advice.reasons)
     assert all(line in text for line in advice.flags)
 
 

@@ -79,12 +79,30 @@ def test_what_fits_which_federation(sizes, network, settings):
 
 
 def test_numbers_that_led_to_it_are_named():
-    lines = advise(make_clients(list(ONE_CLASS))).lines
-    assert '"fedxl2": 2 of 4 sites hold one class, with 60% of the examples' in lines[0]
+    lines = advise(make_clients(list(ONE_CLASS)), network=["norm"]).lines
+    assert "fedxl.FeDXL2(...): 2 of 4 sites hold one class, with 60% of the examples" in lines[0]
     assert "the positive examples are the rarest side (200 of 500), and a site with 50 of them" in lines[1]
-    assert 'model.norm = "group"' in lines[1]
-    assert lines[2].startswith("run.local_steps = 8, algorithm.lr = 0.1: ")
+    assert lines[1].startswith('fit(..., weighting="samples"): ')
+    assert 'the network with norm="group": ' in lines[1]
+    assert lines[2].startswith("fit(..., local_steps=8), fedxl.FeDXL2(..., lr=0.1): ")
     assert fedxl.advise(make_clients(list(ONE_CLASS)), auroc()).settings["algorithm.name"] == "fedxl1", "linear f"
+
+
+def test_what_the_network_has_is_seen_in_it_or_in_the_data():
+    rows, images = make_clients(list(MIXED)), [(x.view(-1, 1, 1, 5), y) for x, y in make_clients(list(MIXED))]
+    plain, normed = torch.nn.Linear(5, 1), torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
+    scored = fedxl.models.MODELS["resnet20"]((3, 32, 32), score_norm=True)
+    cases = [(rows, None, []), (images, None, ["norm", "score_norm"]), (images, plain, []), (rows, normed, ["norm"])]
+    for clients, model, options in [*cases, (rows, scored, ["norm", "score_norm"])]:
+        assert sorted(advise(clients, model=model).facts.network) == options
+    alike = advise(make_clients(list(ALIKE)))
+    assert "norms its scores" not in str(alike), "no condition that is known to be false is a reason"
+    assert "0% of the positives would have to move" in alike.lines[0]
+
+
+def test_sites_are_called_by_their_names():
+    clients = dict(zip(("north", "south"), make_clients([(3, 40), (40, 40)]), strict=True))
+    assert "(north: 3)" in advise(clients).flags[0]
 
 
 def test_sites_with_less_than_a_batch_are_flagged():
@@ -92,14 +110,14 @@ def test_sites_with_less_than_a_batch_are_flagged():
     (first, second) = advise(clients, batch_size=(8, 8)).flags
     assert first == (
         "one site holds fewer positive examples than batch1 = 8, so a step reads some twice; "
-        "the least is 3 (site 0: 3)"
+        "the least is 3 (client 0: 3)"
     )
     assert "negative examples than batch2 = 8" in second
-    assert "site 3: 7" in second
+    assert "client 3: 7" in second
     assert advise(clients, batch_size=3).flags == []
     many = advise(make_clients([(1, 40)] * 9)).flags[0]
     assert many.startswith("9 sites hold fewer positive examples than batch1 = 32")
-    assert many.endswith("site 5: 1, and others)")
+    assert many.endswith("client 5: 1, and others)")
 
 
 def test_each_topic_has_an_answer_for_every_federation():
@@ -157,7 +175,8 @@ def test_clients_may_be_given_as_for_fit():
 def test_times_of_events_want_pairs_across_sites_and_low_rates():
     times, events = [3.0, 1, 2], [1, 0, 1]
     splits = from_times([(np.ones((3, 2)), times, events), (np.ones((3, 2)), times, [0, 0, 0])])
-    found = advise(splits, cox())
+    found = advise(splits)
+    assert found.facts == advise(splits, cox()).facts, "times say which risk"
     assert found.settings["algorithm.name"] == "fedxl2"
     assert found.settings["algorithm.lr"] == 0.03
     assert "sites without an event: 1" in found.lines[0]
@@ -168,4 +187,4 @@ def test_positives_of_time_to_event_are_called_events():
     found = advise(fedxl.from_times(clients), fedxl.cox(), batch_size=(8, 8))
     assert "the events are the rarest side (12 of 49), and a site with 3 of them" in found.lines[1]
     assert found.flags == ["one site holds fewer events than batch1 = 8, so a step reads some twice; "
-                           "the least is 3 (site 0: 3)"]  # fmt: skip
+                           "the least is 3 (client 0: 3)"]  # fmt: skip
