@@ -12,6 +12,7 @@ from torch import nn
 
 from fedxl.algorithms.protocol import Algorithm
 from fedxl.errors import printable, require
+from fedxl.metrics import key
 from fedxl.progress import progress
 from fedxl.reporting.notebook import Comparison, Runs, as_runs
 from fedxl.training.fit import fit, require_algorithm
@@ -25,9 +26,9 @@ QUIET = Hooks(say=lambda line: None)  # many runs, one table: what each has to s
 
 def compare(
     what: Mapping[str, Runs | Sequence[Runs] | Algorithm],
-    *,
     model: Network | None = None,
     clients: Any = None,
+    *,
     seeds: int = 1,
     reference: str = "",
     **settings: Any,
@@ -41,7 +42,8 @@ def compare(
         clients: For algorithms: the data, as for `fit`.
         seeds: Runs of each algorithm, with the seeds `seed`, `seed + 1`, ...
         reference: The label that the others are compared with; by default the best on validation data.
-        settings: What else `fit` takes: validation, test, batch_size, rounds, ...
+        settings: What else `fit` takes: validation, test, batch_size, rounds, ... Without `select`, the metric of the
+            reference's risk chooses the best round of every algorithm; without a reference, that of the first label.
     """
     require(isinstance(what, Mapping) and len(what) > 0, "give results or algorithms by label, in a dict")
     named = all(isinstance(label, str) and label for label in what)
@@ -51,6 +53,7 @@ def compare(
     require(not todo or (model is not None and clients is not None), "algorithms need model and clients to train on")
     fixed = [name for name in ("out", "resume", "hooks", "progress") if name in settings]
     require(not fixed, f"{', '.join(fixed)}: not for several runs; train each with fit, and compare the results")
+    settings = {"select": _metric(what.get(reference, next(iter(what.values())))), **settings}
     trained: dict[str, Sequence[Result]] = {}
     with progress("runs", len(todo) * seeds) if todo else nullcontext(lambda count: None) as advance:
         for label, algorithm in todo.items():
@@ -61,6 +64,12 @@ def compare(
         found = as_runs(it if not isinstance(it, Algorithm) else trained[label])
         runs += [replace(run, name=f"{label}-{run.seed}", label=label) for run in found]
     return Comparison(runs, trained, reference)
+
+
+def _metric(it: Runs | Sequence[Runs] | Algorithm) -> str:
+    """What chooses its best round, where that means the same for others; else each risk chooses by its own."""
+    metric = it.risk.metric if isinstance(it, Algorithm) else next((run.chosen_by for run in as_runs(it)), "")
+    return "" if key(metric) == "risk" else metric
 
 
 def _trained(

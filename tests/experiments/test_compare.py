@@ -9,6 +9,7 @@ import torch
 import fedxl
 from fedxl.errors import UserError
 from fedxl.evaluation.compare import differences, seed_intervals
+from fedxl.experiments.compare import _metric
 from fedxl.models import mlp
 from tests.conftest import make_clients
 from tests.reporting.test_document import Reader
@@ -42,6 +43,16 @@ def test_algorithms_are_trained_and_compared_with_the_same_seeds():
     clients, held = DATA["clients"], {name: DATA[name] for name in ("validation", "test")}
     again = fedxl.fit(mlp((5,), hidden=(4,)), clients, BOTH["ours"], seed=1, **held, **RUN)
     np.testing.assert_array_equal(again.scores["test"].scores, scores["ours"][1].scores)
+
+
+def test_one_metric_chooses_the_rounds_of_all_algorithms():
+    mixed = {"ours": fedxl.FeDXL2(fedxl.partial_auc()), "sgd": fedxl.LocalSGD(lr=0.1)}
+    clients, held = DATA["clients"], {name: DATA[name] for name in ("validation", "test")}
+    for more, metric in (({}, "pauc@0.3"), ({"reference": "sgd"}, "auroc"), ({"select": "ap"}, "ap")):
+        found = fedxl.compare(mixed, mlp((5,)), clients, **held, **RUN, **more)
+        assert {run.chosen_by for run in found.runs} == {metric}
+    assert _metric(found.results["sgd"]) == "ap"
+    assert _metric(fedxl.FeDXL2(fedxl.contrastive())) == "", "a risk is no metric of others"
 
 
 def test_results_and_folders_are_compared_as_they_are(tmp_path):
