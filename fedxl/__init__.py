@@ -103,4 +103,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    ours = (name for name in globals() if name.startswith("__") or f"fedxl.{name}" in sys.modules)
+    return sorted({*ours, *__all__})

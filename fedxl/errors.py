@@ -20,6 +20,8 @@ REMOVED = {
     "participation=reshuffled": "use 'uniform'",
     "cvar_tpauc": "use tpauc",
 }
+# What other libraries call our settings.
+SYNONYMS = {"learning_rate": "lr", "epochs": "rounds", "num_rounds": "rounds"}
 
 
 class UserError(ValueError):
@@ -75,7 +77,7 @@ def for_others(error: Exception) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], section: str = "") -> UserError:
-    """The error for a name that is not in a table, with the closest name that is.
+    """The error for a name that is not in a table, with the one that others call so, or the closest one.
 
     The section is shown before the names but does not count for closeness.
 
@@ -87,7 +89,7 @@ def unknown(kind: str, name: str, known: Iterable[str], section: str = "") -> Us
     if name in REMOVED:
         return was_removed(section + name, REMOVED[name])
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
+    near = [SYNONYMS[name]] if SYNONYMS.get(name) in names else difflib.get_close_matches(name, names, n=1)
     everything = ", ".join(section + other for other in names)
     hint = f"did you mean '{section}{near[0]}'?" if near else f"known: {everything}"
     return UserError(f"unknown {kind} '{section}{name}'; {hint}")

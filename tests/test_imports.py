@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+import fedxl
+import fedxl.errors
+
 # Names of modules that are loaded after the code, one per line.
 REPORT = "\nimport sys\nprint('\\n'.join(sys.modules))"
 HEAVY = ("sklearn", "scipy", "matplotlib", "rich", "typer", "flwr", "PIL", "cryptography")
@@ -19,6 +22,11 @@ def loaded(code: str) -> set[str]:
 
 def test_import_alone_loads_no_torch():
     assert not {name for name in loaded("import fedxl") if name.split(".")[0] in (*HEAVY, "torch", "numpy")}
+
+
+def test_dir_lists_what_fedxl_offers():
+    assert not {"Any", "TYPE_CHECKING", "import_module", "sys"} & {*dir(fedxl)}
+    assert {"__version__", "fit", "errors"} <= {*dir(fedxl)}, "submodules, once they are loaded, too"
 
 
 def test_one_process_loads_nothing_for_several():

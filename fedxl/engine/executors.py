@@ -5,6 +5,7 @@ An executor gets a round, and the clients that run together, with everything dra
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from fedxl.risks.pairing import Share
 from fedxl.sampling import Indices
 
 I = TypeVar("I", Indices, Tensor)
+# In torch's errors, where its developers ask for reports: what follows is not for our users.
+PLEA = re.compile(r"[,.;]?\s+(?:if [^.]*,\s*)?please (?:file|open|submit)", re.IGNORECASE)
 
 
 class ClientRound(NamedTuple):
@@ -146,7 +149,7 @@ class Vectorised:
             try:
                 return vectorised(running, server, group)
             except Exception as error:  # whatever a model of the user's may raise
-                why = f"the model cannot be vectorised: {first_line(error)}"
+                why = f"the model cannot be vectorised: {PLEA.split(first_line(error))[0]}"
                 require(not self.strict, f"{why}; leave executor = 'vmap' out, or set executor = 'loop'")
                 if not self.refused:
                     self.say(f"executor: loop for rounds that need it, because {why}")

@@ -39,7 +39,8 @@ def partial_auc(
     F = mean_{i in +} lam log mean_{j in -} exp(l(h_i - h_j) / lam)   (the paper's KL-OPAUC, section 4).
     Raw scores never overflow, but the weights of pairs then differ by orders of magnitude and want small rates;
     sigmoid scores, the default, bound them. Pairs and estimates of raw scores are float64: exp(l / lam - v) is a
-    small difference of large numbers.
+    small difference of large numbers. No lam stands for one false positive rate: `cvar_partial_auc(fpr=0.1)` takes
+    one, and `fit(..., select="pauc@0.1")` chooses the round by one.
     """
     require(lam > 0, f"lam must be positive, got {lam}")
     loss, link = surrogate_named(surrogate, margin), link_named(scores)

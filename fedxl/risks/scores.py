@@ -33,7 +33,10 @@ def named(build: Callable[P, XRisk]) -> Callable[P, XRisk]:
 
     @functools.wraps(build)
     def built(*args: P.args, **options: P.kwargs) -> XRisk:
-        given = inspect.signature(build).bind(*args, **options).arguments
+        try:
+            given = inspect.signature(build).bind(*args, **options).arguments
+        except TypeError as error:
+            raise TypeError(f"{build.__name__}() {error}") from None
         require_types(build, given)
         # One name for one risk: options at their defaults are left out.
         call = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != parameters[name].default)

@@ -16,10 +16,10 @@ from fedxl.algorithms.protocol import Algorithm
 from fedxl.data.examples import Augment, Examples, Splits
 from fedxl.data.inputs import Clients, HeldBack, as_splits
 from fedxl.data.targets import Label
-from fedxl.errors import UserError, kind_of, printable, require
+from fedxl.errors import SYNONYMS, UserError, kind_of, printable, require, require_known
 from fedxl.files import as_path
 from fedxl.models import uncompiled
-from fedxl.options import call
+from fedxl.options import accepted, call
 from fedxl.progress import rounds
 from fedxl.risks import XRisk
 from fedxl.training.interrupts import Interrupts, unhandled
@@ -112,7 +112,7 @@ def simulation(
     model = uncompiled(model)
     _require_model(model)
     require_algorithm(algorithm)
-    run = _run(batch_size, settings)
+    run = _run(batch_size, settings, type(algorithm))
     columns, given_positive = len(algorithm.risk.pairing.labels), positive is not None
     require(not (columns and given_positive), "positive is for one label; of several, labels are 0 and 1 in columns")
     splits = as_splits(clients, positive, columns, validation, test)
@@ -123,9 +123,14 @@ def simulation(
     return Simulation(model, splits, algorithm, run, say)
 
 
-def _run(batch_size: int | tuple[int, int], settings: dict[str, Any]) -> Settings:
+def _run(batch_size: int | tuple[int, int], settings: dict[str, Any], algorithm: type[Algorithm]) -> Settings:
     named = [key for key in ("batch1", "batch2") if key in settings]
     require(not named, f"{', '.join(named)}: give batch_size, one number or two")
+    for name in settings:
+        setting = SYNONYMS.get(name, name)
+        told = f"unknown argument of fit '{name}'; {setting} is a setting of the algorithm"
+        require(setting not in accepted(algorithm), f"{told}: fedxl.{algorithm.__name__}(..., {setting}=...)")
+        require_known("argument of fit", name, inspect.signature(fit).parameters)
     given = {key: _several(value, key) if key in LISTS else _plain(value) for key, value in settings.items()}
     sizes = batch_size if isinstance(batch_size, (list, tuple)) else (batch_size, batch_size)
     require(len(sizes) == 2, f"batch_size must be one number or two, got {batch_size}")

@@ -31,7 +31,7 @@ from fedxl.models import Weights, scorer, weights_of
 from fedxl.models.functional import PRECISIONS, products
 from fedxl.progress import progress
 from fedxl.training.rounds import Traffic
-from fedxl.training.run_folder import ABOUT, CONFIG, PREPARATION, Form, Row, Run, described
+from fedxl.training.run_folder import ABOUT, CONFIG, PREPARATION, Form, Row, Run, described, is_run
 from fedxl.training.run_writer import RunWriter
 
 if TYPE_CHECKING:  # they load scipy, which training does not need
@@ -218,6 +218,7 @@ class Result:
         """
         path = as_path(folder, "folder")
         require(self.final is not None, "the run was interrupted; fit(..., out=...) keeps a run that can be resumed")
+        require(not is_run(path), f"{path} already holds a run; choose another folder")
         with RunWriter(path, resume=False) as writer:
             for name, text in self.files.items():
                 writer.write(name, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -44,6 +45,7 @@ MISTAKES = {
     "unknown key": ("algorithm.leraning_rate=1", "unknown setting 'algorithm.leraning_rate'"),
     "nearly known key": ("algorithm.milestone=[3]", "did you mean 'algorithm.milestones'?"),
     "a run setting among the algorithm's": ("algorithm.rounds=3", "unknown setting 'algorithm.rounds'"),
+    "another name of a key": ("algorithm.learning_rate=3", "did you mean 'algorithm.lr'?"),
     "unknown run key": ("run.round=3", "did you mean 'run.rounds'?"),
     "unknown section": ("algo.lr=1", "unknown section 'algo'; did you mean 'algorithm'?"),
     "unknown algorithm": ("algorithm.name=fedxl", "unknown algorithm 'fedxl'; did you mean 'fedxl"),
@@ -286,8 +288,16 @@ def test_a_risk_of_the_wrong_shape(pair, outer, expected):
 
 def test_mistakes_in_the_library_call():
     clients = make_clients([(4, 4)])
-    with pytest.raises(UserError, match=r"unknown setting 'run\.rouns'; did you mean 'run\.rounds'\?"):
-        fit(nn.Linear(5, 1), clients, FeDXL2(auroc()), rouns=3)
+    for given, told in (
+        ({"rouns": 3}, "unknown argument of fit 'rouns'; did you mean 'rounds'?"),
+        ({"batch": 8}, "unknown argument of fit 'batch'; did you mean 'batch_size'?"),
+        ({"epochs": 3}, "unknown argument of fit 'epochs'; did you mean 'rounds'?"),
+        ({"learning_rate": 1.0}, "'learning_rate'; lr is a setting of the algorithm: fedxl.FeDXL2(..., lr=...)"),
+    ):
+        with pytest.raises(UserError, match=re.escape(told)):
+            fit(nn.Linear(5, 1), clients, FeDXL2(auroc()), **given)
+    with pytest.raises(TypeError, match=r"auroc\(\) got an unexpected keyword argument 'lam'"):
+        auroc(lam=1.0)
     with pytest.raises(UserError, match="at least one client"):
         fit(nn.Linear(5, 1), [], FeDXL2(auroc()))
     with pytest.raises(UserError, match="client 1 has no examples"):

@@ -73,7 +73,8 @@ def test_mistakes_are_one_line():
         ({"rounds": (1, 5)}, {}, "'rounds' must be the same in all trials"),
         ({"lr": (0.1, 1)}, {"validation": None}, "tuning needs validation data"),
         ({"lr": (0.1, 1)}, {"sampler": "grid"}, "sampler"),
+        ({"lr": (0.1, 1)}, {"algorithm": fedxl.FeDXL2}, "algorithm is the class FeDXL2; give an object"),
         ({"lr": (0.1, 1)}, {"resume": True}, "resume: not for trials"),
     ):
         with pytest.raises(UserError, match=told):
-            fedxl.tune(model, DATA["clients"], algorithm, space, **{**MORE, **more})
+            fedxl.tune(model, DATA["clients"], **{"algorithm": algorithm, "space": space, **MORE, **more})

@@ -54,7 +54,7 @@ def test_a_saved_result_is_read_like_a_run_that_wrote_its_folder(tmp_path, monke
     assert fedxl.export(tmp_path / "saved", model=mlp((5,), hidden=(4,)), onnx=False).form == result.form
     code, out, _ = command(monkeypatch, capsys, "report", str(tmp_path / "saved"))
     assert (code, "saved" in out) == (0, True)
-    with pytest.raises(UserError, match="already holds a run"):
+    with pytest.raises(UserError, match="already holds a run; choose another folder"):
         result.save(tmp_path / "saved")
 
 

@@ -159,8 +159,8 @@ def _described(path: Path, delimiter: str, schema: Any, rows: Any = None, coded:
     return File(path, delimiter, columns, rows)
 
 
-def require_column(file: File, name: str, setting: str, advice: str = DELIMITER) -> None:
-    """Raises UserError if a setting names a column that the file does not have.
+def require_column(file: File, name: str, setting: str = "", advice: str = DELIMITER) -> None:
+    """Raises UserError if a setting names a column that the file does not have; "": a model reads it.
 
     advice: what to do about another delimiter.
     """
@@ -171,6 +171,7 @@ def require_column(file: File, name: str, setting: str, advice: str = DELIMITER)
         sign = next((sign for sign in ";\t|," if sign in only), "")
         if sign:
             raise UserError(f"{file.path} seems to separate its columns by {sign!r}; {advice.format(sign)}")
+    require(bool(setting), f"{file.path} lacks the column '{printable(name)}', which the model reads")
     raise unknown(f"column in {file.path} ({setting})", name, file.columns)
 
 

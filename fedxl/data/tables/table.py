@@ -197,7 +197,7 @@ def _new_table(made: Preparation, file: File) -> Examples:
     image = [made.image.column] if made.image else []
     names = [column.name for column in made.columns]
     for name in (*names, *image):
-        require_column(file, name, "which the model reads", f"save it with {file.delimiter!r}, as training data were")
+        require_column(file, name, advice=f"save it with {file.delimiter!r}, as training data were")
     roles = dict.fromkeys((made.label, *made.labels, made.site, made.id, made.time))
     others = [name for name in roles if name in file.columns]
     known = {column.name: list(column.values) if isinstance(column, Category) else None for column in made.columns}

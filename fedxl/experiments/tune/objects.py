@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 from fedxl.algorithms.protocol import Algorithm
 from fedxl.config.file import Config
-from fedxl.errors import require
+from fedxl.errors import kind_of, require
 from fedxl.experiments.compare import Network, network
 from fedxl.experiments.tune import outcome
 from fedxl.experiments.tune.plan import FIXED, Distribution, Plan, Sampler, Space, TuneSettings, draw, parse
@@ -107,6 +108,11 @@ class _Work:
         own = _of(chosen, "algorithm")
         if not isinstance(self.algorithm, Algorithm):
             require(callable(self.algorithm), "algorithm must be an algorithm, or a function that returns one")
+            risk = (
+                inspect.signature(self.algorithm).parameters.get("risk") if isinstance(self.algorithm, type) else None
+            )
+            told = f"algorithm is {kind_of(self.algorithm)}; give an object, such as FeDXL2(risk), or a function"
+            require(risk is None or risk.default is not inspect.Parameter.empty, told)
             found = call(self.algorithm, own, "space")
             require_algorithm(found)
             return found
