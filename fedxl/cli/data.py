@@ -1,4 +1,4 @@
-"""`fedxl data`: list, download and check data sets."""
+"""`fedxl data`: list, download, check and prepare data sets."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fedxl.cli.advise import list_summaries
-from fedxl.cli.output import Overrides, out, show
+from fedxl.cli.output import Overrides, out, show, writing
 from fedxl.config import experiment as configs
 from fedxl.data import DATASETS
 from fedxl.data.check import Findings
 from fedxl.data.sets import download
-from fedxl.errors import printable, require
+from fedxl.errors import UserError, printable, require
+from fedxl.files import write_atomically
 from fedxl.toml import read as read_toml
 from fedxl.training.advice import Advice
 
-data = typer.Typer(no_args_is_help=True, help="List, download and check data sets.")
+data = typer.Typer(no_args_is_help=True, help="List, download, check and prepare data sets.")
 
 
 @data.command("list")
@@ -62,6 +63,23 @@ def check(
         _show(findings, advice)
     if findings.problems:
         raise typer.Exit(2)
+
+
+@data.command()
+def prepare(
+    config: Annotated[Path, typer.Argument(help="A config whose [data] is a table of public rows.")],
+    overrides: Overrides = None,
+    target: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("preparation.json"),
+) -> None:
+    """Fit a table's preparation and write it: what private training on other rows of these columns needs."""
+    require(not target.exists(), f"{target} exists already; choose another file")
+    raw = configs.load_unfitted(configs.read(config, overrides or []))
+    if raw is None:
+        raise UserError(f"the [data] of {config} must be a table of numbers and categories, without a preparation")
+    made = raw.fitted()
+    with writing(target, "nothing was written"):
+        write_atomically(target, made.to_text().encode())
+    show(f"preparation of {len(made.columns):,} columns in {target}; name it in [data]: preparation = '{target}'")
 
 
 MOST_SITES = 20  # rows of the table; with thousands of sites nobody would read them all

@@ -144,7 +144,7 @@ def ledger(task: Task) -> Ledger | None:
 def require_given(algorithm: Any, fitted: bool) -> None:
     """Refuse private training on columns scaled by their own means: each row moves all others, or means leave."""
     why = "with dp_clip, columns must not be scaled by their own means, which every row moves and which may leave"
-    made = "a table takes a preparation.json made from other rows (name it: preparation, in [data])"
+    made = "a table takes a preparation.json of public rows: `fedxl data prepare` makes one; name it in [data]"
     require(not (fitted and algorithm.private), f"{why}; {made}")
 
 

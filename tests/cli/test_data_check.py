@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedxl.data.tables.table import load_preparation
 from tests.cli.test_errors import CONFIG, arrays, command, save
 
 REST = '[risk]\nname = "auroc"\n[algorithm]\nname = "fedxl1"\n'
@@ -92,6 +93,31 @@ def test_a_table_says_what_is_missing_and_which_groups_are_torn(table, tmp_path,
     assert told["missing_values"] == {"age": 6}
     table.write_text(table.read_text().replace("p7,", "p3,"))  # both in validation, at two sites
     assert "1 groups of column 'patient' are at two sites" in checked(monkeypatch, capsys, path)[1]
+
+
+def test_a_preparation_of_public_rows_is_written_for_private_training(table, tmp_path, monkeypatch, capsys):
+    path, out = config(tmp_path, f'name = "table"\npath = "{table}"\n{OPTIONS}'), tmp_path / "made.json"
+    private = {"dp_clip": 1.0, "dp_noise": 2.0, "dp_score_noise": 2.0, "level": "free", "pool_u": "server"}
+    sets = [
+        "model.name=mlp",
+        "risk.scores=sigmoid",
+        "run.rounds=1",
+        *(f"algorithm.{name}={value}" for name, value in private.items()),
+    ]
+    train = ["train", str(path), "--out", str(tmp_path / "run"), *(f"--set={each}" for each in sets)]
+    code, _, err = command(monkeypatch, capsys, *train)
+    assert code == 2
+    assert "takes a preparation.json of public rows: `fedxl data prepare` makes one" in " ".join(err.split()), err
+    made = ["data", "prepare", str(path), "--out", str(out)]
+    code, shown, err = command(monkeypatch, capsys, *made)
+    assert (code, f"in {out}; name it in [data]" in shown) == (0, True), err
+    assert [column.name for column in load_preparation(out).columns] == ["age", "sex"]
+    code, _, err = command(monkeypatch, capsys, *train, "--set", f"data.preparation={out}")
+    assert code == 0, err
+    assert "exists already" in command(monkeypatch, capsys, *made)[2]
+    other = config(tmp_path, 'name = "digits"')
+    code, _, err = command(monkeypatch, capsys, "data", "prepare", str(other), "--out", str(tmp_path / "new.json"))
+    assert (code, "must be a table of numbers and categories" in " ".join(err.split())) == (2, True)
 
 
 def test_images_that_cannot_be_read_are_listed(tmp_path, monkeypatch, capsys):

@@ -75,7 +75,10 @@ def hello(site: SiteFile) -> Envelope:
     told = "its table is scaled as all sites' tables are, which needs a summary of its columns"
     require(allowed, f"{told}; its site.toml must say summary = true in [site], or name a preparation in [data]")
     exact = "a summary of its table has no noise, and this site limits what training tells (training_epsilon)"
-    require(not (summary and site.settings.training_epsilon), f"{exact}; name a preparation in [data]")
+    require(
+        not (summary and site.settings.training_epsilon),
+        f"{exact}; name a preparation in [data] (fedxl data prepare)",
+    )
     facts: dict[str, Any] = {"site": site.settings.name, "version": __version__, "summary": summary}
     facts |= {"positives": held.positives, "negatives": held.negatives, "shape": list(shape)}
     if site.settings.summary and known["images"]:
