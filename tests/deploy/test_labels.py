@@ -46,7 +46,7 @@ def carrier(folder: Path, data: dict[str, str], evaluate: str = "metrics") -> In
     sites = InProcess(folder)
     allowed = {"models": ("mlp",), "risks": ("pauc",), "algorithms": ("fedxl2",)}
     for number, name in enumerate(SITES):
-        settings = SiteSettings(name=name, part=number, device="cpu", evaluate=evaluate, **allowed)
+        settings = SiteSettings(name=name, part=number, device="cpu", evaluate=evaluate, fewest=1, **allowed)
         sites.sites[str(100 + number)] = SiteFile(settings, data, folder / name)
     return sites
 

@@ -25,7 +25,8 @@ SERVER = "10.99.0.1"
 # What a hospital runs after `pip install`.
 AT_A_HOSPITAL = (
     "fedxl deploy request .",
-    'sed -i \'s|change this|../data/patients.csv|; s/evaluate = "none"/evaluate = "metrics"/\' site.toml',  # edits
+    # edits
+    'sed -i \'s|change this|../data/patients.csv|; s/evaluate = "none"/evaluate = "metrics"\\nfewest = 5/\' site.toml',
     "fedxl deploy accept . {name}.crt",
     "./start.sh",
 )

@@ -87,7 +87,7 @@ def carrier(folder: Path, data: dict[str, Any], **settings: Any) -> InProcess:
     algorithms = ("local_pair", "local_sgd", "fedxl2")
     allowed = {"models": ("mlp",), "risks": ("listwise", "ndcg", "auroc"), "algorithms": algorithms}
     for number, name in enumerate(SITES):
-        known = SiteSettings(name=name, part=number, device="cpu", summary=True, **{**allowed, **settings})
+        known = SiteSettings(name=name, part=number, device="cpu", summary=True, fewest=1, **{**allowed, **settings})
         sites.sites[str(100 + number)] = SiteFile(known, data, folder / name)
     return sites
 

@@ -138,6 +138,19 @@ def test_the_whole_curve_does_not_leave_as_metrics(tmp_path):
     assert "19 false positive rates are more than this site discloses" in found.history[0]["validation_by_site"]["a"]
 
 
+def test_metrics_rest_on_enough_examples_of_a_class(tmp_path):
+    """The AUROC of one positive among 83 negatives is a fraction that tells its rank."""
+    held = cache.examples(site_file(tmp_path, 0), "validation").holdings()[0]
+    many, few = min((held.positives, "positives"), (held.negatives, "negatives"))
+    for fewest in (many, many + 1):
+        carrier = Judging(tmp_path / f"{fewest}", ["metrics"] * 4, fewest=1)
+        carrier.sites["100"] = site_file(tmp_path / f"{fewest}", 0, evaluate="metrics", fewest=fewest)
+        found = deployed(tmp_path / f"{fewest}", config("fedxl2", rounds=2), carrier, evaluate="sites")
+        told = found.history[0]["validation_by_site"]["a"]
+        why = f"this site has fewer than {fewest} {few}, too few for metrics (fewest)"
+        assert (told == why) == (fewest > many)
+
+
 def test_one_site_without_a_metric_does_not_silence_the_others(tmp_path):
     carrier = Judging(tmp_path, ["metrics"] * 4)
     carrier.spoil = lambda a: Envelope({**a.facts, "metrics": json.dumps(PERFECT | {"pauc@0.3": math.nan})}, {})

@@ -66,6 +66,7 @@ class Hospitals(InProcess):
             "risks": ("cox", "concordance"),
             "summary": True,
             "times": "bins",
+            "fewest": 1,
         }
         allowed |= {"algorithms": ("fedxl1", "fedxl2", "local_pair"), "device": "cpu", **settings}
         super().__init__(folder)

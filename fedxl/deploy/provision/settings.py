@@ -85,7 +85,9 @@ class SiteSettings:
     training_delta: float = 1e-5  # the delta of that epsilon; below one in the number of examples
     evaluate: str = "none"  # results that it discloses: none, metrics (AUROC, ...), curve (counts in bins), scores
     bins: int = 512  # the most bins of a curve
-    fewest: int = 10  # examples of a class that a curve without noise may rest on; none at all are allowed
+    fewest: int = (
+        10  # examples of a class that metrics, or a curve without noise, may rest on; none at all are allowed
+    )
     epsilon: float = 0.0  # differential privacy of each curve, by noise in its counts; 0: no noise
     epsilon_total: float = 0.0  # of all curves together, over all runs; then it discloses no more
     evaluations: int = 1000  # requests to evaluate that it accepts, over all runs

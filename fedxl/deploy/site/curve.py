@@ -18,6 +18,7 @@ import torch
 
 from fedxl.deploy.protocol.envelope import CurveReply
 from fedxl.deploy.provision.settings import SiteFile
+from fedxl.deploy.site import permission
 from fedxl.deploy.storage import locked, recall, remember
 from fedxl.errors import UserError, require
 from fedxl.evaluation.histogram import Bins, Histogram, count
@@ -131,10 +132,8 @@ def _spend(site: SiteFile) -> tuple[Fraction, Fraction]:
 
 def _require_harmless(site: SiteFile, found: Histogram) -> None:
     """Refuse counts of few examples, and bins that look closely at some scores and leave out the others."""
-    for name, counts in (("positives", found.positives), ("negatives", found.negatives)):
-        number, least = int(counts.sum()), site.settings.fewest
-        few = 0 < number < least
-        require(not few, f"this site has fewer than {least} {name}, too few for a curve (fewest)")
+    held = int(found.positives.sum()), int(found.negatives.sum())
+    permission.require_enough(site, [held], "a curve", found.times is not None)
     both = (found.positives + found.negatives).reshape(-1, len(found.edges) + 1).sum(0)
     outside = int(both[0] + both[-1])
     require(2 * outside <= int(both.sum()), "most scores of this site lie outside of the bins")

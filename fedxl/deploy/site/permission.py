@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,18 @@ def require_useful(site: SiteFile, problem: Problem) -> None:
     curves = 'curves of time to event need times that all share: time_bins in [risk], and times = "bins" in site.toml'
     known = kind != "curve" or not pairing.timed or shared_times(site, problem) is not None
     require(known, f"{curves}; {INSTEAD}")
+
+
+def require_enough(site: SiteFile, held: Sequence[Sequence[int]], what: str, timed: bool = False) -> None:
+    """Refuse what would rest on few examples of a class: the AUROC of one positive tells its rank.
+
+    held: positives and negatives, of each label.
+    """
+    least, names = site.settings.fewest, ("events", "examples without one") if timed else ("positives", "negatives")
+    for name, numbers in zip(names, zip(*held, strict=True), strict=True):
+        few = any(0 < number < least for number in numbers)
+        some = " of a label" if len(held) > 1 else ""
+        require(not few, f"this site has fewer than {least} {name}{some}, too few for {what} (fewest)")
 
 
 def shared_times(site: SiteFile, problem: Problem) -> Floats | None:

@@ -177,6 +177,9 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     permission.require_metrics_allowed(site, [problem.select, *map(str, problem.settings.metrics)])
     check_queries(problem, {split: held})
     permission.require_useful(site, problem)
+    own = held.holdings()[0]
+    if kind == "metrics":
+        permission.require_enough(site, own.label_counts.T.tolist(), "metrics", own.times is not None)
     evaluator, device = problem.evaluator, problem.device
     grant = curve.granted(site, request.facts, problem.risk) if kind == "curve" else None
     h = evaluator.outputs(tree.to(weights, device), match_types(problem, held).to(device)).cpu()
@@ -189,7 +192,7 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
     # Enough limits are the whole curve, and with it every rank.
     limits = len({metric.limit for metric in evaluator.metrics} - {None})
     require(limits <= MOST_LIMITS, f"metrics at {limits} false positive rates are more than this site discloses")
-    values, own = evaluator.findings(h, held).metrics, held.holdings()[0]
+    values = evaluator.findings(h, held).metrics
     counted: dict[str, Any] = {"queries": len(own.queries(relevant=True))} if own.ranked else {}
     if split == "validation" and (grid := permission.shared_times(site, problem)) is not None:
         scores = evaluator.scores_of(h, held)
