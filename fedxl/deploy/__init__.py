@@ -11,6 +11,11 @@ def now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
+def clock(ahead: float = 0.0) -> str:
+    """The time of day in so many seconds."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() + ahead))
+
+
 def say(line: str) -> None:
     """Print a line with the time."""
     print(f"{now()} {line}", flush=True)

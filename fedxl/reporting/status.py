@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from fedxl import metrics
 from fedxl.errors import UserError, first_line, printable, require
-from fedxl.files import read_json
 from fedxl.reporting import watch
 from fedxl.reporting.charts.scale import Svg, element, escape, style_hash
-from fedxl.reporting.text import evaluation_in_words
+from fedxl.reporting.text import evaluation_in_words, state_in_words
+from fedxl.training.run_folder import being_written
 
-STATUS = "status.json"  # in a run's folder: the sites, those that are connected, and what the server has refused
 RECENT = 20  # evaluations and refusals that are shown
 REFRESH = 5  # seconds
 STYLE = """
@@ -35,11 +34,11 @@ HEADERS = {
 }  # fmt: skip
 
 
-def page(run: Path, name: str) -> str:
-    """The whole page. Names and reasons are other parties' texts."""
-    told: dict[str, Any] = {}
-    with suppress(FileNotFoundError):
-        told = read_json(run / STATUS)
+def page(server: Path, run: Path, name: str) -> str:
+    """The whole page. server: the folder of a server. Names and reasons are other parties' texts."""
+    told = watch.connections(run)
+    serves = any(being_written(folder) is not False for folder in (server, run))
+    view: watch.View | None = None
     try:
         view = watch.look(run)
         title, rows, sites, bad = f"{name}: {watch.state(view)}", view.rows, view.sites, watch.warning(view)
@@ -49,9 +48,9 @@ def page(run: Path, name: str) -> str:
         said = ["the server has not begun to train; it waits until every site has joined once"]
     body = [element("h1", title), *(element("p", line) for line in said if line)]
     body += [element("p", bad, class_="bad")] if bad else []
-    body += [element("h2", "Sites"), *_sites(sites, told)]
+    body += [element("h2", "Sites"), *_sites(view, told, serves)]
     shown = [(row["round"], evaluation_in_words(row, "validation")) for row in [*rows][: -RECENT - 1 : -1]]
-    body += [element("h2", "Evaluations"), _table(("round", "validation"), shown)]
+    body += [element("h2", "Evaluations"), _table(("round", "validation data"), shown)]
     dropped = [each for row in rows for each in row.get("dropped", []) if isinstance(each, dict)]
     left_out = [(f"round {each.get('round')}", each.get("site"), each.get("reason")) for each in dropped]
     refused = [(each.get("time"), "", each.get("reason")) for each in told.get("refusals", [])]
@@ -62,16 +61,18 @@ def page(run: Path, name: str) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>'
 
 
-def _sites(sites: Sequence[watch.Site], told: dict[str, Any]) -> list[Svg]:
-    measured = {site.name: site for site in sites}
-    known, connected = ([printable(name, 40) for name in told.get(key, [])] for key in ("sites", "connected"))
+def _sites(view: watch.View | None, told: Mapping[str, Any], serves: bool) -> list[Svg]:
+    measured = {site.name: site for site in view.sites} if view else {}
+    known = {printable(name, 40): state_in_words(state) for name, state in told.get("sites", {}).items()}
     rows = list[tuple[Any, ...]]()
     for name in dict.fromkeys([*known, *measured]):
         found = measured.get(name)
         metric = "" if found is None or math.isnan(found.metric) else f"{found.metric:.4f}"
-        rows.append((name, "connected" if name in connected else "awaited", metric, found.note if found else ""))
-    since = [element("p", f"Connections as of {printable(told.get('time'))}.")] if told else []
-    return [_table(("site", "", "metric", "note"), rows), *since]
+        rows.append((name, known.get(name, "") if serves else "", metric, found.note if found else ""))
+    since = f"Connections as of {printable(told.get('time'))}." if serves else "The server is not running."
+    metric = metrics.key(view.metric) if view else "metric"
+    table = _table(("site", "connection", metric, "note"), rows)
+    return [table, *([element("p", since)] if told or not serves else [])]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Svg:
@@ -87,7 +88,7 @@ def _cell(tag: str, value: Any) -> Svg:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET of the one page to whoever knows its address, and nothing else."""
+    """Answers GET and HEAD of the one page to whoever knows its address, and nothing else."""
 
     server: Status
     server_version, sys_version, timeout = "fedxl", "", 10.0
@@ -99,9 +100,11 @@ class Handler(BaseHTTPRequestHandler):
         if not secrets.compare_digest(self.path.encode(), self.server.secret.encode()):
             return self._reply(404, "no such page; use the address that the command has printed")
         try:
-            return self._reply(200, page(self.server.run, self.server.name))
+            return self._reply(200, page(self.server.folder, self.server.run, self.server.name))
         except UserError as error:
             return self._reply(500, escape(first_line(error)))
+
+    do_HEAD = do_GET
 
     def _reply(self, code: int, text: str) -> None:
         content = text.encode()
@@ -109,7 +112,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {**HEADERS, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, *told: Any) -> None:
         """Nothing: requests are the operator's own."""
@@ -123,7 +127,7 @@ class Status(ThreadingHTTPServer):
     def __init__(self, folder: Path, port: int = 0) -> None:
         found = folder / "server" if (folder / "server").is_dir() else folder
         require((found / "server.toml").is_file(), f"there is no server/ in {folder}, and no server.toml")
-        self.name, self.run = folder.resolve().name, watch.folder_of(found)
+        self.name, self.folder, self.run = folder.resolve().name, found, watch.folder_of(found)
         self.secret = f"/{secrets.token_urlsafe(16)}"
         try:
             super().__init__(("127.0.0.1", port), Handler)

@@ -25,13 +25,19 @@ def in_words(values: Mapping[str, Any]) -> str:
 def evaluation_in_words(row: Mapping[str, Any], split: str) -> str:
     """The metrics of a metrics row, and how many sites they rest on, if these sent them."""
     heard = sites_heard(row, split)
-    return in_words(row.get(split) or {}) + (f"  ({heard})" if heard else "")
+    return in_words(row.get(split) or {}) + (f"  (measured at {heard})" if heard else "")
 
 
 def sites_in_words(remarks: Mapping[str, Any]) -> str:
-    """How many sites took part in the latest of these rounds: " (2 of 3 sites)"; "" in a simulation."""
+    """How many sites took part in the latest of these rounds: ", trained by 2 of 3 sites"; "" in a simulation."""
     latest = (remarks.get("participants") or [{}])[-1]
-    return f" ({len(latest['sites'])} of {latest['of']} sites)" if latest else ""
+    return f", trained by {len(latest['sites'])} of {latest['of']} sites" if latest else ""
+
+
+def state_in_words(site: Mapping[str, Any]) -> str:
+    """Whether a site is connected, as the server's status file says: lost at 20:54:13, waited for until 20:55:13."""
+    parts = ((site.get("state"), ""), (site.get("since"), " at "), (site.get("until"), ", waited for until "))
+    return "".join(f"{before}{printable(value, 40)}" for value, before in parts if value)
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:

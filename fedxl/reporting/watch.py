@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,9 @@ from rich.text import Text
 
 from fedxl import metrics, toml
 from fedxl.errors import UserError, printable, require
+from fedxl.files import read_json
 from fedxl.progress import time_left
-from fedxl.reporting.text import in_words, sites_in_words
+from fedxl.reporting.text import in_words, sites_in_words, state_in_words
 from fedxl.training import run_folder
 from fedxl.training.choice import best_row
 from fedxl.training.run_folder import Row
@@ -49,6 +51,7 @@ class View(NamedTuple):
     final: Row | None  # the last row of a run that has ended
     alive: bool | None  # whether a process of this machine works on it; None: not known
     sites: Sequence[Site]
+    waits: Sequence[str] = ()  # the sites that the server waits for now, and since when
 
     @property
     def values(self) -> list[tuple[int, float]]:
@@ -111,7 +114,25 @@ def look(path: Path) -> View:
         final=run.done,
         alive=alive,
         sites=_sites(run.rows, metric),
+        waits=_waits(path) if alive else (),
     )
+
+
+def connections(path: Path) -> Mapping[str, Any]:
+    """What the server of a deployed run says of its sites; empty if there is none. Raises UserError if damaged."""
+    try:
+        found: Any = read_json(path / run_folder.STATUS)
+    except FileNotFoundError:
+        return {}
+    sites = found.get("sites") if isinstance(found, Mapping) else None
+    return found if isinstance(sites, Mapping) and all(isinstance(one, Mapping) for one in sites.values()) else {}
+
+
+def _waits(path: Path) -> list[str]:
+    with suppress(UserError):
+        sites = connections(path).get("sites", {})
+        return [f"{printable(name, 40)}: {state_in_words(site)}" for name, site in sites.items() if site.get("until")]
+    return []
 
 
 def _whole(value: Any) -> int:
@@ -150,7 +171,7 @@ def where(view: View) -> str:
 
 
 def participants(view: View) -> str:
-    """round 19 (2 of 3 sites)"""
+    """round 19, trained by 2 of 3 sites"""
     row = view.rows[-1] if view.rows else {}
     found = sites_in_words(row)
     return f"round {row['participants'][-1]['round']}{found}" if found else ""
@@ -164,7 +185,7 @@ def pace(view: View) -> str:
     rate = rounds / seconds
     shown = f"{rate:.1f} rounds/s" if rate >= 1 else f"{1 / rate:.1f} s per round"
     left = view.rounds - view.round
-    if view.final is not None or view.alive is False or left <= 0:
+    if view.final is not None or view.alive is False or left <= 0 or view.waits:
         return shown
     return f"{shown}, {time_left(seconds, rounds, rounds + left)}"
 
@@ -176,7 +197,7 @@ def standing(view: View) -> str:
     (_, now), (round, best) = view.values[-1], view.best
     text = f"validation {printable(metrics.key(view.metric))} {now:.4f}, best {best:.4f} in round {round}"
     if heard := run_folder.sites_heard(view.rows[-1], "validation"):
-        text += f" ({heard})"
+        text += f" (measured at {heard})"
     if view.final is None and view.patience and view.waited:
         text += f" ({view.waited} of {view.patience} evaluations without a better one)"
     return text
@@ -198,6 +219,7 @@ def warning(view: View) -> str:
 def line(view: View) -> str:
     """All of it in one line, for a log."""
     parts = [where(view), state(view), standing(view), participants(view), pace(view), warning(view), outcome(view)]
+    parts += view.waits
     away = [f"{site.name}: {site.note}" for site in view.sites if site.note]
     return ", ".join(filter(None, [*parts, *away]))
 
@@ -218,6 +240,7 @@ def panel(view: View, console: Console) -> RenderableType:
         parts.append(Text(below, no_wrap=True, overflow="crop", style="dim"))
     if view.sites:
         parts += ["", _site_table(view)]
+    parts += [Text(each, style="yellow") for each in view.waits]
     if warning(view):
         parts.append(Text(warning(view), style="red"))
     if outcome(view):

@@ -33,6 +33,7 @@ TRAINED_ON = "trained_on.npy"  # digests of the training examples
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 SEED = "seed-"  # of the names of runs that differ by their seed, in one folder
+STATUS = "status.json"  # of a deployed run: which sites are connected or waited for, and what the server has refused
 COLLAPSED = "collapsed"  # in a metrics row: the model gives all examples one score
 STOPPED_EARLY = "stopped_early"  # in the last metrics row of a run that its patience ended
 LARGEST = 2**53  # of whole numbers in a file; no run counts further

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 from fedxl.deploy import Throttle
 from fedxl.deploy.protocol.envelope import Envelope, Failure
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.deploy.server import directory
-from fedxl.deploy.server.directory import RETRY, Directory
+from fedxl.deploy.server.directory import RETRY, Directory, SiteFacts
+from fedxl.reporting.text import state_in_words
 from tests.conftest import Clock
 
 
@@ -72,6 +75,28 @@ def test_a_site_whose_hello_was_refused_waits_before_the_next_even_on_another_co
     clock.sleep(RETRY)
     known.nodes()
     assert carrier.sent == 2
+
+
+def test_the_operator_sees_who_is_lost_while_replies_are_awaited(tmp_path):
+    known, carrier, _ = followed()
+    known.status = tmp_path / "run" / "status.json"
+    carrier.node, known.names, known.facts = "a/1", {"a/1": "a"}, {"a": SiteFacts(1, 1, (2,))}
+
+    def state() -> dict[str, str]:
+        return json.loads(known.status.read_text())["sites"]["a"]
+
+    known.nodes()
+    assert state() == {"state": "connected"}
+    carrier.node = ""
+    assert dict(known.exchange({"a/1": Envelope({}, {})}, "train", 0.01))["a/1"] == Failure("no reply within 0.01 s")
+    assert state().keys() == {"state", "since", "until"}
+    assert state_in_words(state()).startswith("lost at ")
+    known.note_lost("a")
+    assert "until" not in state()
+    assert "since" in state()
+    carrier.approved = dict
+    known.nodes()
+    assert state() == {"state": "revoked"}
 
 
 def test_lines_that_others_cause_are_said_once_a_minute_and_are_few(monkeypatch):

@@ -26,7 +26,7 @@ SERVER = "10.99.0.1"
 AT_A_HOSPITAL = (
     "fedxl deploy request .",
     # edits
-    'sed -i \'s|change this|../data/patients.csv|; s/evaluate = "none"/evaluate = "metrics"\\nfewest = 5/\' site.toml',
+    'sed -i \'s|change this|../data/patients.csv|; s/evaluate = "none"/evaluate = "metrics"\\nfewest=5/\' site.toml',
     "fedxl deploy accept . {name}.crt",
     "./start.sh",
 )

@@ -447,6 +447,16 @@ def test_normed_scores_need_both_classes_at_every_site(tmp_path):
             run()
 
 
+def test_a_site_that_is_left_out_is_reported_once_and_so_is_its_return(tmp_path):
+    carrier, lines = InProcess(tmp_path), list[str]()
+    carrier.faults = {(3, round): Failure("it is tired") for round in (1, 2)}
+    deployed(tmp_path, config("local_sgd", cohort=4), carrier, Hooks(say=lines.append))
+    assert [line for line in lines if " d" in line and line.startswith("round")] == [
+        "round 1: nothing from d: it is tired",
+        "round 3: d is back after 2 rounds",
+    ]
+
+
 def test_a_node_must_be_who_its_key_says(tmp_path):
     lines: list[str] = []
     keys = {"100": "a", "101": "b", "103": "c", "102": "d"}
@@ -454,7 +464,7 @@ def test_a_node_must_be_who_its_key_says(tmp_path):
         deployed(tmp_path, config("local_sgd"), hooks=Hooks(say=lines.append), keys=keys, join=5)
     assert any("it claims to be 'c', but its key belongs to 'd'" in line for line in lines)
     status = json.loads((tmp_path / "server" / "run" / "status.json").read_text())
-    assert (status["sites"], status["connected"]) == (list(SITES), ["a", "b"])
+    assert [status["sites"][name]["state"] for name in SITES] == [*["connected"] * 2, *["not connected yet"] * 2]
     assert any("its key belongs to 'd'" in each["reason"] and each["time"] for each in status["refusals"])
 
 

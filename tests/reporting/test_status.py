@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from fedxl.reporting.status import REFRESH, Status
 from tests.reporting import browser
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J"
+LOST = "lost at 20:54:13, waited for until 20:55:13"
 ROWS = [
     {
         "round": 5, "seconds": 10.0, "validation": {"auroc": 0.7, "positives": 9, "negatives": 9},
@@ -30,9 +32,12 @@ def served(tmp_path) -> Iterator[Status]:
     (tmp_path / "server" / "server.toml").write_text('[server]\nsites = ["north", "south"]\n')
     (run / "run.json").write_text(json.dumps({"settings": {"run.rounds": 40}, "select": "auroc"}))
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    told = {"time": "now", "sites": ["north", "south", EVIL], "connected": ["north"]}
+    lost = {"state": "lost", "since": "20:54:13", "until": "20:55:13"}
+    sites = {"north": {"state": "connected"}, "south": lost, EVIL: {"state": "revoked"}}
+    told = {"time": "now", "sites": sites}
     (run / "status.json").write_text(json.dumps({**told, "refusals": [{"time": "today", "reason": EVIL}]}))
-    with Status(tmp_path) as page:
+    with Status(tmp_path) as page, (tmp_path / "server" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the server is running
         thread = Thread(target=page.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield page
@@ -52,7 +57,17 @@ def fetch(page: Status, method: str = "GET", path: str = "", host: str = "") -> 
 def test_it_shows_the_run_and_escapes_what_others_wrote(served):
     code, text, headers = fetch(served)
     assert code == 200
-    for shown in ("round 5 of 40", "0.7000", "0.7100", "connected", "awaited", "it discloses no evaluation", "today"):
+    for shown in (
+        "round 5 of 40",
+        "0.7000",
+        "0.7100",
+        "connected",
+        LOST,
+        "revoked",
+        "auroc",
+        "it discloses no evaluation",
+        "today",
+    ):
         assert shown in text
     assert "<script" not in text
     assert "<img" not in text
@@ -60,6 +75,14 @@ def test_it_shows_the_run_and_escapes_what_others_wrote(served):
     assert text.count("&lt;script&gt;") >= 4, "a site, its note, the round that left it out, the refusal"
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert f'content="{REFRESH}"' in text
+
+
+def test_without_a_server_there_are_no_connections(served):
+    (served.folder / ".lock").unlink()
+    text = fetch(served)[1]
+    assert "The server is not running." in text
+    assert "connected" not in text
+    assert LOST not in text
 
 
 def test_before_the_first_round_it_shows_who_is_awaited(served):
@@ -74,8 +97,9 @@ def test_before_the_first_round_it_shows_who_is_awaited(served):
 
 def test_it_is_read_only_and_for_this_machine_and_for_who_knows_the_address(served):
     before = {path: path.read_bytes() for path in served.run.iterdir()}
-    for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert fetch(served, method)[0] == 501
+    assert fetch(served, "HEAD")[:2] == (200, "")
     for host in ("evil.example", f"evil.example:{served.server_port}", "127.0.0.1"):
         assert fetch(served, host=host)[0] == 403
     for path in ("/", "/run/metrics.jsonl", served.secret + "x", "/../etc/passwd"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import math
@@ -17,7 +18,7 @@ from fedxl.cli.report import GONE, follow
 from fedxl.errors import UserError
 from fedxl.reporting import runs, watch
 from fedxl.reporting.watch import curve, panel
-from fedxl.training.run_folder import being_written
+from fedxl.training.run_folder import LOCK, being_written
 from fedxl.training.run_writer import RunWriter
 from tests.conftest import seen_at_a_terminal
 
@@ -73,12 +74,25 @@ def test_a_run_that_goes_on(tmp_path):
         assert text in shown
 
 
+def test_a_site_that_is_waited_for(tmp_path):
+    folder = a_run(tmp_path / "a")
+    lost = {"state": "lost", "since": "20:54:13", "until": "20:55:13"}
+    (folder / "status.json").write_text(json.dumps({"sites": {"north": {"state": "connected"}, "brook": lost}}))
+    assert "brook" not in watch.line(watch.look(folder)), "nobody works on the run"
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        view = watch.look(folder)
+    for shown in (watch.line(view), drawn(view)):
+        assert "brook: lost at 20:54:13, waited for until 20:55:13" in shown
+        assert "s left" not in shown, "nobody knows how long a wait takes"
+
+
 def test_how_many_sites_took_part(tmp_path):
     took_part = [{"round": 14, "sites": ["a", "b", "c"], "of": 3}, {"round": 15, "sites": ["a", "c"], "of": 3}]
     view = watch.look(a_run(tmp_path / "a", [*ROWS[:2], {**ROWS[2], "participants": took_part}]))
-    assert watch.participants(view) == "round 15 (2 of 3 sites)"
-    assert "round 15 (2 of 3 sites)" in drawn(view)
-    assert ", round 15 (2 of 3 sites), " in watch.line(view)
+    assert watch.participants(view) == "round 15, trained by 2 of 3 sites"
+    assert "round 15, trained by 2 of 3 sites" in drawn(view)
+    assert ", round 15, trained by 2 of 3 sites, " in watch.line(view)
     assert not watch.participants(watch.look(a_run(tmp_path / "b"))), "a simulation"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from torch import Tensor
@@ -106,9 +106,13 @@ def grace(seconds: float) -> float:
 
 
 def exchange(
-    carrier: Carrier, requests: Mapping[str, Envelope], kind: Kind, seconds: float
-) -> Iterator[tuple[str, Envelope | Failure]]:
-    """Send requests and yield each node with its reply as it arrives; at the deadline, a Failure for the others."""
+    carrier: Carrier, requests: Mapping[str, Envelope], kind: Kind, seconds: float,
+    look: Callable[[Collection[str]], None] = lambda unanswered: None,
+) -> Iterator[tuple[str, Envelope | Failure]]:  # fmt: skip
+    """Send requests and yield each node with its reply as it arrives; at the deadline, a Failure for the others.
+
+    look: called with the nodes whose replies are awaited, as often as there may be news.
+    """
     deadline = time.monotonic() + seconds
     waiting = dict(carrier.send(requests, kind, seconds)) if requests else {}
     late = False
@@ -119,6 +123,7 @@ def exchange(
             if not expired:
                 yield waiting.pop(ticket), reply
         if waiting and not late:
+            look(waiting.values())
             carrier.wait(min(POLL, max(deadline - time.monotonic(), 0)))
     carrier.forget(list(waiting))
     for node in waiting.values():

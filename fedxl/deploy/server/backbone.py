@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedxl import wire
-from fedxl.deploy.protocol.envelope import POLL, Carrier, Envelope, Failure, Kind, RunHeader, exchange
+from fedxl.deploy.protocol.envelope import POLL, Envelope, Failure, Kind, RunHeader
 from fedxl.deploy.protocol.message import FACTS_ALONE
 from fedxl.deploy.server.directory import Directory
 from fedxl.errors import printable
@@ -24,7 +24,7 @@ from fedxl.models import frozen_tensors
 class Backbone:
     """`exchange` with sites that have the run's frozen weights, or get them first."""
 
-    carrier: Carrier
+    directory: Directory
     head: RunHeader
     model: nn.Module
     have: set[str] = field(default_factory=set)  # nodes that have them
@@ -35,19 +35,19 @@ class Backbone:
         """Send requests and yield each node with its reply, or with why it did not get the frozen weights."""
         unknown = set(requests) - self.have if self.head.frozen else set[str]()
         weights = partial(wire.flatten, frozen_tensors(self.model))
-        offered = offer(self.carrier, "frozen", self.head.facts, weights, unknown, seconds)
+        offered = offer(self.directory, "frozen", self.head.facts, weights, unknown, seconds)
         failures = {node: failure for node, failure in offered.items() if failure}
         self.have |= offered.keys() - failures.keys()
         yield from failures.items()
         ready = {node: each for node, each in requests.items() if node not in failures}
-        for node, reply in exchange(self.carrier, ready, kind, seconds):
+        for node, reply in self.directory.exchange(ready, kind, seconds):
             if isinstance(reply, Failure):  # its disk may have lost them
                 self.have.discard(node)
             yield node, reply
 
 
 def offer(
-    carrier: Carrier,
+    directory: Directory,
     kind: Kind,
     facts: Mapping[str, Any],
     content: Callable[[], Mapping[str, Tensor]],
@@ -59,7 +59,7 @@ def offer(
     for tensors in (dict, content):  # first a question: a site that comes back has it already
         if lacking := sorted(set(nodes) - found.keys()):
             request = Envelope(facts, tensors(), FACTS_ALONE)
-            for node, reply in exchange(carrier, dict.fromkeys(lacking, request), kind, seconds):
+            for node, reply in directory.exchange(dict.fromkeys(lacking, request), kind, seconds):
                 if isinstance(reply, Failure) or reply.facts.get("has") is True:
                     found[node] = reply if isinstance(reply, Failure) else None
     why = Failure(f"it did not keep the {'frozen weights' if kind == 'frozen' else 'model'} of this run")
@@ -77,7 +77,7 @@ def deliver(directory: Directory, head: RunHeader, run: Path) -> None:
     awaited, deadline = set(directory.settings.sites), time.monotonic() + directory.settings.deliver
     while (left := deadline - time.monotonic()) > 0 and any(map(directory.is_approved, awaited)):
         nodes = {node: name for name, node in directory.nodes().items() if name in awaited}
-        offered = offer(directory.carrier, "model", facts, partial(_as_tensors, files), nodes, left)
+        offered = offer(directory, "model", facts, partial(_as_tensors, files), nodes, left)
         for node, failure in offered.items():
             told = f"has not taken the model: {printable(failure.reason)}" if failure else "has the model"
             directory.say(f"{nodes[node]} {told}")

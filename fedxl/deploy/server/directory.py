@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,8 @@ from fedxl import __version__
 from fedxl.data.examples import Holding
 from fedxl.data.tables.prepare import Preparation, fit
 from fedxl.data.tables.summary import Summary, merge, require_one_label
-from fedxl.deploy import Throttle, now
-from fedxl.deploy.protocol.envelope import POLL, Carrier, Envelope, Failure, grace, whole
+from fedxl.deploy import Throttle, clock, now
+from fedxl.deploy.protocol.envelope import POLL, Carrier, Envelope, Failure, Kind, exchange, grace, whole
 from fedxl.deploy.protocol.message import FACTS_ALONE
 from fedxl.deploy.provision.settings import ServerSettings
 from fedxl.errors import RefusedError, first_line, printable, refuse, require
@@ -78,6 +78,9 @@ class Directory:
     refusals: list[dict[str, str]] = field(default_factory=list)  # the latest, with their times
     status: Path | None = None  # the file that says who is connected, for the operator's page
     lost: set[str] = field(default_factory=set)  # sites that a round has waited for in vain; until they are back
+    waits: dict[str, str] = field(default_factory=dict)  # sites that are waited for before a round, and until when
+    here: set[str] = field(default_factory=set)  # sites that were connected when we looked last
+    gone: dict[str, tuple[str, str]] = field(default_factory=dict)  # sites that no longer are: when, and grace's end
 
     def __post_init__(self) -> None:
         self.note = Throttle(self.say)  # for what a site can have us say
@@ -98,19 +101,48 @@ class Directory:
         for ticket, reply in self.carrier.replies(list(self.pending)):
             node = self.pending.pop(ticket)
             self._register(node, connected[node], reply)
-        self._write_status()
+        self._write_status(connected)
         return {name: node for node, name in self.names.items()}
 
-    def _write_status(self) -> None:
-        """Say in a file who is connected, whenever that has changed."""
-        shown = sorted(self.names.values()), [*self.refusals]
+    def exchange(
+        self, requests: Mapping[str, Envelope], kind: Kind, seconds: float
+    ) -> Iterator[tuple[str, Envelope | Failure]]:
+        """`exchange` with nodes. The operator sees which sites are lost meanwhile, and waited for."""
+
+        def look(unanswered: Collection[str]) -> None:
+            self._write_status(self.carrier.nodes(), {self.names.get(node, "") for node in unanswered})
+
+        return exchange(self.carrier, requests, kind, seconds, look)
+
+    def _write_status(self, connected: Mapping[str, str], unanswered: Collection[str] = ()) -> None:
+        """Say in a file which sites are connected or waited for, whenever that has changed."""
+        # A site that comes back while a request is under way is not asked for a hello before the next one.
+        back = {site for site in connected.values() if site in self.facts and site not in self.refused}
+        here = back | {name for node, name in self.names.items() if node in connected}
+        lost = (clock(), clock(grace(self.settings.deadline)))
+        self.gone = {name: self.gone.get(name, lost) for name in (self.here | self.gone.keys()) - here}
+        self.here = here
+        waits = {name: until for name, (_, until) in self.gone.items() if name in unanswered} | self.waits
+        sites = {name: self._state(name, waits.get(name, "")) for name in self.settings.sites}
+        shown = sites, [*self.refusals]
         if self.status is None or shown == self._shown:
             return
         self._shown = shown
-        told = {"time": now(), "sites": self.settings.sites, "connected": shown[0], "refusals": shown[1]}
+        told = {"time": now(), "sites": sites, "refusals": shown[1]}
         with suppress(OSError):  # the run can do without
             private_folder(self.status.parent)
             write_json(self.status, told)
+
+    def _state(self, name: str, until: str) -> dict[str, str]:
+        """What the status file says of a site."""
+        if name in self.here:
+            return {"state": "connected"}
+        if not self.is_approved(name):
+            return {"state": "revoked" if name in self.facts else "not approved yet"}
+        found = (
+            {"state": "lost", "since": self.gone[name][0]} if name in self.gone else {"state": "not connected yet"}
+        )
+        return found | ({"until": until} if until else {})
 
     def wait_for_all(self) -> None:
         """Wait until every site of the list has said hello: the weight of each depends on all of them."""
@@ -129,9 +161,10 @@ class Directory:
         Waits long for the least that there must be, and briefly for others, but once only: a site that did not come
         is left out until it is back. One that is not approved is not waited for.
         """
-        began, told = time.monotonic(), set[str]()
+        began, told, ends = time.monotonic(), set[str](), dict[float, str]()
         while True:
             nodes = {name: node for name, node in self.nodes().items() if name in names}
+            self.waits = {}
             self.lost -= nodes.keys()
             away = {name for name in names if name not in nodes and self.is_approved(name)}
             enough, waited = len(nodes) >= least, time.monotonic() - began
@@ -140,6 +173,8 @@ class Directory:
             if not awaited or waited >= most:
                 self.lost |= away
                 return nodes
+            until = ends.setdefault(most, clock(most - waited))
+            self.waits = dict.fromkeys(awaited, until)
             if awaited - told and waited > POLL:  # after a restart of the server all say hello again
                 self.say(f"waiting for {', '.join(sorted(awaited))}, at most {most:g} s")
                 told |= awaited

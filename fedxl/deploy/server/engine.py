@@ -78,9 +78,12 @@ class SiteEngine:
         self.base = dict.fromkeys(sites, -1)  # the last round of each site that was taken, -1: none
         self.visits = dict.fromkeys(sites, 0)  # how many of its rounds were taken
         self.influence = Influence(self.settings.influence)
-        self.backbone = Backbone(self.directory.carrier, self.head, self.problem.model)
+        self.backbone = Backbone(self.directory, self.head, self.problem.model)
         self.dropped: list[dict[str, Any]] = []
         self.participants: list[dict[str, Any]] = []
+        self.absent: dict[
+            str, tuple[int, set[str]]
+        ] = {}  # by site: since which round, and the reasons that were said
         self.pooled: Spread | None = None  # where pooled scores lie; None: there are none
 
     def run_round(self, server: ServerState, round: int, cohort: Indices) -> ClientUpdate:
@@ -111,6 +114,9 @@ class SiteEngine:
         names = [self.settings.sites[numbers[row]] for row in accepted]
         self.base |= dict.fromkeys(names, round)
         self.visits |= {name: self.visits[name] + 1 for name in names}
+        for name in self.absent.keys() & {*names}:
+            missed = round - self.absent.pop(name)[0]
+            self.say(f"round {round}: {name} is back after {missed} {'round' if missed == 1 else 'rounds'}")
         self.participants.append({"round": round, "sites": names, "of": len(numbers)})
         return updates
 
@@ -217,7 +223,10 @@ class SiteEngine:
     def _drop(self, round: int, number: int, reason: str) -> None:
         name = self.settings.sites[number]
         self.directory.note_lost(name)
-        self.say(f"round {round}: nothing from {name}: {reason}")
+        said = self.absent.setdefault(name, (round, set()))[1]
+        if reason not in said:  # once, however many rounds it stays away
+            self.say(f"round {round}: nothing from {name}: {reason}")
+            said.add(reason)
         self.dropped.append({"round": round, "site": name, "reason": reason})
 
     def remarks(self) -> dict[str, Any]:

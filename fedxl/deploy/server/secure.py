@@ -22,7 +22,7 @@ from fedxl import tree, wire
 from fedxl.algorithms.fixed_point import FORMS, flat, unflat, with_mean
 from fedxl.algorithms.protocol import ClientUpdate, Phase, ServerState
 from fedxl.algorithms.server_rules import fixed_point_bits
-from fedxl.deploy.protocol.envelope import Envelope, Failure, exchange
+from fedxl.deploy.protocol.envelope import Envelope, Failure
 from fedxl.deploy.protocol.message import FACTS_ALONE
 from fedxl.deploy.secure import crypto
 from fedxl.deploy.secure.crypto import RINGS, SIGNED, Ring
@@ -225,7 +225,7 @@ class SecureEngine(SiteEngine):
         asked, left = {self.nodes[number]: number for number in numbers}, set[int]()
         envelopes = {node: Envelope({**facts, "number": number}, {}, FACTS_ALONE) for node, number in asked.items()}
         seconds = min(PROMPT, self.settings.deadline)
-        for node, reply in exchange(self.directory.carrier, envelopes, "secure", seconds):
+        for node, reply in self.directory.exchange(envelopes, "secure", seconds):
             number = asked[node]
             try:
                 if isinstance(reply, Failure):

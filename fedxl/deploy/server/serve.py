@@ -26,7 +26,6 @@ from fedxl.deploy.server.examiner import BinsOfRun, SiteExaminer
 from fedxl.deploy.server.secure import SecureEngine
 from fedxl.errors import UserError, require
 from fedxl.files import write_atomically
-from fedxl.reporting.status import STATUS
 from fedxl.reporting.text import evaluation_in_words, sites_in_words
 from fedxl.training.evaluate import Examiner, HeldBack, check_selection, require_like
 from fedxl.training.privacy import require_given
@@ -42,7 +41,7 @@ from fedxl.training.problem import (
 )
 from fedxl.training.result import Result
 from fedxl.training.rounds import Task
-from fedxl.training.run_folder import Form, Member
+from fedxl.training.run_folder import STATUS, Form, Member
 from fedxl.training.settings import Hooks, Progress
 from fedxl.training.simulation import flattened, frozen_digest
 from fedxl.training.trainer import train
