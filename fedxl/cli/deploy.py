@@ -24,9 +24,9 @@ from fedxl.training.run_folder import read_run
 deploy = typer.Typer(no_args_is_help=True, help="Set up and run a federation of real machines.")
 site = typer.Typer(no_args_is_help=True, help="Commands for a site alone.")
 Folder = Annotated[Path, typer.Argument(help="The party's folder.")]
-ServerOut = Annotated[Path, typer.Argument(metavar="OUT", help="The folder that holds server/.")]
-AuthorityOut = Annotated[Path, typer.Argument(metavar="OUT", help="The folder that holds server/ and authority/.")]
-Authority = Annotated[Path | None, typer.Option(help="The authority's folder, if not in OUT.")]
+ServerOut = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that holds server/.")]
+AuthorityOut = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that holds server/ and authority/.")]
+Authority = Annotated[Path | None, typer.Option(help="The authority's folder, if not in FOLDER.")]
 Days = Annotated[int, typer.Option(min=1, max=3650, help="Days that the certificate is valid.")]
 
 
@@ -104,7 +104,7 @@ def accept(
 ) -> None:
     """At a site: install its certificate."""
     found = _module("provision.approval").accept(folder, certificate)
-    show(f"valid until {found.not_valid_after_utc:%Y-%m-%d}; start with: fedxl deploy join {folder}")
+    show(f"valid until {found.not_valid_after_utc:%Y-%m-%d}; start with ./start.sh in {folder}")
 
 
 @deploy.command()
@@ -181,11 +181,11 @@ def fetch(folder: Folder) -> None:
 
 @deploy.command()
 def local(
-    folder: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that `fedxl deploy init` created.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that `fedxl deploy init` created.")],
 ) -> None:
     """Run the whole federation on this machine, as separate processes over TLS: a rehearsal or a demonstration."""
     processes = _module("processes")
-    seen = 0
+    seen, told = 0, set[tuple[str, str]]()
 
     def watch(run: Path) -> None:
         nonlocal seen
@@ -194,6 +194,9 @@ def local(
             shown = evaluation_in_words(row, "validation")
             show(f"round {row['round']}{sites_in_words(row)}  {shown}")
             for entry in row.get("dropped", []):
+                if (entry["site"], entry["reason"]) in told:
+                    continue
+                told.add((entry["site"], entry["reason"]))
                 show(f"  round {entry['round']}: nothing from {entry['site']}: {entry['reason']}", "yellow")
         seen = len(rows)
 

@@ -66,7 +66,7 @@ def export(
         say: Receives lines about what the folder lacks.
     """
     source, options = as_path(run, "run"), DecisionOptions(calibration, specificity, sensitivity, horizons)
-    require_run(source, f"{source} holds no run")
+    require_run(source, f"{source} is an exported model already" if is_exported(source) else f"{source} holds no run")
     found, target = read_finished(source), source / "export" if out is None else as_path(out, "out")
     free = not target.exists() or is_exported(target) or (target.is_dir() and not any(target.iterdir()))
     require(free, f"{target} holds something else; choose another folder")

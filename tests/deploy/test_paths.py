@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from typer.testing import CliRunner
 
 pytest.importorskip("cryptography", reason="needs fedxl[deploy]")
 
-from fedxl import UserError
+from fedxl import UserError, __version__
 from fedxl.cli.main import app
+from fedxl.deploy.provision.folders import ENGINES
 from fedxl.deploy.provision.settings import files_below, read_server, read_site
 from fedxl.deploy.server.serve import serve
 from fedxl.deploy.site import cache
@@ -62,6 +64,38 @@ def test_folders_for_other_machines_name_no_folder_of_this_one(place):
         assert site.settings.part == 0, "each has a data set of its own"
         assert site.settings.evaluate == "none"
     assert not read_server(place / "real" / "server" / "server.toml").config.data
+
+
+def test_readmes_name_what_parties_install(place):
+    with (place / "table.toml").open("a") as file:
+        file.write("dp_clip = 1.0\ndp_noise = 1.0\ndp_score_noise = 1.0\n")
+    for number, engine in enumerate(ENGINES):
+        out = f"real {number}"
+        command(
+            "deploy", "init", out, "--sites", "a", "--config", "table.toml", "--keys-at-sites", "--engine", engine
+        )
+        for party in ("server", "sites/a"):
+            text = (place / out / party / "README.md").read_text()
+            assert re.search(r"'fedxl\[(deploy|flower|nvflare),table,dp\]'", text)
+            assert f"everywhere: {__version__}." in text
+        assert "fedxl data check site.toml" in text
+        assert "docs/" not in text, "an installation has none"
+    assert "\n[data]\n" not in (place / "real 0" / "server" / "server.toml").read_text(), "it has no data"
+
+
+def test_sites_get_the_given_preparation_of_an_experiment(place):
+    (place / "pub").mkdir()
+    text = CONFIG.replace("[risk]", 'preparation = "pub/preparation.json"\n[risk]')
+    (place / "table.toml").write_text(text)
+    real = ("deploy", "init", "real", "--sites", "a,b", "--config", "table.toml", "--keys-at-sites")
+    done = CliRunner().invoke(app, real)
+    assert "there is no file pub/preparation.json" in str(done.exception)
+    (place / "pub" / "preparation.json").write_text("{}")
+    command(*real)
+    for name in ("a", "b"):
+        site = read_site(place / "real" / "sites" / name / "site.toml")
+        assert site.data["preparation"] == str(site.folder / "preparation.json")
+        assert Path(site.data["preparation"]).read_text() == "{}"
 
 
 def test_who_evaluates_is_said_and_can_be_chosen(place):

@@ -163,7 +163,10 @@ def test_what_leaves_is_counts_means_and_squares(tmp_path, paths):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda t: t.rename(columns={"age": "years"}), "a has a column 'age', which b lacks"),
+        (
+            lambda t: t.rename(columns={"age": "years"}),
+            "a has a column 'age', which b lacks, and b has a column 'years', which a lacks; rename a column",
+        ),
         (lambda t: t.assign(ward=1), "column 'ward' holds categories at a and numbers at b"),
         (lambda t: t.assign(sick=t.sick.map({"yes": "yes", "no": "never"})), "a predicts 'sick'"),
     ],

@@ -141,7 +141,7 @@ def test_an_export_replaces_an_export_and_nothing_else(run, tmp_path):
         "model.json",
         "model.safetensors",
     ]
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="model is an exported model already"):
         export(tmp_path / "model")
 
 

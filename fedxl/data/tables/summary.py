@@ -141,9 +141,13 @@ def merge(summaries: Mapping[str, Summary]) -> Summary:
     names = list(summaries[first].columns)
     for site, summary in summaries.items():
         ours, theirs = {*names}, {*summary.columns}
-        for here, there, some in ((first, site, ours - theirs), (site, first, theirs - ours)):
-            if some:
-                raise UserError(f"{here} has a column '{printable(min(some))}', which {there} lacks; name it in drop")
+        differ = ((first, site, ours - theirs), (site, first, theirs - ours))
+        lacks = [
+            f"{here} has a column '{printable(min(some))}', which {there} lacks"
+            for here, there, some in differ
+            if some
+        ]
+        require(not lacks, f"{', and '.join(lacks)}; rename a column, so that all sites have it, or name it in drop")
         told = f"{first} and {site} have the same columns in another order; list them in columns at both"
         require(names == list(summary.columns), told)
     columns = {name: _merge_column(name, {s: each.columns[name] for s, each in summaries.items()}) for name in names}

@@ -17,9 +17,10 @@ from fedxl.deploy.provision import approval, keys
 from fedxl.deploy.provision.settings import UNDISCLOSED, ServerSettings, SiteSettings
 from fedxl.deploy.provision.templates import fill, write
 from fedxl.errors import require, unknown
-from fedxl.files import write_atomically
+from fedxl.files import read_bytes, write_atomically
 from fedxl.options import accepted
 from fedxl.risks import TIME_RISKS
+from fedxl.training.run_folder import PREPARATION
 
 # What a new federation switches on: none of it has a cost that could be measured (docs/privacy.md).
 # order: the server cannot follow an example by the place of its score. pool_u: one site cannot end the training of
@@ -73,6 +74,9 @@ def init(
     require_public_times(config)
     project = import_module(f"fedxl.deploy.transport.{engine}.project")
     config = completed(config, len(sites))
+    preparation = _public_preparation(config) if keys_at_sites else None
+    if preparation is not None:
+        config = replace(config, data={**config.data, "preparation": PREPARATION})
     # Files of sites on other machines: each names its own.
     own_files = keys_at_sites and any(config.data.get(key) for key in OWN_FILES)
     if own_files:
@@ -81,15 +85,22 @@ def init(
     minimum = max(1, (len(sites) + 1) // 2)
     settings = ServerSettings(tuple(sites), minimum=minimum, evaluate=evaluate, private_draws=True)
     experiment = replace(config, data={}) if evaluate == "sites" else config
-    public = {"server/server.toml": server_toml(settings, dump(experiment))}
+    described = dump(experiment).removeprefix("[data]\n\n")
+    public: dict[str, str | bytes] = {"server/server.toml": server_toml(settings, described)}
     public |= {
         f"sites/{name}/site.toml": site_toml(name, 0 if own_files else number, config)
         for number, name in enumerate(sites)
     }
-    public |= project.files(sites, host, port, keys_at_sites)
+    texts: dict[str, str] = project.files(
+        sites, host, port, keys_at_sites, "".join(f",{one}" for one in extras(config))
+    )
     if evaluate == "sites":
-        readmes = [path for path in public if path.endswith("README.md")]
-        public |= {path: f"{public[path]}\nMetrics: {UNDISCLOSED}.\n" for path in readmes}
+        readmes = [path for path in texts if path.endswith("README.md")]
+        texts |= {path: f"{texts[path]}\nMetrics: {UNDISCLOSED}.\n" for path in readmes}
+    public |= texts
+    if preparation is not None:
+        parties = ["server"] * bool(experiment.data) + [f"sites/{name}" for name in sites]
+        public |= {f"{party}/{PREPARATION}": preparation for party in parties}
     write(out, public)
     if not project.OWN_KEYS:
         _make_keys(out, sites, host, port)
@@ -100,6 +111,26 @@ def init(
     notes = [] if project.OWN_KEYS or keys_at_sites else [trial]
     notes += [UNDISCLOSED] if evaluate == "sites" else []
     return [f"created in {out}: {made}", *notes, *project.steps(str(out), keys_at_sites)]
+
+
+def _public_preparation(config: Config) -> bytes | None:
+    """The file with the given preparation of an experiment, which every party gets: it is public by definition."""
+    named = config.data.get("preparation") if config.data.get("name") in DATASETS else None
+    if not named:
+        return None
+    require(Path(str(named)).is_file(), f"there is no file {named}, which [data] names as its preparation")
+    return read_bytes(Path(str(named)))
+
+
+def extras(config: Config) -> list[str]:
+    """What parties install of fedxl beside the engine, for this experiment."""
+    data = config.data.get("name")
+    needed = {
+        "table": data == "table",
+        "images": data in ("folder", "chexpert") or config.data.get("image"),
+        "dp": config.algorithm.get("dp_noise"),
+    }
+    return [name for name, wanted in needed.items() if wanted]
 
 
 def require_public_times(config: Config) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
+from fedxl import __version__
 from fedxl.files import read_templates
 
 
@@ -22,7 +23,7 @@ PARTS = {Path(name).stem: text.template for name, text in TEXTS.items() if name.
 
 def fill(path: str, /, **values: object) -> str:
     """A template with its values. Raises KeyError for a name that has none."""
-    return TEXTS[path].substitute(PARTS | values) + "\n"
+    return TEXTS[path].substitute(PARTS | {"version": __version__} | values) + "\n"
 
 
 def fill_folder(source: str, target: str, /, **values: object) -> dict[str, str]:

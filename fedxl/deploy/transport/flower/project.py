@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from fedxl import __version__
 from fedxl.deploy.provision.templates import fill_folder
 
 OWN_KEYS = False  # nginx checks those of fedxl's own provisioning
@@ -18,13 +17,13 @@ FLEET = (
 VERSIONS = "flwr>=1.41,<1.43"  # with which the scripts, their options and the paths above were tested
 
 
-def files(sites: Sequence[str], host: str, port: int, keys_at_sites: bool) -> dict[str, str]:
+def files(sites: Sequence[str], host: str, port: int, keys_at_sites: bool, more: str = "") -> dict[str, str]:
     """The text of each file, by its path below the federation's folder. `port` and the next few are used."""
-    shared = {"versions": VERSIONS, "host": host, "port": port}
+    shared = {"versions": VERSIONS, "more": more, "host": host, "port": port}
     link, names, paths = port + 1, ", ".join(sites), "|".join(FLEET)
     bracketed = f"[{host}]" if ":" in host else host
     listen = f"[::]:{port}" if ":" in host else port
-    found = fill_folder("flower/app/", "app/", version=__version__)
+    found = fill_folder("flower/app/", "app/")
     found |= fill_folder("flower/server/", "server/", **shared, sites=names, link=link, listen=listen, paths=paths)
     for number, name in enumerate(sites):
         # Different ports, so that all parties can run on one machine.

@@ -21,13 +21,15 @@ NAME = "fedxl"  # of the project, of its organisation, and of every job
 ADMIN = "admin@fedxl.org"  # FLARE wants an e-mail address; nothing is sent to it
 
 
-def files(sites: Sequence[str], host: str, port: int, keys_at_sites: bool) -> dict[str, str]:
+def files(sites: Sequence[str], host: str, port: int, keys_at_sites: bool, more: str = "") -> dict[str, str]:
     """What FLARE needs besides server.toml and site.toml, by path below the folder of the federation."""
     told = "FLARE takes no IPv6 address as its host, and no site called 'server'"
     require(":" not in host and "server" not in sites, told)
-    found = fill_folder("nvflare/server/", "server/", host=host, port=port, sites=", ".join(sites), admin=ADMIN)
+    found = fill_folder(
+        "nvflare/server/", "server/", host=host, port=port, more=more, sites=", ".join(sites), admin=ADMIN
+    )
     for name in sites:
-        found |= fill_folder("nvflare/site/", f"sites/{name}/", host=host, port=port, name=name)
+        found |= fill_folder("nvflare/site/", f"sites/{name}/", host=host, port=port, more=more, name=name)
     return found
 
 

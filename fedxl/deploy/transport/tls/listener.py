@@ -143,6 +143,8 @@ class Listener:
                 known.writer.transport.abort()  # an orderly close would wait for a peer that may never respond
         except RefusedError as error:
             self.log(f"connection from {host} closed: {printable(first_line(error))}")
+        except asyncio.IncompleteReadError:
+            self.log(f"connection from {host} ended: it closed the connection")
         except (OSError, EOFError, TimeoutError) as error:
             self.log(f"connection from {host} ended: {printable(first_line(error))}")
         except Exception as error:  # a bug ends this connection only
