@@ -144,7 +144,9 @@ def deployed(
         carrier.keys = keys
     if limits is not None:
         carrier.limits = limits
-    return server.serve(task, carrier, hooks)
+    found = server.serve(task, carrier, hooks)
+    assert found is not None, "the run had finished before"
+    return found
 
 
 def simulated(experiment: Config, secrets: Secrets = NO_SECRETS) -> Result:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -104,6 +106,27 @@ def test_a_folder_of_the_sites_own_is_not_replaced(tmp_path):
     deployed(tmp_path, EXPERIMENT, hooks=Hooks(say=lines.append), deliver=5.0)
     assert any("b has not taken the model" in line and "holds something else" in line for line in lines)
     assert [path.name for path in mine.iterdir()] == ["notes.txt"]
+
+
+def test_a_finished_run_delivers_its_model_and_is_not_tested_again(tmp_path, caplog):
+    sites = [site_file(tmp_path, number).folder for number in range(len(SITES))]
+    carrier, lines = InProcess(tmp_path, evaluate="metrics"), list[str]()
+    deployed(tmp_path, EXPERIMENT, carrier, deliver=5.0, evaluate="sites")
+    said = [record.getMessage() for record in caplog.records]
+    for split in ("validation", "test"):
+        assert sum(line.startswith(f"sent: metrics of {split} data, for the first time in run") for line in said) == 1
+    rounds = EXPERIMENT.run["rounds"]
+    assert f"round {rounds} of {rounds} done" in said
+    assert any(re.fullmatch(r"sent so far, over all runs: \d+ updates, \d+ evaluations", line) for line in said)
+    metrics = tmp_path / "server" / "run" / "metrics.jsonl"
+    before = metrics.read_text()
+    carrier.away = {"101"}
+    shutil.rmtree(sites[0] / "model")
+    with pytest.raises(AssertionError, match="the run had finished before"):
+        deployed(tmp_path, EXPERIMENT, carrier, Hooks(say=lines.append), deliver=5.0, evaluate="sites")
+    assert metrics.read_text() == before
+    assert (sites[0] / "model" / "model.json").exists()
+    assert any("has finished; it is neither continued nor tested again" in line for line in lines)
 
 
 @pytest.mark.deploy

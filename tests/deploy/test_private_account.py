@@ -75,6 +75,14 @@ def train_all(mine: SiteFile, trained: Keeping, run: str) -> None:
         requests.train(mine, copied(in_run(asked, run)))
 
 
+def test_the_log_says_what_has_been_spent(tmp_path, trained, caplog):
+    train_all(limited(tmp_path, 1000.0), trained, "a" * 16)
+    spent = epsilon_of(*account(trained.sites["100"]).values(), 1e-5)
+    said = [record.getMessage() for record in caplog.records if "epsilon" in record.getMessage()]
+    assert said[-1] == f"epsilon {spent:.3g} spent here so far, of training_epsilon 1000"
+    assert len(said) == ROUNDS
+
+
 def test_above_its_limit_a_site_refuses_before_it_answers_whatever_the_run_is_called(tmp_path, trained):
     [whole] = account(trained.sites["100"]).values()
     mine = limited(tmp_path, epsilon_of(1.5 * whole, 1e-5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import nullcontext
 
 import pytest
 
@@ -61,6 +62,26 @@ def test_pauses_grow_while_a_reason_stays_and_begin_again_when_it_changes(out, m
         site.work(out / "sites" / "a", lines.append)
     assert pauses == [0.5, 1, 2, 4, 0.5, 1, 2, 0.5, 1, 2, 4, 8, 16, 30, 30]
     assert len(lines) == 3, "each change of the reason is said once"
+
+
+@pytest.mark.parametrize(("kind", "line"), [("", "this site's key is not approved; retrying"), ("model", site.DONE)])
+def test_a_connection_that_ends_at_once_is_none_and_after_the_model_the_run_is_done(out, monkeypatch, kind, line):
+    pauses, lines = list[float](), list[str]()
+
+    def answer_all(self, connection):
+        self.kind = kind
+        yield
+        if len(pauses) == 3:
+            raise EnoughError
+        raise EOFError(site.CLOSED)
+
+    monkeypatch.setattr(site, "connect", lambda *given: nullcontext())
+    monkeypatch.setattr(Site, "answer_all", answer_all)
+    monkeypatch.setattr(site.time, "sleep", pauses.append)
+    with pytest.raises(EnoughError):
+        site.work(out / "sites" / "a", lines.append)
+    assert [each.endswith(line) for each in lines] == [True]
+    assert pauses == [0.5, 1, 2]
 
 
 def test_what_a_party_says_and_what_it_logs_have_time_and_name(capsys, monkeypatch):

@@ -41,13 +41,13 @@ from fedxl.training.problem import (
 )
 from fedxl.training.result import Result
 from fedxl.training.rounds import Task
-from fedxl.training.run_folder import STATUS, Form, Member
-from fedxl.training.settings import Hooks, Progress
+from fedxl.training.run_folder import STATUS, STOPPED_EARLY, Form, Member, is_run, read_run
+from fedxl.training.settings import Hooks, Progress, Settings
 from fedxl.training.simulation import flattened, frozen_digest
 from fedxl.training.trainer import train
 
 
-def run(server: ServerFile, carrier: Carrier, say: Say) -> Result:
+def run(server: ServerFile, carrier: Carrier, say: Say) -> Result | None:
     """`serve` as a process of its own does it: it says after each round how far it is."""
 
     def show(progress: Progress) -> None:
@@ -59,8 +59,11 @@ def run(server: ServerFile, carrier: Carrier, say: Say) -> Result:
     return serve(server, carrier, Hooks(show, say))
 
 
-def serve(server: ServerFile, carrier: Carrier, hooks: Hooks | None = None) -> Result:
-    """A whole run, from the first hello to the model; goes on from its last checkpoint if there is one."""
+def serve(server: ServerFile, carrier: Carrier, hooks: Hooks | None = None) -> Result | None:
+    """A whole run, from the first hello to the model; goes on from its last checkpoint if there is one.
+
+    None if the run had finished before: then its model goes to sites that lack it, and nothing is tested again.
+    """
     hooks = hooks or Hooks()
     settings = server.settings
     # A site keeps its state after two rounds: the server must never have to go back by more.
@@ -85,6 +88,11 @@ def serve(server: ServerFile, carrier: Carrier, hooks: Hooks | None = None) -> R
     frozen = frozen_digest(problem.model)
     prepared = made.to_text() if made is not None else ""
     head = RunHeader(run_id, json.dumps(_sections(config)), json.dumps(needed), prepared, **frozen)
+    if _has_finished(server.out, problem.settings):
+        hooks.say(f"the run in {server.out} has finished; it is neither continued nor tested again")
+        if settings.deliver:
+            deliver(directory, head, server.out)
+        return None
     engine = (SecureEngine if settings.secure else SiteEngine)(directory, problem, head, server.out)
     server.out.mkdir(parents=True, exist_ok=True)
     write_atomically(known, json.dumps({"run": run_id, "sites": directory.facts}, indent=1).encode())
@@ -109,6 +117,14 @@ def serve(server: ServerFile, carrier: Carrier, hooks: Hooks | None = None) -> R
     if settings.deliver and not result.interrupted:
         deliver(directory, head, server.out)
     return result
+
+
+def _has_finished(run: Path, settings: Settings) -> bool:
+    found = read_run(run) if is_run(run) else None
+    if found is None or found.done is None:
+        return False
+    early = found.done.get(STOPPED_EARLY) and found.settings.get("run.patience") == settings.patience
+    return bool(early) or found.done.get("round") == settings.rounds
 
 
 def _sections(config: Config) -> dict[str, Any]:

@@ -31,8 +31,11 @@ def released(problem: Problem, mine: Examples, rounds: Sequence[int]) -> float:
     return max((each.squared_mu(algorithm.gradient) for each in found), default=0.0)
 
 
-def spend(site: SiteFile, run: str, squared_mu: float) -> None:
-    """Count what a run has released with the answer that is about to be given. Refuse it above the site's limit."""
+def spend(site: SiteFile, run: str, squared_mu: float) -> float:
+    """Count what a run has released with the answer that is about to be given. Refuse it above the site's limit.
+
+    Returns the epsilon that training has spent here with it; 0 if the site has no limit.
+    """
     path, most, delta = site.state / SPENT, site.settings.training_epsilon, site.settings.training_delta
     with locked(site.state, ".requests.lock"), updating(path) as content:
         known = content.get(TRAINING, {})
@@ -42,3 +45,4 @@ def spend(site: SiteFile, run: str, squared_mu: float) -> None:
         epsilon = epsilon_of(math.fsum(spent.values()), delta) if most else 0.0
         told = f"with this answer, training here would have spent epsilon {epsilon:.3g} at delta {delta:g}"
         require(epsilon <= most, f"{told}; its site.toml allows {most:g} (training_epsilon)")
+    return epsilon

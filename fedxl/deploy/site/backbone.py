@@ -93,6 +93,7 @@ def _write_model(site: SiteFile, request: Envelope) -> None:
     fresh.rename(target)
     shutil.rmtree(old, ignore_errors=True)
     log.warning("the model of run %s is in %s", request.facts["run"], target)
+    log.warning("sent so far, over all runs: %s", permission.answered(site))
 
 
 def _path(site: SiteFile, request: Envelope) -> Path:

@@ -155,6 +155,13 @@ def count(site: SiteFile, kind: str) -> None:
         counts[kind] = done + 1
 
 
+def answered(site: SiteFile) -> str:
+    """How much this site has answered, for its log."""
+    counts = recall(site.state / COUNTS)
+    many = {"updates": counts.get("train", 0), "evaluations": counts.get("evaluate", 0)}
+    return ", ".join(f"{count} {what}" for what, count in many.items())
+
+
 def question(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], data: str) -> str:
     """A digest of all that an answer depends on; tensors: those of the request, and of the state it starts from."""
     content = hashlib.sha256(json.dumps([data, *(str(facts.get(name, "")) for name in ASKED)]).encode())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
         note = _recall(folder, engine, received.server, base, visits, data, exact=not private)
         if private:
             asked = permission.question(facts, {**request.tensors, **tree.pack(engine.population, "state")}, data)
-            account.spend(site, str(facts["run"]), account.released(problem, mine, rounds))
+            spent = account.spend(site, str(facts["run"]), account.released(problem, mine, rounds))
             permission.require_same_question(folder, round, asked)
         passive = tree.map(lambda leaf: leaf[None], received.passive)
         update: Any = engine.run_round(received.server, round, np.zeros(1, np.int64), passive)
@@ -142,7 +143,23 @@ def train(site: SiteFile, request: Envelope) -> Envelope:
             if hidden
             else wire.flatten(update, precision)
         )
+    if _is_tenth(round, problem.settings.rounds):
+        log.warning("round %d of %d done", round, problem.settings.rounds)
+        if private and spent:
+            log.warning(
+                "epsilon %.3g spent here so far, of training_epsilon %g", spent, site.settings.training_epsilon
+            )
     return Envelope({"site": site.settings.name, "round": round, "note": note}, sent)
+
+
+def _is_tenth(round: int, rounds: int) -> bool:
+    """Whether another tenth of the rounds ends with this one: then the site's log says so."""
+    return round == rounds or (round > 0 and round % max(1, rounds // 10) == 0)
+
+
+@lru_cache(maxsize=1024)
+def _say_once(line: str) -> None:
+    log.warning("%s", line)
 
 
 def take_frozen(site: SiteFile, request: Envelope) -> Envelope:
@@ -198,6 +215,15 @@ def evaluate(site: SiteFile, request: Envelope) -> Envelope:
         scores = evaluator.scores_of(h, held)
         counted["hazard"] = json.dumps(hazard_sums(*scores.flat, scores.time, grid).to_json())
     return Envelope({**header, "kind": kind, "metrics": json.dumps(values), **counted}, {})
+
+
+def answer_evaluation(site: SiteFile, request: Envelope) -> Envelope:
+    """`evaluate`. The log says what leaves for the first time in a run."""
+    reply = evaluate(site, request)
+    if reply.facts["kind"] != "nothing":
+        what = f"{reply.facts['kind']} of {reply.facts['split']} data"
+        _say_once(f"sent: {what}, for the first time in run {request.facts['run']}")
+    return reply
 
 
 def _in_no_order(h: Tensor, y: Tensor) -> ScoreReply:
@@ -335,7 +361,7 @@ def _require_convergence(phase: Phase, received: TrainRequest, update: Any, prob
 HANDLERS: Mapping[str, Callable[[SiteFile, Envelope], Envelope]] = {
     "hello": lambda site, request: hello(site),
     "train": train,
-    "evaluate": evaluate,
+    "evaluate": answer_evaluation,
     "secure": secure.step,
     "frozen": take_frozen,
     "model": backbone.take_model,

@@ -34,15 +34,17 @@ def work(folder: Path, say: Say, done: Callable[[], bool] = lambda: False) -> No
             with connect(folder, server) as connection:
                 answered = site.answer_all(connection)
                 next(answered)
-                say(f"connected to {server.host}:{server.port}")
-                pause, told = PAUSES[0], ""
+                # Said with the first request: a server closes the connection of a site that is not approved.
+                site.greeting = f"connected to {server.host}:{server.port}"
                 for _ in answered:
+                    pause, told = PAUSES[0], ""
                     if done():
                         return
         except (OSError, EOFError, RefusedError, UserError) as error:  # certificates may be being replaced
-            reason = explain(error)
+            ended = site.kind == "model" and isinstance(error, (EOFError, ConnectionError, ssl.SSLEOFError))
+            reason = DONE if ended else f"not connected: {explain(error)}; retrying"
             if reason != told:
-                say(f"not connected: {reason}; retrying")
+                say(reason)
                 pause, told = PAUSES[0], reason
             time.sleep(pause)
             pause = min(2 * pause, PAUSES[1])
@@ -53,6 +55,7 @@ class Site:
 
     def __init__(self, folder: Path, say: Say = print) -> None:
         self.file, self.say = folder / "site.toml", say
+        self.greeting, self.kind = "", ""  # what to say at the next request; of the last one, its kind
         self.last: tuple[bytes, Sequence[Piece]] = (b"", ())
 
     def answer_all(self, connection: ssl.SSLSocket) -> Iterator[None]:
@@ -60,6 +63,9 @@ class Site:
         yield
         while True:
             head = Head.parse(_read(connection, HEAD.size))
+            if self.greeting:
+                self.say(self.greeting)
+            self.greeting, self.kind = "", KINDS[head.kind]
             try:
                 require_small(head.length, read_site(self.file).settings.megabytes)
             except (RefusedError, UserError) as error:  # its owner may be editing site.toml
@@ -115,6 +121,7 @@ def _discard(connection: ssl.SSLSocket, length: int) -> None:
 
 
 CLOSED = "the server closed the connection"
+DONE = "the run is done; waiting for the next one (Ctrl-C ends)"  # after the model has come
 REASONS = {
     "certificate has expired": "the server's certificate has expired; its operator must renew it",
     "self-signed certificate in certificate chain": "the server's certificate is from another federation's authority",
