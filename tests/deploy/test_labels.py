@@ -42,11 +42,11 @@ def experiment(data: dict[str, str]) -> Config:
     )  # fmt: skip
 
 
-def carrier(folder: Path, data: dict[str, str], evaluate: str = "metrics") -> InProcess:
+def carrier(folder: Path, data: dict[str, str], evaluate: str = "metrics", fewest: int = 10) -> InProcess:
     sites = InProcess(folder)
     allowed = {"models": ("mlp",), "risks": ("pauc",), "algorithms": ("fedxl2",)}
     for number, name in enumerate(SITES):
-        settings = SiteSettings(name=name, part=number, device="cpu", evaluate=evaluate, fewest=1, **allowed)
+        settings = SiteSettings(name=name, part=number, device="cpu", evaluate=evaluate, fewest=fewest, **allowed)
         sites.sites[str(100 + number)] = SiteFile(settings, data, folder / name)
     return sites
 
@@ -65,7 +65,9 @@ def test_sites_and_simulator_come_to_the_same_bits(tmp_path):
 def test_sites_evaluate_by_label(tmp_path, disclosed):
     data = write(tmp_path / "data.npz")
     limits = dict.fromkeys(SITES, 40)
-    found = deployed(tmp_path, experiment(data), carrier(tmp_path, data, disclosed), limits=limits, evaluate="sites")
+    found = deployed(
+        tmp_path, experiment(data), carrier(tmp_path, data, disclosed, 1), limits=limits, evaluate="sites"
+    )
     assert found.metrics["test"]["auroc"] > 0.5
     if disclosed == "scores":
         rows = found.label_table()
