@@ -41,10 +41,10 @@ def page(server: Path, run: Path, name: str) -> str:
     view: watch.View | None = None
     try:
         view = watch.look(run)
-        title, rows, sites, bad = f"{name}: {watch.state(view)}", view.rows, view.sites, watch.warning(view)
+        title, rows, bad = f"{name}: {watch.state(view)}", view.rows, watch.warning(view)
         said = [each(view) for each in (watch.where, watch.standing, watch.participants, watch.pace, watch.outcome)]
     except UserError:
-        title, rows, sites, bad = f"{name}: no round yet", (), (), ""
+        title, rows, bad = f"{name}: no round yet", (), ""
         said = ["the server has not begun to train; it waits until every site has joined once"]
     body = [element("h1", title), *(element("p", line) for line in said if line)]
     body += [element("p", bad, class_="bad")] if bad else []
