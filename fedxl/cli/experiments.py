@@ -63,6 +63,6 @@ def tune(
         found = Search(todo, target, jobs, say)()
         written = outcome.save(todo, found, target, say)
     table = as_text(outcome.rows(todo, found), outcome.columns(todo))
-    Console(width=max(out.width, 150) if out.is_terminal else 200).print(table)
+    Console(width=max(out.width, 150) if out.is_terminal else 200).print(table, crop=False)
     show(f"in {target}: {', '.join(written)}; runs in {target / 'runs'}")
     show(f"continue with: fedxl train {target / 'best.toml'}")

@@ -46,11 +46,11 @@ def report(
         print(text.as_markdown(rows, columns), end="")
     elif everything:
         # Metrics must not be cut: a pipe has no width to fit, and a narrow terminal may wrap.
-        Console(width=max(out.width, 200)).print(text.as_text(rows, columns))
+        Console(width=max(out.width, 200)).print(text.as_text(rows, columns), crop=False)
     else:
         console = Console()
         console.print(f"{title}\n", markup=False, highlight=False)
-        console.print(text.as_text(rows, columns, lines=False))
+        console.print(text.as_text(rows, columns, lines=False), crop=False)
 
 
 def watch(

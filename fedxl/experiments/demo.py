@@ -10,20 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from fedxl import metrics
 from fedxl.config.experiment import Config, execute
-from fedxl.evaluation import resampling
-from fedxl.evaluation.scores import Floats
+from fedxl.evaluation.compare import differences, seed_intervals
+from fedxl.evaluation.intervals import Interval
 from fedxl.experiments.compare import QUIET
 from fedxl.files import write_atomically, write_json
 from fedxl.progress import progress
 from fedxl.reporting import document, plots
-from fedxl.reporting.runs import is_centralized
+from fedxl.reporting.page import between, difference_text
+from fedxl.reporting.runs import is_centralized, shared_examples
 from fedxl.reporting.text import as_markdown, as_text, mean_with_spread, over_seeds
 from fedxl.training.result import Result
+from fedxl.training.run_folder import Run
 
 MAX_FPR = 0.3
-DRAWS = 400  # test sets drawn for the intervals of the picture
+METRIC = f"pauc@{MAX_FPR:g}"
 # Not those of the tuning (100 to 102), nor those on which the task was tried while it was written (0 to 2).
 SEEDS = tuple(range(10, 20))
 RUN = {
@@ -79,11 +80,13 @@ def run(seeds: Sequence[int], folder: Path, console: Console) -> None:
                 outcomes[entry.label].append(execute(experiment(entry, seed), hooks=QUIET))
                 advance(1)
     rows = [row(label, runs) for label, runs in outcomes.items()]
-    console.print(as_text(rows, COLUMNS, f"Test data, {over_seeds(len(seeds))}"))
-    console.print(f"\n{save(folder, outcomes, rows)}", highlight=False, soft_wrap=True)
-    pairs = [(label, each) for label, found in outcomes.items() for each in zip(seeds, found, strict=True)]
-    kept = [outcome.as_run(f"{label}-{seed}", label) for label, (seed, outcome) in pairs]
-    document.write(folder / "report.html", kept, ENTRIES[0].label)
+    console.print(as_text(rows, COLUMNS, f"Test data, {over_seeds(len(seeds))}"), crop=False)
+    kept = {
+        label: [outcome.as_run(f"{label}-{seed}", label) for seed, outcome in zip(seeds, found, strict=True)]
+        for label, found in outcomes.items()
+    }
+    console.print(f"\n{save(folder, outcomes, kept, rows)}", highlight=False, soft_wrap=True)
+    document.write(folder / "report.html", [run for runs in kept.values() for run in runs], ENTRIES[0].label)
     files = f"in {folder}: demo.png, results.md, results.json   ({time.monotonic() - began:.0f} s in all)"
     for line in (files, f"the report: {folder / 'report.html'}"):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -94,19 +97,23 @@ def row(label: str, runs: Sequence[Result]) -> list[str]:
         return mean_with_spread([outcome.metrics["test"][name] for outcome in runs])
 
     seconds = np.mean([outcome.seconds for outcome in runs])
-    return [label, spread("auroc"), spread(f"pauc@{MAX_FPR:g}"), f"{seconds:.1f}"]
+    return [label, spread("auroc"), spread(METRIC), f"{seconds:.1f}"]
 
 
-def save(folder: Path, outcomes: Mapping[str, Sequence[Result]], rows: Sequence[Sequence[str]]) -> str:
+def save(
+    folder: Path,
+    outcomes: Mapping[str, Sequence[Result]],
+    kept: Mapping[str, Sequence[Run]],
+    rows: Sequence[Sequence[str]],
+) -> str:
     """Write the picture and the results; what they say, in one line."""
-    metric = f"pauc@{MAX_FPR:g}"
-    drawn = {label: resampled(runs) for label, runs in outcomes.items()}
-    told = message(outcomes, drawn)
+    measured = {label: measure(runs) for label, runs in kept.items()}
+    told = message(measured, kept)
     lines = {
         label: plots.Line(
             [outcome.test_scores for outcome in runs if outcome.test_scores],
-            [[(r["round"], r["validation"][metric]) for r in outcome.history] for outcome in runs],
-            f"{_mean(runs):.3f} {_ends(drawn[label])}",
+            [[(r["round"], r["validation"][METRIC]) for r in outcome.history] for outcome in runs],
+            f"{measured[label].value:.3f} {between(measured[label])}",
         )
         for label, runs in outcomes.items()
     }
@@ -120,28 +127,18 @@ def save(folder: Path, outcomes: Mapping[str, Sequence[Result]], rows: Sequence[
     return told
 
 
-def resampled(runs: Sequence[Result]) -> Floats:
-    """The mean partial AUC over runs on other test sets that might have been drawn, the same for all methods."""
-    found = enumerate(outcome.test_scores for outcome in runs)
-    drawn = [resampling.resampled([each[0]], each[1], MAX_FPR, DRAWS, seed) for seed, each in found if each]
-    return np.asarray(np.mean(drawn, 0))
+def measure(runs: Sequence[Run]) -> Interval:
+    """The partial AUC on test data as the report has it, with the seeds' variance."""
+    return seed_intervals([METRIC], [run.scores["test"] for run in runs], shared_examples(runs))[METRIC]
 
 
-def message(outcomes: Mapping[str, Sequence[Result]], drawn: Mapping[str, Floats]) -> str:
-    """Which federated method is ahead of which, by how much, and whether test data could have it so by chance."""
+def message(measured: Mapping[str, Interval], kept: Mapping[str, Sequence[Run]]) -> str:
+    """Which federated method is ahead of which, by how much, and whether that may be chance."""
     federated = [entry.label for entry in ENTRIES if not is_centralized(str(entry.algorithm["name"]))]
-    first, second = sorted(federated, key=lambda label: -_mean(outcomes[label]))[:2]
-    apart = drawn[first] - drawn[second]
-    gain = f"{_mean(outcomes[first]) - _mean(outcomes[second]):+.3f} {_ends(apart)}"
-    if metrics.interval(apart)[0] > 0:
+    first, second = sorted(federated, key=lambda label: -measured[label].value)[:2]
+    scores = [[run.scores["test"] for run in kept[label]] for label in (first, second)]
+    apart = differences(*scores, same=shared_examples(kept[first]), names=[METRIC])[METRIC]
+    gain = f"{difference_text(apart.value)} {between(apart)}"
+    if apart.low > 0:
         return f"{first} is ahead of the next federated method, {second}, by {gain} of partial AUC"
     return f"{first} and {second} are level: {gain} of partial AUC"
-
-
-def _mean(runs: Sequence[Result]) -> float:
-    return float(np.mean([outcome.metrics["test"][f"pauc@{MAX_FPR:g}"] for outcome in runs]))
-
-
-def _ends(values: Floats) -> str:
-    low, high = metrics.interval(values)
-    return f"[{low:.3f}, {high:.3f}]"

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from fedxl import metrics
 from fedxl.errors import printable
 from fedxl.evaluation.compare import Difference
@@ -15,11 +17,12 @@ from fedxl.reporting.charts.chart import Key
 from fedxl.reporting.charts.scale import Svg, element
 
 LINE = Svg("\n")
+WIDEST = 6  # columns that fit beside the rows' heads, on a page and in the output of a notebook
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 class Cell(NamedTuple):
-    """A text, what stands below it in small letters, or a small picture instead."""
+    """A text, lines below it in small letters, or a small picture instead."""
 
     text: str = ""
     more: str = ""
@@ -56,16 +59,25 @@ class Table(NamedTuple):
 
 
 def table_html(found: Table) -> Svg:
-    """A table as HTML, in a box that scrolls where it is too wide."""
-    heads = [element("th", name, scope="col", class_="num" if numeric else None) for name, numeric in found.columns]
-    rows = [_row_html(row, found.columns) for row in found.rows]
+    """A table as HTML: of many columns in parts, one below the other, each with the rows' heads."""
+    count = len(found.columns) - 1
+    parts = np.array_split(np.arange(1, count + 1), max(1, math.ceil(count / WIDEST)))
+    tables = [_part_html(found, [0, *map(int, each)], first=not n) for n, each in enumerate(parts)]
+    box = {"class_": "scroll", "tabindex": 0, "role": "region", "aria_label": found.caption}
+    return element("div", *tables, **box)
+
+
+def _part_html(found: Table, chosen: Sequence[int], first: bool) -> Svg:
+    """Some columns of a table; the first part has the caption."""
+    some = [found.columns[number] for number in chosen]
+    heads = [element("th", name, scope="col", class_="num" if numeric else None) for name, numeric in some]
+    rows = [_row_html(row._replace(cells=[row.cells[number] for number in chosen]), some) for row in found.rows]
     parts = [
-        element("caption", element("span", found.caption)),
+        *([element("caption", element("span", found.caption))] if first else []),
         element("thead", element("tr", *heads)),
         element("tbody", *(part for row in rows for part in (LINE, row))),
     ]
-    box = {"class_": "scroll", "tabindex": 0, "role": "region", "aria_label": found.caption}
-    return element("div", element("table", *parts), **box)
+    return element("table", *parts)
 
 
 def _row_html(row: Row, heads: Sequence[Column]) -> Svg:
@@ -80,7 +92,7 @@ def _row_html(row: Row, heads: Sequence[Column]) -> Svg:
 
 
 def _texts(cell: Cell) -> list[str | Svg]:
-    return [cell.text, *([element("small", cell.more)] if cell.more else [])]
+    return [cell.text, *(element("small", line) for line in cell.more.splitlines())]
 
 
 class Figure(NamedTuple):
@@ -133,14 +145,28 @@ def shown(value: object, most: int = 120) -> str:
 
 def figure_of(value: float | None) -> str:
     """A number for people; a dash where there is none."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.3f}"
+    return "–" if value is None or not math.isfinite(value) else _rounded(value)
+
+
+def difference_text(value: float) -> str:
+    """The same of a difference, with its sign; 0.000 has none.
+
+    >>> difference_text(-0.0004), difference_text(0.012), difference_text(-0.012)
+    ('0.000', '+0.012', '−0.012')
+    """
+    text = figure_of(value)
+    return text if text in ("–", "0.000") or text.startswith("−") else f"+{text}"
+
+
+def _rounded(value: float) -> str:
+    return f"{round(value, 3) + 0.0:.3f}".replace("-", "−")  # plus 0: no -0.000
 
 
 def between(found: Interval | Difference | None) -> str:
     """The ends of an interval, or nothing."""
     if found is None or not (math.isfinite(found.low) and math.isfinite(found.high)):
         return ""
-    return f"[{found.low:.3f}, {found.high:.3f}]".replace("-", "−")
+    return f"[{_rounded(found.low)}, {_rounded(found.high)}]"
 
 
 def interval_text(found: Interval) -> str:

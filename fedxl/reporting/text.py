@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from rich.text import Text
 from fedxl import metrics
 from fedxl.errors import printable
 from fedxl.training.run_folder import sites_heard
+
+NAME = 9  # characters of a name before it folds
 
 
 def in_words(values: Mapping[str, Any]) -> str:
@@ -59,13 +62,19 @@ def over_seeds(count: int, what: str = "mean ± standard deviation") -> str:
 
 
 def as_text(rows: Sequence[Sequence[str]], columns: Sequence[str], title: str = "", lines: bool = True) -> Table:
-    """lines: whether there are lines between columns, which cost room."""
+    """A table in which names fold where there is little room, and numbers never do: print it with crop=False.
+
+    lines: whether there are lines between columns, which cost room.
+    """
     table = Table(title=title or None, box=box.HEAVY_HEAD if lines else None, pad_edge=lines)
     for name, cells in zip(columns, zip(*rows, strict=True), strict=True):
-        numbers = _numeric(cells)
+        numbers, widest = _numeric(cells), max(map(len, cells))
+        # rich cuts what may not wrap, unless its column has a width; the words of a head stay whole.
+        head = textwrap.fill(name, max(widest, *map(len, name.split())), break_on_hyphens=False) if numbers else name
         table.add_column(
-            Text(name), justify="right" if numbers else "left", no_wrap=lines or numbers, overflow="fold"
-        )
+            Text(head), justify="right" if numbers else "left", no_wrap=numbers, overflow="fold",
+            min_width=widest if numbers else min(widest, NAME),
+        )  # fmt: skip
     for line in rows:
         table.add_row(*map(Text, line))  # as they are: a folder's name may look like rich's markup
     return table

@@ -161,6 +161,10 @@ def test_the_demo_writes_its_table_and_plot(tmp_path, monkeypatch, capsys):
     from fedxl.experiments import demo
 
     monkeypatch.setattr(demo, "RUN", {**demo.RUN, "rounds": 2, "local_steps": 2})
+    monkeypatch.setenv("COLUMNS", "80")
+    drawn = {}
+    draw = demo.plots.roc_and_convergence
+    monkeypatch.setattr(demo.plots, "roc_and_convergence", lambda *all: (drawn.update(all[2]), draw(*all)))
     code, out, err = command(monkeypatch, capsys, "demo", "--seeds", "2", "--out", str(tmp_path / "d"))
     assert code == 0, err
     assert all(entry.label in out for entry in demo.ENTRIES)
@@ -168,8 +172,13 @@ def test_the_demo_writes_its_table_and_plot(tmp_path, monkeypatch, capsys):
     report = (tmp_path / "d" / "report.html").read_text()
     assert all(entry.label in report for entry in demo.ENTRIES)
     assert str(tmp_path / "d" / "report.html") in out
-    assert re.search(r"(is ahead of the next federated method, .* by|are level:) [+-]0\.\d{3} \[", out)
-    assert (tmp_path / "d" / "results.md").read_text().count("\n") == 2 + len(demo.ENTRIES)
+    assert re.search(r"(is ahead of the next federated method, .* by|are level:) [+−]?0\.\d{3} \[", out)
+    for line in drawn.values():  # the picture's intervals are the report's
+        assert line.value.split(" ", 1)[1] in report
+    table = (tmp_path / "d" / "results.md").read_text()
+    assert table.count("\n") == 2 + len(demo.ENTRIES)
+    for number in re.findall(r"\d+\.\d+(?: ± \d\.\d+)?(?= \|)", table):
+        assert f" {number} " in out  # 80 columns cut none
     results = json.loads((tmp_path / "d" / "results.json").read_text())
     assert all(len(runs) == 2 and 0 < runs[0]["test"]["auroc"] < 1 for runs in results.values())
 
