@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedxl import metrics
 from fedxl.evaluation import calibration as calibrations
 from fedxl.evaluation import operating
 from fedxl.evaluation.calibration import Calibration, Reliability, brier, reliability
@@ -124,11 +125,13 @@ def assess(
     specificities: Sequence[float] = SPECIFICITIES,
     sensitivities: Sequence[float] = SENSITIVITIES,
     horizons: Sequence[float] = (),
+    asked: Sequence[str] = (),
 ) -> Assessment | None:
     """Assess a run by its scores, or by counts in bins of them; None if there are none.
 
-    Means over several labels of counts in bins have no intervals. horizons: of time to event; by default quartiles of
-    the validation data's events.
+    Means over several labels of counts in bins have no intervals. horizons: of time to event; by default the times in
+    the names of `asked`, metrics that are measured besides ("uno@1200", "auc_at@730"), else quartiles of the
+    validation data's events.
     """
     splits = by_label(scores, histograms)
     known = [name for name in ("test", "validation") if any(len(one) for one in splits.get(name, {}).values())]
@@ -149,7 +152,7 @@ def assess(
     more: list[str] = []
     if whole is not None and timed and held:
         sums = hazard_of(histograms.get("validation", {}))
-        survival, more, why_not = _survival(held[""], whole, horizons, level, sums)
+        survival, more, why_not = _survival(held[""], whole, horizons, asked, level, sums)
         notes += [f"no survival up to a horizon: {why_not}"] if why_not else []
     held = {} if timed else held  # no classes: neither a threshold nor a calibration
     fewest = 1 if len(labels) == 1 else FEWEST
@@ -191,18 +194,29 @@ def assess(
 
 
 def _survival(
-    held: Scores, found: Scores, horizons: Sequence[float], level: float, sums: HazardSums | None
+    held: Scores,
+    found: Scores,
+    horizons: Sequence[float],
+    asked: Sequence[str],
+    level: float,
+    sums: HazardSums | None,
 ) -> tuple[SurvivalPart | None, list[str], str]:
     """What validation scores chose of time to event, the metrics that need it, or why it is missing.
 
     sums: those of a hazard, where only counts are known.
     """
-    decided = decide(held.labels, {"": held}, DecisionOptions(horizons=tuple(horizons)), sums)
+    last = min(float(each.max()) for each in (held.time, sums.grid if sums else None) if each is not None)
+    named = sorted({limit for name in asked if (limit := metrics.split(name)[1]) is not None and limit <= last})
+    decided = decide(held.labels, {"": held}, DecisionOptions(horizons=tuple(horizons or named)), sums)
     if decided.survival is None:
         return None, [], decided.why_none
     if not np.isfinite(found.scores).all():
         return None, [], "scores are not finite"
-    return SurvivalPart.of(decided.survival, held, found, level), metrics_at(decided.survival, held), ""
+    usual = metrics_at(decided.survival, held)
+    if any(name.startswith("uno@") for name in asked):
+        usual = [name for name in usual if not name.startswith("uno@")]
+    more = list(dict.fromkeys([*asked, *usual]))
+    return SurvivalPart.of(decided.survival, held, found, level), more, ""
 
 
 class _Chosen:

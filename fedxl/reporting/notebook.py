@@ -38,6 +38,8 @@ table { margin: 0; width: auto; font-size: .92rem; color: var(--ink); }
 caption, figcaption { color: var(--soft); font-size: .9rem; }
 h3 { font-size: 1rem; font-weight: 600; }
 caption span { max-width: calc(100cqw - 2rem); }
+th, td { padding: .35rem .5rem; }
+tbody th { min-width: 6rem; }
 tr { background: none; }
 figure { max-width: 29rem; }
 """
@@ -197,7 +199,7 @@ def _as_text(table: Table) -> str:
     """Without what stands below the texts of a column."""
     numeric = [head.numeric for head in table.columns]
     each = (zip(row.cells, numeric, strict=True) for row in table.rows)
-    rows = [[f"{cell.text} {cell.more * shown}".strip() for cell, shown in cells] for cells in each]
+    rows = [[" ".join(f"{cell.text} {cell.more * shown}".split()) for cell, shown in cells] for cells in each]
     return as_markdown(rows, [head.name for head in table.columns])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ def study(runs: Sequence[Run], reference: str = "") -> Study:
     groups, focus = grouped(runs, reference)
     run, fpr = focus.shown, _fpr(focus.shown)
     some = bool(run.labels) or any(scores_on(run, split) is not None for split in ("test", "validation"))
-    found = assess(run.scores, run.histograms, fpr=fpr) if some else None
+    found = assess(run.scores, run.histograms, fpr=fpr, asked=_at_times(run)) if some else None
     usual = list(found.pooled.mean) if found is not None else reported(run.timed, fpr)
 
     def measure(group: Group) -> Mapping[str, Interval]:
@@ -74,6 +75,16 @@ def _fpr(run: Run) -> float:
         return FPR if limit is None or base in metrics.QUERY_METRICS else limit
     except UserError:
         return FPR
+
+
+def _at_times(run: Run) -> list[str]:
+    """The metrics of time to event that the run was asked for at a time."""
+    found = []
+    for name in run.values if run.timed else ():
+        with suppress(UserError):  # a name in a file may be anything
+            base, limit = metrics.split(name)
+            found += [name] if base in metrics.TIME_METRICS and limit is not None else []
+    return found
 
 
 def _compared(group: Group, focus: Group, names: Sequence[str], fpr: float) -> Mapping[str, Difference]:

@@ -114,7 +114,7 @@ def test_runs_of_several_labels_are_told_apart_from_others():
     both = written([run, replace(run, name="again", settings=settings, in_memory=(better, {}))], "labels").text
     assert both.count(f"[{means(['auroc'], run.scores['test'])['auroc'].low:.3f}, ") >= 1
     for found in differences(better["test"], run.scores["test"]).values():
-        assert f"+{found.value:.3f}[{found.low:.3f}, {found.high:.3f}], p" in both, "means over labels, in pairs"
+        assert f"+{found.value:.3f}[{found.low:.3f}, {found.high:.3f}]p" in both, "means over labels, in pairs"
     assert "it is behind B (again)" in both
     mixed = written([sample.runs()[0], run], "fedxl2-0").text
     assert "B has no curves: it has several labels, and this is for one" in mixed

@@ -14,6 +14,7 @@ from fedxl.evaluation.scores import Scores
 from fedxl.reporting.charts import chart as charts
 from fedxl.reporting.charts import pictures
 from fedxl.reporting.charts.chart import Key
+from fedxl.reporting.page import WIDEST
 from fedxl.reporting.runs import grouped, scores_on, table
 from fedxl.training.run_folder import Run
 from tests.cli.test_errors import command
@@ -68,6 +69,20 @@ def test_it_says_what_the_functions_compute():
     assert "60 of them with an event" in text
     for word in ELSEWHERE:
         assert word not in text, word
+
+
+def test_metrics_that_were_asked_for_name_the_horizons():
+    """They have intervals, and a row each. One beyond all times is no horizon."""
+    of, asked = sample.timed(), ("uno@300", "auc_at@200", "auc_at@90000", "auc_at@evil")
+    run = replace(of, done={**of.done, "test": {**of.done["test"], **dict.fromkeys(asked, 0.7)}})
+    page, test = written([run]), run.scores["test"]
+    text, names = said(page), [tag["scope"] if tag.get("scope") else name for name, tag in page.tags]
+    assert max(part.count("col") for part in " ".join(names).split("table")) <= WIDEST + 1, "a wide table has parts"
+    for name in asked[:2]:
+        found = survival.interval(name, *test.flat, test.time)
+        assert f"{found.value:.3f}[{found.low:.3f}, {found.high:.3f}]" in text, name
+    assert assess(run.scores, asked=asked[:3]).survival.survival.horizons == (200.0, 300.0)
+    assert text.count("Uno's C") == text.count("Uno's C (events before 300)")
 
 
 def test_the_answer_names_the_ends_of_risk():

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 
 from fedxl.evaluation.compare import Difference
 from fedxl.reporting.charts.chart import DASHES
-from fedxl.reporting.page import Cell, Column, Row, Section, Table, between, columns, figure_of, metric_name, shown
+from fedxl.reporting.page import (
+    Cell,
+    Column,
+    Row,
+    Section,
+    Table,
+    between,
+    columns,
+    difference_text,
+    figure_of,
+    metric_name,
+    shown,
+)
 from fedxl.reporting.runs import Group, assessed_on
 from fedxl.reporting.study import Study
 from fedxl.reporting.text import mean_with_spread
@@ -82,8 +94,8 @@ def _differences(it: Study, names: Sequence[str]) -> Table:
 def _difference(found: Difference | None) -> Cell:
     if found is None or not math.isfinite(found.value):
         return Cell("–")
-    p = "" if not math.isfinite(found.p) else ", p < 0.001" if found.p < 0.001 else f", p = {found.p:.3f}"
-    return Cell(f"{found.value:+.3f}".replace("-", "−"), f"{between(found)}{p}".lstrip(", "))
+    p = "" if not math.isfinite(found.p) else "p < 0.001" if found.p < 0.001 else f"p = {found.p:.3f}"
+    return Cell(difference_text(found.value), f"{between(found)}\n{p}".strip())
 
 
 def _why_unpaired(run: Run, focus: Run) -> str:

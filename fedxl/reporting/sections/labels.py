@@ -16,7 +16,6 @@ from fedxl.reporting.study import Study
 MOST_DRAWN = 40  # labels with pictures
 UNDRAWN = "labels are not drawn"
 RULES = ("specificity 0.9", "sensitivity 0.9")  # operating points that have a table; the others are in model.json
-NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def sections(it: Study) -> list[Section]:
@@ -50,9 +49,7 @@ def _curves(it: Study, found: Assessment) -> Section:
         point = one.points.get(RULES[0])
         marks = [mark(key, "", RULES[0], point)] if point is not None and is_known(point) else []
         svg = pictures.roc({key: pictures.roc_curve([scores[name]])}, found.fpr, marks, small=f"roc{number}")
-        # On a narrow screen, the line breaks before the interval, not within it.
-        auroc, _, interval = interval_text(one.metrics["auroc"]).partition(" ")
-        figures.append(Figure(key.name, svg, f"AUROC {auroc} {interval.replace(' ', NO_BREAK)}".strip()))
+        figures.append(Figure(key.name, svg, f"AUROC {interval_text(one.metrics['auroc'])}"))
     if not figures:
         return Section("curves", "ROC by label", missing=[f"no label has both classes in the {found.split} data"])
     text = [

@@ -115,7 +115,7 @@ def _at_horizons(curves: Sequence[KaplanMeier], found: Assessment, part: Surviva
     caption = (
         f"{title} at horizons, {found.split} data, with 95 % intervals. AUC: how often an example with an "
         "event by then scores higher than one without. Brier score of the probability of no event: less is better. "
-        "Horizons are quartiles of the events' times in validation data, unless others were asked for."
+        "Horizons are those of the metrics asked for, else quartiles of the events' times in validation data."
     )
     heads = "events by then", "still at risk", "AUC", "Brier score", "calibration error"
     return Table(caption, columns("horizon", *heads), rows)
