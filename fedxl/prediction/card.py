@@ -8,12 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedxl import metrics
 from fedxl.config.experiment import SECTIONS, Config, dump
 from fedxl.errors import printable
 from fedxl.evaluation.assess import Assessment, Part
 from fedxl.evaluation.intervals import Interval
 from fedxl.evaluation.survival_part import error_of
 from fedxl.training.privacy import promise
+from fedxl.training.run_folder import Run
 
 MOST_TITLE = 200  # characters of labels' names
 COUNTS = "counts in bins"  # what chose the threshold, if sites disclosed no scores
@@ -39,8 +41,8 @@ FROM_COUNTS = (
 )
 
 
-def card(about: Mapping[str, Any], found: Assessment | None, heard: str = "") -> str:
-    """about: what model.json says; heard: how many sites the metrics rest on, if not all told theirs."""
+def card(about: Mapping[str, Any], found: Assessment | None, run: Run) -> str:
+    """about: what model.json says."""
     timed = about.get("timed", False)
     parts = [
         f"# {_title(about)}",
@@ -51,7 +53,7 @@ def card(about: Mapping[str, Any], found: Assessment | None, heard: str = "") ->
         "## Data",
         _sites(about["training"].get("members", []), bool(about["labels"]), timed),
         "## How good it is",
-        *_metrics(found, heard),
+        *_metrics(found, run),
         "## What its scores mean",
         *(_survival(about, found) if timed else _decisions(about, found)),
         "## Training",
@@ -116,10 +118,11 @@ def _sites(members: Sequence[Mapping[str, Any]], several: bool, timed: bool) -> 
     return table(heads, rows) if rows else "Who held the data is not recorded."
 
 
-def _metrics(found: Assessment | None, heard: str) -> list[str]:
+def _metrics(found: Assessment | None, run: Run) -> list[str]:
     """Metrics by site, or by label with their means and by site; and notes. Of time to event, sites have one."""
+    heard = run.sites_heard
     if found is None:
-        return ["The run kept no scores of held-back data. `fedxl report` has what its sites disclosed, if they did."]
+        return _disclosed(run, heard)
     of_mean = "; that of the mean from a jackknife of whole examples" if found.several else ""
     rest = f" They rest on {heard}." if heard else ""
     said = [
@@ -147,6 +150,22 @@ def _metrics(found: Assessment | None, heard: str) -> list[str]:
         error = one.reliability.error
         said.append(f"Calibrated probabilities: Brier score {one.brier:.4f}, calibration error {error:.4f}.")
     return said
+
+
+def _disclosed(run: Run, heard: str) -> list[str]:
+    """Metrics of a run without scores, and of its sites."""
+    names = [name for name in metrics.shown(run.values) if run.values.get(name) is not None]
+    if not names:
+        return ["The run kept no scores of held-back data."]
+    rest = f" They rest on {heard}." if heard else ""
+    told = run.told(run.split)
+    parts = {"all together": run.values, **{name: one for name, one in told.items() if not isinstance(one, str)}}
+    rows = [[text(part), *(interval({"value": one.get(name)}) for name in names)] for part, one in parts.items()]
+    return [
+        f"Measured on {run.split} data. The run kept no scores of them, so that there are no intervals.{rest}",
+        table(["data of", *map(text, names)], rows),
+        *(f"Note: {text(name)}: {text(why)}." for name, why in told.items() if isinstance(why, str)),
+    ]
 
 
 def _rows(parts: Mapping[str, Part], names: Sequence[str]) -> list[list[str]]:

@@ -123,7 +123,7 @@ def _write(target: Path, run: Run, decisions: Decisions, onnx: Checked | None, a
     if onnx is not None:
         contents[ONNX] = onnx.content
     about = description(run, decisions, onnx, assessment)
-    contents[CARD] = card.card(about, assessment, run.sites_heard).encode()
+    contents[CARD] = card.card(about, assessment, run).encode()
     digests = {name: digest(content) for name, content in contents.items()}
     with writing(target):
         target.mkdir(parents=True, exist_ok=True)

@@ -164,6 +164,10 @@ class Run:
         source = self.done if self.split == "test" else self.shown
         return sites_heard(source or {}, self.split)
 
+    def told(self, split: str) -> Mapping[str, Any]:
+        """By site: the metrics that it told of this split at the chosen round, or a text, why it told none."""
+        return ((self.done if split == "test" else self.shown) or {}).get(f"{split}_by_site") or {}
+
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of several labels; empty if there is one."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 
 from fedxl.data.sets.digits import digits
-from fedxl.prediction import predictor
+from fedxl.prediction import card, predictor
 from fedxl.prediction.export import export
 from tests.deploy.federated import SITES, config, deployed
 from tests.deploy.test_site_curves import judged
+from tests.reporting import sample
 
 
 def test_a_servers_run_predicts_and_is_exported(tmp_path):
@@ -44,3 +46,14 @@ def test_where_sites_disclose_curves_these_decide(tmp_path):
     (row,) = [line for line in card.splitlines() if line.startswith("| all together |")]
     auroc = float(row.split("|")[4].split()[0])
     assert abs(auroc - result.metrics["test"]["auroc"]) < 0.005, "the middle of each bin stands for its scores"
+
+
+def test_metrics_that_sites_disclosed_are_in_the_card():
+    run = sample.runs()[0]
+    told = {"a": {"auroc": 0.7126}, "b": "too few |"}
+    bare = replace(run, in_memory=({}, {}), done={**run.done, "test_by_site": told})
+    text = "\n".join(card._metrics(None, bare))
+    assert "no intervals. They rest on 1 of 2 sites." in text
+    assert "| all together | 0.900 | 0.800 |" in text
+    assert "| a | 0.713 | not defined |" in text
+    assert "b: too few \\|" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from fedxl.reporting.charts import pictures, scale
 from fedxl.reporting.charts.chart import Chart, Key
 from fedxl.reporting.charts.scale import element, number
 from fedxl.reporting.document import TEMPLATES
+from fedxl.reporting.sections import rounds
+from fedxl.reporting.study import study
+from tests.reporting import sample
 from tests.reporting.charts_reading import drawn, parse, points, values
 
 HEIGHT = charts.HEIGHT - charts.BOTTOM
@@ -107,6 +111,20 @@ def test_values_that_are_not_known_leave_a_gap():
     chart.line([0, 1], [np.nan, np.nan], Key("b", 1))
     paths = [each for each in drawn(parse(chart.render()), "line") if each.tag.endswith("path")]
     assert [each.get("d").count("M") for each in paths] == [2]
+
+
+def test_a_line_breaks_where_other_sites_were_measured():
+    row = sample.run("a", "fedxl2", 0, 1.0).rows[0]
+    named = ["a, b", "a, b", "b", "a, b"]
+    rows = [{**row, "round": n, "validation_from": f"metrics of {sites}"} for n, sites in enumerate(named, 1)]
+    run = replace(sample.run("a", "fedxl2", 0, 1.0), rows=rows, done=None)
+    it = study([run])
+    (figure,) = (each for each in rounds.section(it).figures if each.title.startswith("Validation"))
+    (path,) = (each for each in drawn(parse(figure.svg), "line") if each.tag.endswith("path"))
+    assert path.get("d").count("M") == 3
+    assert "break where other sites" in figure.caption
+    again = rounds.section(study([replace(run, rows=rows[:2])])).figures[0]
+    assert "break" not in again.caption
 
 
 @pytest.mark.parametrize("seed", range(4))

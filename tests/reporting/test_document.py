@@ -21,7 +21,7 @@ from fedxl.evaluation.operating import at_specificity
 from fedxl.evaluation.scores import Scores
 from fedxl.reporting import document
 from fedxl.reporting.runs import differing, grouped, same_examples
-from fedxl.training.run_folder import Run, is_run, read_run, run_dirs
+from fedxl.training.run_folder import Member, Run, is_run, read_run, run_dirs
 from tests.cli.test_errors import CONFIG, command
 from tests.reporting import sample
 
@@ -288,6 +288,18 @@ def test_sites_that_disclose_curves(tmp_path):
     assert abs(bound.value - roc_auc_score(test.y, test.scores)) <= bound.bound
     assert list(found.sites) == ["north", "south", "east"]
     assert (found.pooled.one.positives, found.pooled.one.negatives) == (test.positives, test.negatives)
+    refused = {
+        "test_by_site": {"west": "fewer than 10 positives <b>"},
+        "test_withheld": {"north": {"flu": "too few"}},
+    }
+    more = {
+        "done": {**run.done, **refused},
+        "members": [Member(name, 5, 9) for name in (*found.sites, "west", "far")],
+    }
+    text = written([replace(run, **more)]).text
+    assert "no test data from far" in text, "and of west alone what it said"
+    assert "west: fewer than 10 positives <b>" in text
+    assert "north withholds flu: too few" in text
     text = written([run]).text
     assert f"sites disclosed counts in 102 bins, not scores; metrics may be off, AUROC by {bound.bound:.1g}" in text
     assert "The band holds every curve that fits the sites' counts in bins" in text

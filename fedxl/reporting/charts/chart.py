@@ -60,9 +60,11 @@ class Chart:
         across, up = self.x.place(x, LEFT, self.right), self.y.place(y, self.bottom, TOP)
         return np.stack(np.broadcast_arrays(across, up), -1)
 
-    def line(self, x: Any, y: Any, key: Key, legend: bool = True, thin: bool = False) -> None:
-        """A curve, with gaps at NaN. A thin one is no curve of its own."""
-        whole = self.at(x, y)
+    def line(
+        self, x: Any, y: Any, key: Key, legend: bool = True, thin: bool = False, breaks: Sequence[int] = ()
+    ) -> None:
+        """A curve, with gaps at NaN, and before the points of these numbers. A thin one is no curve of its own."""
+        whole = np.insert(self.at(x, y), breaks, np.nan, 0)
         cuts = np.flatnonzero(np.diff(np.isfinite(whole).all(1).astype(int))) + 1
         places = [_thin_out(run) for run in np.split(whole, cuts) if len(run) and np.isfinite(run).all()]
         if not places:

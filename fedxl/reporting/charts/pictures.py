@@ -184,6 +184,7 @@ class History(NamedTuple):
     mean: Floats
     spread: Floats
     chosen: Sequence[tuple[float, float]]
+    breaks: Sequence[int] = ()  # before which of the rounds the line breaks: other sites were measured
 
 
 def convergence(metric: str, histories: Mapping[Key, History]) -> Svg:
@@ -197,7 +198,9 @@ def convergence(metric: str, histories: Mapping[Key, History]) -> Svg:
     for key, history in histories.items():
         if np.any(history.spread > 0):
             chart.band(history.rounds, history.mean - history.spread, history.mean + history.spread, key)
-        chart.line(history.rounds, history.mean, key)
+        chart.line(history.rounds, history.mean, key, breaks=history.breaks)
+        if history.breaks:  # of a single evaluation there is no line
+            chart.points(history.rounds, history.mean, key, size=2.0)
         for round, value in history.chosen:
             chart.points([round], [value], key, [f"{key.name}: round {round:g}, {value:.4f}"], 4.5)
     return chart.render()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +27,9 @@ def section(it: Study) -> Section:
     if histories:
         several = any(len(group.runs) > 1 for group in groups)
         spread = " Bands are one standard deviation over seeds." if several else ""
-        caption = f"{name} on validation data after each evaluation; markers: the chosen rounds.{spread}"
+        broken = any(found.breaks for found in histories.values())
+        others = " Lines break where other sites than before were measured." if broken else ""
+        caption = f"{name} on validation data after each evaluation; markers: the chosen rounds.{spread}{others}"
         figures.append(Figure("Validation metric by round", pictures.convergence(name, histories), caption))
     known = []
     for group in groups:
@@ -52,7 +55,11 @@ def history(runs: Sequence[Run], metric: str) -> History | None:
     values = np.array([[table[round] for round in rounds] for table in tables])
     found = [(float(run.best_round), _value(run.shown, metric)) for run in runs if run.best_round is not None]
     chosen = [(round, value) for round, value in found if np.isfinite(value)]
-    return History(np.array(rounds, np.float64), values.mean(0), values.std(0, ddof=min(1, len(tables) - 1)), chosen)
+    spread = values.std(0, ddof=min(1, len(tables) - 1))
+    measured = [{row["round"]: row.get("validation_from") for row in run.rows} for run in runs]
+    pairs = enumerate(itertools.pairwise(rounds), 1)
+    breaks = [at for at, (one, other) in pairs if any(each.get(one) != each.get(other) for each in measured)]
+    return History(np.array(rounds, np.float64), values.mean(0), spread, chosen, breaks)
 
 
 def _value(row: Mapping[str, Any], metric: str) -> float:

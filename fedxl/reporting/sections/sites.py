@@ -43,8 +43,7 @@ def section(it: Study) -> Section:
     trained: Members = {member.name: (member.positives, member.negatives) for member in run.members}
     if found is not None and found.sites:
         table, left = _labels_at_sites(it, found) if found.several else _from_scores(it, found, trained)
-        if empty := [shown(name, 40) for name in trained if name not in found.sites]:
-            left.insert(0, f"no {found.split} data from {listed(empty)}")
+        left = [*_absent(run, found.split, [name for name in trained if name not in found.sites]), *left]
         left += left_out(len(found.sites), MOST, UNLISTED)
     elif told := _told(run):
         table, left = _from_told(it, told, trained)
@@ -114,10 +113,20 @@ def _counted(run: Run) -> str:
 
 def _told(run: Run) -> Mapping[str, Any]:
     """What sites said of themselves, of the test data or else of the validation data of the chosen round."""
-    for row, split in ((run.done or {}, "test"), (run.shown, "validation")):
-        if found := row.get(f"{split}_by_site"):
-            return {str(name): told for name, told in found.items()}
-    return {}
+    return run.told("test") or run.told("validation")
+
+
+def _absent(run: Run, split: str, names: Sequence[str]) -> list[str]:
+    """Why there are no scores of these sites, by what they said, and which labels others withhold."""
+    reasons = {name: why for name, why in run.told(split).items() if isinstance(why, str)}
+    unknown = [shown(name, 40) for name in names if name not in reasons]
+    lines = [f"no {split} data from {listed(unknown)}"] if unknown else []
+    lines += [f"{shown(name, 60)}: {shown(reasons[name])}" for name in names if name in reasons]
+    row = (run.done if split == "test" else run.shown) or {}
+    withheld = row.get(f"{split}_withheld")
+    withheld = withheld if isinstance(withheld, Mapping) else {}
+    each = [(site, *told) for site, all in withheld.items() if isinstance(all, Mapping) for told in all.items()]
+    return lines + [f"{shown(site, 60)} withholds {shown(label, 40)}: {shown(why)}" for site, label, why in each]
 
 
 def _from_told(it: Study, told: Mapping[str, Any], trained: Members) -> tuple[Table, list[str]]:
