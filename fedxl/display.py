@@ -16,6 +16,11 @@ def plot(*runs: Any) -> Any:
     return _home().plot(*runs)
 
 
+def frame(table: Any) -> Any:
+    """Columns by name, or rows, as a data frame of pandas."""
+    return _home().frame(table)
+
+
 def _home() -> Any:
     # By its name: what is shown knows nothing of reports.
     return import_module("fedxl.reporting.notebook")

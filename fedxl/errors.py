@@ -37,6 +37,10 @@ class UserError(ValueError):
         text = " ".join("".join(c if c.isprintable() else " " for c in super().__str__()).split())
         return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class OwnersError(UserError):
     """A mistake whose details are for the owner of some data alone.

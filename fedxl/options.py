@@ -143,6 +143,27 @@ def _load(source: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
+def defaults(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of options, by their flat names."""
+    found: dict[str, Any] = {}
+    groups = groups_of(fn)
+    for name, parameter in inspect.signature(fn).parameters.items():
+        found |= groups[name].defaults if name in groups else {name: parameter.default}
+    return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
+
+
+def without_defaults(obj: Any) -> str:
+    """A dataclass as the call that makes it, without the arguments that are defaults.
+
+    >>> import fedxl
+    >>> without_defaults(fedxl.LocalSGD(fedxl.auroc(), lr=0.5))
+    'LocalSGD(risk=auroc(), lr=0.5)'
+    """
+    each = [(item, getattr(obj, item.name)) for item in dataclasses.fields(obj)]
+    given = [f"{item.name}={value!r}" for item, value in each if value != item.default]
+    return f"{type(obj).__name__}({', '.join(given)})"
+
+
 def flatten(obj: Any) -> dict[str, Any]:
     """A dataclass as its options by their flat names. An argument that no option can describe keeps its own name.
 

@@ -77,6 +77,11 @@ def display(
     show(True)
 
 
+def say(line: str) -> None:
+    """A line beside the results: on standard error; in a notebook, which paints that red, with its output."""
+    print(line, file=sys.stdout if in_notebook() else sys.stderr)
+
+
 def in_notebook() -> bool:
     """Whether a kernel of Jupyter runs this."""
     found = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

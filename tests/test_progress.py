@@ -54,6 +54,8 @@ def test_a_notebook_sees_one_output_that_changes(cells, capsys, monkeypatch):
 
 def test_fit_shows_its_rounds_and_the_metric_that_selects(cells, capsys):
     result = fitted()
+    out, err = capsys.readouterr()
+    assert (err, "executor: " in out) == ("", True), "a notebook paints stderr red"
     ((first, *_, last),) = cells
     assert "round 0 of 4" in first
     assert f"round 4 of 4, validation auroc {result.history[-1]['validation']['auroc']:.4f}" in last

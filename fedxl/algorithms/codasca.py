@@ -81,7 +81,7 @@ class CODASCAUpdate(NamedTuple):
     steps: Tensor
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CODASCA(Algorithm):
     """Min-max AUC with control variates.
 

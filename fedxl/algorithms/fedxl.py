@@ -55,7 +55,7 @@ class FeDXLUpdate(NamedTuple):
     steps: Tensor
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FeDXL2(PairDescent):
     """FeDXL for any outer function (partial AUC, AP, ...), pairs across all clients.
 
@@ -210,7 +210,7 @@ class FeDXL2(PairDescent):
         return self.pool.order
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FeDXL1(FeDXL2):
     """FeDXL for linear outer functions (AUROC), pairs across all clients: FeDXL2 with beta = 1."""
 

@@ -36,7 +36,7 @@ class LocalPairUpdate(NamedTuple):
     steps: Tensor
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LocalPair(PairDescent):
     """An X-risk over pairs within each client, models averaged.
 
@@ -77,7 +77,7 @@ class LocalPair(PairDescent):
         return LocalPairServer(mean["weights"], mean["G"], server.step + updates.steps.max())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CentralizedSGD(LocalPair):
     """Centralised mini-batch SGD for linear outer functions: Local Pair with one client and beta = 1."""
 
@@ -92,7 +92,7 @@ class CentralizedSGD(LocalPair):
         require(self.risk.linear, "sgd is for risks with a linear outer function (auroc); use sox")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SOX(LocalPair):
     """Centralised SOX for any outer function: Local Pair with one client."""
 

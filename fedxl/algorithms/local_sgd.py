@@ -48,7 +48,7 @@ def cross_entropy(h: Tensor, y: Tensor) -> Tensor:
     return nnf.binary_cross_entropy_with_logits(h, y) if h.ndim == 1 else nnf.cross_entropy(h, y.long())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LocalSGD(Algorithm):
     """Cross entropy, models averaged (FedAvg).
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedxl.algorithms.descent import Descent
 from fedxl.errors import require
 from fedxl.models import Score, Weights
-from fedxl.options import require_types
+from fedxl.options import require_types, without_defaults
 from fedxl.risks.pairing import Minibatch, OneLabel, Pairing, PoolWeights, Share, Side
 from fedxl.risks.xrisk import XRisk
 
@@ -181,7 +181,7 @@ class Phase:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Algorithm(Phase):
     """An immutable object of hyper-parameters and a risk. It knows no network, no device and no file.
 
@@ -227,6 +227,8 @@ class Algorithm(Phase):
         require(self.lr > 0, f"lr must be positive, got {self.lr}")
         right = isinstance(self.server, tuple) and all(map(callable, self.server))
         require(right, f"server must be rules, such as (Clip(3.0),), not {self.server!r}")
+
+    __repr__ = without_defaults
 
     @property
     def rules(self) -> tuple[Rule, ...]:  # type: ignore[override]

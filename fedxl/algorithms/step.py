@@ -85,7 +85,7 @@ class PairWork(NamedTuple):
         return self.trains.amax() if self.trains.ndim else self.trains
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PairDescent(Algorithm):
     """Descent on an X-risk by pairs of scores."""
 

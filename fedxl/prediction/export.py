@@ -181,7 +181,7 @@ FILES = (WEIGHTS, ONNX, CARD)  # that an exported folder may hold besides; no na
 FORMAT = 2
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Exported:
     """An exported model."""
 
@@ -192,6 +192,9 @@ class Exported:
     preparation: Preparation | None
     decisions: Decisions
     digests: Mapping[str, str]  # by name of file
+
+    def __repr__(self) -> str:
+        return f"Exported in {self.path}: {', '.join([DESCRIPTION, *self.digests])}"
 
     def content(self, name: str) -> bytes:
         """That of one of its files, which must lie in the folder and be what was written."""

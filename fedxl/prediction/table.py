@@ -77,27 +77,11 @@ def write(path: Path, rows: Sequence[str], prediction: Prediction) -> int:
     found = WRITERS.get(path.suffix)
     require(found is not None, f"{path} must end in {' or '.join(WRITERS)}")
     assert found is not None
-    content, changed = found(prediction_columns(rows, prediction))
+    content, changed = found({"row": list(rows), **prediction.columns})
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     return changed
-
-
-def prediction_columns(rows: Sequence[str], prediction: Prediction) -> dict[str, list[Any]]:
-    """What a file of predictions holds, by column; a label without a decision has its score alone."""
-    table: dict[str, list[Any]] = {"row": list(rows)}
-    scores, probabilities, classes, *_ = prediction
-    survival = (
-        {} if prediction.survival is None else dict(zip(prediction.horizons, prediction.survival.T, strict=True))
-    )
-    for number, name in enumerate(prediction.labels or ("",)):
-        end, at = (f"_{name}", (slice(None), number)) if prediction.labels else ("", ())
-        table[f"score{end}"] = scores[at].tolist()
-        if probabilities is not None and classes is not None and name not in prediction.undecided:
-            table[f"probability{end}"] = probabilities[at].tolist()
-            table[f"class{end}"] = classes[at].tolist()
-    return table | {f"survival@{horizon:g}": each.tolist() for horizon, each in survival.items()}
 
 
 def harmless(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,21 +12,22 @@ from typing import Any
 
 from fedxl.data.check import site_table
 from fedxl.data.examples import Splits
-from fedxl.errors import kind_of, require
+from fedxl.errors import UserError, kind_of, require
 from fedxl.evaluation.compare import Difference
 from fedxl.evaluation.intervals import Interval
 from fedxl.files import as_path, write_atomically, writing
 from fedxl.reporting import document
 from fedxl.reporting.charts.scale import Svg, element
 from fedxl.reporting.page import LINE, Figure, Row, Table, columns, table_html
-from fedxl.reporting.sections import comparison, ranking, rounds, survival
+from fedxl.reporting.sections import comparison, ranking, rounds, sites, survival
 from fedxl.reporting.study import Study, study
 from fedxl.reporting.text import as_markdown
 from fedxl.training.advice import Advice
-from fedxl.training.result import Result
+from fedxl.training.result import Prediction, Result
 from fedxl.training.run_folder import Run, read_run, run_dirs
 
 MOST_SITES = 20
+FIRST = 10  # predictions that are shown
 # What a page of reports has as its body, and rules for the box that an output of a notebook is.
 BOX = """
 :root { font: 14px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif;
@@ -57,7 +59,20 @@ def html(it: Any) -> str:
 @html.register
 def _(it: Result) -> str:
     found = study([it.as_run()])
-    return page(repr(it), [comparison.section(found).tables[0]], _figures(found))
+    known = found.found is not None and 0 < len(found.found.sites) <= MOST_SITES
+    tables = [comparison.section(found).tables[0], *(sites.section(found).tables if known else [])]
+    return page(repr(it), tables, _figures(found))
+
+
+@html.register
+def _(it: Prediction) -> str:
+    count, table = len(it.scores), it.columns
+    rows = [
+        Row.of(str(number), *(f"{value:.4g}" for value in values))
+        for number, values in enumerate(zip(*(column[:FIRST] for column in table.values()), strict=True))
+    ]
+    caption = f"{count:,} examples" + (f", the first {FIRST} of them." if count > FIRST else ".")
+    return page("Predictions", [Table(caption, columns("example", *table), rows)])
 
 
 @html.register
@@ -174,6 +189,16 @@ class Comparison:
         """Metrics of each label less those of the reference on the same examples, with intervals and p."""
         return {group.label: group.compared for group in self._study.groups if group.compared}
 
+    def to_frame(self) -> Any:
+        """Both as a data frame of pandas: a row per label and metric, with its interval and the difference's."""
+        none, rows = Difference(math.nan, math.nan, math.nan, math.nan, ""), []
+        for label, measured in self.table.items():
+            for name, found in measured.items():
+                apart = self.differences.get(label, {}).get(name, none)
+                row = {"label": label, "metric": name, "value": found.value, "low": found.low, "high": found.high}
+                rows.append({**row, **{f"difference_{key}": value for key, value in apart._asdict().items()}})
+        return frame(rows).drop(columns=["difference_how", "difference_level"])
+
     @property
     def reference(self) -> str:
         """What the others are compared with: by default the best on validation data."""
@@ -193,6 +218,15 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return page("", comparison.section(self._study).tables, _figures(self._study))
+
+
+def frame(table: Any) -> Any:
+    """Columns by name, or rows, as a data frame of pandas. Raises UserError where that is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("a data frame needs pandas: pip install pandas") from None
+    return pandas.DataFrame(table)
 
 
 def _as_text(table: Table) -> str:

@@ -56,6 +56,7 @@ class Table(NamedTuple):
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Row]
+    folded: str = ""  # what stands there until a reader opens it
 
 
 def table_html(found: Table) -> Svg:
@@ -64,7 +65,8 @@ def table_html(found: Table) -> Svg:
     parts = np.array_split(np.arange(1, count + 1), max(1, math.ceil(count / WIDEST)))
     tables = [_part_html(found, [0, *map(int, each)], first=not n) for n, each in enumerate(parts)]
     box = {"class_": "scroll", "tabindex": 0, "role": "region", "aria_label": found.caption}
-    return element("div", *tables, **box)
+    content = element("div", *tables, **box)
+    return element("details", element("summary", found.folded), content) if found.folded else content
 
 
 def _part_html(found: Table, chosen: Sequence[int], first: bool) -> Svg:

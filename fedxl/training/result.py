@@ -57,6 +57,26 @@ class Prediction(NamedTuple):
     survival: Floats | None = None  # [n, horizons] of time to event: how likely an example has no event up to each
     horizons: tuple[float, ...] = ()
 
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        """What a file of predictions holds, by column; a label without a decision has its score alone."""
+        table: dict[str, list[Any]] = {}
+        survival = {} if self.survival is None else dict(zip(self.horizons, self.survival.T, strict=True))
+        for number, name in enumerate(self.labels or ("",)):
+            end, at = (f"_{name}", (slice(None), number)) if self.labels else ("", ())
+            table[f"score{end}"] = self.scores[at].tolist()
+            if self.probabilities is not None and self.classes is not None and name not in self.undecided:
+                table[f"probability{end}"] = self.probabilities[at].tolist()
+                table[f"class{end}"] = self.classes[at].tolist()
+        return table | {f"survival@{horizon:g}": each.tolist() for horizon, each in survival.items()}
+
+    def to_frame(self) -> Any:
+        """These columns as a data frame of pandas, a row per example."""
+        return display.frame(self.columns)
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
+
 
 def scorer_of(network: nn.Module, device: torch.device) -> Scorer:
     """The network as a function of examples, in evaluation mode and full precision."""
@@ -187,12 +207,11 @@ class Result:
     def __repr__(self) -> str:
         """One line, as "FeDXL2, best round 20 of 20, test auroc 0.9840"."""
         run = self.as_run()
-        kind = getattr(ALGORITHMS.get(run.algorithm), "__name__", printable(run.algorithm, 60))
         value = run.values.get(run.metric)
         judged = "" if value is None else f", {run.split} {printable(run.metric)} {value:.4f}"
         stopped = ", interrupted" if self.interrupted else ""
         rounds = max(self.best_round, run.last_round)
-        return f"{kind}, best round {self.best_round} of {rounds}{judged}{stopped}"
+        return f"{run.name}, best round {self.best_round} of {rounds}{judged}{stopped}"
 
     _repr_html_ = display.html
 
@@ -208,7 +227,8 @@ class Result:
         rows, known = [plain(row) for row in self.history], (self.scores, self.histograms)
         config, about = self.files.get(CONFIG, ""), described(self.about)
         run = Run(name, rows=rows, done=plain(self.final), config=config, label=label, in_memory=known, **about)
-        return run if name else replace(run, name=f"{run.algorithm}-{run.seed}")
+        kind = getattr(ALGORITHMS.get(run.algorithm), "__name__", printable(run.algorithm, 60))
+        return run if name else replace(run, name=kind)
 
     def save(self, folder: str | Path) -> Path:
         """Write the folder that `fit(out=...)` would have written, without checkpoints, and return its path.

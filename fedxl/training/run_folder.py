@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedxl import metrics, toml
-from fedxl.errors import UserError, require
+from fedxl.errors import UserError, printable, require
 from fedxl.evaluation import histogram, scores
 from fedxl.evaluation.histogram import Histogram, Histograms
 from fedxl.evaluation.scores import Scores
@@ -65,7 +65,7 @@ class Form(NamedTuple):
         return self.labels or ("",)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """One run: what it was told, who took part, what was measured, and the scores of its chosen model."""
 
@@ -82,6 +82,12 @@ class Run:
     path: Path | None = None  # its folder; None if it was kept in memory
     label: str = ""  # what it is called among runs that differ by seed only
     in_memory: tuple[Mapping[str, Scores], Mapping[str, Histograms]] = ({}, {})  # scores and counts without a folder
+
+    def __repr__(self) -> str:
+        """One line, as "Run fedxl2-3, test auroc 0.9840, in runs/fedxl2-3"."""
+        value = self.values.get(self.metric)
+        judged = self.state if value is None else f"{self.split} {printable(self.metric)} {value:.4f}"
+        return ", ".join([f"Run {printable(self.name)}", judged, *([f"in {self.path}"] if self.path else [])])
 
     @cached_property
     def scores(self) -> Mapping[str, Scores]:

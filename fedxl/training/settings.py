@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 import torch
 
-from fedxl import registry
+from fedxl import progress, registry
 from fedxl.data.examples import Weighting
 from fedxl.data.participation import Participation
 from fedxl.engine.executors import EXECUTORS
@@ -123,6 +122,6 @@ class Hooks:
     """Functions that a run calls, and when it stops."""
 
     on_progress: Callable[[Progress], None] = lambda progress: None  # after every round
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)  # one line, as on the executor chosen
+    say: Callable[[str], None] = progress.say  # one line, as on the executor chosen
     should_stop: Callable[[], bool] = lambda: False  # after every round; if true, the run saves and stops
     stop_collapsed: bool = False  # whether a run stops, too, at an evaluation that finds its scores collapsed

@@ -127,6 +127,14 @@ def test_a_line_breaks_where_other_sites_were_measured():
     assert "break" not in again.caption
 
 
+def test_words_do_not_lie_on_lines():
+    x = np.linspace(60, 380, 40)
+    lines = [np.stack([x, 250 - 0.7 * (x - 50)], 1), np.stack([x, 200 - 0.4 * (x - 50)], 1)]
+    for across, up in charts.place_letters(lines, (48, 12, 388, 258), (), (20.0, 20.0)):
+        for end in (across - 20, across, across + 20):
+            assert min(np.hypot(*(line - [end, up]).T).min() for line in lines) > 5
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_letters_keep_their_distance(seed):
     rng = np.random.default_rng(seed)

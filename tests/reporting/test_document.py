@@ -320,6 +320,16 @@ def test_scores_of_one_class_or_not_finite_are_no_curve():
         assert "its data do not hold both classes" in written([replace(run, in_memory=({"test": scores}, {}))]).text
 
 
+def test_sites_without_a_metric_are_not_counted_as_measured():
+    run = sample.runs()[0]
+    test = run.scores["test"]
+    found = replace(test, y=np.where((test.site == 1)[:, None], 0, test.y))
+    (fact,) = (
+        each for each in document.build([replace(run, in_memory=({"test": found}, {}))]).facts if "sites" in each.name
+    )
+    assert fact.text == "2 of 3"
+
+
 def test_more_runs_than_styles_are_in_the_table_only():
     runs = [sample.run(f"run{number}", f"mine:{number}", 0, 1.0) for number in range(9)]
     text = written(runs).text
@@ -403,3 +413,13 @@ def test_without_jinja2_it_is_one_line(trained, monkeypatch, capsys):
     for arguments in (("report", "run", "--html", "r.html"), ("demo", "--out", "d")):
         code, _, err = command(monkeypatch, capsys, *arguments)
         assert (code, err.strip()) == (2, "fedxl: a report in HTML needs Jinja2: pip install 'fedxl[report]'")
+
+
+def test_settings_at_their_defaults_are_folded():
+    run = sample.runs()[0]
+    settings = {**run.settings, "run.seed": 7, "run.patience": 0, "run.fpr": [0.1, 0.3, 0.5], "algorithm.beta": 0.5}
+    (section,) = [one for one in document.build([replace(run, settings=settings)]).sections if one.id == "settings"]
+    shown, rest = ({row.cells[0].text for row in table.rows} for table in section.tables)
+    assert rest == {"algorithm.lr", "run.patience", "run.fpr"}
+    assert "algorithm.beta" in shown
+    assert "<details><summary>3 settings" in document.render(document.build([replace(run, settings=settings)]))

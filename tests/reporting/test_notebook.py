@@ -48,6 +48,29 @@ def test_a_result_is_one_line(result):
     assert repr(stopped) == "FeDXL2, best round 0 of 0, interrupted"
 
 
+def test_predictions_and_comparisons_are_frames_and_short(result, tmp_path):
+    pytest.importorskip("pandas", reason="needs pandas")
+    found = result.predict(make_clients([(9, 21)])[0][0])
+    frame = found.to_frame()
+    assert list(frame.columns) == ["score", "probability", "class"]
+    np.testing.assert_array_equal(frame["score"], found.scores)
+    page = Reader(found._repr_html_())
+    assert "30 examples, the first 10 of them." in page.text
+    assert [name for name, _ in page.tags].count("tr") == 11
+    both = fedxl.compare({"a": result, "b": fitted(seed=1)}, reference="a")
+    rows = both.to_frame().set_index(["label", "metric"])
+    assert rows.loc[("b", "auroc"), "high"] == both.table["b"]["auroc"].high
+    assert rows.loc[("b", "auroc"), "difference_p"] == both.differences["b"]["auroc"].p
+    assert np.isnan(rows.loc[("a", "auroc"), "difference_value"])
+    exported = fedxl.export(result.save(tmp_path / "run"), model=mlp((5,), hidden=(4,)), onnx=False)
+    assert max(map(len, map(repr, (exported, *both.runs)))) < 200
+
+
+def test_mistakes_are_one_line_in_a_notebook():
+    error = UserError("rounds must be\npositive")
+    assert error._render_traceback_() == ["UserError: rounds must be positive"]
+
+
 def test_data_and_advice_are_short(splits):
     assert repr(splits) == "Splits: 3 sites; train 49 (13 positive), validation 7 (3 positive); shape [5]"
     assert repr(splits.train) == "Examples: 49 (13 positive) of shape [5] at 3 sites"
@@ -87,7 +110,7 @@ def test_a_picture_is_one_file_that_needs_nothing_else(result, tmp_path):
     assert len(inside) == len(picture.figures) == 2
     text = "".join(root.itertext())
     assert "fedxl2" in text
-    assert "local_pair-0" in text
+    assert "B: LocalPair" in text
     assert "--s0: #" in text
     assert "two.svg" not in repr(picture)
     assert Reader(picture._repr_html_()).open == []
@@ -100,8 +123,8 @@ def test_a_picture_is_one_file_that_needs_nothing_else(result, tmp_path):
 def test_results_of_one_name_are_told_apart(result, tmp_path):
     result.save(tmp_path / "saved")
     text = Reader(result.plot(fitted(local_steps=3), tmp_path / "saved")._repr_html_()).text
-    assert "fedxl2-0 (1)" in text
-    assert "fedxl2-0 (2)" in text
+    assert "FeDXL2 (1)" in text
+    assert "FeDXL2 (2)" in text
 
 
 def test_of_time_to_event_the_picture_is_of_survival():

@@ -30,7 +30,7 @@ ELSEWHERE = ("ROC", "threshold", "positive", "negative", "precision", "Calibrati
 
 def said(found: Reader) -> str:
     """The text up to the settings, without the sentences on methods at its end, which are those of all reports."""
-    text, *rest = re.split(r"All settings\.|Settings that", found.text)
+    text, *rest = re.split(r"All settings|Settings that", found.text)
     assert rest
     return text
 

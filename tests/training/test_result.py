@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -35,7 +36,10 @@ def test_a_result_is_the_run_that_its_folder_holds(tmp_path):
     for name in ("settings", "rows", "done", "members", "environment", "begun", "chosen_by", "values", "state"):
         assert getattr(run, name) == getattr(read, name), name
     assert [(member.positives, member.negatives) for member in run.members] == SIZES
-    assert result.as_run().name == "fedxl2-0"
+    assert result.as_run().name == "FeDXL2"
+    assert re.fullmatch(r"Run written, test auroc 0\.\d{4}, in .*written", repr(read)), "no rows and no scores"
+    page = document.build([result.as_run()])
+    assert page.title == "AUROC across 3 sites", "not auroc()"
     assert run.scores["test"].scores.tolist() == read.scores["test"].scores.tolist()
     assert document.render(document.build([run])) == document.render(document.build([read]))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedxl import display
 from fedxl.algorithms.protocol import Algorithm
 from fedxl.config.file import Config
 from fedxl.errors import kind_of, require
@@ -152,6 +153,10 @@ class Tuned:
         """A row per trial, the best first and failed ones last: settings, metric, rounds trained, why it failed."""
         ended = ranked(self.trials)
         return [self._row(trial) for trial in (*ended, *(each for each in self.trials if each not in ended))]
+
+    def to_frame(self) -> Any:
+        """The table as a data frame of pandas."""
+        return display.frame(self.table)
 
     def _row(self, trial: Trial) -> dict[str, Any]:
         found = outcome.numbers(self.plan, trial)

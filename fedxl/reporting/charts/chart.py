@@ -21,6 +21,7 @@ DASHES = (None, "7 4", "2 3", "9 3 2 3", "14 4", "5 2 1 2 1 2")
 OFFSETS = np.array([(0, -11), (0, 11), (-11, -5), (11, 5), (11, -5), (-11, 5)], np.float64)
 AROUND = np.array([(10, 10), (-10, -10), (-10, 10), (10, -10), (0, 15), (0, -15), (15, 0), (-15, 0)], np.float64)
 SAMPLES = 40  # places along a curve that are tried
+HALF = 3.8  # how far each further letter of a word reaches to either side
 ENOUGH = 12.0  # units between a letter and anything else; more is not better
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "down")
 
@@ -116,7 +117,8 @@ class Chart:
     def note(self, x: float, y: float, text: str, key: Key) -> None:
         """A few letters beside a point, where no other point or note is."""
         tried = self.at(x, y) + AROUND
-        clear = np.minimum(_clearance(tried, [other[None] for other in self.taken]), ENOUGH)
+        others = [*(other[None] for other in self.taken), *(_along(curve, 200) for _, curve in self.curves)]
+        clear = np.minimum(_clearance(tried, others), ENOUGH)
         across, up = tried[int(np.argmax(clear))].tolist()
         self.taken.append(np.array([across, up]))
         self.parts.append(_letter(text, across, up, f"letter small {key.css}"))
@@ -152,7 +154,8 @@ class Chart:
         if len(self.curves) < 2:
             return []
         box = (LEFT, TOP, self.right, self.bottom)
-        places = place_letters([curve for _, curve in self.curves], box, self.taken)
+        reach = [(len(key.letter) - 1) * HALF for key, _ in self.curves]
+        places = place_letters([curve for _, curve in self.curves], box, self.taken, reach)
         return [
             _letter(key.letter, *place, f"letter {key.css}")
             for (key, _), place in zip(self.curves, places, strict=True)
@@ -168,7 +171,7 @@ class Chart:
             else:
                 parts.append(element("line", **across, class_=css, stroke_dasharray=key.dash))
                 parts += [marker(LEFT + 17, up + 4, key, 3.5)] if key.style is not None else []
-            text = f"{key.letter}  {key.name}" if key.letter else key.name
+            text = f"{key.letter}: {key.name}" if key.letter else key.name
             parts.append(element("text", fitting(text, self.right - LEFT - 42), x=LEFT + 42, y=up + 8, class_="key"))
         return parts
 
@@ -216,21 +219,30 @@ def _thin_out(places: Floats) -> Floats:
 
 
 def place_letters(
-    curves: Sequence[Floats], box: tuple[float, float, float, float], taken: Sequence[Floats] = ()
+    curves: Sequence[Floats],
+    box: tuple[float, float, float, float],
+    taken: Sequence[Floats] = (),
+    reach: Sequence[float] = (),
 ) -> list[tuple[float, float]]:
-    """A place beside each curve [n, 2], inside the box (left, top, right, bottom), away from places taken [2]."""
+    """A place beside each curve [n, 2], inside the box (left, top, right, bottom), away from places taken [2].
+
+    reach: how much farther to both sides than a letter each text goes.
+    """
     dense = [_along(curve, 200) for curve in curves]
     found: list[tuple[float, float]] = []
     for mine, curve in enumerate(curves):
-        tried = (_along(curve, SAMPLES)[:, None] + OFFSETS[None]).reshape(-1, 2)
+        half = reach[mine] if reach else 0.0
+        offsets = OFFSETS + np.sign(OFFSETS) * np.array([half, 0.0])
+        tried = (_along(curve, SAMPLES)[:, None] + offsets[None]).reshape(-1, 2)
         left, top, right, bottom = box
-        inside = (tried[:, 0] > left + 6) & (tried[:, 0] < right - 6)
+        inside = (tried[:, 0] > left + 6 + half) & (tried[:, 0] < right - 6 - half)
         inside &= (tried[:, 1] > top + 7) & (tried[:, 1] < bottom - 7)
         tried = tried[inside] if inside.any() else tried
         others = [points for number, points in enumerate(dense) if number != mine]
         others += [np.array([place]) for place in (*taken, *found)]
-        clear = np.minimum(_clearance(tried, others), ENOUGH)
-        own = _clearance(tried, [dense[mine]])
+        ends = [tried + np.array([side, 0.0]) for side in {-half, 0.0, half}]
+        clear = np.minimum(np.min([_clearance(each, others) for each in ends], 0), ENOUGH)
+        own = np.min([_clearance(each, [dense[mine]]) for each in ends], 0)
         chosen = tried[int(np.argmax(clear - 0.15 * np.abs(own - 9)))]
         found.append((float(chosen[0]), float(chosen[1])))
     return found

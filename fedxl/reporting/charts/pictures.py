@@ -193,7 +193,7 @@ def convergence(metric: str, histories: Mapping[Key, History]) -> Svg:
     values = np.concatenate([[*h.mean, *(value for _, value in h.chosen)] for h in histories.values()])
     rounds = np.concatenate([h.rounds for h in histories.values()])
     words = f"{metric} on validation data by round: {_names(histories)}; markers are the chosen rounds."
-    x = around("round", rounds, floor=0.0)
+    x = around("round", rounds, floor=0.0, whole=True)
     chart = Chart("convergence", "Convergence", words, x, around(metric, values))
     for key, history in histories.items():
         if np.any(history.spread > 0):
@@ -209,7 +209,7 @@ def convergence(metric: str, histories: Mapping[Key, History]) -> Svg:
 def bytes_by_round(unit_name: str, totals: Mapping[Key, Curve]) -> Svg:
     """What all clients have received and sent, by round."""
     words = f"Bytes that all clients have received and sent until each round, in {unit_name}: {_names(totals)}."
-    x = around("round", np.concatenate([rounds for rounds, _ in totals.values()]), floor=0.0)
+    x = around("round", np.concatenate([rounds for rounds, _ in totals.values()]), floor=0.0, whole=True)
     top = max(float(values.max()) for _, values in totals.values())
     y = Axis(f"{unit_name} in all", 0.0, top * 1.05, ticks_in(0.0, top * 1.05))
     chart = Chart("bytes", "Bytes by round", words, x, y)

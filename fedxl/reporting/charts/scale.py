@@ -50,25 +50,29 @@ def unit(label: str, count: int = 5, low: float = 0.0) -> Axis:
     return Axis(label, low, 1.0, ticks_in(low, 1.0, count))
 
 
-def around(label: str, values: Sequence[float] | Floats, floor: float = -math.inf) -> Axis:
+def around(label: str, values: Sequence[float] | Floats, floor: float = -math.inf, whole: bool = False) -> Axis:
     """An axis that holds these values with a little room; never below the floor unless a value is."""
     found = np.asarray(values, np.float64)
     found = found[np.isfinite(found)]
     low, high = (float(found.min()), float(found.max())) if len(found) else (0.0, 1.0)
     room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
     low, high = max(low - room, min(floor, low)), high + room
-    return Axis(label, low, high, ticks_in(low, high))
+    return Axis(label, low, high, ticks_in(low, high, whole=whole))
 
 
-def ticks_in(low: float, high: float, count: int = 5) -> tuple[float, ...]:
-    """About `count` round values between two values.
+def ticks_in(low: float, high: float, count: int = 5, whole: bool = False) -> tuple[float, ...]:
+    """About `count` round values between two values, whole numbers if need be.
 
+    >>> ticks_in(0.0, 12.0), ticks_in(0.0, 12.0, whole=True)
+    ((0.0, 2.5, 5.0, 7.5, 10.0), (0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0))
     >>> ticks_in(0.0, 1.0), ticks_in(0.82, 0.97, 4)
     ((0.0, 0.2, 0.4, 0.6, 0.8, 1.0), (0.85, 0.9, 0.95))
     """
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
-    step = power * min((1, 2, 2.5, 5, 10), key=lambda nice: abs(math.log(nice * power / rough)))
+    choices = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    step = power * min(choices, key=lambda nice: abs(math.log(nice * power / rough)))
+    step = max(1.0, step) if whole else step
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     found = tuple(round(index * step, 12) for index in range(first, last + 1))
     return found or (round((low + high) / 2, 12),)

@@ -7,8 +7,11 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from fedxl.algorithms import ALGORITHMS
+from fedxl.options import defaults
 from fedxl.reporting.page import Block, Row, Section, Table, columns, shown
 from fedxl.reporting.runs import Group, differing
+from fedxl.training.settings import Settings
 
 LONGEST = 20_000  # characters of a config that are shown
 MOST = 400  # settings that are listed
@@ -17,8 +20,12 @@ MOST = 400  # settings that are listed
 def settings(groups: Sequence[Group]) -> Section:
     """What differs between the runs first, then what they share."""
     unlike, shared = differing(groups)
-    caption = "Settings that all runs share." if len(groups) > 1 else "All settings."
-    parts = [(caption, ["value"], {name: [value] for name, value in shared.items()})]
+    usual = _defaults(groups[0].shown.algorithm)
+    kept = {name: [value] for name, value in shared.items() if name not in usual or usual[name] != value}
+    rest = {name: [value] for name, value in shared.items() if name not in kept and not name.startswith("task.")}
+    caption = "Settings that all runs share" if len(groups) > 1 else "All settings"
+    parts = [(f"{caption}{', besides defaults' if rest else ''}.", ["value"], kept)]
+    parts += [("Settings at their defaults.", ["value"], rest)] if rest else []
     if unlike and len(groups) > 1:
         apart = "Settings that differ between the runs shown."
         parts.insert(0, (apart, [group.letter for group in groups], unlike))
@@ -26,9 +33,18 @@ def settings(groups: Sequence[Group]) -> Section:
     for caption, heads, table in parts:
         listed = [name for name in list(table)[:MOST] if not name.startswith("task.")]  # no digests
         if rows := [Row.of(shown(name), *map(_value, table[name])) for name in listed]:
-            tables.append(Table(caption, columns("setting", *heads, numeric=False), rows))
+            folded = f"{len(rows)} settings at their defaults" if table is rest else ""
+            tables.append(Table(caption, columns("setting", *heads, numeric=False), rows, folded))
     missing = [] if tables else ["no settings were recorded"]
     return Section("settings", "Settings", tables=tables, missing=missing)
+
+
+def _defaults(algorithm: str) -> dict[str, Any]:
+    """The defaults of a run and of an algorithm of fedxl's, as settings are recorded."""
+    found = {f"run.{name}": value for name, value in defaults(Settings).items()}
+    if algorithm in ALGORITHMS:
+        found |= {f"algorithm.{name}": value for name, value in defaults(ALGORITHMS[algorithm]).items()}
+    return {name: json.loads(json.dumps(value, default=str)) for name, value in found.items()}
 
 
 def reproduce(groups: Sequence[Group]) -> Section:

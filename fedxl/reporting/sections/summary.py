@@ -13,6 +13,7 @@ from fedxl.reporting.page import Fact, Page, Section, between, figure_of, interv
 from fedxl.reporting.runs import Group, epsilon
 from fedxl.reporting.sections.survival import middle
 from fedxl.reporting.study import Study
+from fedxl.risks import RISKS as BUILT
 from fedxl.training.run_folder import Run
 
 RISKS = {
@@ -78,8 +79,9 @@ def _question(it: Study) -> str:
 
 
 def _goal(run: Run) -> str:
-    risk = run.risk.removeprefix("several(")
-    goal = RISKS.get(risk) or RISKS.get(risk.partition("(")[0]) or shown(run.risk, 60)
+    risk = run.risk.removeprefix("several(").partition("(")[0]
+    name = next((name for name, built in BUILT.items() if getattr(built, "__name__", "") == risk), risk)
+    goal = RISKS.get(name) or shown(run.risk, 60)
     return f"{goal} of {len(run.labels)} labels" if run.labels else goal
 
 
@@ -212,5 +214,7 @@ def _facts(it: Study, found: Assessment) -> list[Fact]:
     kind = "with an event" if found.timed else "positive"
     each.append(Fact(f"{found.split} examples", f"{one.positives + one.negatives:,}", f"{one.positives:,} {kind}"))
     if found.sites:
-        each.append(Fact("sites measured", str(len(found.sites)), "one row each below"))
+        measured = sum(any(math.isfinite(i.value) for i in site.mean.values()) for site in found.sites.values())
+        of = f" of {len(found.sites)}" if measured < len(found.sites) else ""
+        each.append(Fact("sites measured", f"{measured}{of}", "one row each below"))
     return each
