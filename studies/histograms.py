@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from fedxl import metrics
 from fedxl.deploy.server.examiner import FAR
-from fedxl.evaluation.histogram import Bins, Histogram, Spread, count, measure_one, pooled
+from fedxl.evaluation.bins import Bins, Spread
+from fedxl.evaluation.histogram import Histogram, count, measure_one, pooled
 from fedxl.evaluation.noise import noise, variance
 from fedxl.reporting.text import as_markdown
 from studies.options import OUT, Folder, finish

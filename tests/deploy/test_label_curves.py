@@ -20,7 +20,8 @@ from fedxl.deploy.server.examiner import read_curve
 from fedxl.deploy.site import curve, requests
 from fedxl.deploy.site.curve import SPENT, each_label
 from fedxl.evaluation import histogram
-from fedxl.evaluation.histogram import Bins, count, noise_errors, pooled
+from fedxl.evaluation.bins import Bins
+from fedxl.evaluation.histogram import count, noise_errors, pooled
 from fedxl.evaluation.noise import variance
 from fedxl.evaluation.scores import Scores
 from fedxl.prediction.run import read_finished

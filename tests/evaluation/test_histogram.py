@@ -19,7 +19,8 @@ from sklearn.linear_model import LogisticRegression
 from fedxl import censored, metrics
 from fedxl.errors import UserError
 from fedxl.evaluation import histogram
-from fedxl.evaluation.histogram import MOST_BINS, Bins, Histogram, Spread, count, pooled
+from fedxl.evaluation.bins import MOST_BINS, Bins, Spread
+from fedxl.evaluation.histogram import Histogram, count, pooled
 from fedxl.evaluation.noise import noise, variance
 from fedxl.evaluation.survival_curves import hazard_sums
 

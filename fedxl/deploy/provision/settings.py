@@ -12,7 +12,7 @@ from typing import Any
 from fedxl import toml
 from fedxl.config.file import FILES, SECTIONS, Config, Table
 from fedxl.errors import require, unknown
-from fedxl.evaluation.histogram import Bins
+from fedxl.evaluation.bins import Bins
 from fedxl.evaluation.noise import exactly, written
 from fedxl.options import call
 from fedxl.wire_precisions import PRECISIONS

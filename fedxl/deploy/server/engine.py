@@ -21,7 +21,7 @@ from fedxl.deploy.server.directory import Directory
 from fedxl.deploy.storage import SEED_FILE, kept_seed
 from fedxl.engine.drawing import draw_lags, host_weights
 from fedxl.errors import DivergedError, RefusedError, UserError, printable
-from fedxl.evaluation.histogram import Spread
+from fedxl.evaluation.bins import Spread
 from fedxl.risks.pairing import PoolWeights, Share
 from fedxl.risks.scores import outputs_behind
 from fedxl.sampling import Indices

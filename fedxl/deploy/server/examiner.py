@@ -20,7 +20,8 @@ from fedxl.deploy.server.backbone import Backbone
 from fedxl.deploy.server.directory import Directory, relevant_queries
 from fedxl.errors import RefusedError, UserError, first_line, printable, refuse, require
 from fedxl.evaluation import histogram
-from fedxl.evaluation.histogram import FROM_COUNTS, Bins, Histogram, Spread, rounded
+from fedxl.evaluation.bins import Bins, Spread
+from fedxl.evaluation.histogram import FROM_COUNTS, Histogram, rounded
 from fedxl.evaluation.noise import exactly, variance
 from fedxl.evaluation.survival_curves import HazardSums, pooled
 from fedxl.files import write_json

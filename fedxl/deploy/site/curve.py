@@ -1,7 +1,7 @@
 """A site's curve: how many of its scores lie in each bin, within what site.toml allows, with noise if it says so.
 
 A server could learn single scores from counts in bins of its choice, or in bins moved a little. So bins follow from
-four numbers (`evaluation/histogram.py`), most scores must lie within them, and the first request of a run fixes them.
+four numbers (`evaluation/bins.py`), most scores must lie within them, and the first request of a run fixes them.
 Against a server that moves scores by other weights there is noise; what was spent is on this site's disk.
 """
 
@@ -21,7 +21,8 @@ from fedxl.deploy.provision.settings import SiteFile
 from fedxl.deploy.site import permission
 from fedxl.deploy.storage import locked, recall, remember
 from fedxl.errors import UserError, require
-from fedxl.evaluation.histogram import Bins, Histogram, count
+from fedxl.evaluation.bins import Bins
+from fedxl.evaluation.histogram import Histogram, count
 from fedxl.evaluation.noise import LEAST_EPSILON, exactly, noise, written
 from fedxl.evaluation.scores import Floats, Scores
 from fedxl.risks import XRisk
