@@ -14,8 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedxl.errors import require
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+def as_arrays(scores: Any, events: Any, times: Any) -> tuple[Floats, Ints, Floats]:
+    """One finite or NaN score, one event of 0 or 1 and one time from 0 on each."""
+    values, happened, at = np.asarray(scores, np.float64), np.asarray(events), np.asarray(times, np.float64)
+    shapes = f"of shapes {values.shape}, {happened.shape} and {at.shape}"
+    same = values.ndim == 1 and happened.shape == at.shape == values.shape
+    require(same, f"scores, events and times must be three lists of one length, not {shapes}")
+    require(bool(np.isin(happened, (0, 1)).all()), "events must be 0 or 1")
+    require(bool((np.isfinite(at) & (at >= 0)).all()), "times must be finite and from 0 on")
+    return values, happened.astype(np.int64), at
 
 
 class Curve(NamedTuple):

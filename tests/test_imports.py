@@ -42,6 +42,15 @@ def test_fit_loads_nothing_that_it_may_not_need():
     assert not {name for name in found if name.startswith("fedxl.engine.cuda")}, "where private modules are used"
 
 
+def test_a_site_loads_little_beside_torch():
+    """With scipy each site's process would take 80 MB more."""
+    found = loaded("import fedxl.deploy.site.requests")
+    assert "torch" in found
+    assert {name for name in found if name.split(".")[0] in HEAVY} <= {
+        n for n in found if n.startswith("cryptography")
+    }
+
+
 @pytest.mark.parametrize("platform", ["win32"])
 def test_windows_is_refused_in_one_line(platform):
     code = f"import sys; sys.platform = '{platform}'; import fedxl"

@@ -19,11 +19,11 @@ from fedxl.evaluation import calibration as calibrations
 from fedxl.evaluation import operating
 from fedxl.evaluation.calibration import Calibration, Reliability, brier, reliability
 from fedxl.evaluation.decision import FEWEST, DecisionOptions, decide, why_undecided
+from fedxl.evaluation.hazard import HazardSums
 from fedxl.evaluation.histogram import Histograms, by_label, hazard_of
 from fedxl.evaluation.intervals import LEVEL, Interval, intervals, reported
 from fedxl.evaluation.operating import NetBenefit, OperatingPoint, at_sensitivity, at_specificity, at_threshold
 from fedxl.evaluation.scores import Scores, mean_defined
-from fedxl.evaluation.survival_curves import HazardSums
 from fedxl.evaluation.survival_part import SurvivalPart, metrics_at
 from fedxl.files import plain
 

@@ -15,9 +15,9 @@ import numpy as np
 from fedxl.errors import UserError, require, unknown
 from fedxl.evaluation import calibration as calibrations
 from fedxl.evaluation.calibration import CALIBRATIONS, Calibration
+from fedxl.evaluation.hazard import Baseline, HazardSums, hazard_sums
 from fedxl.evaluation.operating import OperatingPoint, at_sensitivity, at_specificity
 from fedxl.evaluation.scores import UNKNOWN, Floats, Ints, Scores
-from fedxl.evaluation.survival_curves import Baseline, HazardSums, hazard_sums
 
 SPECIFICITY = 0.9  # of the operating point, if none is asked for
 # Validation examples of each class that one of several labels needs. Nobody looks at each of many labels, and with

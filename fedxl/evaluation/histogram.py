@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,10 @@ import numpy.typing as npt
 from fedxl.censored import concordance_of_counts
 from fedxl.errors import require
 from fedxl.evaluation.bins import Bins, Spread
+from fedxl.evaluation.hazard import HazardSums, hazard_sums
 from fedxl.evaluation.scores import Floats, Ints, Scores, load_arrays, mean_defined, save_arrays
 from fedxl.metrics import COUNTS, NamedMetric, area_under, mcclish
 from fedxl.metrics import split as split_name
-
-if TYPE_CHECKING:
-    from fedxl.evaluation.survival_curves import HazardSums
 
 MOST_SCORES = 50_000_000  # that counts are written out as
 DRAWS = 50  # of noise, for the error that it causes
@@ -172,8 +170,6 @@ class Histogram:
         """The sums that a baseline hazard takes, at the times between which examples are counted."""
         if self.times is None or not self.totals()[0]:
             return None
-        from fedxl.evaluation.survival_curves import hazard_sums  # as above
-
         found = self.as_scores()
         return hazard_sums(*found.flat, found.time, self.times, math.ceil(found.scores.max()))
 

@@ -43,15 +43,9 @@ class Estimate(NamedTuple):
 
 
 def as_arrays(scores: Any, events: Any, times: Any, level: float = LEVEL) -> tuple[Floats, Ints, Floats]:
-    """One finite or NaN score, one event of 0 or 1 and one time from 0 on each."""
-    values, happened, at = np.asarray(scores, np.float64), np.asarray(events), np.asarray(times, np.float64)
-    shapes = f"of shapes {values.shape}, {happened.shape} and {at.shape}"
-    same = values.ndim == 1 and happened.shape == at.shape == values.shape
-    require(same, f"scores, events and times must be three lists of one length, not {shapes}")
-    require(bool(np.isin(happened, (0, 1)).all()), "events must be 0 or 1")
-    require(bool((np.isfinite(at) & (at >= 0)).all()), "times must be finite and from 0 on")
+    """`censored.as_arrays`, and a level that is one."""
     require(0 < level < 1, f"level must lie between 0 and 1, as in 0.95, not {level}")
-    return values, happened.astype(np.int64), at
+    return censored.as_arrays(scores, events, times)
 
 
 # Estimates

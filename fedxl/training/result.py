@@ -170,7 +170,7 @@ def decisions_for(
     row: the evaluation of the chosen round, as metrics rows have it.
     """
     from fedxl.evaluation.decision import decide
-    from fedxl.evaluation.survival_curves import HazardSums
+    from fedxl.evaluation.hazard import HazardSums
 
     told = row.get("validation_hazard")
     sums = hazard_of(histograms.get("validation", {})) if told is None else HazardSums.from_json(told)

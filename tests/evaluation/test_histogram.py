@@ -20,9 +20,9 @@ from fedxl import censored, metrics
 from fedxl.errors import UserError
 from fedxl.evaluation import histogram
 from fedxl.evaluation.bins import MOST_BINS, Bins, Spread
+from fedxl.evaluation.hazard import hazard_sums
 from fedxl.evaluation.histogram import Histogram, count, pooled
 from fedxl.evaluation.noise import noise, variance
-from fedxl.evaluation.survival_curves import hazard_sums
 
 METRICS = {
     "auroc": (Histogram.auroc, metrics.auroc),

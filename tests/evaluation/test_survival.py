@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedxl import UserError, censored, metrics
-from fedxl.evaluation import survival, survival_curves
+from fedxl.evaluation import hazard, survival, survival_curves
 from fedxl.evaluation.intervals import Interval
 from fedxl.evaluation.scores import Scores, measure
 from tests.evaluation.sets import PATIENTS, patients
@@ -289,11 +289,11 @@ def test_a_difference_and_its_p_are_of_one_method(name):
         (lambda h, e, t: survival.integrated_brier_interval(0 * h, e, t, [2, 1]), "horizons must be at least two"),
         (lambda h, e, t: survival.integrated_brier_interval(0 * h, e, t, [1, 2]), "(10, 2), not (10,)"),
         (lambda h, e, t: survival_curves.risk_edges(h, 1), "groups must be 2 to 100, not 1"),
-        (lambda h, e, t: survival_curves.hazard_sums(h, e, t, [1e9]), "before the first time of the grid"),
-        (lambda h, e, t: survival_curves.hazard_sums(h, e, t, [2.0, 1.0]), "the times of a grid must ascend"),
-        (lambda h, e, t: survival_curves.hazard_sums(h + 999, e, t, [0.0]), "choose a centre near the highest"),
+        (lambda h, e, t: hazard.hazard_sums(h, e, t, [1e9]), "before the first time of the grid"),
+        (lambda h, e, t: hazard.hazard_sums(h, e, t, [2.0, 1.0]), "the times of a grid must ascend"),
+        (lambda h, e, t: hazard.hazard_sums(h + 999, e, t, [0.0]), "choose a centre near the highest"),
         (
-            lambda h, e, t: survival_curves.Baseline.of(survival_curves.hazard_sums(h, e, t, [0.0], 999)),
+            lambda h, e, t: hazard.Baseline.of(hazard.hazard_sums(h, e, t, [0.0], 999)),
             "choose a centre nearer to the scores",
         ),
     ],

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import beta
 
 from fedxl import UserError
-from fedxl.evaluation import survival_curves
+from fedxl.evaluation import hazard, survival_curves
 from tests.evaluation.sets import PATIENTS, patients
 
 # lifelines calls pandas in ways that pandas 3 warns of.
@@ -93,27 +93,27 @@ def test_the_baseline_of_sites_is_lifelines_on_all_data(tied):
     h = model.predict_log_partial_hazard(frame).to_numpy()
     grid = np.unique(times[events > 0])
     sites = np.array_split(np.random.default_rng(0).permutation(300), 3)
-    parts = [survival_curves.hazard_sums(h[one], events[one], times[one], grid, 2.0) for one in sites]
-    baseline = survival_curves.Baseline.of(survival_curves.pooled(parts))
+    parts = [hazard.hazard_sums(h[one], events[one], times[one], grid, 2.0) for one in sites]
+    baseline = hazard.Baseline.of(hazard.pooled(parts))
     horizons = grid[:: len(grid) // 4].tolist()  # between these lifelines draws straight lines
-    hazard = model.baseline_cumulative_hazard_.iloc[:, 0]
-    expected = [hazard.loc[:at].iloc[-1] for at in horizons]
+    cumulative = model.baseline_cumulative_hazard_.iloc[:, 0]
+    expected = [cumulative.loc[:at].iloc[-1] for at in horizons]
     np.testing.assert_allclose(baseline.at(horizons) * math.exp(-2.0), expected, rtol=1e-10)
     expected = model.predict_survival_function(frame, horizons).to_numpy().T
     np.testing.assert_allclose(baseline.survival(h, horizons), expected, atol=1e-10)
     with pytest.raises(UserError, match="only if their grid and centre are the same"):
-        survival_curves.pooled([parts[0], survival_curves.hazard_sums(h, events, times, grid, 1.0)])
+        hazard.pooled([parts[0], hazard.hazard_sums(h, events, times, grid, 1.0)])
 
 
 def test_a_coarse_grid_comes_near_the_exact_hazard():
     """50 times for 4,000 patients: spread over an interval, its events are where they belong on average."""
     scores, events, times = patients(4000)
     horizons = np.quantile(times, np.linspace(0.05, 0.9, 30)).tolist()
-    exact = survival_curves.hazard_sums(scores, events, times, np.unique(times))
-    expected = survival_curves.Baseline.of(exact).survival(np.zeros(1), horizons)
+    exact = hazard.hazard_sums(scores, events, times, np.unique(times))
+    expected = hazard.Baseline.of(exact).survival(np.zeros(1), horizons)
     grid = np.append(0.0, np.quantile(times, np.linspace(0.02, 0.98, 49)))
-    sums = survival_curves.hazard_sums(scores, events, times, grid)
-    each = [survival_curves.Baseline.of(sums, linear=linear) for linear in (True, False)]
+    sums = hazard.hazard_sums(scores, events, times, grid)
+    each = [hazard.Baseline.of(sums, linear=linear) for linear in (True, False)]
     apart = [np.abs(one.survival(np.zeros(1), horizons) - expected).max() for one in each]
     assert apart[0] < 0.005 < apart[1]
     with pytest.raises(UserError, match="beyond"):
@@ -121,5 +121,5 @@ def test_a_coarse_grid_comes_near_the_exact_hazard():
 
 
 def test_extreme_scores_survive_or_do_not():
-    found = survival_curves.Baseline(np.array([1.0]), np.array([0.5]))
+    found = hazard.Baseline(np.array([1.0]), np.array([0.5]))
     assert found.survival([-1e5, 0.0, 1e5], [0.5, 2.0]).tolist() == [[1, 1], [1, math.exp(-0.5)], [1, 0]]

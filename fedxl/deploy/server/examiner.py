@@ -21,9 +21,9 @@ from fedxl.deploy.server.directory import Directory, relevant_queries
 from fedxl.errors import RefusedError, UserError, first_line, printable, refuse, require
 from fedxl.evaluation import histogram
 from fedxl.evaluation.bins import Bins, Spread
+from fedxl.evaluation.hazard import HazardSums, pooled
 from fedxl.evaluation.histogram import FROM_COUNTS, Histogram, rounded
 from fedxl.evaluation.noise import exactly, variance
-from fedxl.evaluation.survival_curves import HazardSums, pooled
 from fedxl.files import write_json
 from fedxl.metrics import COUNTS, key, value_of
 from fedxl.models import Weights

@@ -31,7 +31,7 @@ from fedxl.engine.drawing import Secrets
 from fedxl.engine.executors import executor
 from fedxl.engine.simulator import Simulator
 from fedxl.errors import DivergedError, OwnersError, RefusedError, UserError, for_others, printable, refuse, require
-from fedxl.evaluation.survival_curves import hazard_sums
+from fedxl.evaluation.hazard import hazard_sums
 from fedxl.models import weights_of
 from fedxl.risks.pairing import Share
 from fedxl.risks.timetable import binned, read_timetable
