@@ -137,8 +137,11 @@ class Federation:
             time.sleep(0.2)
 
     def log(self) -> str:
-        logs = (path for path in file_sizes(self.folder) if path.suffix == ".log")
-        return "\n".join(path.read_text(errors="replace") for path in logs)
+        texts = []
+        for path in file_sizes(self.folder):
+            with suppress(FileNotFoundError):  # FLARE removes the folders of jobs that have ended
+                texts += [path.read_text(errors="replace")] if path.suffix == ".log" else []
+        return "\n".join(texts)
 
     def __enter__(self) -> Federation:
         self.provision()
