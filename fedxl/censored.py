@@ -138,11 +138,11 @@ def concordance_of_counts(events: Floats, left: Floats) -> tuple[float, float, f
     later = _from_here_on(every) - every  # [times, scores] who has a later time
     least, equal, most = _pairs_above(events, later)
     at_once = _pairs_above(events, left)
-    both = events.sum(1)
-    either = float((both * (both - 1)).sum()) / 2  # pairs of events within a bin of time
-    met, met_at_once = (float((both * each.sum(1)).sum()) for each in (later, left))
-    ties = met + met_at_once
-    value = (equal + at_once[1]) / ties if ties > 0 else math.nan
+    happened = events.sum(1)
+    either = float((happened * (happened - 1)).sum()) / 2  # pairs of events within a bin of time
+    met, met_at_once = (float((happened * each.sum(1)).sum()) for each in (later, left))
+    comparable = met + met_at_once  # if times are equal within bins
+    value = (equal + at_once[1]) / comparable if comparable > 0 else math.nan
     low_of, high_of = met + either + met_at_once - at_once[0], met + either + at_once[2]
     if min(low_of, high_of) <= 0:
         return value, 0.0, 1.0
